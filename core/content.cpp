@@ -1,0 +1,141 @@
+#include "core/content.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stfs {
+namespace {
+
+// Joins the handlers of a variant into one visitor.
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+iovec piece(const void* data, std::uint64_t length) {
+  return {const_cast<void*>(data), static_cast<std::size_t>(length)};  // iovec is not const-correct
+}
+
+}  // namespace
+
+void Content::append(std::uint64_t length, Kind kind) {
+  if (length == 0) return;
+  spans_.push_back({size_, length, std::move(kind)});
+  size_ += length;
+}
+
+Content& Content::literal(std::string bytes) {
+  const std::uint64_t length = bytes.size();
+  append(length, std::move(bytes));
+  return *this;
+}
+
+Content& Content::extent(const Mapping& source, std::uint64_t offset, std::uint64_t length) {
+  if (!spans_.empty()) {
+    Span& last = spans_.back();
+    const Extent* before = std::get_if<Extent>(&last.kind);
+    if (before != nullptr && before->source == &source && before->offset + last.length == offset) {
+      last.length += length;
+      size_ += length;
+      return *this;
+    }
+  }
+  append(length, Extent{&source, offset});
+  return *this;
+}
+
+Content& Content::production(std::unique_ptr<const Producer> producer) {
+  const std::uint64_t length = producer->size();
+  append(length, std::move(producer));
+  return *this;
+}
+
+std::vector<Content::Span>::const_iterator Content::span_at(std::uint64_t offset) const {
+  // The last span that begins at or before offset.
+  return std::prev(std::ranges::upper_bound(spans_, offset, {}, &Span::begin));
+}
+
+int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) const {
+  if (offset >= size_ || length == 0) return 0;
+  const std::uint64_t end = offset + std::min(length, size_ - offset);
+  const auto first = span_at(offset);
+  if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) {
+    const auto filled = static_cast<std::size_t>(end - offset);
+    auto buffer = std::make_unique_for_overwrite<std::byte[]>(filled);
+    if (const int error = copy(offset, {buffer.get(), filled})) return error;
+    reading.pieces.push_back(piece(buffer.get(), filled));
+    reading.buffers.push_back(std::move(buffer));
+    return 0;
+  }
+  const Mapping* verified = nullptr;
+  for (auto span = first; offset < end; ++span) {
+    const std::uint64_t skip = offset - span->begin;
+    const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
+    const int error = std::visit(
+        Overloaded{[&](const std::string& bytes) {
+                     reading.pieces.push_back(piece(bytes.data() + skip, take));
+                     return 0;
+                   },
+                   [&](const Extent& extent) {
+                     if (extent.source != verified) {
+                       if (const int stale = extent.source->verify()) return stale;
+                       verified = extent.source;
+                     }
+                     const std::span bytes = extent.source->bytes();
+                     reading.pieces.push_back(piece(bytes.data() + extent.offset + skip, take));
+                     return 0;
+                   },
+                   [&](const std::unique_ptr<const Producer>& producer) {
+                     const auto filled = static_cast<std::size_t>(take);
+                     auto buffer = std::make_unique_for_overwrite<std::byte[]>(filled);
+                     const int failed = producer->produce(skip, {buffer.get(), filled});
+                     reading.pieces.push_back(piece(buffer.get(), filled));
+                     reading.buffers.push_back(std::move(buffer));
+                     return failed;
+                   }},
+        span->kind);
+    if (error != 0) return error;
+    offset += take;
+  }
+  return 0;
+}
+
+int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
+  if (out.empty()) return 0;
+  for (auto span = span_at(offset); !out.empty(); ++span) {
+    const std::uint64_t skip = offset - span->begin;
+    const auto take =
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), span->length - skip));
+    const std::span part = out.first(take);
+    const int error = std::visit(
+        Overloaded{
+            [&](const std::string& bytes) {
+              std::memcpy(part.data(), bytes.data() + skip, take);
+              return 0;
+            },
+            [&](const Extent& extent) { return extent.source->read(part, extent.offset + skip); },
+            [&](const std::unique_ptr<const Producer>& producer) {
+              return producer->produce(skip, part);
+            }},
+        span->kind);
+    if (error != 0) return error;
+    out = out.subspan(take);
+    offset += take;
+  }
+  return 0;
+}
+
+int Content::verify() const {
+  const Mapping* verified = nullptr;
+  for (const Span& span : spans_) {
+    const Extent* extent = std::get_if<Extent>(&span.kind);
+    if (extent == nullptr || extent->source == verified) continue;
+    if (const int error = extent->source->verify()) return error;
+    verified = extent->source;
+  }
+  return 0;
+}
+
+}  // namespace stfs

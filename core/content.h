@@ -1,0 +1,97 @@
+// The recipe: what a virtual file is made of.
+//
+// A Content is an immutable list of spans, each one of
+//
+//   literal     bytes that it holds itself          (the header of an npy file)
+//   extent      a range of a mapped source          (a tensor)
+//   production  bytes computed when they are read   (a table, a conversion)
+//
+//   raw tensor   [ extent ]
+//   npy file     [ literal | extent ]
+//   merged file  [ literal | extent | extent | ... ]
+//
+// There is one way to read any of them. `read` yields what to send, for the kernel; `copy` yields
+// bytes that code of ours may look at. Both answer 0 or an errno and never throw: ESTALE when a
+// source is no longer the file that was mapped, EIO and its like from the source.
+//
+// Thread safety: const members may be called from any thread. Lifetime: the mappings that extents
+// refer to outlive the Content; the pieces of a Reading are valid while Content and Reading live.
+#pragma once
+
+#include "core/mapping.h"
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace stfs {
+
+// Computes a fixed number of bytes, any part of them on request and in any order.
+class Producer {
+ public:
+  Producer() = default;
+  Producer(const Producer&) = delete;
+  Producer& operator=(const Producer&) = delete;
+  virtual ~Producer() = default;
+
+  virtual std::uint64_t size() const = 0;  // bytes; never changes
+
+  // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). 0 or an errno.
+  virtual int produce(std::uint64_t offset, std::span<std::byte> out) const = 0;
+};
+
+// What a read has to send: pieces that point into mappings, literals, or the buffer held here.
+struct Reading {
+  std::vector<iovec> pieces;
+  std::vector<std::unique_ptr<std::byte[]>> buffers;
+};
+
+class Content {
+ public:
+  // The builders; each returns *this. Extents that continue the one before are joined with it.
+  Content& literal(std::string bytes);
+  Content& extent(const Mapping& source, std::uint64_t offset, std::uint64_t length);
+  Content& production(std::unique_ptr<const Producer> producer);
+
+  std::uint64_t size() const { return size_; }  // bytes
+
+  // Adds the pieces for [offset, offset+length), cut at the end, to `reading`. Nothing is added
+  // when offset lies at or past the end. Every source that is touched is verified first. A range of
+  // many small spans comes as one filled buffer, so that the number of pieces stays under
+  // kMaxPieces.
+  int read(std::uint64_t offset, std::uint64_t length, Reading& reading) const;
+
+  // Fills `out` from `offset` on; the range must lie inside. The bytes are good only if 0 returns.
+  int copy(std::uint64_t offset, std::span<std::byte> out) const;
+
+  // 0 or ESTALE: whether every source is still the file that was mapped.
+  int verify() const;
+
+  static constexpr std::size_t kMaxPieces = 64;  // well under IOV_MAX (1024)
+
+ private:
+  struct Extent {
+    const Mapping* source;
+    std::uint64_t offset;
+  };
+  using Kind = std::variant<std::string, Extent, std::unique_ptr<const Producer>>;
+  struct Span {
+    std::uint64_t begin;   // in the virtual file
+    std::uint64_t length;  // never 0
+    Kind kind;
+  };
+
+  void append(std::uint64_t length, Kind kind);
+  std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;
+
+  std::vector<Span> spans_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace stfs

@@ -1,0 +1,54 @@
+#include "core/mapping.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace stfs {
+
+Mapping::Mapping(const std::string& path) : path_(absolute_path(path)), fd_(open_regular(path_)) {
+  const struct stat status = stat_of(fd_.get(), path_);
+  size_ = static_cast<std::uint64_t>(status.st_size);
+  mtime_ = status.st_mtim;
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+  if (size_ == 0) return;  // mmap refuses an empty file; the header's check names the error
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, path_, "mmap", errno);
+  data_ = static_cast<std::byte*>(data);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_),
+      mtime_(other.mtime_),
+      device_(other.device_),
+      inode_(other.inode_),
+      changed_(other.has_changed()) {}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+int Mapping::verify() const {
+  if (has_changed()) return ESTALE;
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) return errno;
+  const bool same = static_cast<std::uint64_t>(status.st_size) == size_ &&
+                    status.st_mtim.tv_sec == mtime_.tv_sec &&
+                    status.st_mtim.tv_nsec == mtime_.tv_nsec;
+  if (same) return 0;
+  changed_.store(true, std::memory_order_relaxed);
+  return ESTALE;
+}
+
+int Mapping::read(std::span<std::byte> buffer, std::uint64_t offset) const {
+  const int error = pread_exact(fd_.get(), buffer, offset);
+  const int changed = verify();
+  return changed != 0 ? changed : error;
+}
+
+}  // namespace stfs

@@ -1,0 +1,61 @@
+// A source file: open, mapped whole and read-only, and known by the identity it had when it was
+// mapped. Everything stfs serves comes from mappings.
+//
+// The mapping itself is for the kernel: hand `bytes()` to writev and a file that was truncated in
+// the meantime turns into EFAULT. Code of ours that looks at the bytes uses `read`, since a load
+// from a truncated mapping is SIGBUS.
+//
+// Thread safety: all const members may be called from any thread. The mapping must outlive every
+// span that was taken from it.
+#pragma once
+
+#include "core/posix.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <span>
+#include <string>
+
+namespace stfs {
+
+class Mapping {
+ public:
+  // Opens and maps `path`, a regular file. Throws Error kUnreadable.
+  explicit Mapping(const std::string& path);
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&&) = delete;
+  ~Mapping();
+
+  const std::string& path() const { return path_; }  // absolute; symbolic links resolved
+  std::uint64_t size() const { return size_; }       // bytes, when it was mapped
+  const timespec& mtime() const { return mtime_; }   // when it was mapped
+  dev_t device() const { return device_; }
+  ino_t inode() const { return inode_; }
+
+  // The mapped bytes. For the kernel only (see above).
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+  // 0 while the file has the size and the modification time it was mapped with; ESTALE from the
+  // first time it has not, for ever, also when the time is set back.
+  // One fstat, under a microsecond. Call it before bytes are sent, and after bytes are read.
+  int verify() const;
+  bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // verify() saw it
+
+  // Fills `buffer` from `offset`; 0, ESTALE when the file is no longer the one that was mapped, or
+  // the errno of the read (EIO). The bytes are valid only when 0 is returned.
+  int read(std::span<std::byte> buffer, std::uint64_t offset) const;
+
+ private:
+  std::string path_;
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+  timespec mtime_{};
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  mutable std::atomic<bool> changed_ = false;
+};
+
+}  // namespace stfs

@@ -1,0 +1,130 @@
+#include "core/path_names.h"
+
+#include "core/text.h"
+
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <array>
+
+namespace stfs {
+namespace {
+
+constexpr std::string_view kUpperHex = "0123456789ABCDEF";
+constexpr std::string_view kLowerHex = "0123456789abcdef";
+constexpr std::size_t kDigestDigits = 16;
+constexpr std::size_t kTail = 1 + kDigestDigits;  // `~` and the digits
+constexpr std::size_t kCutTo = kMaxComponent - kTail;
+
+void append_escaped(std::string& out, char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  out += '%';
+  out += kUpperHex[byte >> 4];
+  out += kUpperHex[byte & 15];
+}
+
+bool has_cut_form(std::string_view component) {
+  if (component.size() <= kTail) return false;
+  const std::string_view tail = component.substr(component.size() - kTail);
+  return tail[0] == '~' && tail.find_first_not_of(kLowerHex, 1) == std::string_view::npos;
+}
+
+// Where to cut: not inside a character, and not inside an escape.
+std::size_t cut_position(std::string_view component) {
+  const std::size_t at = utf8_floor(component, std::min(kCutTo, component.size()));
+  const std::size_t percent = component.substr(0, at).rfind('%');
+  return percent != std::string_view::npos && at - percent < 3 ? percent : at;
+}
+
+std::string cut(const std::string& component) {
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
+  SHA256(reinterpret_cast<const unsigned char*>(component.data()), component.size(), digest.data());
+  std::string out = component.substr(0, cut_position(component)) + '~';
+  for (std::size_t i = 0; i < kDigestDigits / 2; ++i) {
+    out += kLowerHex[digest[i] >> 4];
+    out += kLowerHex[digest[i] & 15];
+  }
+  return out;
+}
+
+void append_component(EncodedPath& out, std::string_view component, bool first) {
+  const bool dots = component == "." || component == "..";
+  std::string encoded;
+  encoded.reserve(component.size());
+  for (std::size_t i = 0; i < component.size(); ++i) {
+    const char c = component[i];
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+    const bool hidden = dots || (first && i == 0 && component == ".stfs");
+    if (control || hidden || c == '%' || c == '/') {
+      append_escaped(encoded, c);
+    } else {
+      encoded += c;
+    }
+  }
+  if (encoded.size() > kMaxComponent || has_cut_form(encoded)) {
+    encoded = cut(encoded);
+    out.cut = true;
+  }
+  out.path += encoded;
+}
+
+int hex_value(char c) {
+  const std::size_t at = kUpperHex.find(c);
+  return at == std::string_view::npos ? -1 : static_cast<int>(at);
+}
+
+}  // namespace
+
+EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes) {
+  EncodedPath out;
+  if (name.empty()) {
+    out.path = "%";
+    return out;
+  }
+  std::size_t begin = 0;
+  auto prefix = tensor_prefixes.begin();
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (name[i] != '/') continue;
+    while (prefix != tensor_prefixes.end() && *prefix < i) ++prefix;
+    const bool after_tensor = prefix != tensor_prefixes.end() && *prefix == i;
+    const bool separates = i > 0 && i + 1 < name.size() && name[i - 1] != '/' && !after_tensor;
+    if (!separates) continue;
+    append_component(out, name.substr(begin, i - begin), begin == 0);
+    out.path += '/';
+    begin = i + 1;
+  }
+  append_component(out, name.substr(begin), begin == 0);
+  return out;
+}
+
+std::string encode_component(std::string_view name) {
+  EncodedPath out;
+  if (name.empty()) return "%";
+  append_component(out, name, false);
+  return out.path;
+}
+
+std::optional<std::string> decode_path(std::string_view path) {
+  if (path == "%") return "";
+  std::string name;
+  name.reserve(path.size());
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (path[i] != '%') {
+      name += path[i];
+      continue;
+    }
+    if (path.size() - i < 3) return std::nullopt;
+    const int high = hex_value(path[i + 1]);
+    const int low = hex_value(path[i + 2]);
+    if (high < 0 || low < 0) return std::nullopt;
+    const int byte = high * 16 + low;
+    if (byte >= 0x20 && byte != 0x7F && byte != '%' && byte != '/' && byte != '.') {
+      return std::nullopt;
+    }
+    name += static_cast<char>(byte);
+    i += 2;
+  }
+  return name;
+}
+
+}  // namespace stfs

@@ -1,0 +1,188 @@
+#include "core/path_tree.h"
+
+#include "core/path_names.h"
+#include "core/sort.h"
+#include "core/text.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stfs {
+
+PathTree::PathTree(NameOf name_of, std::vector<std::uint32_t> by_name)
+    : name_of_(std::move(name_of)) {
+  encode_names(by_name);
+  if (encoded_.empty()) {
+    order_ = std::move(by_name);
+  } else {
+    order_ = sorted_order(by_name.size(), [this](std::uint32_t tensor) { return path(tensor); });
+    refuse_collisions();
+  }
+  build_directories();
+}
+
+namespace {
+
+// Whether a name is its own path in the root, and no directory is in it. Most names are; the loop
+// has no early end so that it is vectorised.
+bool is_plain(std::string_view name) {
+  if (name.empty() || name.size() > kMaxComponent - 17 || name[0] == '.') return false;
+  unsigned char special = 0;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    special = static_cast<unsigned char>(special | (byte < 0x20) | (byte == 0x7F) | (byte == '%') |
+                                         (byte == '/'));
+  }
+  return special == 0;
+}
+
+}  // namespace
+
+void PathTree::encode_names(const std::vector<std::uint32_t>& by_name) {
+  // In the order of the tensors, since that is the order in which the names lie in memory.
+  for (std::uint32_t i = 0; i < by_name.size() && !any_special_; ++i) {
+    any_special_ = !is_plain(name_of_(i));
+  }
+  if (!any_special_) return;
+  // In sorted order every name that is a prefix of this one came before it, and whatever stands
+  // between begins with that prefix too: a stack of open prefixes is enough.
+  std::vector<std::string_view> prefixes;
+  std::vector<std::size_t> lengths;
+  for (const std::uint32_t tensor : by_name) {
+    const std::string_view name = name_of_(tensor);
+    while (!prefixes.empty() && !name.starts_with(prefixes.back())) {
+      prefixes.pop_back();
+      lengths.pop_back();
+    }
+    if (!is_plain(name)) {
+      EncodedPath path = encode_path(name, lengths);
+      any_cut_ = any_cut_ || path.cut;
+      if (path.path != name) {
+        encoded_.push_back({arena_.size(), static_cast<std::uint32_t>(path.path.size()), tensor});
+        arena_ += path.path;
+      }
+    }
+    prefixes.push_back(name);
+    lengths.push_back(name.size());
+  }
+  std::ranges::sort(encoded_, {}, &EncodedName::tensor);
+}
+
+std::string_view PathTree::path(std::uint32_t tensor) const {
+  if (!encoded_.empty()) {
+    const auto found = std::ranges::lower_bound(encoded_, tensor, {}, &EncodedName::tensor);
+    if (found != encoded_.end() && found->tensor == tensor) {
+      return std::string_view(arena_).substr(found->begin, found->length);
+    }
+  }
+  return name_of_(tensor);
+}
+
+void PathTree::build_directories() {
+  directories_.push_back({0, static_cast<std::uint32_t>(order_.size()), 0, 0});
+  if (!any_special_) return;
+  std::vector<std::uint32_t> open{kRoot};
+  std::string_view previous;
+  for (std::uint32_t i = 0; i < order_.size(); ++i) {
+    const std::string_view path = this->path(order_[i]);
+    while (directories_[open.back()].prefix_length > 0) {
+      Directory& directory = directories_[open.back()];
+      if (path.starts_with(previous.substr(0, directory.prefix_length))) break;
+      directory.last = i;
+      open.pop_back();
+    }
+    std::size_t from = directories_[open.back()].prefix_length;
+    for (std::size_t slash; (slash = path.find('/', from)) != std::string_view::npos;) {
+      from = slash + 1;
+      const auto number = static_cast<std::uint32_t>(directories_.size());
+      directories_.push_back({i, static_cast<std::uint32_t>(order_.size()),
+                              static_cast<std::uint32_t>(from), open.back()});
+      open.push_back(number);
+    }
+    previous = path;
+  }
+}
+
+void PathTree::refuse_collisions() const {
+  // Encoding is injective but for the 64 bits of the digest of cut components.
+  if (!any_cut_) return;
+  const auto refuse = [](std::string_view path) {
+    throw Error(ErrorCode::kPathCollision, "",
+                "path " + in_quotes(path) + ": two tensors share it");
+  };
+  for (std::size_t i = 1; i < order_.size(); ++i) {
+    const std::string_view path = this->path(order_[i]);
+    if (path == this->path(order_[i - 1])) refuse(path);
+    for (std::size_t slash = path.find('/'); slash != std::string_view::npos;
+         slash = path.find('/', slash + 1)) {
+      if (find(path.substr(0, slash))) refuse(path.substr(0, slash));
+    }
+  }
+}
+
+std::uint32_t PathTree::lower_bound(const Directory& within, std::string_view path) const {
+  const auto begin = order_.begin() + within.first;
+  const auto end = order_.begin() + within.last;
+  const auto found = std::ranges::lower_bound(
+      begin, end, path, {}, [this](std::uint32_t tensor) { return this->path(tensor); });
+  return static_cast<std::uint32_t>(found - order_.begin());
+}
+
+std::optional<std::uint32_t> PathTree::find(std::string_view path) const {
+  const Directory all{0, static_cast<std::uint32_t>(order_.size()), 0, 0};
+  const std::uint32_t at = lower_bound(all, path);
+  if (at == all.last || this->path(order_[at]) != path) return std::nullopt;
+  return order_[at];
+}
+
+std::string_view PathTree::directory_path(std::uint32_t directory) const {
+  const Directory& d = directories_[directory];
+  return d.prefix_length == 0 ? std::string_view{}
+                              : path(order_[d.first]).substr(0, d.prefix_length);
+}
+
+std::uint32_t PathTree::directory_at(std::uint32_t first, std::size_t prefix_length) const {
+  const auto found = std::ranges::lower_bound(
+      directories_, std::pair(first, static_cast<std::uint32_t>(prefix_length)), {},
+      [](const Directory& d) { return std::pair(d.first, d.prefix_length); });
+  return static_cast<std::uint32_t>(found - directories_.begin());
+}
+
+std::optional<PathTree::Entry> PathTree::lookup(std::uint32_t directory,
+                                                std::string_view component) const {
+  if (component.empty() || component.find('/') != std::string_view::npos) return std::nullopt;
+  const Directory& within = directories_[directory];
+  std::string path(directory_path(directory));
+  path += component;
+  const std::uint32_t file = lower_bound(within, path);
+  if (file < within.last && this->path(order_[file]) == path) {
+    return Entry{false, order_[file], this->path(order_[file]).substr(within.prefix_length)};
+  }
+  path += '/';
+  const std::uint32_t first = lower_bound(within, path);
+  if (first == within.last || !this->path(order_[first]).starts_with(path)) return std::nullopt;
+  return Entry{true, directory_at(first, path.size()),
+               this->path(order_[first]).substr(within.prefix_length, component.size())};
+}
+
+std::optional<PathTree::Entry> PathTree::list(std::uint32_t directory, std::uint64_t cursor,
+                                              std::uint64_t& next) const {
+  const Directory& within = directories_[directory];
+  if (cursor >= within.last - within.first) return std::nullopt;
+  const auto at = static_cast<std::uint32_t>(within.first + cursor);
+  const std::string_view rest = path(order_[at]).substr(within.prefix_length);
+  const std::size_t slash = rest.find('/');
+  if (slash == std::string_view::npos) {
+    next = cursor + 1;
+    return Entry{false, order_[at], rest};
+  }
+  const std::uint32_t child = directory_at(at, within.prefix_length + slash + 1);
+  if (child == directories_.size() || directories_[child].first != at) {
+    // A cursor from nowhere, in the middle of a subdirectory: go on behind it.
+    return list(directory, cursor + 1, next);
+  }
+  next = directories_[child].last - within.first;
+  return Entry{true, child, rest.substr(0, slash)};
+}
+
+}  // namespace stfs

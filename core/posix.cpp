@@ -1,0 +1,76 @@
+#include "core/posix.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+namespace stfs {
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::string errno_text(int error) { return std::strerror(error); }
+
+void throw_errno(ErrorCode code, const std::string& place, const std::string& subject, int error) {
+  throw Error(code, place,
+              subject.empty() ? errno_text(error) : subject + ": " + errno_text(error));
+}
+
+UniqueFd open_regular(const std::string& path) {
+  struct stat before {};
+  if (::stat(path.c_str(), &before) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!S_ISREG(before.st_mode)) throw Error(ErrorCode::kUnreadable, path, "not a regular file");
+  // O_NONBLOCK: should the name become a FIFO between the two calls, open returns at once.
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (!fd) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!S_ISREG(stat_of(fd.get(), path).st_mode)) {
+    throw Error(ErrorCode::kUnreadable, path, "not a regular file");
+  }
+  return fd;
+}
+
+struct stat stat_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return status;
+}
+
+int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset) {
+  while (!buffer.empty()) {
+    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ESTALE;
+    buffer = buffer.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return 0;
+}
+
+std::string read_file(const std::string& path, std::uint64_t limit) {
+  const UniqueFd fd = open_regular(path);
+  const auto size = static_cast<std::uint64_t>(stat_of(fd.get(), path).st_size);
+  if (size > limit) {
+    throw Error(ErrorCode::kUnreadable, path,
+                "larger than " + std::to_string(limit) + " bytes, refused");
+  }
+  std::string text(size, '\0');
+  if (const int error = pread_exact(fd.get(), std::as_writable_bytes(std::span(text)), 0)) {
+    throw_errno(ErrorCode::kUnreadable, path, "", error);
+  }
+  return text;
+}
+
+std::string absolute_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr),
+                                                             &std::free);
+  if (!resolved) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return resolved.get();
+}
+
+}  // namespace stfs

@@ -1,0 +1,63 @@
+// The system calls that core makes, with errno translated into Error in this one place.
+// Thread safety: all functions are; a UniqueFd is owned by one thread at a time.
+#pragma once
+
+#include "core/error.h"
+
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace stfs {
+
+// Owns a file descriptor and closes it. -1 means none.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  UniqueFd(const UniqueFd&) = delete;
+  UniqueFd& operator=(const UniqueFd&) = delete;
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// "No such file or directory", for the calling thread's locale.
+std::string errno_text(int error);
+
+// An Error whose message is `subject: text of errno` (or the text alone when subject is empty).
+[[noreturn]] void throw_errno(ErrorCode code, const std::string& place, const std::string& subject,
+                              int error);
+
+// Opens a regular file for reading. Symbolic links are followed. Anything else (a directory, a
+// FIFO, a device) is refused with kUnreadable and is never opened, so that a FIFO cannot block and
+// a device is not touched.
+UniqueFd open_regular(const std::string& path);
+
+// fstat that throws kUnreadable.
+struct stat stat_of(int fd, const std::string& path);
+
+// Fills `buffer` from `offset` on; a short read is repeated, EINTR is retried.
+// Returns 0, or errno; ESTALE when the file ends first (it has been truncated since it was opened).
+int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset);
+
+// A whole small file as a string (an index file). Throws kUnreadable; refuses over `limit` bytes.
+std::string read_file(const std::string& path, std::uint64_t limit);
+
+// The absolute path with symbolic links resolved. Throws kUnreadable.
+std::string absolute_path(const std::string& path);
+
+}  // namespace stfs

@@ -1,0 +1,39 @@
+// Going into the background, and talking from there.
+#pragma once
+
+#include "core/posix.h"
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+
+namespace stfs {
+
+// A process that has a parent waiting for it. The command that the user typed forks at once; the
+// child does the work, with the terminal still its own, and the parent ends with the child's exit
+// status, or with 0 when the child says that it is ready.
+class Daemon {
+ public:
+  // Forks. Returns in the child only; with `foreground` nothing is forked.
+  explicit Daemon(bool foreground);
+
+  // Lets the parent go, and leaves its session, its terminal and its directory.
+  void ready();
+
+  // A line for the administrator: to standard error in the foreground, and to syslog in the
+  // background once ready.
+  void log(const std::string& line) const;
+
+ private:
+  bool foreground_;
+  UniqueFd parent_;  // the pipe on which the parent waits
+};
+
+// Tells the service manager that started this process, if one did, as sd_notify(3) says.
+void notify_service_manager(const char* state);
+
+// Runs `action` with standard error going into memory, and returns what was written there.
+std::string capture_stderr(const std::function<void()>& action);
+
+}  // namespace stfs

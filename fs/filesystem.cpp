@@ -1,0 +1,150 @@
+#include "fs/filesystem.h"
+
+#include "core/catalogue.h"
+#include "core/text.h"
+
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kMaxXattr = 65536;  // XATTR_SIZE_MAX of the kernel
+constexpr std::uint64_t kFirstEntry = 2;  // offsets 0 and 1 are "." and ".."
+
+struct Xattr {
+  std::string_view name;
+  std::string (*value)(const Tensor&);
+};
+
+constexpr std::array<Xattr, 6> kXattrs{{
+    {"user.stfs.name", [](const Tensor& t) { return std::string(t.name); }},
+    {"user.stfs.dtype", [](const Tensor& t) { return std::string(dtype_name(t.dtype)); }},
+    {"user.stfs.shape", [](const Tensor& t) { return shape_json(t.shape); }},
+    {"user.stfs.source", [](const Tensor& t) { return t.source->file.path(); }},
+    {"user.stfs.offset", [](const Tensor& t) { return std::to_string(t.offset); }},
+    {"user.stfs.length", [](const Tensor& t) { return std::to_string(t.length); }},
+}};
+
+}  // namespace
+
+FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log)
+    : checkpoint_(checkpoint),
+      options_(options),
+      log_(std::move(log)),
+      views_(checkpoint, options.control),
+      reported_(checkpoint.sources().size()) {
+  for (const auto& source : checkpoint.sources()) {
+    for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
+  }
+  statistics_.files = checkpoint.tensor_count();
+}
+
+Attributes FileSystem::attributes_of(Node node) const {
+  Attributes attributes{};
+  attributes.inode = inode_of(node);
+  attributes.uid = options_.uid;
+  attributes.gid = options_.gid;
+  attributes.mtime = views_.mtime(node);
+  if (node.is_directory) {
+    attributes.mode = S_IFDIR | (0555 & ~options_.umask);
+    attributes.links = 1;  // as btrfs: tools do not count subdirectories by it
+  } else {
+    attributes.mode = S_IFREG | (0444 & ~options_.umask);
+    attributes.links = 1;
+    attributes.size = views_.size(node);
+    attributes.blocks = attributes.size / 512 + (attributes.size % 512 != 0 ? 1 : 0);
+  }
+  return attributes;
+}
+
+std::optional<Attributes> FileSystem::lookup(std::uint64_t directory, std::string_view name) const {
+  const Node parent = node_of(directory);
+  if (!parent.is_directory || !views_.exists(parent)) return std::nullopt;
+  const std::optional<Node> node = views_.lookup(parent, name);
+  if (!node) return std::nullopt;
+  return attributes_of(*node);
+}
+
+std::optional<Attributes> FileSystem::attributes(std::uint64_t inode) const {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return std::nullopt;
+  return attributes_of(node);
+}
+
+int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const {
+  const Node node = node_of(directory);
+  if (!node.is_directory || !views_.exists(node)) return ENOTDIR;
+  if (offset == 0 && !add(".", attributes_of(node), ++offset)) return 0;
+  if (offset == 1 && !add("..", attributes_of(views_.parent(node)), ++offset)) return 0;
+  std::uint64_t next = 0;
+  std::uint64_t cursor = offset - kFirstEntry;
+  while (const auto entry = views_.list(node, cursor, next)) {
+    if (!add(entry->name.c_str(), attributes_of(entry->node), next + kFirstEntry)) break;
+    cursor = next;
+  }
+  return 0;
+}
+
+int FileSystem::open(std::uint64_t inode) const {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return ENOENT;
+  if (node.is_directory) return EISDIR;
+  std::optional<Content> scratch;
+  const int error = views_.content(node, scratch).verify();
+  if (error == ESTALE) report_changes();
+  return error;
+}
+
+int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
+                     const Send& send) const {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return ENOENT;
+  if (node.is_directory) return EISDIR;
+  std::optional<Content> scratch;
+  Reading reading;
+  const int error = views_.content(node, scratch).read(offset, length, reading);
+  if (error == ESTALE) report_changes();
+  if (error != 0) return error;
+  send(reading.pieces);
+  return 0;
+}
+
+void FileSystem::report_changes() const {
+  for (std::size_t i = 0; i < reported_.size(); ++i) {
+    const Mapping& file = checkpoint_.sources()[i]->file;
+    if (!file.has_changed() || reported_[i].exchange(true)) continue;
+    log_(printable(file.path()) +
+         ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
+  }
+}
+
+int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return ENOENT;
+  if (!name.starts_with("user.")) return EOPNOTSUPP;
+  const std::optional<std::uint32_t> tensor = views_.tensor(node);
+  if (!tensor) return ENODATA;
+  for (const Xattr& xattr : kXattrs) {
+    if (xattr.name != name) continue;
+    value = xattr.value(checkpoint_.tensor(*tensor));
+    return value.size() > kMaxXattr ? E2BIG : 0;
+  }
+  return ENODATA;
+}
+
+int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return ENOENT;
+  names.clear();
+  if (!views_.tensor(node)) return 0;
+  for (const Xattr& xattr : kXattrs) {
+    names += xattr.name;
+    names += '\0';
+  }
+  return 0;
+}
+
+}  // namespace stfs

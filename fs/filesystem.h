@@ -1,0 +1,97 @@
+// The mounted file system in plain types: lookup, attributes, listing, reading, extended
+// attributes. It knows nothing of FUSE, so that it can be tested without a mount; fuse_ops.h
+// translates.
+//
+// Answers are values and errno (a positive number, 0 for success). Nothing here throws but
+// std::bad_alloc. Thread safety: all members may be called from any thread.
+#pragma once
+
+#include "core/checkpoint.h"
+#include "fs/views.h"
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+struct FileSystemOptions {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  mode_t umask = 0;  // taken away from 0444 for files and 0555 for directories
+  ControlDirectory control = ControlDirectory::kHidden;
+};
+
+struct Attributes {
+  std::uint64_t inode;
+  mode_t mode;  // type and permissions
+  nlink_t links;
+  uid_t uid;
+  gid_t gid;
+  std::uint64_t size;    // bytes
+  std::uint64_t blocks;  // of 512 bytes, as st_blocks
+  timespec mtime;        // access and change time are the same
+};
+
+struct Statistics {
+  std::uint64_t bytes;  // of all tensors
+  std::uint64_t files;  // tensors
+};
+
+class FileSystem {
+ public:
+  // `log` gets a line, without its end, for what an administrator should see: a source that
+  // changed.
+  using Log = std::function<void(const std::string& line)>;
+
+  FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
+
+  std::optional<Attributes> lookup(std::uint64_t directory, std::string_view name) const;
+  std::optional<Attributes> attributes(std::uint64_t inode) const;
+
+  // Calls `add` for each entry of a directory from `offset` on (0 at first, then the offset that
+  // came with the last entry that was taken), "." and ".." included, until it returns false.
+  // Offsets stay good for the life of the mount. ENOTDIR, or 0.
+  using AddEntry = std::function<bool(const char* name, const Attributes& attributes,
+                                      std::uint64_t next_offset)>;
+  int list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const;
+
+  // Whether a file may be opened: 0, ESTALE when its source has changed, EISDIR, ENOENT.
+  int open(std::uint64_t inode) const;
+
+  // Calls `send` once with the pieces of [offset, offset+length), cut at the end of the file; none
+  // past it. The pieces may point into a mapping (see mapping.h) and are valid during the call.
+  // When an errno is returned, `send` was not called.
+  using Send = std::function<void(std::span<const iovec> pieces)>;
+  int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length, const Send& send) const;
+
+  // Extended attributes, `user.stfs.*`. ENODATA for one that is not there; EOPNOTSUPP outside the
+  // user namespace, which lets ls(1) and others stop asking; E2BIG over the kernel's 64 KiB.
+  int get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const;
+  // The names, each closed by a NUL, as listxattr(2) returns them.
+  int list_xattr(std::uint64_t inode, std::string& names) const;
+
+  Statistics statistics() const { return statistics_; }
+
+ private:
+  Attributes attributes_of(Node node) const;
+  void report_changes() const;
+
+  const Checkpoint& checkpoint_;
+  FileSystemOptions options_;
+  Log log_;
+  Views views_;
+  Statistics statistics_{};
+  mutable std::vector<std::atomic<bool>> reported_;  // by source
+};
+
+}  // namespace stfs

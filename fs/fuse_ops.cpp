@@ -1,0 +1,284 @@
+#include "fs/fuse_ops.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// The tree never changes, so that what the kernel knows of it stays true: names, attributes, and
+// the absence of names.
+constexpr double kForever = std::numeric_limits<double>::max();
+constexpr blksize_t kBlockSize = 4096;
+
+FuseContext& context(fuse_req_t request) {
+  return *static_cast<FuseContext*>(fuse_req_userdata(request));
+}
+const FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem; }
+
+// Runs `answer`, which replies to the request and is all that a callback does.
+template <class Answer>
+void guarded(fuse_req_t request, const Answer& answer) noexcept {
+  try {
+    answer();
+  } catch (const std::bad_alloc&) {
+    fuse_reply_err(request, ENOMEM);
+  } catch (...) {
+    fuse_reply_err(request, EIO);
+  }
+}
+
+struct stat to_stat(const Attributes& attributes) {
+  struct stat out {};
+  out.st_ino = attributes.inode;
+  out.st_mode = attributes.mode;
+  out.st_nlink = attributes.links;
+  out.st_uid = attributes.uid;
+  out.st_gid = attributes.gid;
+  out.st_size = static_cast<off_t>(attributes.size);
+  out.st_blocks = static_cast<blkcnt_t>(attributes.blocks);
+  out.st_blksize = kBlockSize;
+  out.st_atim = out.st_mtim = out.st_ctim = attributes.mtime;
+  return out;
+}
+
+fuse_entry_param to_entry(const Attributes& attributes) {
+  fuse_entry_param entry{};
+  entry.ino = attributes.inode;
+  entry.attr = to_stat(attributes);
+  entry.attr_timeout = kForever;
+  entry.entry_timeout = kForever;
+  return entry;
+}
+
+void init(void* userdata, fuse_conn_info* connection) {
+  auto& context = *static_cast<FuseContext*>(userdata);
+  const auto want = [&](unsigned capability) {
+    connection->want |= connection->capable & capability;
+  };
+  want(FUSE_CAP_ASYNC_READ);
+  want(FUSE_CAP_PARALLEL_DIROPS);
+  want(FUSE_CAP_READDIRPLUS);
+  want(FUSE_CAP_READDIRPLUS_AUTO);
+#ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
+  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // shared mappings with cache=direct too
+#endif
+  context.opendir_needed = (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
+  // Replies are written from memory, and requests are small: splicing costs more than it saves.
+  // Nothing is ever written, and the size and times of a file never change.
+  connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
+                                             FUSE_CAP_SPLICE_MOVE | FUSE_CAP_AUTO_INVAL_DATA);
+  if (context.max_read != 0) connection->max_read = context.max_read;
+  try {
+    context.on_mounted();
+  } catch (...) {
+    // Out of memory for a line of the log; the mount works all the same.
+  }
+}
+
+void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  guarded(request, [&] {
+    const auto found = filesystem(request).lookup(parent, name);
+    fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
+    entry.entry_timeout = kForever;
+    if (found) entry = to_entry(*found);
+    fuse_reply_entry(request, &entry);
+  });
+}
+
+// Nodes are computed from their inode numbers: there is nothing to forget.
+void forget(fuse_req_t request, fuse_ino_t, std::uint64_t) { fuse_reply_none(request); }
+void forget_multi(fuse_req_t request, std::size_t, fuse_forget_data*) { fuse_reply_none(request); }
+
+void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  guarded(request, [&] {
+    const auto attributes = filesystem(request).attributes(inode);
+    if (!attributes) {
+      fuse_reply_err(request, ENOENT);
+      return;
+    }
+    const struct stat status = to_stat(*attributes);
+    fuse_reply_attr(request, &status, kForever);
+  });
+}
+
+void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
+  guarded(request, [&] {
+    const bool writes = (file->flags & O_ACCMODE) != O_RDONLY || (file->flags & O_TRUNC) != 0;
+    const int error = writes ? EROFS : filesystem(request).open(inode);
+    if (error != 0) {
+      fuse_reply_err(request, error);
+      return;
+    }
+    file->direct_io = context(request).direct ? 1 : 0;
+    file->keep_cache = 1;
+    fuse_reply_open(request, file);
+  });
+}
+
+void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+  guarded(request, [&] {
+    const int error = filesystem(request).read(
+        inode, static_cast<std::uint64_t>(offset), size, [&](std::span<const iovec> pieces) {
+          // The kernel copies from the mapping. Should the source be truncated at this moment, the
+          // write fails with EFAULT and the kernel answers the reader with EIO.
+          if (pieces.empty()) {
+            fuse_reply_buf(request, nullptr, 0);
+          } else {
+            fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
+          }
+        });
+    if (error != 0) fuse_reply_err(request, error);
+  });
+}
+
+void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
+  // ENOSYS tells the kernel that directories need no opening and that their listings may be kept.
+  if (!context(request).opendir_needed) {
+    fuse_reply_err(request, ENOSYS);
+    return;
+  }
+  directory->cache_readdir = 1;
+  directory->keep_cache = 1;
+  fuse_reply_open(request, directory);
+}
+
+// Fills a buffer of `size` bytes with entries; `add` writes one and returns the bytes it needs.
+template <class Add>
+void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, const Add& add) {
+  guarded(request, [&] {
+    std::vector<char> buffer(size);
+    std::size_t used = 0;
+    const int error = filesystem(request).list(
+        inode, static_cast<std::uint64_t>(offset),
+        [&](const char* name, const Attributes& attributes, std::uint64_t next) {
+          const std::size_t needed =
+              add(buffer.data() + used, size - used, name, attributes, static_cast<off_t>(next));
+          if (needed > size - used) return false;
+          used += needed;
+          return true;
+        });
+    if (error != 0) {
+      fuse_reply_err(request, error);
+    } else {
+      fuse_reply_buf(request, buffer.data(), used);
+    }
+  });
+}
+
+void readdir(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
+             fuse_file_info*) {
+  list(request, inode, size, offset,
+       [&](char* to, std::size_t room, const char* name, const Attributes& attributes, off_t next) {
+         const struct stat status = to_stat(attributes);
+         return fuse_add_direntry(request, to, room, name, &status, next);
+       });
+}
+
+void readdirplus(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
+                 fuse_file_info*) {
+  list(request, inode, size, offset,
+       [&](char* to, std::size_t room, const char* name, const Attributes& attributes, off_t next) {
+         const fuse_entry_param entry = to_entry(attributes);
+         return fuse_add_direntry_plus(request, to, room, name, &entry, next);
+       });
+}
+
+void statfs(fuse_req_t request, fuse_ino_t) {
+  guarded(request, [&] {
+    const Statistics statistics = filesystem(request).statistics();
+    struct statvfs out {};
+    out.f_bsize = out.f_frsize = kBlockSize;
+    out.f_blocks = statistics.bytes / kBlockSize + (statistics.bytes % kBlockSize != 0 ? 1 : 0);
+    out.f_files = statistics.files;
+    out.f_namemax = 255;
+    fuse_reply_statfs(request, &out);
+  });
+}
+
+// The protocol of getxattr(2): size 0 asks for the length, a buffer that is too small is ERANGE.
+void reply_xattr(fuse_req_t request, const std::string& value, std::size_t size) {
+  if (size == 0) {
+    fuse_reply_xattr(request, value.size());
+  } else if (size < value.size()) {
+    fuse_reply_err(request, ERANGE);
+  } else {
+    fuse_reply_buf(request, value.data(), value.size());
+  }
+}
+
+void getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
+  guarded(request, [&] {
+    std::string value;
+    if (const int error = filesystem(request).get_xattr(inode, name, value)) {
+      fuse_reply_err(request, error);
+    } else {
+      reply_xattr(request, value, size);
+    }
+  });
+}
+
+void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
+  guarded(request, [&] {
+    std::string names;
+    if (const int error = filesystem(request).list_xattr(inode, names)) {
+      fuse_reply_err(request, error);
+    } else {
+      reply_xattr(request, names, size);
+    }
+  });
+}
+
+// Every operation that would change something. The mount is read-only, so the kernel refuses them
+// first; these answer when root has remounted it read-write.
+template <class... Arguments>
+void refuse(fuse_req_t request, Arguments...) {
+  fuse_reply_err(request, EROFS);
+}
+
+}  // namespace
+
+const fuse_lowlevel_ops& fuse_operations() {
+  static const fuse_lowlevel_ops operations = [] {
+    fuse_lowlevel_ops ops{};
+    ops.init = init;
+    ops.lookup = lookup;
+    ops.forget = forget;
+    ops.forget_multi = forget_multi;
+    ops.getattr = getattr;
+    ops.open = open;
+    ops.read = read;
+    ops.opendir = opendir;
+    ops.readdir = readdir;
+    ops.readdirplus = readdirplus;
+    ops.statfs = statfs;
+    ops.getxattr = getxattr;
+    ops.listxattr = listxattr;
+
+    ops.setattr = refuse;
+    ops.mknod = refuse;
+    ops.mkdir = refuse;
+    ops.unlink = refuse;
+    ops.rmdir = refuse;
+    ops.symlink = refuse;
+    ops.rename = refuse;
+    ops.link = refuse;
+    ops.write = refuse;
+    ops.setxattr = refuse;
+    ops.removexattr = refuse;
+    ops.create = refuse;
+    ops.fallocate = refuse;
+    ops.copy_file_range = refuse;
+    return ops;
+  }();
+  return operations;
+}
+
+}  // namespace stfs

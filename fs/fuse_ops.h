@@ -1,0 +1,28 @@
+// The table of FUSE operations. A callback decodes its arguments, calls FileSystem, and replies; it
+// decides nothing. This is where errno goes out to the kernel, and where no exception gets through.
+#pragma once
+
+#include "fs/fuse_version.h"
+// The version comes first: libfuse chooses its interface by it.
+#include "fs/filesystem.h"
+
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <functional>
+
+namespace stfs {
+
+// What the callbacks need; the session's user data. Outlives the session.
+struct FuseContext {
+  const FileSystem* filesystem;
+  bool direct = false;               // -o cache=direct: no pages of files are kept by the kernel
+  unsigned max_read = 0;             // bytes a request, 0 for what kernel and libfuse agree on
+  std::function<void()> on_mounted;  // called once, when the kernel has answered the handshake
+  std::atomic<bool> opendir_needed =
+      true;  // the handshake says: this kernel has to open directories
+};
+
+const fuse_lowlevel_ops& fuse_operations();
+
+}  // namespace stfs

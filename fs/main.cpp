@@ -1,0 +1,192 @@
+// stfs: mounts a safetensors checkpoint so that every tensor is a file.
+#include "core/checkpoint.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "fs/daemon.h"
+#include "fs/fuse_ops.h"
+#include "fs/mount_table.h"
+#include "fs/options.h"
+
+#include <malloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// A FUSE session from mount to unmount.
+class Session {
+ public:
+  // Mounts. Throws Error kUsage for an option that neither libfuse nor the kernel knows, and
+  // kMountFailed.
+  Session(const Options& options, FuseContext& context);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session();
+
+  // Answers requests until the mount is taken away or a signal (SIGHUP, SIGINT, SIGTERM) asks to
+  // end; both are a success.
+  void run(unsigned threads);
+
+ private:
+  std::string place_;
+  fuse_session* session_ = nullptr;
+};
+
+// The last line of what libfuse or fusermount3 wrote, without the name that begins it.
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  text.erase(0, text.rfind('\n') + 1);  // npos + 1 is 0
+  for (const std::string_view prefix : {"fuse: ", "fusermount3: "}) {
+    if (text.starts_with(prefix)) text.erase(0, prefix.size());
+  }
+  return printable(text);
+}
+
+// A value in libfuse's option list: commas and backslashes need a backslash.
+std::string escape_option(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == ',' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+Session::Session(const Options& options, FuseContext& context) : place_(options.mountpoint) {
+  std::vector<std::string> words{
+      "stfs", "-o",
+      "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};
+  for (const std::string& option : options.mount_options) {
+    words.insert(words.end(), {"-o", escape_option(option)});
+  }
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  fuse_args arguments = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
+
+  int mounted = -1;
+  const std::string said = capture_stderr([&] {
+    session_ =
+        fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
+    if (session_ == nullptr) return;
+    mounted = fuse_session_mount(session_, place_.c_str());
+  });
+  fuse_opt_free_args(&arguments);
+  if (session_ == nullptr) throw Error(ErrorCode::kUsage, "-o", last_line(said));
+  if (mounted != 0) {
+    fuse_session_destroy(session_);
+    throw Error(ErrorCode::kMountFailed, place_,
+                said.empty() ? "the mount failed" : last_line(said));
+  }
+}
+
+Session::~Session() {
+  fuse_session_unmount(session_);
+  fuse_session_destroy(session_);
+}
+
+void Session::run(unsigned threads) {
+  if (fuse_set_signal_handlers(session_) != 0) {
+    throw Error(ErrorCode::kMountFailed, place_, "signal handlers could not be set");
+  }
+  fuse_loop_config* config = fuse_loop_cfg_create();
+  fuse_loop_cfg_set_max_threads(config, threads);
+  fuse_loop_cfg_set_idle_threads(config, threads);
+  const int result = fuse_session_loop_mt(session_, config);
+  fuse_loop_cfg_destroy(config);
+  fuse_remove_signal_handlers(session_);
+  // Positive: the number of the signal that ended the loop.
+  if (result < 0) throw_errno(ErrorCode::kMountFailed, place_, "serving ended", -result);
+}
+
+// A shard needs a descriptor for as long as it is mounted, and there may be thousands.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+unsigned default_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
+
+void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
+  const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
+  for (const auto& source : checkpoint.sources()) {
+    if (!source->file.path().starts_with(prefix)) continue;
+    throw Error(ErrorCode::kMountFailed, mountpoint,
+                "the source " + printable(source->file.path()) + " lies in it and would be hidden");
+  }
+}
+
+void mount(Options options) {
+  options.mountpoint = resolve_mountpoint(options.mountpoint);
+  check_mountpoint(options.mountpoint);
+  raise_descriptor_limit();
+  Daemon daemon(options.foreground);
+
+  const Checkpoint checkpoint(options.sources, {.allow_missing = options.allow_missing});
+  refuse_sources_inside(checkpoint, options.mountpoint);
+  for (const std::string& warning : checkpoint.warnings()) {
+    std::fprintf(stderr, "stfs: warning: %s\n", warning.c_str());
+  }
+  if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
+
+  const FileSystem filesystem(checkpoint,
+                              {.uid = options.uid.value_or(::getuid()),
+                               .gid = options.gid.value_or(::getgid()),
+                               .umask = options.umask,
+                               .control = options.control},
+                              [&daemon](const std::string& line) { daemon.log(line); });
+  ::malloc_trim(0);  // what parsing the headers needed
+  FuseContext context{.filesystem = &filesystem,
+                      .direct = options.direct,
+                      .max_read = options.max_read,
+                      .on_mounted = [&daemon] { daemon.ready(); }};
+  Session session(options, context);
+  session.run(options.threads != 0 ? options.threads : default_threads());
+}
+
+int run(int argc, char** argv) {
+  const Options options = parse_options(argc, argv);
+  switch (options.command) {
+    case Options::Command::kHelp:
+      std::fputs(help_text(), stdout);
+      break;
+    case Options::Command::kVersion:
+      std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());
+      break;
+    case Options::Command::kUnmount:
+      unmount(resolve_mountpoint(options.mountpoint), options.lazy);
+      break;
+    case Options::Command::kMount:
+      mount(options);
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace stfs
+
+int main(int argc, char** argv) {
+  try {
+    return stfs::run(argc, argv);
+  } catch (const stfs::Error& error) {
+    std::fprintf(stderr, "stfs: %s\n", error.what());
+    return stfs::exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "stfs: out of memory\n");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stfs: %s\n", stfs::printable(error.what()).c_str());
+  }
+  return stfs::exit_status(stfs::ErrorCode::kUnreadable);
+}

@@ -1,0 +1,34 @@
+// What is mounted where, as this process sees it, and taking it away again.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+struct MountEntry {
+  std::string type;    // "fuse.stfs"
+  std::string source;  // what was mounted
+};
+
+// The topmost mount exactly at `path` (absolute, resolved) in the text of a mountinfo file, as
+// proc(5) describes it.
+std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::string& path);
+
+// find_mount in /proc/self/mountinfo.
+std::optional<MountEntry> mounted_at(const std::string& path);
+
+// The absolute path of a mountpoint, symbolic links in its directory resolved, also when what is
+// mounted there is dead and cannot be looked at. Throws Error kMountFailed.
+std::string resolve_mountpoint(const std::string& path);
+
+// Checks that something can be mounted at `path` (absolute): a directory, nothing mounted there,
+// /dev/fuse present. Throws Error kMountFailed.
+void check_mountpoint(const std::string& path);
+
+// Unmounts an stfs mount, by umount2(2) where that is permitted and by fusermount3(1) where not.
+// Throws Error kMountFailed, also when what is mounted there is not stfs.
+void unmount(const std::string& path, bool lazy);
+
+}  // namespace stfs

@@ -1,0 +1,266 @@
+// What stat, statfs, access and getxattr say.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class Attributes : public MountTest {
+ protected:
+  // Two tensors in the root, one in a directory, one of no bytes.
+  const std::string& checkpoint() {
+    if (file_.empty()) {
+      file_ = dir_ / "model.safetensors";
+      write_safetensors(
+          file_, {random_tensor("big", "F32", {1000, 5}), random_tensor("deep/er/small", "U8", {7}),
+                  random_tensor("empty", "BF16", {0, 4}), random_tensor("scalar", "F64", {})});
+    }
+    return file_;
+  }
+
+ private:
+  TempDir dir_;
+  std::string file_;
+};
+
+const std::vector<std::string> kFiles = {"big", "deep/er/small", "empty", "scalar"};
+const std::vector<std::string> kDirectories = {"", "deep", "deep/er"};
+
+struct stat64 stat_of(const std::filesystem::path& path) {
+  struct stat64 status = {};
+  EXPECT_EQ(::lstat64(path.c_str(), &status), 0) << path << ": " << errno;
+  return status;
+}
+
+TEST_F(Attributes, FilesAre0444AndDirectories0555) {
+  const Mounted mount({checkpoint()});
+
+  for (const std::string& file : kFiles)
+    EXPECT_EQ(stat_of(mount / file).st_mode, S_IFREG | 0444u) << file;
+  for (const std::string& directory : kDirectories)
+    EXPECT_EQ(stat_of(mount / directory).st_mode, S_IFDIR | 0555u) << directory;
+}
+
+TEST_F(Attributes, SizesAreTheTensorsBytes) {
+  const Mounted mount({checkpoint()});
+
+  EXPECT_EQ(stat_of(mount / "big").st_size, 20000);
+  EXPECT_EQ(stat_of(mount / "deep/er/small").st_size, 7);
+  EXPECT_EQ(stat_of(mount / "empty").st_size, 0);
+  EXPECT_EQ(stat_of(mount / "scalar").st_size, 8);
+}
+
+TEST_F(Attributes, BlocksCoverTheSizeSoThatDuIsRight) {
+  const Mounted mount({checkpoint()});
+
+  for (const std::string& file : kFiles) {
+    const struct stat64 status = stat_of(mount / file);
+    EXPECT_EQ(status.st_blocks, (status.st_size + 511) / 512) << file;
+  }
+  const Outcome du = sh(R"(du -B1 "$1/big" | cut -f1; du -b "$1/big" | cut -f1)", {mount.path()});
+  EXPECT_EQ(du.out, "20480\n20000\n");
+}
+
+TEST_F(Attributes, TimesAreTheSources) {
+  const Mounted mount({checkpoint()});
+  const struct stat64 source = stat_of(checkpoint());
+
+  for (const std::string& file : kFiles) {
+    const struct stat64 status = stat_of(mount / file);
+    EXPECT_EQ(status.st_mtim.tv_sec, source.st_mtim.tv_sec) << file;
+    EXPECT_EQ(status.st_mtim.tv_nsec, source.st_mtim.tv_nsec) << file;
+  }
+}
+
+TEST_F(Attributes, TheOwnerIsTheMountingUser) {
+  const Mounted mount({checkpoint()});
+
+  for (const char* path : {"", "big", "deep", "deep/er/small"}) {
+    EXPECT_EQ(stat_of(mount / path).st_uid, ::geteuid()) << path;
+    EXPECT_EQ(stat_of(mount / path).st_gid, ::getegid()) << path;
+  }
+}
+
+TEST_F(Attributes, LinkCountsAreThoseOfATree) {
+  const Mounted mount({checkpoint()});
+
+  EXPECT_EQ(stat_of(mount / "big").st_nlink, 1u);
+  const nlink_t deep = stat_of(mount / "deep").st_nlink;
+  EXPECT_TRUE(deep == 3 || deep == 1) << deep;  // 1: "not counted", which find understands
+  EXPECT_EQ(sh(R"(find "$1" -name small)", {mount.path()}).out,
+            (mount / "deep/er/small").string() + "\n");
+}
+
+TEST_F(Attributes, InodeNumbersAreUniqueAndTheSameInTheNextMount) {
+  const auto numbers = [&] {
+    const Mounted mount({checkpoint()});
+    std::map<std::string, ino64_t> found;
+    for (const auto* paths : {&kFiles, &kDirectories})
+      for (const std::string& path : *paths) found[path] = stat_of(mount / path).st_ino;
+    return found;
+  };
+
+  const auto first = numbers();
+  const auto second = numbers();
+
+  EXPECT_EQ(first, second);
+  std::set<ino64_t> unique;
+  for (const auto& [path, number] : first) unique.insert(number);
+  EXPECT_EQ(unique.size(), first.size());
+  EXPECT_EQ(unique.count(0), 0u);
+}
+
+TEST_F(Attributes, ADirectoryEntryHasTheInodeNumberAndTypeThatStatHas) {
+  const Mounted mount({checkpoint()});
+
+  const Outcome python = run({"/usr/bin/python3", "-c", R"(
+import os, sys
+for root, dirs, files in os.walk(sys.argv[1]):
+    for e in os.scandir(root):
+        s = os.stat(e.path)
+        print(e.inode() == s.st_ino, e.is_dir() == (s.st_mode & 0o170000 == 0o040000))
+)",
+                              mount.path()});
+
+  EXPECT_EQ(python.out, "True True\nTrue True\nTrue True\nTrue True\nTrue True\nTrue True\n")
+      << python.err;
+}
+
+TEST_F(Attributes, XattrsDescribeTheTensor) {
+  const Mounted mount({checkpoint()});
+  const std::filesystem::path file = mount / "deep/er/small";
+  const TensorEntry entry = entries_of(checkpoint()).at("deep/er/small");
+
+  EXPECT_EQ(xattr(file, "user.stfs.name"), "deep/er/small");
+  EXPECT_EQ(xattr(file, "user.stfs.dtype"), "U8");
+  EXPECT_EQ(xattr(file, "user.stfs.shape"), "[7]");
+  EXPECT_EQ(xattr(file, "user.stfs.source"), std::filesystem::canonical(checkpoint()).string());
+  EXPECT_EQ(xattr(file, "user.stfs.offset"), std::to_string(entry.offset));
+  EXPECT_EQ(xattr(file, "user.stfs.length"), "7");
+  EXPECT_EQ(xattr(mount / "scalar", "user.stfs.shape"), "[]");
+  EXPECT_EQ(xattr(mount / "empty", "user.stfs.shape"), "[0,4]");
+  EXPECT_EQ(xattr(mount / "empty", "user.stfs.length"), "0");
+}
+
+TEST_F(Attributes, TheSourceIsAbsoluteEvenIfItWasGivenRelatively) {
+  const std::filesystem::path file = checkpoint();
+  TempDir dir;
+  std::filesystem::create_directory(dir / "mnt");
+
+  const Outcome mounted =
+      run({STFS_BINARY, "model.safetensors", dir / "mnt"}, {.directory = file.parent_path()});
+  const auto source = xattr(dir / "mnt/big", "user.stfs.source");
+  unmount_all(dir / "mnt");
+
+  EXPECT_EQ(mounted.status, 0) << mounted.err;
+  EXPECT_EQ(source, std::filesystem::canonical(file).string());
+}
+
+TEST_F(Attributes, ListxattrNamesExactlyTheSix) {
+  const Mounted mount({checkpoint()});
+  std::string names(4096, '\0');
+
+  const ssize_t size = ::listxattr((mount / "big").c_str(), names.data(), names.size());
+  const ssize_t needed = ::listxattr((mount / "big").c_str(), nullptr, 0);
+  const ssize_t in_directory = ::listxattr((mount / "deep").c_str(), names.data() + size, 16);
+
+  ASSERT_GT(size, 0);
+  EXPECT_EQ(needed, size);
+  EXPECT_EQ(in_directory, 0);
+  std::set<std::string> found;
+  for (std::size_t at = 0; at < static_cast<std::size_t>(size); at += names.find('\0', at) - at + 1)
+    found.insert(names.c_str() + at);
+  const std::set<std::string> expected = {"user.stfs.name",   "user.stfs.dtype",
+                                          "user.stfs.shape",  "user.stfs.source",
+                                          "user.stfs.offset", "user.stfs.length"};
+  EXPECT_EQ(found, expected);
+}
+
+TEST_F(Attributes, AnUnknownXattrIsENODATA) {
+  const Mounted mount({checkpoint()});
+
+  for (const char* path : {"", "big", "deep"}) {
+    for (const char* name : {"user.stfs.nothing", "user.other", "security.capability", "trusted.x",
+                             "system.posix_acl_access"}) {
+      EXPECT_EQ(xattr(mount / path, name), std::nullopt) << path << " " << name;
+      EXPECT_TRUE(errno == ENODATA || errno == EOPNOTSUPP) << path << " " << name << " " << errno;
+    }
+    xattr(mount / path, "user.stfs.nothing");
+    EXPECT_EQ(errno, ENODATA) << path;
+  }
+}
+
+TEST_F(Attributes, ATooSmallXattrBufferIsERANGE) {
+  const Mounted mount({checkpoint()});
+  char value[2];
+
+  const ssize_t size = ::getxattr((mount / "big").c_str(), "user.stfs.shape", value, sizeof value);
+  const int error = errno;
+  const ssize_t needed = ::getxattr((mount / "big").c_str(), "user.stfs.shape", nullptr, 0);
+
+  EXPECT_EQ(size, -1);
+  EXPECT_EQ(error, ERANGE);
+  EXPECT_EQ(needed, 8);  // [1000,5]
+}
+
+TEST_F(Attributes, AccessGrantsReadingAndRefusesTheRest) {
+  const Mounted mount({checkpoint()});
+
+  EXPECT_EQ(::access((mount / "big").c_str(), R_OK), 0);
+  EXPECT_EQ(::access((mount / "deep").c_str(), R_OK | X_OK), 0);
+  EXPECT_EQ(::access((mount / "big").c_str(), W_OK), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::access((mount / "deep").c_str(), W_OK), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::access((mount / "big").c_str(), X_OK), -1);
+  EXPECT_EQ(errno, EACCES);
+  EXPECT_EQ(::access((mount / "absent").c_str(), F_OK), -1);
+  EXPECT_EQ(errno, ENOENT);
+}
+
+TEST_F(Attributes, StatfsIsOfAFullReadOnlyFuseFileSystem) {
+  const Mounted mount({checkpoint()});
+  struct statfs64 status = {};
+
+  ASSERT_EQ(::statfs64(mount.path().c_str(), &status), 0);
+
+  EXPECT_EQ(status.f_type, FUSE_SUPER_MAGIC);
+  EXPECT_GE(status.f_blocks * static_cast<std::uint64_t>(status.f_bsize), 20015u);
+  EXPECT_LT(status.f_blocks * static_cast<std::uint64_t>(status.f_bsize), 20015u + (1 << 20));
+  EXPECT_EQ(status.f_bfree, 0u);
+  EXPECT_EQ(status.f_bavail, 0u);
+  EXPECT_GE(status.f_files, 4u);
+  EXPECT_EQ(status.f_ffree, 0u);
+  EXPECT_EQ(status.f_namelen, 255);
+  EXPECT_TRUE(status.f_flags & ST_RDONLY);
+  EXPECT_TRUE(status.f_flags & ST_NOSUID);
+  EXPECT_TRUE(status.f_flags & ST_NODEV);
+}
+
+TEST_F(Attributes, DfShowsTheMountFull) {
+  const Mounted mount({checkpoint()});
+
+  const Outcome df = sh(R"(df --output=source,fstype,avail "$1" | tail -n1)", {mount.path()});
+
+  EXPECT_EQ(df.status, 0) << df.err;
+  EXPECT_NE(df.out.find("fuse.stfs"), std::string::npos) << df.out;
+}
+
+}  // namespace
+}  // namespace stfs::test

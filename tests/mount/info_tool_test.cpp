@@ -1,0 +1,340 @@
+// stfs-info: the same checkpoint without a mount. Only `where` needs one.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using nlohmann::json;
+
+Outcome info(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), STFS_INFO_BINARY);
+  return run(arguments);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> names_of(const json& tensors) {
+  std::vector<std::string> names;
+  for (const json& tensor : tensors) names.push_back(tensor.at("name"));
+  return names;
+}
+
+void expect_one_line(const Outcome& result, int status) {
+  EXPECT_EQ(result.status, status) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(result.err.starts_with("stfs-info: ") || result.err.starts_with("stfs: "))
+      << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+}
+
+TEST(InfoList, IsATableWithALineATensor) {
+  const Outcome result = info({"list", test_data("single/voices.safetensors")});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  int found = 0;
+  for (const std::string& line : lines_of(result.out)) {
+    std::istringstream words(line);
+    std::string name, dtype, shape, bytes;
+    words >> name >> dtype >> shape >> bytes;
+    if (name == "tokens") {
+      EXPECT_EQ(dtype, "I64");
+      EXPECT_EQ(shape, "[1,982,33]");
+      EXPECT_EQ(bytes, "259248");
+      ++found;
+    }
+    if (name == "mask") ++found;
+  }
+  EXPECT_EQ(found, 2) << result.out;
+}
+
+TEST(InfoList, HasNoColoursAndCutsNothingAwayFromATerminal) {
+  const TempDir dir;
+  const std::string name(3000, 'n');
+  write_safetensors(dir / "m.safetensors", {random_tensor(name, "U8", {1})});
+
+  const Outcome result = run({STFS_INFO_BINARY, "list", dir / "m.safetensors"},
+                             {.environment = {"COLUMNS=40", "TERM=xterm-256color"}});
+
+  EXPECT_NE(result.out.find(name), std::string::npos);
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+}
+
+TEST(InfoList, EscapesControlCharactersInNames) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("esc\x1b[31m", "U8", {1}),
+                                            random_tensor("line\nend", "U8", {1})});
+
+  const Outcome result = info({"list", dir / "m.safetensors"});
+  const Outcome as_json = info({"list", "--json", dir / "m.safetensors"});
+
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+  EXPECT_LE(lines_of(result.out).size(), 3u) << result.out;
+  EXPECT_EQ(as_json.out.find('\x1b'), std::string::npos);
+  EXPECT_EQ(names_of(json::parse(as_json.out)).size(), 2u);
+}
+
+TEST(InfoList, JsonHasTheObjectsOfTheCatalogue) {
+  const json tensors = json::parse(info({"list", "--json", test_data("sharded")}).out);
+
+  ASSERT_EQ(tensors.size(), 36u);
+  const auto entries = entries_of(test_data("sharded/model-00002-of-00006.safetensors"));
+  for (const json& tensor : tensors) {
+    if (tensor.at("name") != "float32_357") continue;
+    EXPECT_EQ(tensor.at("path"), "float32_357");
+    EXPECT_EQ(tensor.at("dtype"), "F32");
+    EXPECT_EQ(tensor.at("shape"), (json{3, 5, 7}));
+    EXPECT_EQ(tensor.at("bytes"), 420);
+    EXPECT_EQ(tensor.at("offset"), entries.at("float32_357").offset);
+    EXPECT_TRUE(std::filesystem::equivalent(tensor.at("source").get<std::string>(),
+                                            test_data("sharded/model-00002-of-00006.safetensors")));
+  }
+}
+
+TEST(InfoList, SortsByNameSizeOrOffset) {
+  const std::string source = test_data("single/dtypes.safetensors");
+  const auto sorted_by = [&](const char* key) {
+    return json::parse(info({"list", "--json", "--sort", key, source}).out);
+  };
+
+  const std::vector<std::string> by_name = names_of(sorted_by("name"));
+  const json by_size = sorted_by("size");
+  const json by_offset = sorted_by("offset");
+
+  EXPECT_EQ(by_name.size(), 36u);
+  EXPECT_TRUE(std::ranges::is_sorted(by_name));
+  EXPECT_TRUE(std::ranges::is_sorted(
+      by_size, [](const json& a, const json& b) { return a.at("bytes") > b.at("bytes"); }));
+  EXPECT_TRUE(std::ranges::is_sorted(
+      by_offset, [](const json& a, const json& b) { return a.at("offset") < b.at("offset"); }));
+}
+
+TEST(InfoList, TakesGlobsOnNames) {
+  const std::string source = test_data("single/dtypes.safetensors");
+
+  const json one = json::parse(info({"list", "--json", "--sort", "name", source, "*_3"}).out);
+  const json two = json::parse(info({"list", "--json", source, "bool_*", "int8_35"}).out);
+  const Outcome none = info({"list", "--json", source, "nothing*"});
+
+  EXPECT_EQ(one.size(), 12u);
+  EXPECT_EQ(two.size(), 4u);
+  EXPECT_EQ(json::parse(none.out), json::array());
+}
+
+TEST(InfoList, AMissingShardIsExit3UnlessItIsAllowed) {
+  const TempDir dir;
+  write_safetensors(dir / "one.safetensors", {random_tensor("a", "U8", {10})});
+  write_index(dir / "model.safetensors.index.json",
+              {{"a", "one.safetensors"}, {"b", "two.safetensors"}});
+
+  const Outcome refused = info({"list", dir.path()});
+  const Outcome allowed = info({"list", "--json", "--allow-missing", dir.path()});
+
+  expect_one_line(refused, 3);
+  EXPECT_EQ(allowed.status, 0) << allowed.err;
+  EXPECT_EQ(names_of(json::parse(allowed.out)), std::vector<std::string>{"a"});
+}
+
+TEST(InfoShow, ShowsTheCataloguesFields) {
+  const Outcome result = info({"show", test_data("sharded"), "bfloat16_35"});
+  const json as_json =
+      json::parse(info({"show", "--json", test_data("sharded"), "bfloat16_35"}).out);
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  for (const char* word :
+       {"bfloat16_35", "BF16", "[3,5]", "30", "model-00005-of-00006.safetensors"})
+    EXPECT_NE(result.out.find(word), std::string::npos) << word << " in " << result.out;
+  EXPECT_EQ(as_json.at("name"), "bfloat16_35");
+  EXPECT_EQ(as_json.at("dtype"), "BF16");
+  EXPECT_EQ(as_json.at("bytes"), 30);
+}
+
+TEST(InfoShow, ATensorThatIsNotThereIsAnErrorThatNamesIt) {
+  const Outcome show = info({"show", test_data("sharded"), "absent"});
+  const Outcome cat = info({"cat", test_data("sharded"), "absent"});
+
+  EXPECT_NE(show.status, 0);
+  expect_one_line(show, show.status);
+  expect_one_line(cat, show.status);
+  EXPECT_NE(show.err.find("absent"), std::string::npos) << show.err;
+}
+
+TEST(InfoCat, WritesTheBytes) {
+  for (const auto& [name, entry] : entries_of(test_data("single/dtypes.safetensors"))) {
+    const Outcome sharded = info({"cat", test_data("sharded"), name});
+    ASSERT_EQ(sharded.status, 0) << sharded.err;
+    EXPECT_EQ(sharded.out, entry.bytes()) << name;
+  }
+}
+
+TEST(InfoCat, WritesALargeTensorToAFileAPipeAndAClosedReader) {
+  const TempDir dir;
+  const Tensor tensor = random_tensor("w", "U8", {9'000'001});
+  write_safetensors(dir / "m.safetensors", {random_tensor("before", "U8", {3}), tensor});
+
+  const Outcome pipe = sh(R"("$1" cat "$2" w | cat > "$3"; "$1" cat "$2" w > "$4")",
+                          {STFS_INFO_BINARY, dir / "m.safetensors", dir / "piped", dir / "direct"});
+  const Outcome closed =
+      sh(R"("$1" cat "$2" w | head -c 10 | wc -c)", {STFS_INFO_BINARY, dir / "m.safetensors"});
+
+  EXPECT_EQ(pipe.status, 0) << pipe.err;
+  EXPECT_TRUE(read_file(dir / "piped") == tensor.bytes);
+  EXPECT_TRUE(read_file(dir / "direct") == tensor.bytes);
+  EXPECT_EQ(closed.out, "10\n");
+}
+
+TEST(InfoCat, AFullDeviceIsAnError) {
+  const Outcome result = sh(R"("$1" cat "$2" tokens > /dev/full)",
+                            {STFS_INFO_BINARY, test_data("single/voices.safetensors")});
+
+  EXPECT_NE(result.status, 0);
+  EXPECT_NE(result.err, "");
+}
+
+TEST(InfoList, AFullDeviceIsAnError) {
+  const Outcome result =
+      sh(R"("$1" list "$2" > /dev/full)", {STFS_INFO_BINARY, test_data("sharded")});
+
+  EXPECT_NE(result.status, 0);
+}
+
+TEST(InfoCheck, PrintsALineAFileAndGoesOnAfterABadOne) {
+  const TempDir dir;
+  const std::string good = test_data("single/dtypes.safetensors");
+  const std::string bad = dir / "bad.safetensors";
+  write_file(
+      bad, safetensors_bytes(R"({"w":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", "abcde"));
+
+  const Outcome result = info({"check", good, bad, test_data("single/voices.safetensors")});
+
+  EXPECT_EQ(result.status, 1);
+  const std::vector<std::string> lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 3u) << result.out;
+  EXPECT_EQ(lines[0], good + "\tok\t36 tensors");
+  EXPECT_TRUE(lines[1].starts_with(bad + "\terror\tInvalidOffset\t")) << lines[1];
+  EXPECT_EQ(std::count(lines[1].begin(), lines[1].end(), '\t'), 3);
+  EXPECT_EQ(lines[2], test_data("single/voices.safetensors").string() + "\tok\t2 tensors");
+}
+
+TEST(InfoCheck, Exits0IfAllAreGoodAnd3IfOneCannotBeRead) {
+  const TempDir dir;
+  write_file(dir / "bad.safetensors", "x");
+  const std::string good = test_data("single/dtypes.safetensors");
+
+  EXPECT_EQ(info({"check", good}).status, 0);
+  EXPECT_EQ(info({"check", dir / "absent", good}).status, 3);
+  const Outcome absent = info({"check", dir / "absent", good});
+  const std::vector<std::string> lines = lines_of(absent.out);
+  ASSERT_EQ(lines.size(), 2u) << absent.out << absent.err;
+  EXPECT_TRUE(lines[0].starts_with((dir / "absent").string() + "\terror\t")) << lines[0];
+  EXPECT_EQ(lines[1], good + "\tok\t36 tensors");
+}
+
+TEST(InfoCheck, RefusesAFifoWithoutHanging) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0644), 0);
+
+  const Outcome result =
+      run({STFS_INFO_BINARY, "check", dir / "fifo"}, {.limit = std::chrono::seconds(20)});
+
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.status, 3);
+}
+
+TEST(InfoCheck, KeepsALineALineWhateverTheNamesHold) {
+  const TempDir dir;
+  const std::string evil = dir / "a\tb\n\x1b[2J.safetensors";
+  write_file(
+      evil,
+      safetensors_bytes(
+          "{\"w\\u001b\\n\\t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[1,5]}}", "abcde"));
+
+  const Outcome result = info({"check", evil});
+
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(lines_of(result.out).size(), 1u) << result.out;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\t'), 3) << result.out;
+  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+}
+
+TEST(InfoUsage, ExitStatusesAreThoseOfStfs) {
+  const TempDir dir;
+  write_file(dir / "bad.safetensors", "x");
+
+  expect_one_line(info({}), 2);
+  expect_one_line(info({"frobnicate"}), 2);
+  expect_one_line(info({"list"}), 2);
+  expect_one_line(info({"list", "--sort", "colour", test_data("sharded")}), 2);
+  expect_one_line(info({"show", test_data("sharded")}), 2);
+  expect_one_line(info({"list", dir / "absent"}), 3);
+  expect_one_line(info({"list", dir / "bad.safetensors"}), 1);
+  EXPECT_EQ(info({"--help"}).status, 0);
+  EXPECT_EQ(info({"--version"}).status, 0);
+  EXPECT_EQ(info({"list", "--help"}).status, 0);
+}
+
+class InfoWhere : public MountTest {};
+
+TEST_F(InfoWhere, JsonEqualsTheAttributes) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("layer/w 1", "BF16", {2, 3}),
+                                            random_tensor("scalar", "F64", {})});
+  const Mounted mount({dir / "m.safetensors"});
+
+  for (const char* path : {"layer/w 1", "scalar"}) {
+    const Outcome result = info({"where", "--json", mount / path});
+    ASSERT_EQ(result.status, 0) << result.err;
+    json where = json::parse(result.out);
+    if (where.is_array()) where = where.at(0);
+    EXPECT_EQ(where.at("source"), *xattr(mount / path, "user.stfs.source"));
+    EXPECT_EQ(where.at("offset").dump(), *xattr(mount / path, "user.stfs.offset"));
+    EXPECT_EQ(where.at("length").dump(), *xattr(mount / path, "user.stfs.length"));
+    EXPECT_EQ(where.at("dtype"), *xattr(mount / path, "user.stfs.dtype"));
+    EXPECT_EQ(where.at("shape").dump(), *xattr(mount / path, "user.stfs.shape"));
+  }
+}
+
+TEST_F(InfoWhere, TextNamesSourceOffsetLengthDtypeAndShape) {
+  const Mounted mount({test_data("sharded")});
+
+  const Outcome result = info({"where", mount / "bfloat16_35"});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  for (const char* attribute : {"source", "offset", "length", "dtype", "shape"}) {
+    const auto value =
+        xattr(mount / "bfloat16_35", (std::string("user.stfs.") + attribute).c_str());
+    ASSERT_TRUE(value);
+    EXPECT_NE(result.out.find(*value), std::string::npos) << attribute << " in " << result.out;
+  }
+}
+
+TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
+  const Mounted mount({test_data("sharded")});
+
+  for (const std::string& path :
+       {mount.path().string(), (mount / "absent").string(), (mount / ".stfs/info.json").string(),
+        std::string("/etc/passwd")}) {
+    const Outcome result = info({"where", path});
+    EXPECT_NE(result.status, 0) << path;
+    expect_one_line(result, result.status);
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test

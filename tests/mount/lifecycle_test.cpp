@@ -1,0 +1,374 @@
+// Mounting, signals, death and unmounting; the exit status of each way to fail.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class Lifecycle : public MountTest {
+ protected:
+  Lifecycle() { std::filesystem::create_directory(mountpoint()); }
+  ~Lifecycle() override { unmount_all(mountpoint()); }
+
+  std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
+  static std::string source() { return test_data("single/voices.safetensors"); }
+
+  static Outcome stfs(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), STFS_BINARY);
+    return run(arguments, {.limit = std::chrono::seconds(30)});
+  }
+
+  static void expect_one_line(const Outcome& result, int status) {
+    EXPECT_FALSE(result.timed_out);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_TRUE(result.err.starts_with("stfs: ")) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Lifecycle, TheCommandReturnsWhenTheMountAnswers) {
+  for (int i = 0; i < 10; ++i) {
+    const Outcome result =
+        sh(R"("$1" "$2" "$3"; ls "$3"; "$1" -u "$3")", {STFS_BINARY, source(), mountpoint()});
+    ASSERT_EQ(result.out, "mask\ntokens\n") << result.err;
+    ASSERT_EQ(result.status, 0);
+    ASSERT_EQ(result.err, "");
+  }
+}
+
+TEST_F(Lifecycle, TheDaemonLetsGoOfTheCallersOutputAndDirectory) {
+  // `$(...)` and pipes end when the last holder of their end closes it.
+  const Outcome result =
+      sh(R"(cd "$4"; out=$("$1" "$2" "$3" 2>&1); echo "<$out>")",
+         {STFS_BINARY, source(), mountpoint(), dir_.path()}, {.limit = std::chrono::seconds(20)});
+
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.out, "<>\n") << result.err;
+  const std::vector<pid_t> daemon = processes_with(mountpoint());
+  ASSERT_EQ(daemon.size(), 1u);
+  const std::filesystem::path process = "/proc/" + std::to_string(daemon[0]);
+  EXPECT_EQ(std::filesystem::read_symlink(process / "cwd"), "/");
+  for (const char* fd : {"0", "1", "2"})
+    EXPECT_EQ(std::filesystem::read_symlink(process / "fd" / fd), "/dev/null") << fd;
+}
+
+TEST_F(Lifecycle, ARelativeMountpointWorks) {
+  const Outcome result = run({STFS_BINARY, source(), "mnt"}, {.directory = dir_.path()});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(names_in(mountpoint()).size(), 2u);
+  EXPECT_EQ(run({STFS_BINARY, "-u", "mnt"}, {.directory = dir_.path()}).status, 0);
+  EXPECT_TRUE(mounts_at(mountpoint()).empty());
+}
+
+TEST_F(Lifecycle, AMountpointWithBlanksAndCommasWorks) {
+  const std::filesystem::path odd = dir_ / "a b,c\\d";
+  const std::filesystem::path file = dir_ / "m,fsname=x y.safetensors";
+  std::filesystem::create_directory(odd);
+  std::filesystem::copy_file(source(), file);
+
+  const Outcome mounted = stfs({file, odd});
+  const std::size_t files = mounted.status == 0 ? names_in(odd).size() : 0;
+  const Outcome unmounted = stfs({"-u", odd});
+  unmount_all(odd);
+
+  EXPECT_EQ(mounted.status, 0) << mounted.err;
+  EXPECT_EQ(files, 2u);
+  EXPECT_EQ(unmounted.status, 0) << unmounted.err;
+}
+
+TEST_F(Lifecycle, AMountpointThatIsNotEmptyIsCoveredAndComesBack) {
+  write_file(mountpoint() / "below", "x");
+
+  EXPECT_EQ(stfs({source(), mountpoint()}).status, 0);
+  EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"}));
+  EXPECT_EQ(stfs({"-u", mountpoint()}).status, 0);
+
+  EXPECT_EQ(names_in(mountpoint()), std::vector<std::string>{"below"});
+}
+
+TEST_F(Lifecycle, UnmountingEndsTheDaemon) {
+  Mounted mount({source()});
+
+  const Outcome result = mount.unmount();
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+  EXPECT_TRUE(eventually([&] { return processes_with(mount.path()).empty(); }));
+}
+
+TEST_F(Lifecycle, UmountOfTheSystemEndsTheDaemon) {
+  if (::geteuid() != 0) GTEST_SKIP() << "umount needs root";
+  Mounted mount({source()});
+
+  EXPECT_TRUE(eventually([&] { return run({"umount", mount.path()}).status == 0; }));
+
+  EXPECT_TRUE(eventually([&] { return processes_with(mount.path()).empty(); }));
+}
+
+TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    ForegroundMount mount({source()});
+    EXPECT_EQ(names_in(mount.path()).size(), 2u);
+
+    mount.process().signal(signal);
+    const Outcome result = mount.process().wait();
+
+    EXPECT_EQ(result.status, 0) << strsignal(signal) << result.err;
+    EXPECT_EQ(result.err, "");
+    EXPECT_TRUE(mounts_at(mount.path()).empty());
+  }
+}
+
+TEST_F(Lifecycle, SigtermToTheDaemonUnmounts) {
+  Mounted mount({source()});
+
+  ::kill(mount.daemon(), SIGTERM);
+
+  EXPECT_TRUE(eventually([&] { return processes_with(mount.path()).empty(); }));
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+}
+
+TEST_F(Lifecycle, TheForegroundEndsWith0WhenUnmountedFromOutside) {
+  ForegroundMount mount({source()});
+
+  const Outcome unmounted = stfs({"-u", mount.path()});
+  const Outcome result = mount.process().wait();
+
+  EXPECT_EQ(unmounted.status, 0) << unmounted.err;
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
+TEST_F(Lifecycle, AfterSigkillUnmountAndANewMountWork) {
+  Mounted mount({source()});
+  EXPECT_EQ(read_file(mount / "mask").size(), 32406u);
+
+  mount.kill_daemon();
+  struct stat64 status = {};
+  EXPECT_EQ(::stat64((mount / "absent").c_str(), &status), -1);
+  const Outcome unmounted = mount.unmount();
+  const Outcome again = stfs({source(), mount.path()});
+
+  EXPECT_EQ(unmounted.status, 0) << unmounted.err;
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
+  EXPECT_EQ(read_file(mount / "mask").size(), 32406u);
+}
+
+TEST_F(Lifecycle, AfterSigkillANewMountDoesNotStackOnTheDeadOne) {
+  Mounted mount({source()});
+  EXPECT_EQ(names_in(mount.path()).size(), 2u);
+  mount.kill_daemon();
+
+  const Outcome again = stfs({source(), mount.path()});
+
+  if (again.status == 0) {
+    EXPECT_EQ(names_in(mount.path()).size(), 2u);
+  } else {
+    expect_one_line(again, 4);
+  }
+  EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
+}
+
+TEST_F(Lifecycle, AfterSigkillADeadMountIsUnmountedByAnyOfItsNames) {
+  std::filesystem::create_directory_symlink(mountpoint(), dir_ / "link");
+  for (const std::string& name :
+       {mountpoint().string(), mountpoint().string() + "/", (dir_ / "link").string()}) {
+    ASSERT_EQ(stfs({source(), mountpoint()}).status, 0);
+    const std::vector<pid_t> daemon = processes_with(mountpoint());
+    ASSERT_EQ(daemon.size(), 1u);
+    ::kill(daemon[0], SIGKILL);
+    ASSERT_TRUE(eventually([&] { return processes_with(mountpoint()).empty(); }));
+
+    const Outcome unmounted = stfs({"-u", name});
+
+    EXPECT_EQ(unmounted.status, 0) << name << ": " << unmounted.err;
+    EXPECT_TRUE(mounts_at(mountpoint()).empty()) << name;
+    unmount_all(mountpoint());
+  }
+}
+
+TEST_F(Lifecycle, ALiveMountIsUnmountedByAnyOfItsNames) {
+  std::filesystem::create_directory_symlink(mountpoint(), dir_ / "link");
+  for (const std::string& name :
+       {mountpoint().string() + "/", (dir_ / "link").string(), (dir_ / "mnt/../mnt").string()}) {
+    ASSERT_EQ(stfs({source(), name}).status, 0) << name;
+    EXPECT_EQ(mounts_at(mountpoint()).size(), 1u) << name;
+
+    const Outcome unmounted = stfs({"-u", name});
+
+    EXPECT_EQ(unmounted.status, 0) << name << ": " << unmounted.err;
+    EXPECT_TRUE(mounts_at(mountpoint()).empty()) << name;
+  }
+}
+
+TEST_F(Lifecycle, SigtermEndsABusyMountWith0) {
+  ForegroundMount mount({source()});
+  const int fd = ::open((mount / "mask").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+
+  mount.process().signal(SIGTERM);
+  const Outcome result = mount.process().wait();
+  ::close(fd);
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+}
+
+TEST_F(Lifecycle, WithoutStandardDescriptorsItMountsAllTheSame) {
+  const Outcome result =
+      sh(R"("$1" "$2" "$3" <&- >&- 2>&-; ls "$3"; cmp "$3/mask" "$3/mask")",
+         {STFS_BINARY, source(), mountpoint()}, {.limit = std::chrono::seconds(20)});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out, "mask\ntokens\n");
+}
+
+TEST_F(Lifecycle, TheDaemonHasASessionOfItsOwn) {
+  const Mounted mount({source()});
+
+  EXPECT_NE(::getsid(mount.daemon()), ::getsid(0));
+}
+
+TEST_F(Lifecycle, ABusyMountIsNotUnmountedUnlessLazily) {
+  const Mounted mount({source()});
+  Process holder({"/usr/bin/python3", "-c", R"(
+import os, sys, time
+f = open(sys.argv[1], 'rb')
+os.mkdir(sys.argv[2])
+time.sleep(1000)
+)",
+                  mount / "mask", dir_ / "open"});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(dir_ / "open"); }));
+
+  const Outcome busy = stfs({"-u", mount.path()});
+  const std::size_t mounts = mounts_at(mount.path()).size();
+  const Outcome lazy = stfs({"-u", "-z", mount.path()});
+
+  expect_one_line(busy, 4);
+  EXPECT_EQ(mounts, 1u);
+  EXPECT_EQ(lazy.status, 0) << lazy.err;
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+}
+
+TEST_F(Lifecycle, UnmountingWhatIsNotAnStfsMountFails) {
+  expect_one_line(stfs({"-u", mountpoint()}), 4);
+  expect_one_line(stfs({"-u", dir_ / "absent"}), 4);
+  expect_one_line(stfs({"-u", "/proc"}), 4);
+  EXPECT_FALSE(mounts_at("/proc").empty());
+}
+
+TEST_F(Lifecycle, UnmountingAnotherFileSystemFailsAndLeavesIt) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mounting tmpfs needs root";
+  ASSERT_EQ(::mount("tmpfs", mountpoint().c_str(), "tmpfs", 0, "size=1m"), 0);
+
+  const Outcome result = stfs({"-u", mountpoint()});
+
+  expect_one_line(result, 4);
+  EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
+}
+
+TEST_F(Lifecycle, UnmountingADirectoryInsideAMountFailsAndLeavesIt) {
+  write_safetensors(dir_ / "m.safetensors", {random_tensor("d/w", "U8", {1})});
+  const Mounted mount({dir_ / "m.safetensors"});
+
+  const Outcome result = stfs({"-u", mount / "d"});
+
+  expect_one_line(result, 4);
+  EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
+}
+
+TEST_F(Lifecycle, AMissingMountpointFails) {
+  expect_one_line(stfs({source(), dir_ / "absent"}), 4);
+}
+
+TEST_F(Lifecycle, AMountpointThatIsAFileFails) {
+  write_file(dir_ / "file", "x");
+  expect_one_line(stfs({source(), dir_ / "file"}), 4);
+}
+
+TEST_F(Lifecycle, AMountpointThatIsAlreadyAMountIsBusy) {
+  const Mounted mount({source()});
+
+  const Outcome result = stfs({source(), mount.path()});
+
+  expect_one_line(result, 4);
+  EXPECT_EQ(mounts_at(mount.path()).size(), 1u);
+  EXPECT_EQ(names_in(mount.path()).size(), 2u);
+}
+
+TEST_F(Lifecycle, ABrokenMountpointIsReportedInTheForegroundToo) {
+  expect_one_line(stfs({"-f", source(), dir_ / "absent"}), 4);
+}
+
+TEST_F(Lifecycle, WithoutPermissionTheMountFails) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+  if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+  std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
+  std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
+  std::filesystem::copy_file(source(), dir_ / "m.safetensors");
+
+  // nobody may not mount on root's directory, with or without fusermount3.
+  const Outcome result = run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+                              dir_ / "stfs", dir_ / "m.safetensors", mountpoint()});
+
+  EXPECT_EQ(result.status, 4) << result.err;
+  EXPECT_TRUE(mounts_at(mountpoint()).empty());
+}
+
+TEST_F(Lifecycle, WrongUsageIsExit2) {
+  expect_one_line(stfs({}), 2);
+  expect_one_line(stfs({source()}), 2);
+  expect_one_line(stfs({"--bogus", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "views=maybe", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "cache=none", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "threads=0", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "threads=many", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "uid=me", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "umask=9", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "frobnicate", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-o", "remount", source(), mountpoint()}), 2);
+  expect_one_line(stfs({"-u"}), 2);
+  expect_one_line(stfs({"-u", mountpoint(), mountpoint()}), 2);
+  EXPECT_TRUE(mounts_at(mountpoint()).empty());
+}
+
+TEST_F(Lifecycle, HelpAndVersionGoToStandardOutput) {
+  for (const char* flag : {"-h", "--help", "-V", "--version"}) {
+    const Outcome result = stfs({flag});
+    EXPECT_EQ(result.status, 0) << flag;
+    EXPECT_NE(result.out, "") << flag;
+    EXPECT_EQ(result.err, "") << flag;
+  }
+  EXPECT_NE(stfs({"--version"}).out.find(STFS_VERSION), std::string::npos);
+  EXPECT_NE(stfs({"--help"}).out.find("MOUNTPOINT"), std::string::npos);
+}
+
+TEST_F(Lifecycle, TwentyMountsAtOnceAreIndependent) {
+  std::vector<std::unique_ptr<Mounted>> mounts;
+  for (int i = 0; i < 20; ++i)
+    mounts.push_back(std::make_unique<Mounted>(std::vector<std::string>{source()}));
+
+  mounts.erase(mounts.begin(), mounts.begin() + 10);
+
+  for (const auto& mount : mounts) EXPECT_EQ(read_file(*mount / "mask").size(), 32406u);
+}
+
+}  // namespace
+}  // namespace stfs::test

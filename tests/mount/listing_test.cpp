@@ -1,0 +1,198 @@
+// Large directories: complete, without duplicates, however they are read.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <dirent.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Directory = std::unique_ptr<DIR, int (*)(DIR*)>;
+
+Directory open_directory(const std::filesystem::path& path) {
+  return {::opendir(path.c_str()), ::closedir};
+}
+
+// 20,000 tensors; with STFS_LONG=1 in the environment the 760,000 of a header at the format's
+// limit.
+class Listing : public MountTest {
+ protected:
+  void SetUp() override {
+    MountTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    const char* long_tests = std::getenv("STFS_LONG");
+    const bool all = long_tests != nullptr && std::strcmp(long_tests, "1") == 0;
+    const Outcome made = run({STFS_MAKE_CHECKPOINT, dir_.path(), "--preset", "wide", "--tensors",
+                              all ? "760000" : "20000"});
+    ASSERT_EQ(made.status, 0) << made.err;
+    for (const auto& [name, entry] : entries_of(dir_ / "model.safetensors")) names_.push_back(name);
+    mount_ = std::make_unique<Mounted>(std::vector<std::string>{dir_ / "model.safetensors"});
+  }
+
+  // What two readings have in common, or not, without printing a million names.
+  void expect_complete(const std::vector<std::string>& listed) const {
+    EXPECT_EQ(listed.size(), names_.size());
+    EXPECT_EQ(std::adjacent_find(listed.begin(), listed.end()), listed.end())
+        << "a name is listed twice";
+    EXPECT_TRUE(listed == names_);
+  }
+
+  TempDir dir_;
+  std::vector<std::string> names_;  // sorted
+  std::unique_ptr<Mounted> mount_;
+};
+
+TEST_F(Listing, IsCompleteAndTheSameAgainFromTheKernelsCache) {
+  expect_complete(names_in(mount_->path()));
+  expect_complete(names_in(mount_->path()));
+}
+
+TEST_F(Listing, OfLsWithSizesIsComplete) {
+  const Outcome ls = sh(R"(ls -lU "$1" | tail -n +2 | awk '{ print $5 }' | sort | uniq -c)",
+                        {mount_->path()}, {.limit = std::chrono::seconds(500)});
+
+  EXPECT_EQ(ls.status, 0) << ls.err;
+  EXPECT_EQ(std::strtoull(ls.out.c_str(), nullptr, 10), names_.size()) << ls.out.substr(0, 200);
+  EXPECT_EQ(std::count(ls.out.begin(), ls.out.end(), '\n'), 1) << ls.out.substr(0, 200);
+}
+
+TEST_F(Listing, IsCompleteForEightReadersAtOnce) {
+  std::vector<std::vector<std::string>> listed(8);
+  std::vector<std::thread> readers;
+
+  for (auto& names : listed) readers.emplace_back([&] { names = names_in(mount_->path()); });
+  for (std::thread& reader : readers) reader.join();
+
+  for (const auto& names : listed) expect_complete(names);
+}
+
+TEST_F(Listing, IsCompleteForReadersOfOneDescriptor) {
+  const Directory directory = open_directory(mount_->path());
+  ASSERT_NE(directory, nullptr);
+  std::vector<std::vector<std::string>> listed(4);
+  std::vector<std::thread> readers;
+
+  // readdir(3) locks the stream, so each entry goes to one reader.
+  for (auto& names : listed) {
+    readers.emplace_back([&] {
+      while (const dirent* entry = ::readdir(directory.get())) names.emplace_back(entry->d_name);
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+
+  std::size_t entries = 0;
+  for (const auto& names : listed) entries += names.size();
+  EXPECT_EQ(entries, names_.size() + 2);
+}
+
+TEST_F(Listing, RewinddirBeginsAnewWhereverTheReaderStood) {
+  const Directory directory = open_directory(mount_->path());
+  ASSERT_NE(directory, nullptr);
+  RandomBytes random(5);
+
+  for (int round = 0; round < 4; ++round) {
+    ::rewinddir(directory.get());
+    for (std::uint64_t left = random.next() % names_.size(); left > 0; --left)
+      ASSERT_NE(::readdir(directory.get()), nullptr);
+    ::rewinddir(directory.get());
+    std::vector<std::string> listed;
+    while (const dirent* entry = ::readdir(directory.get()))
+      if (entry->d_name[0] != '.') listed.emplace_back(entry->d_name);
+    std::ranges::sort(listed);
+    expect_complete(listed);
+  }
+}
+
+TEST_F(Listing, SeekdirReturnsToWhatStoodAtTelldir) {
+  const Directory directory = open_directory(mount_->path());
+  ASSERT_NE(directory, nullptr);
+  std::vector<std::pair<long, std::string>> places;  // position before an entry, and the entry
+  for (;;) {
+    const long position = ::telldir(directory.get());
+    const dirent* entry = ::readdir(directory.get());
+    if (entry == nullptr) break;
+    places.emplace_back(position, entry->d_name);
+  }
+  ASSERT_EQ(places.size(), names_.size() + 2);
+  RandomBytes random(6);
+
+  for (int i = 0; i < 2000; ++i) {
+    const auto& [position, name] = places[random.next() % places.size()];
+    ::seekdir(directory.get(), position);
+    const dirent* entry = ::readdir(directory.get());
+    ASSERT_NE(entry, nullptr) << position;
+    ASSERT_EQ(entry->d_name, name) << position;
+  }
+}
+
+TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
+  std::vector<std::pair<long, std::string>> places;
+  {
+    const Directory directory = open_directory(mount_->path());
+    for (;;) {
+      const long position = ::telldir(directory.get());
+      const dirent* entry = ::readdir(directory.get());
+      if (entry == nullptr) break;
+      places.emplace_back(position, entry->d_name);
+    }
+  }
+  const Mounted fresh({dir_ / "model.safetensors"});
+
+  const Directory directory = open_directory(fresh.path());
+  const auto& [position, name] = places[places.size() / 2];
+  ::seekdir(directory.get(), position);
+  std::size_t left = 0;
+  std::string first;
+  while (const dirent* entry = ::readdir(directory.get()))
+    if (left++ == 0) first = entry->d_name;
+
+  EXPECT_EQ(first, name);
+  EXPECT_EQ(left, places.size() - places.size() / 2);
+}
+
+TEST_F(Listing, EveryTensorIsFoundByItsName) {
+  RandomBytes random(8);
+  const auto entries = entries_of(dir_ / "model.safetensors");
+
+  for (int i = 0; i < 3000; ++i) {
+    const std::string& name = names_[random.next() % names_.size()];
+    ASSERT_EQ(read_file(*mount_ / name), entries.at(name).bytes()) << name;
+  }
+}
+
+TEST_F(Listing, OfTheCatalogueHasEveryTensor) {
+  const Outcome lines = run({"wc", "-l", *mount_ / ".stfs/tensors.tsv"});
+
+  EXPECT_EQ(std::strtoull(lines.out.c_str(), nullptr, 10), names_.size() + 1);
+  EXPECT_EQ(names_in(*mount_ / ".stfs/json").size(), names_.size());
+}
+
+TEST_F(Listing, LeavesTheDaemonUnderFourTimesTheHeaderInMemory) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "a sanitizer's memory is not ours";
+#endif
+  expect_complete(names_in(mount_->path()));
+
+  const std::string status = read_file("/proc/" + std::to_string(mount_->daemon()) + "/status");
+
+  const std::size_t line = status.find("VmRSS:");
+  ASSERT_NE(line, std::string::npos);
+  const std::uint64_t resident = std::strtoull(status.c_str() + line + 6, nullptr, 10) << 10;
+  const std::uint64_t program = 16 << 20;  // the binary, its libraries and its threads' stacks
+  EXPECT_LT(resident, program + 4 * header_text(dir_ / "model.safetensors").size());
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# package_test.sh BUILD_DIR: what is installed is complete, the package holds the same, and a package
+# that is installed and removed leaves nothing behind.
+set -euo pipefail
+
+build=${1:?usage: package_test.sh BUILD_DIR}
+work=$(mktemp -d)
+remove=''  # what is installed on this system and must go
+cleanup() {
+  if [[ $remove ]]; then dpkg --purge "$remove" >/dev/null 2>&1; fi
+  rm -rf "$work"
+}
+trap cleanup EXIT
+fail() {
+  printf 'package_test: %s\n' "$1" >&2
+  exit 1
+}
+
+# The files of an installation, below its prefix; zsh's directory depends on the prefix.
+expected() {
+  cat <<LIST
+bin/stfs
+bin/stfs-info
+lib/systemd/system/stfs@.service
+share/bash-completion/completions/stfs
+share/bash-completion/completions/stfs-info
+share/doc/stfs/CHANGELOG.md
+share/doc/stfs/LICENSE
+share/doc/stfs/README.md
+share/doc/stfs/SEMANTICS.md
+share/doc/stfs/TROUBLESHOOTING.md
+share/doc/stfs/examples/example.conf
+share/man/man1/stfs-info.1
+share/man/man1/stfs.1
+share/zsh/$1/_stfs
+share/zsh/$1/_stfs-info
+LIST
+}
+# same_list WHAT EXPECTED FOUND
+same_list() {
+  diff -u --label expected --label "$1" <(sort <<<"$2") <(sort <<<"$3") || fail "$1: other files"
+}
+
+DESTDIR=$work/root cmake --install "$build" --prefix /opt/stfs >/dev/null
+same_list 'cmake --install' "$(expected site-functions)" \
+  "$(cd "$work/root/opt/stfs" && find . -type f -printf '%P\n')"
+[[ $(find "$work/root" -mindepth 1 -maxdepth 1) == "$work/root/opt" ]] ||
+  fail 'cmake --install: a file outside the prefix'
+"$work/root/opt/stfs/bin/stfs" --version | grep -q '[0-9]' || fail 'stfs --version prints no version'
+"$work/root/opt/stfs/bin/stfs-info" --version | grep -q '[0-9]' ||
+  fail 'stfs-info --version prints no version'
+grep -q '^ExecStart=/opt/stfs/bin/stfs ' "$work/root/opt/stfs/lib/systemd/system/stfs@.service" ||
+  fail 'the unit does not start the installed program'
+
+if ! command -v dpkg-deb >/dev/null; then
+  printf 'package_test: no dpkg-deb: the package was not built\n'
+  exit 0
+fi
+(cd "$work" && cpack --config "$build/CPackConfig.cmake" -B "$work/cpack" >"$work/log" 2>&1) ||
+  { cat "$work/log" >&2; fail 'cpack failed'; }
+shopt -s nullglob
+packages=("$work"/cpack/stfs_*.deb)
+((${#packages[@]} == 1)) || fail 'cpack did not make one package'
+package=${packages[0]}
+same_list 'the package' "$(expected vendor-completions | sed 's|^|./usr/|')" \
+  "$(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$')"
+dpkg-deb --field "$package" Depends | grep -qw fuse3 || fail 'the package does not depend on fuse3'
+dpkg-deb --field "$package" Depends | grep -q libfuse3- || fail 'the package does not depend on libfuse3'
+dpkg-deb --fsys-tarfile "$package" | tar -xO ./usr/lib/systemd/system/stfs@.service |
+  grep -q '^ExecStart=/usr/bin/stfs ' || fail "the package's unit does not start its program"
+
+if ((EUID != 0)) || dpkg-query -W stfs >/dev/null 2>&1; then
+  printf 'package_test: not root, or stfs is installed here: the package was not installed\n'
+  exit 0
+fi
+dpkg -i "$package" >/dev/null
+remove=stfs
+mapfile -t installed < <(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$' | sed 's|^\.||')
+[[ $(/usr/bin/stfs --version) == "$("$work/root/opt/stfs/bin/stfs" --version)" ]] ||
+  fail 'the installed stfs is another'
+dpkg -r stfs >/dev/null
+remove=''
+for file in "${installed[@]}"; do
+  [[ ! -e $file ]] || fail "$file: left behind by dpkg -r"
+done
+[[ ! -e /usr/share/doc/stfs ]] || fail '/usr/share/doc/stfs: left behind by dpkg -r'
+! dpkg-query -W stfs >/dev/null 2>&1 || fail 'dpkg still knows the package after dpkg -r'

@@ -1,0 +1,136 @@
+#include "tests/support/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+namespace stfs::test {
+namespace {
+
+int checked(int result, const char* what) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
+  return result;
+}
+
+std::string contents(int fd) {
+  std::string text;
+  char block[1 << 16];
+  for (off_t offset = 0;;) {
+    const ssize_t got = ::pread(fd, block, sizeof block, offset);
+    if (got <= 0) return text;
+    text.append(block, static_cast<std::size_t>(got));
+    offset += got;
+  }
+}
+
+// Pointers for exec; the strings must outlive them.
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> out;
+  for (const std::string& text : strings) out.push_back(const_cast<char*>(text.c_str()));
+  out.push_back(nullptr);
+  return out;
+}
+
+}  // namespace
+
+Process::Process(const std::vector<std::string>& argv, const RunOptions& options)
+    : limit_(options.limit) {
+  std::vector<std::string> environment = options.environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view ours(*entry);
+    const std::string_view name = ours.substr(0, ours.find('=') + 1);
+    const auto same_name = [&](const std::string& given) { return given.starts_with(name); };
+    if (std::ranges::none_of(options.environment, same_name)) environment.emplace_back(ours);
+  }
+  const std::vector<char*> arguments = pointers(argv);
+  const std::vector<char*> variables = pointers(environment);
+  out_fd_ = checked(::memfd_create("out", MFD_CLOEXEC), "memfd_create");
+  err_fd_ = checked(::memfd_create("err", MFD_CLOEXEC), "memfd_create");
+  pid_ = checked(::fork(), "fork");
+  if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
+    const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out_fd_, 1) < 0 || ::dup2(err_fd_, 2) < 0 ||
+        (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))
+      ::_exit(126);
+    ::execvpe(arguments[0], arguments.data(), variables.data());
+    ::_exit(127);
+  }
+  pid_fd_ = checked(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)), "pidfd_open");
+}
+
+Process::~Process() {
+  if (!reaped_) {
+    signal(SIGKILL);
+    reap();
+  }
+  ::close(pid_fd_);
+  ::close(out_fd_);
+  ::close(err_fd_);
+}
+
+bool Process::running() const {
+  pollfd ended = {pid_fd_, POLLIN, 0};
+  return !reaped_ && ::poll(&ended, 1, 0) == 0;
+}
+
+void Process::signal(int number) const {
+  if (!reaped_) ::kill(pid_, number);
+}
+
+void Process::reap() {
+  while (::waitpid(pid_, &wait_status_, 0) < 0 && errno == EINTR) {
+  }
+  reaped_ = true;
+}
+
+Outcome Process::wait() {
+  Outcome result;
+  if (!reaped_) {
+    pollfd ended = {pid_fd_, POLLIN, 0};
+    const auto milliseconds = std::chrono::milliseconds(limit_).count();
+    if (::poll(&ended, 1, static_cast<int>(milliseconds)) == 0) {
+      result.timed_out = true;
+      signal(SIGKILL);
+    }
+    reap();
+  }
+  result.status =
+      WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : 128 + WTERMSIG(wait_status_);
+  result.out = contents(out_fd_);
+  result.err = contents(err_fd_);
+  return result;
+}
+
+std::string Process::err() const { return contents(err_fd_); }
+
+Outcome run(const std::vector<std::string>& argv, const RunOptions& options) {
+  return Process(argv, options).wait();
+}
+
+Outcome sh(const std::string& script, const std::vector<std::string>& arguments,
+           const RunOptions& options) {
+  std::vector<std::string> argv = {"/bin/bash", "-c", "set -eo pipefail\n" + script, "sh"};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  return run(argv, options);
+}
+
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+}  // namespace stfs::test

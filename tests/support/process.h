@@ -1,0 +1,69 @@
+// Runs programs as a user would, and keeps what they say.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+
+// How a program ended.
+struct Outcome {
+  int status = -1;  // exit status, or 128 + the signal that ended it
+  bool timed_out = false;
+  std::string out;
+  std::string err;
+};
+
+struct RunOptions {
+  std::vector<std::string> environment = {};  // "NAME=value", added to ours
+  std::filesystem::path directory = {};       // where to run; empty: here
+  std::chrono::seconds limit{120};            // then the child, and only the child, is killed
+};
+
+// A child process, its standard input empty, its output kept in memory (so that a daemon that it
+// leaves behind can never keep the test waiting). Killed, if it still runs, at the end of scope.
+class Process {
+ public:
+  explicit Process(const std::vector<std::string>& argv, const RunOptions& options = {});
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  bool running() const;
+  void signal(int number) const;
+  // Waits for the end, at most until the limit.
+  Outcome wait();
+  // What it has written to standard error so far.
+  std::string err() const;
+
+ private:
+  void reap();
+
+  std::chrono::seconds limit_;
+  pid_t pid_ = -1;
+  int pid_fd_ = -1;
+  int out_fd_ = -1;
+  int err_fd_ = -1;
+  bool reaped_ = false;
+  int wait_status_ = 0;
+};
+
+// Runs `argv` to its end, without a shell. argv[0] is looked up in PATH.
+Outcome run(const std::vector<std::string>& argv, const RunOptions& options = {});
+
+// Runs a script with /bin/bash, pipelines failing where any part fails. "$1", "$2".. are
+// `arguments`.
+Outcome sh(const std::string& script, const std::vector<std::string>& arguments = {},
+           const RunOptions& options = {});
+
+// Whether `condition` becomes true before `limit`. For what the kernel announces by no event.
+bool eventually(const std::function<bool()>& condition,
+                std::chrono::milliseconds limit = std::chrono::seconds(20));
+
+}  // namespace stfs::test
