@@ -154,7 +154,7 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     const std::string& shard = index.shards[i];
     const fs::path file = fs::path(path).parent_path() / shard;
     const auto miss = [&](const std::vector<std::string_view>& names) {
-      complete = false;
+      complete = complete && names.empty();
       for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
     };
     std::error_code error;
@@ -181,7 +181,6 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     for (const TensorRecord& tensor : source.header.tensors) bytes += tensor.length;
     add_source(std::move(source));
   }
-  complete = complete && missing_.empty();
   if (complete && index.total_size && *index.total_size != bytes) {
     warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
                         ", but the tensors have " + std::to_string(bytes) + " bytes");

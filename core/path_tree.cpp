@@ -169,20 +169,23 @@ std::optional<PathTree::Entry> PathTree::list(std::uint32_t directory, std::uint
                                               std::uint64_t& next) const {
   const Directory& within = directories_[directory];
   if (cursor >= within.last - within.first) return std::nullopt;
-  const auto at = static_cast<std::uint32_t>(within.first + cursor);
-  const std::string_view rest = path(order_[at]).substr(within.prefix_length);
-  const std::size_t slash = rest.find('/');
-  if (slash == std::string_view::npos) {
-    next = cursor + 1;
-    return Entry{false, order_[at], rest};
+  auto at = static_cast<std::uint32_t>(within.first + cursor);
+  while (at < within.last) {
+    const std::string_view path = this->path(order_[at]);
+    const std::size_t slash = path.find('/', within.prefix_length);
+    if (slash == std::string_view::npos) {
+      next = at - within.first + 1;
+      return Entry{false, order_[at], path.substr(within.prefix_length)};
+    }
+    const std::uint32_t first = lower_bound(within, path.substr(0, slash + 1));
+    const std::uint32_t child = directory_at(first, slash + 1);
+    if (first == at) {
+      next = directories_[child].last - within.first;
+      return Entry{true, child, path.substr(within.prefix_length, slash - within.prefix_length)};
+    }
+    at = directories_[child].last;  // a cursor from nowhere, in the middle of a subdirectory
   }
-  const std::uint32_t child = directory_at(at, within.prefix_length + slash + 1);
-  if (child == directories_.size() || directories_[child].first != at) {
-    // A cursor from nowhere, in the middle of a subdirectory: go on behind it.
-    return list(directory, cursor + 1, next);
-  }
-  next = directories_[child].last - within.first;
-  return Entry{true, child, rest.substr(0, slash)};
+  return std::nullopt;
 }
 
 }  // namespace stfs

@@ -94,9 +94,10 @@ std::vector<std::uint32_t> sorted_order(std::size_t count, const TextOf& text_of
       const auto same = part.subspan(begin, end - begin);
       std::size_t ended = 0;
       if (any_ended && same.size() > 1) {
-        const auto rest = std::ranges::stable_partition(
-            same, [&](const auto& key) { return size_of(key) <= range.depth + 8; });
-        ended = same.size() - rest.size();
+        const auto rest = std::stable_partition(same.begin(), same.end(), [&](const auto& key) {
+          return size_of(key) <= range.depth + 8;
+        });
+        ended = static_cast<std::size_t>(rest - same.begin());
         std::ranges::stable_sort(same.first(ended), {}, size_of);
       }
       if (same.size() - ended > 1) {

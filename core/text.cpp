@@ -120,7 +120,8 @@ std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
+  // A value that would be printed as 1024.0 is one of the next unit.
+  while (value >= (unit == 0 ? 1024 : 1023.95) && unit + 1 < kUnits.size()) {
     value /= 1024;
     ++unit;
   }

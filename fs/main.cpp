@@ -7,14 +7,20 @@
 #include "fs/mount_table.h"
 #include "fs/options.h"
 
+#include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
-#include <memory>
 #include <new>
 #include <string>
 #include <thread>
@@ -22,6 +28,69 @@
 
 namespace stfs {
 namespace {
+
+// Waits for SIGHUP, SIGINT and SIGTERM on a thread of its own, and ends the loop when one comes.
+// They are blocked everywhere else, from before the mount is there: a signal can come at no wrong
+// moment.
+class SignalWatch {
+ public:
+  SignalWatch();
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+  ~SignalWatch();
+
+  // Begins to watch for the loop that the calling thread is about to run.
+  void start(fuse_session* session);
+  void stop();
+
+ private:
+  void watch(fuse_session* session, pthread_t loop) const;
+
+  UniqueFd signals_;  // signalfd(2)
+  UniqueFd stopped_;  // eventfd(2)
+  std::thread thread_;
+};
+
+SignalWatch::SignalWatch() {
+  sigset_t ending;
+  sigemptyset(&ending);
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) sigaddset(&ending, signal);
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  signals_ = UniqueFd(::signalfd(-1, &ending, SFD_CLOEXEC));
+  stopped_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
+  if (!signals_ || !stopped_) throw_errno(ErrorCode::kMountFailed, "", "signalfd", errno);
+  // What the loop's thread is woken with; the handler is there so that a system call ends.
+  struct sigaction wake {};
+  wake.sa_handler = [](int) {};
+  ::sigaction(SIGUSR2, &wake, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+SignalWatch::~SignalWatch() { stop(); }
+
+void SignalWatch::start(fuse_session* session) {
+  thread_ = std::thread([this, session, loop = ::pthread_self()] { watch(session, loop); });
+}
+
+void SignalWatch::stop() {
+  if (!thread_.joinable()) return;
+  ::eventfd_write(stopped_.get(), 1);
+  thread_.join();
+}
+
+void SignalWatch::watch(fuse_session* session, pthread_t loop) const {
+  pollfd events[] = {{stopped_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
+  while (::poll(events, 2, -1) < 0 && errno == EINTR) {
+  }
+  if (events[0].revents != 0) return;
+  fuse_session_exit(session);
+  // libfuse's loop looks at that flag and then waits on a semaphore; a wake-up between the two is
+  // lost, so it is repeated until the loop has ended.
+  constexpr int kMilliseconds = 10;
+  do {
+    ::pthread_kill(loop, SIGUSR2);
+  } while (::poll(events, 1, kMilliseconds) <= 0);
+}
 
 // A FUSE session from mount to unmount.
 class Session {
@@ -39,6 +108,7 @@ class Session {
 
  private:
   std::string place_;
+  SignalWatch signals_;
   fuse_session* session_ = nullptr;
 };
 
@@ -95,16 +165,13 @@ Session::~Session() {
 }
 
 void Session::run(unsigned threads) {
-  if (fuse_set_signal_handlers(session_) != 0) {
-    throw Error(ErrorCode::kMountFailed, place_, "signal handlers could not be set");
-  }
+  signals_.start(session_);
   fuse_loop_config* config = fuse_loop_cfg_create();
   fuse_loop_cfg_set_max_threads(config, threads);
   fuse_loop_cfg_set_idle_threads(config, threads);
   const int result = fuse_session_loop_mt(session_, config);
   fuse_loop_cfg_destroy(config);
-  fuse_remove_signal_handlers(session_);
-  // Positive: the number of the signal that ended the loop.
+  signals_.stop();
   if (result < 0) throw_errno(ErrorCode::kMountFailed, place_, "serving ended", -result);
 }
 
@@ -155,7 +222,18 @@ void mount(Options options) {
   session.run(options.threads != 0 ? options.threads : default_threads());
 }
 
+// A descriptor that is opened later must not become standard input, output or error because the
+// caller left one of these closed.
+void open_standard_descriptors() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
 int run(int argc, char** argv) {
+  open_standard_descriptors();
   const Options options = parse_options(argc, argv);
   switch (options.command) {
     case Options::Command::kHelp:

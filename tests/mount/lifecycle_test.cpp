@@ -136,6 +136,24 @@ TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
   }
 }
 
+TEST_F(Lifecycle, ASignalAtTheMomentOfMountingUnmountsToo) {
+  for (int i = 0; i < 60; ++i) {
+    Process process({STFS_BINARY, "-f", source(), mountpoint()},
+                    {.limit = std::chrono::seconds(10)});
+    // As early as it can be seen, and a little later each time.
+    while (process.running() && mounts_at(mountpoint()).empty()) {
+    }
+    for (int j = 0; j < i % 8; ++j) mounts_at(mountpoint());
+
+    process.signal(SIGTERM);
+    const Outcome result = process.wait();
+
+    ASSERT_FALSE(result.timed_out) << "the signal was lost, round " << i;
+    ASSERT_EQ(result.status, 0) << "round " << i << ": " << result.err;
+    ASSERT_TRUE(mounts_at(mountpoint()).empty()) << "left mounted, round " << i;
+  }
+}
+
 TEST_F(Lifecycle, SigtermToTheDaemonUnmounts) {
   Mounted mount({source()});
 

@@ -1,0 +1,11 @@
+// What a fuzz target asserts. Not <cassert>: it must hold in every build type.
+#pragma once
+
+namespace stfs::fuzz {
+
+// Ends the run, so that libFuzzer keeps the input, unless `condition` holds.
+inline void check(bool condition) {
+  if (!condition) __builtin_trap();
+}
+
+}  // namespace stfs::fuzz

@@ -1,0 +1,105 @@
+// Any bytes as a file: they are a header or an stfs::Error, and both ways of reading agree.
+//
+// When the first eight bytes are the length of JSON that is there, the input is a whole file, as
+// those of tests/corpus are. When not, they are the number of bytes behind the header, and the rest
+// is JSON.
+#include "core/error.h"
+#include "core/header.h"
+#include "core/mapping.h"
+#include "tests/fuzz/check.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stfs::fuzz {
+namespace {
+
+constexpr std::size_t kLengthBytes = 8;
+
+// What Header promises of tensors whose bytes begin at `data_begin` and are `data_length` long.
+void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t data_length) {
+  std::uint64_t next = data_begin;
+  for (const TensorRecord& tensor : header.tensors) {
+    check(tensor.offset == next);
+    next += tensor.length;
+    check(header.name(tensor).size() == tensor.name_length);
+    std::uint64_t bits = dtype_bits(tensor.dtype);
+    for (const std::uint64_t dim : header.shape(tensor)) bits *= dim;
+    check(bits == tensor.length * 8);
+  }
+  check(next == data_begin + data_length);
+  check(header.by_name.size() == header.tensors.size());
+  for (std::size_t i = 1; i < header.by_name.size(); ++i) {
+    check(header.name(header.tensors[header.by_name[i - 1]]) <
+          header.name(header.tensors[header.by_name[i]]));
+  }
+  for (std::size_t i = 1; i < header.metadata.size(); ++i) {
+    check(header.metadata[i - 1].first < header.metadata[i].first);
+  }
+}
+
+// The error's code, or nothing when it was accepted.
+std::optional<ErrorCode> verdict(const std::function<void()>& load) {
+  try {
+    load();
+  } catch (const Error& error) {
+    check(!error.message().empty());
+    for (const char c : std::string_view(error.what())) {
+      const auto byte = static_cast<unsigned char>(c);
+      check(byte >= 0x20 && byte != 0x7f);
+    }
+    return error.code();
+  }
+  return std::nullopt;
+}
+
+std::optional<ErrorCode> parse(std::string_view json, std::uint64_t data_length) {
+  return verdict([&] {
+    check_header(parse_header(json, data_length, "fuzz"), kLengthBytes + json.size(), data_length);
+  });
+}
+
+// A file in memory that the whole run writes to, one input after the other.
+std::optional<ErrorCode> read(std::string_view input) {
+  static const std::string path = "/dev/shm/stfs_header_fuzz." + std::to_string(::getpid());
+  static const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  static const int removed_at_exit = std::atexit([] { ::unlink(path.c_str()); });
+  check(fd >= 0 && removed_at_exit == 0);
+  check(::ftruncate(fd, 0) == 0);
+  check(::pwrite(fd, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()));
+  return verdict([&] { read_header(Mapping(path), "fuzz"); });
+}
+
+void run(std::string_view input) {
+  const std::optional<ErrorCode> whole = read(input);
+  if (input.size() < kLengthBytes) {
+    check(whole == ErrorCode::kHeaderTooSmall);
+    return;
+  }
+  std::uint64_t length = 0;
+  std::memcpy(&length, input.data(), kLengthBytes);  // little-endian, as every target of ours
+  const std::string_view rest = input.substr(kLengthBytes);
+  if (length <= rest.size()) {
+    check(whole == parse(rest.substr(0, length), rest.size() - length));
+  } else {
+    check(whole == ErrorCode::kHeaderTooLarge || whole == ErrorCode::kInvalidHeaderLength);
+    parse(rest, length);
+  }
+}
+
+}  // namespace
+}  // namespace stfs::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  stfs::fuzz::run({reinterpret_cast<const char*>(data), size});
+  return 0;
+}

@@ -1,0 +1,489 @@
+// What a SOURCE is, and what becomes of it: files, indexes, directories, several of them.
+#include "core/checkpoint.h"
+
+#include "core/error.h"
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// How a checkpoint did not load.
+struct Refusal {
+  ErrorCode code;
+  std::string message;
+};
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  std::string at(std::string_view name) const { return (dir_ / name).string(); }
+
+  // A file with one-byte tensors of these names.
+  void write(const std::string& name, const std::vector<std::string>& tensors,
+             const std::optional<Metadata>& metadata = std::nullopt) const {
+    fs::create_directories((dir_ / name).parent_path());
+    std::vector<Tensor> list;
+    for (const std::string& tensor : tensors) list.push_back({tensor, "U8", {1}, "x"});
+    write_safetensors(dir_ / name, list, metadata);
+  }
+
+  std::optional<Refusal> refusal(const std::vector<std::string>& sources,
+                                 const LoadOptions& options = {}) const {
+    try {
+      const Checkpoint checkpoint(sources, options);
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+      return Refusal{error.code(), error.what()};
+    }
+    return std::nullopt;
+  }
+
+  void expect_refused(const std::vector<std::string>& sources, ErrorCode code, int status,
+                      const std::string& message, const LoadOptions& options = {}) const {
+    const auto refused = refusal(sources, options);
+    ASSERT_TRUE(refused) << "it loaded";
+    EXPECT_EQ(error_name(refused->code), error_name(code)) << refused->message;
+    EXPECT_EQ(exit_status(refused->code), status);
+    EXPECT_NE(refused->message.find(message), std::string::npos) << refused->message;
+  }
+
+  static std::vector<std::string> names_of(const Checkpoint& checkpoint) {
+    std::vector<std::string> names;
+    for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+      names.emplace_back(checkpoint.tensor(i).name);
+    }
+    return names;
+  }
+  static std::vector<std::string> labels_of(const Checkpoint& checkpoint) {
+    std::vector<std::string> labels;
+    for (const auto& source : checkpoint.sources()) labels.push_back(source->label);
+    return labels;
+  }
+
+  using Strings = std::vector<std::string>;
+  TempDir dir_;
+};
+
+TEST_F(CheckpointTest, OfAFileHasItsTensors) {
+  write_safetensors(dir_ / "m.safetensors",
+                    {{"b", "U8", {3}, "abc"}, {"a/c", "F16", {1, 2}, "wxyz"}});
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors")});
+
+  ASSERT_EQ(checkpoint.tensor_count(), 2U);
+  const stfs::Tensor tensor = checkpoint.tensor(1);
+  EXPECT_EQ(tensor.name, "a/c");
+  EXPECT_EQ(tensor.path, "a/c");
+  EXPECT_EQ(tensor.dtype, DType::kF16);
+  EXPECT_EQ(Shape(tensor.shape.begin(), tensor.shape.end()), (Shape{1, 2}));
+  EXPECT_EQ(tensor.elements(), 2U);
+  EXPECT_EQ(tensor.length, 4U);
+  EXPECT_EQ(read_file(tensor.source->file.path()).substr(tensor.offset, tensor.length), "wxyz");
+  EXPECT_EQ(labels_of(checkpoint), Strings{"m.safetensors"});
+  EXPECT_TRUE(checkpoint.warnings().empty());
+}
+
+TEST_F(CheckpointTest, FindsATensorByItsName) {
+  write("1.safetensors", {"m", "", "z"});
+  write("2.safetensors", {"a", "\u00e9"});
+
+  const Checkpoint checkpoint(Strings{at("1.safetensors"), at("2.safetensors")});
+
+  for (std::uint32_t i = 0; i < 5; ++i) EXPECT_EQ(checkpoint.find(checkpoint.tensor(i).name), i);
+  for (const char* name : {"b", "zz", "M", "a/b"}) EXPECT_EQ(checkpoint.find(name), std::nullopt);
+}
+
+TEST_F(CheckpointTest, NumbersTensorsBySourceThenByOffset) {
+  write("1.safetensors", {"z", "y"});
+  write("2.safetensors", {"b", "a"});
+
+  const Checkpoint checkpoint(Strings{at("2.safetensors"), at("1.safetensors")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"b", "a", "z", "y"}));
+}
+
+TEST_F(CheckpointTest, OfAFileWithAnyNameIsLoaded) {
+  write("blob", {"a"});
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("blob")})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, OfNoTensorsIsEmpty) {
+  write("m.safetensors", {});
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors")});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 0U);
+  EXPECT_EQ(checkpoint.find(""), std::nullopt);
+  EXPECT_EQ(checkpoint.tree().directory_count(), 1U);
+}
+
+// Directories.
+
+TEST_F(CheckpointTest, OfADirectoryIsTheUsualIndexFirst) {
+  write("model.safetensors", {"single"});
+  write("s.safetensors", {"a"});
+  write_index(dir_ / "model.safetensors.index.json", {{"a", "s.safetensors"}}, 1);
+  write_index(dir_ / "other.safetensors.index.json", {{"single", "model.safetensors"}}, 1);
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, OfADirectoryIsALoneIndexBeforeTheUsualFile) {
+  write("model.safetensors", {"single"});
+  write("s.safetensors", {"a"});
+  write_index(dir_ / "other.safetensors.index.json", {{"a", "s.safetensors"}}, 1);
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, OfADirectoryIsTheUsualFileBeforeOthers) {
+  write("model.safetensors", {"single"});
+  write("another.safetensors", {"a"});
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"single"});
+}
+
+TEST_F(CheckpointTest, OfADirectoryIsALoneFile) {
+  write("d/whatever.safetensors", {"a"});
+  write_file(dir_ / "d/config.json", "{}");
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("d")})), Strings{"a"});
+  EXPECT_EQ(names_of(Checkpoint(Strings{at("d/")})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, OfADirectoryWithNothingIsUnreadable) {
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "no *.safetensors and no index in it");
+}
+
+TEST_F(CheckpointTest, OfADirectoryWithSeveralFilesListsThem) {
+  write("b.safetensors", {"a"});
+  write("a.safetensors", {"b"});
+
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "a.safetensors, b.safetensors");
+}
+
+TEST_F(CheckpointTest, OfADirectoryWithSeveralIndexesListsThem) {
+  write("model.safetensors", {"a"});
+  write_index(dir_ / "x.safetensors.index.json", {});
+  write_index(dir_ / "y.safetensors.index.json", {});
+
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
+                 "x.safetensors.index.json, y.safetensors.index.json");
+}
+
+// What cannot be read.
+
+TEST_F(CheckpointTest, OfNothingIsUnreadable) {
+  expect_refused({at("absent.safetensors")}, ErrorCode::kUnreadable, 3,
+                 "absent.safetensors: No such file");
+  expect_refused({at("absent.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "No such file");
+  expect_refused({""}, ErrorCode::kUnreadable, 3, "No such file");
+}
+
+TEST_F(CheckpointTest, OfAFifoIsRefusedAndDoesNotHang) {
+  ASSERT_EQ(::mkfifo(at("m.safetensors").c_str(), 0600), 0);
+
+  expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "not a regular file");
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "not a regular file");
+}
+
+TEST_F(CheckpointTest, OfAFifoForAnIndexIsRefusedAndDoesNotHang) {
+  ASSERT_EQ(::mkfifo(at("model.safetensors.index.json").c_str(), 0600), 0);
+
+  expect_refused({at("model.safetensors.index.json")}, ErrorCode::kUnreadable, 3,
+                 "not a regular file");
+}
+
+TEST_F(CheckpointTest, OfADeviceIsRefused) {
+  expect_refused({"/dev/zero"}, ErrorCode::kUnreadable, 3, "not a regular file");
+}
+
+TEST_F(CheckpointTest, OfALinkToItselfIsUnreadable) {
+  fs::create_symlink("m.safetensors", dir_ / "m.safetensors");
+
+  expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "m.safetensors: ");
+}
+
+TEST_F(CheckpointTest, OfAFileThatBreaksTheFormatNamesPlaceSubjectAndRule) {
+  write_file(dir_ / "m.safetensors",
+             safetensors_bytes(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", "xyz"));
+
+  expect_refused({at("m.safetensors")}, ErrorCode::kInvalidOffset, 1,
+                 at("m.safetensors") + ": tensor \"a\": data_offsets [1,3] leave a gap");
+}
+
+TEST_F(CheckpointTest, ThatAUserMayNotReadIsUnreadable) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  write("m.safetensors", {"a"});
+  fs::permissions(dir_ / "m.safetensors", fs::perms::none);
+
+  expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "Permission denied");
+}
+
+// Shards.
+
+TEST_F(CheckpointTest, OfAnIndexHasTheTensorsThatItMaps) {
+  write("2.safetensors", {"c", "a"});
+  write("1.safetensors", {"b"});
+  write_index(dir_ / "m.safetensors.index.json",
+              {{"a", "2.safetensors"}, {"b", "1.safetensors"}, {"c", "2.safetensors"}}, 3);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"b", "c", "a"}));
+  EXPECT_EQ(labels_of(checkpoint), (Strings{"1.safetensors", "2.safetensors"}));
+  EXPECT_TRUE(checkpoint.warnings().empty());
+}
+
+TEST_F(CheckpointTest, OfAnIndexTakesNoShardThatItDoesNotName) {
+  write("1.safetensors", {"a"});
+  write("2.safetensors", {"b"});
+  write_index(dir_ / "model.safetensors.index.json", {{"a", "1.safetensors"}}, 1);
+
+  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
+}
+
+TEST_F(CheckpointTest, FindsShardsBesideTheIndexAndBelow) {
+  write("c/sub/1.safetensors", {"a"});
+  write("c/2.safetensors", {"b"});
+  write_index(dir_ / "c/m.safetensors.index.json",
+              {{"a", "sub/1.safetensors"}, {"b", "./2.safetensors"}}, 2);
+
+  const Checkpoint checkpoint(Strings{at("c/m.safetensors.index.json")});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 2U);
+}
+
+TEST_F(CheckpointTest, RefusesAShardOutsideTheDirectoryOfTheIndex) {
+  write("out.safetensors", {"a"});
+  fs::create_directory(dir_ / "in");
+  write_index(dir_ / "in/m.safetensors.index.json", {{"a", "../out.safetensors"}});
+  write_index(dir_ / "in/n.safetensors.index.json", {{"a", at("out.safetensors")}});
+
+  expect_refused({at("in/m.safetensors.index.json")}, ErrorCode::kInvalidIndex, 1, "leaves");
+  expect_refused({at("in/n.safetensors.index.json")}, ErrorCode::kInvalidIndex, 1, "absolute");
+}
+
+TEST_F(CheckpointTest, FollowsTheLinksOfTheHuggingFaceCache) {
+  write("hub/blobs/0a1b", {"a"});
+  write("hub/blobs/2c3d", {"b"});
+  write_index(dir_ / "hub/blobs/4e5f", {{"a", "1.safetensors"}, {"b", "2.safetensors"}}, 2);
+  fs::create_directories(dir_ / "hub/snapshots/main");
+  fs::create_symlink("../../blobs/0a1b", dir_ / "hub/snapshots/main/1.safetensors");
+  fs::create_symlink("../../blobs/2c3d", dir_ / "hub/snapshots/main/2.safetensors");
+  fs::create_symlink("../../blobs/4e5f", dir_ / "hub/snapshots/main/model.safetensors.index.json");
+  fs::create_symlink("snapshots/main", dir_ / "hub/current");
+
+  const Checkpoint checkpoint(Strings{at("hub/current")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"a", "b"}));
+  EXPECT_EQ(labels_of(checkpoint), (Strings{"1.safetensors", "2.safetensors"}));
+  EXPECT_EQ(checkpoint.tensor(0).source->file.path(),
+            fs::canonical(dir_ / "hub/blobs/0a1b").string());
+}
+
+TEST_F(CheckpointTest, NamesAMissingShard) {
+  write("1.safetensors", {"a"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "2.safetensors"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingShard, 3,
+                 "\"2.safetensors\"");
+}
+
+TEST_F(CheckpointTest, NamesATensorThatItsShardLacks) {
+  write("1.safetensors", {"a"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingTensor, 1, "tensor \"b\"");
+}
+
+TEST_F(CheckpointTest, NamesATensorThatIsInAnotherShardThanTheIndexSays) {
+  write("1.safetensors", {"a"});
+  write("2.safetensors", {"b"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "2.safetensors"}, {"b", "2.safetensors"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingTensor, 1, "tensor \"a\"");
+}
+
+TEST_F(CheckpointTest, GoesOnWithoutWhatIsMissingWhenAllowed) {
+  write("1.safetensors", {"a"});
+  fs::create_symlink("nowhere", dir_ / "3.safetensors");
+  write_index(dir_ / "m.safetensors.index.json",
+              {{"a", "1.safetensors"},
+               {"b", "1.safetensors"},
+               {"c", "2.safetensors"},
+               {"d", "3.safetensors"}},
+              4);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")}, {.allow_missing = true});
+
+  Strings missing;
+  for (const MissingTensor& tensor : checkpoint.missing())
+    missing.push_back(tensor.name + "@" + tensor.source);
+  EXPECT_EQ(names_of(checkpoint), Strings{"a"});
+  EXPECT_EQ(missing, (Strings{"b@1.safetensors", "c@2.safetensors", "d@3.safetensors"}));
+  EXPECT_TRUE(checkpoint.warnings().empty()) << "the total cannot be compared";
+}
+
+TEST_F(CheckpointTest, RefusesABrokenShardAlsoWhenMissingOnesAreAllowed) {
+  write_file(dir_ / "1.safetensors", "broken");
+  fs::create_directory(dir_ / "d");
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}});
+  write_index(dir_ / "n.safetensors.index.json", {{"a", "d"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kHeaderTooSmall, 1, "1.safetensors",
+                 {.allow_missing = true});
+  expect_refused({at("n.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "not a regular file",
+                 {.allow_missing = true});
+}
+
+TEST_F(CheckpointTest, RefusesAFifoForAShard) {
+  ASSERT_EQ(::mkfifo(at("1.safetensors").c_str(), 0600), 0);
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "not a regular file");
+}
+
+TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
+  write("1.safetensors", {"a", "b"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}},
+              3);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+  ASSERT_EQ(checkpoint.warnings().size(), 1U);
+  EXPECT_EQ(checkpoint.warnings()[0],
+            at("m.safetensors.index.json") + ": total_size: 3, but the tensors have 2 bytes");
+}
+
+TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {
+  write("1.safetensors", {"z", "m", "a", "k", "b"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"z", "1.safetensors"}},
+              2);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"z", "a"}));
+  EXPECT_EQ(checkpoint.find("a"), 1U);
+  EXPECT_EQ(checkpoint.find("m"), std::nullopt);
+  ASSERT_EQ(checkpoint.warnings().size(), 1U);
+  EXPECT_NE(checkpoint.warnings()[0].find("holds 3 tensors that the index does not name"),
+            std::string::npos);
+}
+
+TEST_F(CheckpointTest, KeepsTheRightTensorsOfAShardInAnyOrder) {
+  // Names that are not in the order of the bytes, each left out or kept.
+  RandomBytes random(5);
+  for (int round = 0; round < 50; ++round) {
+    Strings names;
+    for (int i = 0; i < 12; ++i) names.push_back("t" + std::to_string(i * 7 % 12));
+    std::map<std::string, std::string> map;
+    Strings kept;
+    for (const std::string& name : names) {
+      if (random.next() % 2 == 0) continue;
+      map[name] = "1.safetensors";
+      kept.push_back(name);
+    }
+    write("1.safetensors", names);
+    write_index(dir_ / "m.safetensors.index.json", map, kept.size());
+
+    const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+    ASSERT_EQ(names_of(checkpoint), kept);
+    for (std::uint32_t i = 0; i < kept.size(); ++i) {
+      EXPECT_EQ(checkpoint.find(kept[i]), i);
+      EXPECT_EQ(checkpoint.tree().find(kept[i]), i);
+    }
+  }
+}
+
+// Several sources.
+
+TEST_F(CheckpointTest, OfSeveralSourcesIsOneNamespace) {
+  write("1.safetensors", {"a"});
+  write("d/s.safetensors", {"b/c"});
+  write_index(dir_ / "d/model.safetensors.index.json", {{"b/c", "s.safetensors"}}, 1);
+
+  const Checkpoint checkpoint(Strings{at("1.safetensors"), at("d")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"a", "b/c"}));
+  EXPECT_EQ(checkpoint.tree().find("b/c"), 1U);
+}
+
+TEST_F(CheckpointTest, RefusesANameThatTwoSourcesHave) {
+  write("1.safetensors", {"a", "b"});
+  write("2.safetensors", {"c", "a"});
+
+  expect_refused({at("1.safetensors"), at("2.safetensors")}, ErrorCode::kUsage, 2,
+                 "2.safetensors: tensor \"a\": ");
+}
+
+TEST_F(CheckpointTest, RefusesTheSameSourceTwice) {
+  write("1.safetensors", {"a"});
+
+  expect_refused({at("1.safetensors"), at("1.safetensors")}, ErrorCode::kUsage, 2, "tensor \"a\"");
+}
+
+TEST_F(CheckpointTest, RefusesANameThatTwoShardsHoldOnlyWhenTheIndexMapsBoth) {
+  write("1.safetensors", {"a", "b"});
+  write("2.safetensors", {"b", "c"});
+  write_index(dir_ / "m.safetensors.index.json",
+              {{"a", "1.safetensors"}, {"b", "2.safetensors"}, {"c", "2.safetensors"}}, 3);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+  EXPECT_EQ(names_of(checkpoint), (Strings{"a", "b", "c"}));
+}
+
+TEST_F(CheckpointTest, NumbersLabelsThatAreTheSame) {
+  write("1/model.safetensors", {"a"});
+  write("2/model.safetensors", {"b"});
+  write("3/model.safetensors", {"c"});
+  write("model.safetensors~2", {"d"});
+
+  const Checkpoint checkpoint(
+      Strings{at("1"), at("model.safetensors~2"), at("2"), at("3/model.safetensors")});
+
+  EXPECT_EQ(labels_of(checkpoint), (Strings{"model.safetensors", "model.safetensors~2",
+                                            "model.safetensors~3", "model.safetensors~4"}));
+}
+
+TEST_F(CheckpointTest, WritesTheSlashOfATensorThatIsADirectoryInAnotherSource) {
+  write("1.safetensors", {"a"});
+  write("2.safetensors", {"a/b"});
+
+  const Checkpoint checkpoint(Strings{at("1.safetensors"), at("2.safetensors")});
+
+  EXPECT_EQ(checkpoint.tensor(1).path, "a%2Fb");
+}
+
+TEST_F(CheckpointTest, MergesMetadataAndLeavesOutWhatDiffers) {
+  write("1.safetensors", {"a"}, Metadata{{"format", "pt"}, {"step", "1"}, {"x", ""}});
+  write("2.safetensors", {"b"}, Metadata{{"format", "pt"}, {"step", "2"}, {"b", "c"}});
+  write("3.safetensors", {"c"}, Metadata{{"step", "1"}});
+
+  const Checkpoint checkpoint(
+      Strings{at("1.safetensors"), at("2.safetensors"), at("3.safetensors")});
+
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(checkpoint.metadata(), (Pairs{{"b", "c"}, {"format", "pt"}, {"x", ""}}));
+  EXPECT_EQ(checkpoint.metadata_conflicts(), Strings{"step"});
+}
+
+TEST_F(CheckpointTest, EscapesThePlaceInAMessage) {
+  expect_refused({at("\x1b[2J.safetensors")}, ErrorCode::kUnreadable, 3, "\\x1b[2J.safetensors: ");
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,350 @@
+// Recipes against a string that holds the same bytes.
+#include "core/content.h"
+
+#include "tests/support/checkpoint_writer.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+
+// Produces the bytes of a string, or fails.
+class TextProducer : public Producer {
+ public:
+  explicit TextProducer(std::string text, int error = 0) : text_(std::move(text)), error_(error) {}
+  std::uint64_t size() const override { return text_.size(); }
+  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    EXPECT_LE(offset + out.size(), text_.size());
+    std::memcpy(out.data(), text_.data() + offset, out.size());
+    return error_;
+  }
+
+ private:
+  std::string text_;
+  int error_;
+};
+
+std::string joined(const Reading& reading) {
+  std::string out;
+  for (const iovec& piece : reading.pieces) {
+    out.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  }
+  return out;
+}
+
+// A source of random bytes, with a time in the past, so that any write changes it.
+class ContentTest : public ::testing::Test {
+ protected:
+  ContentTest() : path_((dir_ / "source").string()), bytes_(RandomBytes(3).bytes(20'000)) {
+    write_file(path_, bytes_);
+    set_mtime(1'000'000'000, 5);
+    source_ = std::make_unique<Mapping>(path_);
+  }
+
+  void set_mtime(std::time_t seconds, long nanoseconds) {
+    const timespec times[2]{{seconds, nanoseconds}, {seconds, nanoseconds}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path_.c_str(), times, 0), 0);
+  }
+
+  std::string read(const Content& content, std::uint64_t offset, std::uint64_t length) {
+    Reading reading;
+    EXPECT_EQ(content.read(offset, length, reading), 0);
+    EXPECT_LE(reading.pieces.size(), Content::kMaxPieces);
+    for (const iovec& piece : reading.pieces) EXPECT_GT(piece.iov_len, 0U);
+    return joined(reading);
+  }
+
+  std::string copy(const Content& content, std::uint64_t offset, std::size_t length) {
+    std::string out(length, '\0');
+    EXPECT_EQ(content.copy(offset, std::as_writable_bytes(std::span(out))), 0);
+    return out;
+  }
+
+  // What reading everything answers: 0 or an errno.
+  static int error_of_read(const Content& content) {
+    Reading reading;
+    return content.read(0, kMost, reading);
+  }
+  static int error_of_copy(const Content& content) {
+    std::vector<std::byte> out(content.size());
+    return content.copy(0, out);
+  }
+
+  TempDir dir_;
+  std::string path_;
+  std::string bytes_;
+  std::unique_ptr<Mapping> source_;
+};
+
+TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
+  RandomBytes random(11);
+  for (int round = 0; round < 100 && !HasFailure(); ++round) {
+    Content content;
+    std::string model;
+    // Sometimes more spans than a reading may have pieces.
+    const std::uint64_t spans = round % 4 == 0 ? random.next() % 300 : random.next() % 8;
+    for (std::uint64_t i = 0; i < spans; ++i) {
+      const std::uint64_t length = random.next() % 50;
+      const std::uint64_t offset = random.next() % (bytes_.size() - length);
+      const std::string part = bytes_.substr(offset, length);
+      switch (random.next() % 3) {
+        case 0:
+          content.literal(part);
+          break;
+        case 1:
+          content.extent(*source_, offset, length);
+          break;
+        default:
+          content.production(std::make_unique<TextProducer>(part));
+      }
+      model += part;
+    }
+    ASSERT_EQ(content.size(), model.size());
+    EXPECT_EQ(read(content, 0, kMost), model);
+    for (int i = 0; i < 30 && !model.empty(); ++i) {
+      const std::uint64_t offset = random.next() % model.size();
+      const std::uint64_t length = random.next() % (2 * model.size());
+      const std::string part = model.substr(offset, length);
+      EXPECT_EQ(read(content, offset, length), part);
+      EXPECT_EQ(copy(content, offset, part.size()), part);
+    }
+  }
+}
+
+TEST_F(ContentTest, EqualsItsPartsAtEveryOffsetAndLength) {
+  Content content;
+  content.literal("abc").extent(*source_, 0, 4).production(std::make_unique<TextProducer>("xyz"));
+  const std::string model = "abc" + bytes_.substr(0, 4) + "xyz";
+
+  for (std::uint64_t offset = 0; offset <= model.size() + 1; ++offset) {
+    for (std::uint64_t length = 0; length <= model.size() + 2; ++length) {
+      const std::string part = offset < model.size() ? model.substr(offset, length) : "";
+      EXPECT_EQ(read(content, offset, length), part) << offset << " " << length;
+      EXPECT_EQ(copy(content, std::min<std::uint64_t>(offset, model.size() - 1), 0), "");
+    }
+  }
+}
+
+TEST_F(ContentTest, IsCutAtItsEndAndEmptyPastIt) {
+  Content content;
+  content.extent(*source_, 100, 10);
+
+  EXPECT_EQ(read(content, 8, 100), bytes_.substr(108, 2));
+  EXPECT_EQ(read(content, 9, kMost), bytes_.substr(109, 1));
+  EXPECT_EQ(read(content, 10, 1), "");
+  EXPECT_EQ(read(content, kMost, kMost), "");
+  EXPECT_EQ(read(content, 1ULL << 63, 1), "");
+  EXPECT_EQ(read(content, 1, kMost - 1), bytes_.substr(101, 9));
+}
+
+TEST_F(ContentTest, OfNoSpansIsEmpty) {
+  Content content;
+  content.literal("").extent(*source_, 5, 0).production(std::make_unique<TextProducer>(""));
+
+  EXPECT_EQ(content.size(), 0U);
+  EXPECT_EQ(read(content, 0, 10), "");
+  EXPECT_EQ(content.verify(), 0);
+}
+
+TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
+  Content content;
+  for (std::uint64_t i = 0; i < 1000; ++i) content.extent(*source_, i * 10, 10);
+  Reading reading;
+
+  ASSERT_EQ(content.read(0, kMost, reading), 0);
+
+  EXPECT_EQ(reading.pieces.size(), 1U);
+  EXPECT_TRUE(reading.buffers.empty()) << "the piece points into the mapping";
+  EXPECT_EQ(joined(reading), bytes_.substr(0, 10'000));
+}
+
+TEST_F(ContentTest, DoesNotJoinExtentsWithAGapOrOfAnotherSource) {
+  const Mapping other(path_);
+  Content content;
+  content.extent(*source_, 0, 10).extent(*source_, 11, 10).extent(other, 21, 10);
+  Reading reading;
+
+  ASSERT_EQ(content.read(0, kMost, reading), 0);
+
+  EXPECT_EQ(reading.pieces.size(), 3U);
+  EXPECT_EQ(joined(reading), bytes_.substr(0, 10) + bytes_.substr(11, 20));
+}
+
+TEST_F(ContentTest, SendsALargeExtentFromTheMapping) {
+  Content content;
+  content.literal("header").extent(*source_, 0, bytes_.size());
+  Reading reading;
+
+  ASSERT_EQ(content.read(0, kMost, reading), 0);
+
+  ASSERT_EQ(reading.pieces.size(), 2U);
+  EXPECT_EQ(reading.pieces[1].iov_base, source_->bytes().data());
+}
+
+TEST_F(ContentTest, SendsManySmallSpansAsOnePiece) {
+  Content content;
+  std::string model;
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    content.extent(*source_, i * 7, 3);
+    model += bytes_.substr(i * 7, 3);
+  }
+  Reading reading;
+
+  ASSERT_EQ(content.read(0, kMost, reading), 0);
+
+  EXPECT_EQ(reading.pieces.size(), 1U);
+  EXPECT_EQ(joined(reading), model);
+}
+
+TEST_F(ContentTest, PassesOnTheErrorOfAProducer) {
+  Content content;
+  content.literal("abc").production(std::make_unique<TextProducer>("xyz", EIO));
+  Reading reading;
+
+  EXPECT_EQ(content.read(0, 3, reading), 0) << "the producer is not asked";
+  EXPECT_EQ(error_of_read(content), EIO);
+  EXPECT_EQ(error_of_copy(content), EIO);
+}
+
+TEST_F(ContentTest, IsStaleWhenTheSourceWasTruncated) {
+  Content content;
+  content.extent(*source_, 0, bytes_.size());
+  std::filesystem::resize_file(path_, 10);
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(content.verify(), ESTALE);
+  EXPECT_EQ(error_of_copy(content), ESTALE) << "and not SIGBUS";
+}
+
+TEST_F(ContentTest, IsStaleWhenTheSourceWasTruncatedBeforeItIsCopied) {
+  Content content;
+  content.extent(*source_, 0, bytes_.size());
+  std::filesystem::resize_file(path_, 0);
+
+  EXPECT_EQ(error_of_copy(content), ESTALE);
+}
+
+TEST_F(ContentTest, OfManySmallSpansIsStaleWhenTheSourceWasTruncated) {
+  Content content;
+  for (std::uint64_t i = 0; i < 2000; ++i) content.extent(*source_, i * 7, 3);
+  std::filesystem::resize_file(path_, 10);
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+}
+
+TEST_F(ContentTest, IsStaleWhenTheSourceWasRewritten) {
+  Content content;
+  content.extent(*source_, 0, 100);
+  write_file(path_, RandomBytes(4).bytes(bytes_.size()));
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(error_of_copy(content), ESTALE);
+}
+
+TEST_F(ContentTest, IsStaleWhenANanosecondOfTheTimeDiffers) {
+  Content content;
+  content.extent(*source_, 0, 100);
+  set_mtime(1'000'000'000, 6);
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+}
+
+TEST_F(ContentTest, StaysStaleWhenTheTimeIsSetBack) {
+  Content content;
+  content.extent(*source_, 0, 100);
+  set_mtime(1'000'000'001, 5);
+  ASSERT_EQ(content.verify(), ESTALE);
+  set_mtime(1'000'000'000, 5);
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(error_of_copy(content), ESTALE);
+  EXPECT_TRUE(source_->has_changed());
+}
+
+TEST_F(ContentTest, IsStaleWhenTheSourceHasGrown) {
+  Content content;
+  content.extent(*source_, 0, 100);
+  std::filesystem::resize_file(path_, bytes_.size() + 1);
+
+  EXPECT_EQ(error_of_read(content), ESTALE);
+}
+
+TEST_F(ContentTest, GoesOnWithTheOldBytesWhenTheSourceIsReplacedOrRemoved) {
+  Content content;
+  content.extent(*source_, 0, 100);
+  write_file(dir_ / "new", "other");
+  std::filesystem::rename(dir_ / "new", path_);
+
+  EXPECT_EQ(read(content, 0, 100), bytes_.substr(0, 100));
+  std::filesystem::remove(path_);
+  EXPECT_EQ(copy(content, 0, 100), bytes_.substr(0, 100));
+}
+
+TEST_F(ContentTest, GivesItsLiteralsWhenTheSourceHasChanged) {
+  Content content;
+  content.literal("abc").extent(*source_, 0, 100);
+  std::filesystem::resize_file(path_, 0);
+
+  EXPECT_EQ(read(content, 0, 3), "abc");
+  EXPECT_EQ(content.verify(), ESTALE);
+}
+
+TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
+  write_file(dir_ / "second", "0123456789");
+  const Mapping second((dir_ / "second").string());
+  Content content;
+  content.extent(*source_, 0, 10).extent(second, 0, 10);
+  std::filesystem::resize_file(dir_ / "second", 3);
+
+  EXPECT_EQ(read(content, 0, 10), bytes_.substr(0, 10));
+  EXPECT_EQ(error_of_read(content), ESTALE);
+  EXPECT_EQ(content.verify(), ESTALE);
+}
+
+TEST(Mapping, TakesTheIdentityOfTheFileThroughALink) {
+  const TempDir dir;
+  write_file(dir / "blob", "0123456789");
+  std::filesystem::create_symlink("blob", dir / "link");
+
+  const Mapping file((dir / "link").string());
+
+  EXPECT_EQ(file.path(), std::filesystem::canonical(dir / "blob").string());
+  EXPECT_EQ(file.size(), 10U);
+}
+
+TEST(Mapping, OfAnEmptyFileHasNoBytes) {
+  const TempDir dir;
+  write_file(dir / "empty", "");
+
+  const Mapping file((dir / "empty").string());
+
+  EXPECT_EQ(file.size(), 0U);
+  EXPECT_TRUE(file.bytes().empty());
+  EXPECT_EQ(file.verify(), 0);
+}
+
+TEST(Mapping, ReadsPastTheEndAsStale) {
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
+  const Mapping file((dir / "f").string());
+  std::vector<std::byte> out(5);
+
+  EXPECT_EQ(file.read(out, 8), ESTALE);
+  EXPECT_EQ(file.read(out, 5), 0);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,74 @@
+#include "core/error.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+#include <string>
+
+namespace stfs::test {
+namespace {
+
+struct Row {
+  ErrorCode code;
+  const char* name;
+  int status;
+};
+
+constexpr std::array<Row, 19> kRows{{
+    {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
+    {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
+    {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
+    {ErrorCode::kInvalidHeader, "InvalidHeader", 1},
+    {ErrorCode::kInvalidHeaderDeserialization, "InvalidHeaderDeserialization", 1},
+    {ErrorCode::kInvalidOffset, "InvalidOffset", 1},
+    {ErrorCode::kValidationOverflow, "ValidationOverflow", 1},
+    {ErrorCode::kMisalignedSlice, "MisalignedSlice", 1},
+    {ErrorCode::kTensorInvalidInfo, "TensorInvalidInfo", 1},
+    {ErrorCode::kMetadataIncompleteBuffer, "MetadataIncompleteBuffer", 1},
+    {ErrorCode::kDuplicateTensor, "DuplicateTensor", 1},
+    {ErrorCode::kInvalidIndex, "InvalidIndex", 1},
+    {ErrorCode::kMissingTensor, "MissingTensor", 1},
+    {ErrorCode::kPathCollision, "PathCollision", 1},
+    {ErrorCode::kUsage, "Usage", 2},
+    {ErrorCode::kUnreadable, "Unreadable", 3},
+    {ErrorCode::kMissingShard, "MissingShard", 3},
+    {ErrorCode::kMountFailed, "MountFailed", 4},
+    {ErrorCode::kDeviceFailed, "DeviceFailed", 5},
+}};
+
+TEST(ErrorCodes, HaveTheirNamesAndExitStatus) {
+  for (const Row& row : kRows) {
+    EXPECT_EQ(error_name(row.code), row.name);
+    EXPECT_EQ(exit_status(row.code), row.status) << row.name;
+  }
+}
+
+TEST(ErrorCodes, AreAllInTheTable) {
+  std::set<ErrorCode> codes;
+  for (const Row& row : kRows) codes.insert(row.code);
+  EXPECT_EQ(codes.size(), static_cast<std::size_t>(ErrorCode::kDeviceFailed) + 1);
+}
+
+TEST(Error, ReadsPlaceSubjectRuleAndTheNameOfTheRule) {
+  const Error error(ErrorCode::kInvalidOffset, "m.safetensors", "tensor \"w\": overlaps");
+  EXPECT_STREQ(error.what(), "m.safetensors: tensor \"w\": overlaps (InvalidOffset)");
+  EXPECT_EQ(error.message(), "tensor \"w\": overlaps");
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidOffset);
+}
+
+TEST(Error, ThatIsNoRuleOfACheckpointNamesNone) {
+  EXPECT_STREQ(Error(ErrorCode::kUnreadable, "m", "No such file").what(), "m: No such file");
+}
+
+TEST(Error, WithoutAPlaceIsTheMessageAlone) {
+  EXPECT_STREQ(Error(ErrorCode::kUsage, "", "-u takes one MOUNTPOINT").what(),
+               "-u takes one MOUNTPOINT");
+}
+
+TEST(Error, EscapesThePlace) {
+  EXPECT_STREQ(Error(ErrorCode::kUnreadable, "a\x1b\n", "x").what(), "a\\x1b\\n: x");
+}
+
+}  // namespace
+}  // namespace stfs::test

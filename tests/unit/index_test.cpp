@@ -1,0 +1,144 @@
+// The rules of an index file, as literal text.
+#include "core/index.h"
+
+#include "core/error.h"
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using namespace std::string_literals;
+
+TEST(Index, SortsNamesAndShards) {
+  const Index index = parse_index(
+      R"({"metadata":{"total_size":12},"weight_map":{"b":"2.st","a":"1.st","c":"2.st"}})", "i");
+
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (const Index::Entry& entry : index.entries) {
+    entries.emplace_back(index.name(entry), index.shards[entry.shard]);
+  }
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(entries, (Pairs{{"a", "1.st"}, {"b", "2.st"}, {"c", "2.st"}}));
+  EXPECT_EQ(index.shards, (std::vector<std::string>{"1.st", "2.st"}));
+  EXPECT_EQ(index.total_size, 12U);
+}
+
+TEST(Index, TakesATotalThatIsWrittenAsAFraction) {
+  EXPECT_EQ(parse_index(R"({"metadata":{"total_size":1.5e3},"weight_map":{}})", "i").total_size,
+            1500U);
+}
+
+TEST(Index, IgnoresATotalThatIsNoSize) {
+  for (const char* total : {"-1", "\"12\"", "null", "1e300", "[12]", "{}", "-0.5"}) {
+    const std::string text =
+        R"({"metadata":{"total_size":)" + std::string(total) + R"(},"weight_map":{}})";
+    EXPECT_EQ(parse_index(text, "i").total_size, std::nullopt) << total;
+  }
+}
+
+TEST(Index, TakesTheTotalFromItsPlaceAlone) {
+  const Index index = parse_index(
+      R"({"total_size":1,"x":{"total_size":2},"metadata":{"y":{"total_size":3},"z":[4,{"total_size":5}]},"weight_map":{"total_size":"s"}})",
+      "i");
+
+  EXPECT_EQ(index.total_size, std::nullopt);
+  EXPECT_EQ(index.entries.size(), 1U);
+}
+
+TEST(Index, IgnoresOtherKeysHoweverDeep) {
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "[";
+  for (int i = 0; i < 100'000; ++i) deep += "]";
+  const std::string text = R"({"a":{"weight_map":{"no":1}},"b":[{"weight_map":{"no":2}},[[null]]],)"
+                           R"("weight_map":{"a":"s"},"c":null,"d":[1,"x",{}],"e":)" +
+                           deep + "}";
+
+  const Index index = parse_index(text, "i");
+
+  EXPECT_EQ(index.entries.size(), 1U);
+}
+
+TEST(Index, TakesAnyNameOfATensor) {
+  const Index index =
+      parse_index(R"({"weight_map":{"":"s","..":"s","a\u0000":"s","weight_map":"s"}})", "i");
+
+  EXPECT_EQ(index.entries.size(), 4U);
+}
+
+TEST(Index, TakesAShardInASubdirectory) {
+  const Index index =
+      parse_index(R"({"weight_map":{"a":"x/y/z.st","b":"./s..st","c":"..."}})", "i");
+
+  EXPECT_EQ(index.shards, (std::vector<std::string>{"...", "./s..st", "x/y/z.st"}));
+}
+
+struct Refused {
+  const char* name;
+  std::string text;
+  const char* message;
+};
+std::ostream& operator<<(std::ostream& out, const Refused& refused) { return out << refused.name; }
+
+std::string refused_name(const ::testing::TestParamInfo<Refused>& info) { return info.param.name; }
+
+class RefusedIndex : public ::testing::TestWithParam<Refused> {};
+
+TEST_P(RefusedIndex, NamesThePlaceAndTheRule) {
+  try {
+    parse_index(GetParam().text, "m.index.json");
+    FAIL() << "it was accepted";
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidIndex);
+    EXPECT_TRUE(message.starts_with("m.index.json: ")) << message;
+    EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  }
+}
+
+std::string map(const std::string& entries) { return R"({"weight_map":{)" + entries + "}}"; }
+
+INSTANTIATE_TEST_SUITE_P(
+    Rules, RefusedIndex,
+    ::testing::ValuesIn(std::vector<Refused>{
+        {"Empty", "", "not valid JSON"},
+        {"Array", "[]", "not an object"},
+        {"Number", "1", "not an object"},
+        {"Null", "null", "not an object"},
+        {"String", "\"weight_map\"", "not an object"},
+        {"Cut", R"({"weight_map":{"a":"s")", "not valid JSON"},
+        {"TextBehind", map(R"("a":"s")") + "x", "not valid JSON"},
+        {"NulBehind", map(R"("a":"s")") + "\0"s, "NUL"},
+        {"NotUtf8", map("\"\xff\":\"s\""), "not valid JSON"},
+        {"LoneSurrogate", map(R"("\ud800":"s")"), "not valid JSON"},
+        {"NoMap", R"({"metadata":{}})", "weight_map is missing"},
+        {"MapInAnotherKey", R"({"x":{"weight_map":{}}})", "weight_map is missing"},
+        {"MapIsNull", R"({"weight_map":null})", "weight_map is not an object"},
+        {"MapIsAnArray", R"({"weight_map":[]})", "weight_map is not an object"},
+        {"MapIsAString", R"({"weight_map":"s"})", "weight_map is not an object"},
+        {"MapTwice", R"({"weight_map":{},"weight_map":{}})", "weight_map occurs twice"},
+        {"ShardIsANumber", map(R"("a":1)"), "tensor \"a\": the shard must be a string"},
+        {"ShardIsNull", map(R"("a":null)"), "tensor \"a\""},
+        {"ShardIsAFraction", map(R"("a":1.5)"), "tensor \"a\""},
+        {"ShardIsABoolean", map(R"("a":true)"), "tensor \"a\""},
+        {"ShardIsAnArray", map(R"("a":["s"])"), "tensor \"a\""},
+        {"ShardIsAnObject", map(R"("a":{"b":"s"})"), "tensor \"a\""},
+        {"TensorTwice", map(R"("a":"s","b":"s","a":"t")"), "tensor \"a\": the name occurs twice"},
+        {"TensorTwiceByEscape", map(R"("a":"s","\u0061":"s")"),
+         "tensor \"a\": the name occurs twice"},
+        {"ShardIsEmpty", map(R"("a":"")"), "not a file name"},
+        {"ShardWithNul", map(R"("a":"s\u0000")"), "not a file name"},
+        {"ShardIsAbsolute", map(R"("a":"/etc/passwd")"), "absolute"},
+        {"ShardIsTheDirectoryAbove", map(R"("a":"..")"), "leaves the index's directory"},
+        {"ShardIsInTheDirectoryAbove", map(R"("a":"../s")"), "leaves the index's directory"},
+        {"ShardLeavesAndComesBack", map(R"("a":"x/../s")"), "leaves the index's directory"},
+        {"ShardLeavesAtTheEnd", map(R"("a":"x/..")"), "leaves the index's directory"}}),
+    refused_name);
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,194 @@
+#include "fs/options.h"
+
+#include "core/error.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+Options parse(const Strings& arguments) {
+  std::vector<const char*> argv{"stfs"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+Options with(const std::string& options) { return parse({"m.safetensors", "/mnt", "-o", options}); }
+
+// The message of the refusal.
+std::string refused(const Strings& arguments) {
+  try {
+    parse(arguments);
+  } catch (const Error& error) {
+    EXPECT_EQ(exit_status(error.code()), 2) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.what();
+  }
+  ADD_FAILURE() << "it was accepted";
+  return "";
+}
+std::string refused_option(const std::string& option) {
+  return refused({"m", "/mnt", "-o", option});
+}
+
+TEST(Options, TakeTheLastPathForTheMountpoint) {
+  const Options options = parse({"a", "b", "c", "/mnt"});
+  EXPECT_EQ(options.sources, (Strings{"a", "b", "c"}));
+  EXPECT_EQ(options.mountpoint, "/mnt");
+  EXPECT_EQ(options.command, Options::Command::kMount);
+}
+
+TEST(Options, HaveDefaults) {
+  const Options options = parse({"a", "/mnt"});
+  EXPECT_FALSE(options.foreground);
+  EXPECT_FALSE(options.direct);
+  EXPECT_FALSE(options.allow_missing);
+  EXPECT_EQ(options.control, ControlDirectory::kHidden);
+  EXPECT_EQ(options.threads, 0U);
+  EXPECT_EQ(options.umask, 0U);
+  EXPECT_FALSE(options.uid || options.gid);
+  EXPECT_TRUE(options.mount_options.empty());
+}
+
+TEST(Options, TakeFlagsInAnyPlace) {
+  EXPECT_TRUE(parse({"-f", "a", "/mnt"}).foreground);
+  EXPECT_TRUE(parse({"a", "/mnt", "--foreground"}).foreground);
+  EXPECT_EQ(parse({"a", "-o", "ro", "/mnt"}).mountpoint, "/mnt");
+  EXPECT_EQ(parse({"-oviews=off", "a", "/mnt"}).control, ControlDirectory::kOff);
+}
+
+TEST(Options, TakePathsThatBeginWithADashBehindTwoDashes) {
+  const Options options = parse({"--", "-a", "-b"});
+  EXPECT_EQ(options.sources, Strings{"-a"});
+  EXPECT_EQ(options.mountpoint, "-b");
+}
+
+TEST(Options, OfUnmount) {
+  const Options options = parse({"-u", "/mnt"});
+  EXPECT_EQ(options.command, Options::Command::kUnmount);
+  EXPECT_EQ(options.mountpoint, "/mnt");
+  EXPECT_FALSE(options.lazy);
+  EXPECT_TRUE(parse({"-u", "-z", "/mnt"}).lazy);
+  EXPECT_TRUE(parse({"-uz", "/mnt"}).lazy);
+  refused({"-u"});
+  refused({"-u", "a", "b"});
+  refused({"-z", "a", "b"});
+}
+
+TEST(Options, OfHelpAndVersion) {
+  EXPECT_EQ(parse({"--help"}).command, Options::Command::kHelp);
+  EXPECT_EQ(parse({"-h"}).command, Options::Command::kHelp);
+  EXPECT_EQ(parse({"--version"}).command, Options::Command::kVersion);
+  EXPECT_EQ(parse({"-V"}).command, Options::Command::kVersion);
+}
+
+TEST(Options, AreRefusedWithoutSourceOrMountpoint) {
+  refused({});
+  refused({"a"});
+  refused({"-f"});
+}
+
+TEST(Options, AreRefusedWhenUnknown) {
+  refused({"--nothing", "a", "/mnt"});
+  refused({"-x", "a", "/mnt"});
+  refused({"a", "/mnt", "-o"});
+}
+
+TEST(Options, OfViews) {
+  EXPECT_EQ(with("views=hidden").control, ControlDirectory::kHidden);
+  EXPECT_EQ(with("views=visible").control, ControlDirectory::kVisible);
+  EXPECT_EQ(with("views=off").control, ControlDirectory::kOff);
+  EXPECT_NE(refused_option("views=on").find("-o views=on: one of hidden, visible, off"),
+            std::string::npos);
+  refused_option("views");
+}
+
+TEST(Options, OfCache) {
+  EXPECT_TRUE(with("cache=direct").direct);
+  EXPECT_FALSE(with("cache=kernel").direct);
+  refused_option("cache=none");
+}
+
+TEST(Options, OfAllowMissing) { EXPECT_TRUE(with("allow_missing").allow_missing); }
+
+TEST(Options, OfThreads) {
+  EXPECT_EQ(with("threads=1").threads, 1U);
+  EXPECT_EQ(with("threads=1024").threads, 1024U);
+  for (const char* option : {"threads=0", "threads=1025", "threads=", "threads", "threads=-1",
+                             "threads=2x", "threads=99999999999999999999", "threads= 2"}) {
+    refused_option(option);
+  }
+}
+
+TEST(Options, OfOwnerAndPermissions) {
+  const Options options = with("uid=1234,gid=4321,umask=027");
+  EXPECT_EQ(options.uid, 1234U);
+  EXPECT_EQ(options.gid, 4321U);
+  EXPECT_EQ(options.umask, 027U);
+  EXPECT_EQ(with("uid=root").uid, 0U);
+  for (const char* option : {"uid=-1", "uid=4294967295", "uid=", "gid=no such group", "umask=8",
+                             "umask=1000", "umask="}) {
+    refused_option(option);
+  }
+}
+
+TEST(Options, OfMaxReadGoOnToTheKernelToo) {
+  const Options options = with("max_read=65536");
+  EXPECT_EQ(options.max_read, 65536U);
+  EXPECT_EQ(options.mount_options, Strings{"max_read=65536"});
+  refused_option("max_read=1");
+}
+
+TEST(Options, OfFsname) { EXPECT_EQ(with("fsname=a=b").fsname, "a=b"); }
+
+TEST(Options, AreSplitAtCommasThatNoBackslashProtects) {
+  EXPECT_EQ(with("fsname=a\\,b,views=off").fsname, "a,b");
+  EXPECT_EQ(with("fsname=a\\\\,views=off").fsname, "a\\");
+  EXPECT_EQ(with("fsname=a\\\\,views=off").control, ControlDirectory::kOff);
+  EXPECT_EQ(with("fsname=a\\").fsname, "a\\");
+  EXPECT_EQ(with(",,views=off,,").control, ControlDirectory::kOff);
+}
+
+TEST(Options, OfSeveralListsAreTakenInOrder) {
+  const Options options = parse({"a", "/mnt", "-o", "threads=2,views=off", "-o", "threads=3"});
+  EXPECT_EQ(options.threads, 3U);
+  EXPECT_EQ(options.control, ControlDirectory::kOff);
+}
+
+TEST(Options, ThatMountKnowsAreIgnored) {
+  const Options options = with(
+      "ro,rw,suid,nosuid,dev,nodev,default_permissions,auto,noauto,user,nouser,users,defaults,_"
+      "netdev,"
+      "nofail,nonempty,relatime,x-systemd.automount,X-mount.mkdir,comment=hello,subtype=stfs");
+  EXPECT_TRUE(options.mount_options.empty());
+}
+
+TEST(Options, ThatAreNotOursGoOnToFuse) {
+  EXPECT_EQ(with("allow_other,max_background=5,noexec").mount_options,
+            (Strings{"allow_other", "max_background=5", "noexec"}));
+}
+
+TEST(Options, OfRemountAreRefused) {
+  EXPECT_NE(refused_option("remount").find("unmount it"), std::string::npos);
+}
+
+TEST(Options, AreEscapedInMessages) {
+  EXPECT_EQ(refused_option("views=\x1b[2J").find('\x1b'), std::string::npos);
+  EXPECT_EQ(refused({"--\x1b[2J", "a", "b"}).find('\x1b'), std::string::npos);
+}
+
+TEST(HelpText, NamesEveryOption) {
+  const std::string help = help_text();
+  for (const char* option : {"views=", "cache=", "allow_missing", "threads=", "uid=", "gid=",
+                             "umask=", "-f", "-u", "-z", "--help", "--version"}) {
+    EXPECT_NE(help.find(option), std::string::npos) << option;
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test

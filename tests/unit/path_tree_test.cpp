@@ -1,0 +1,271 @@
+// The tree against a model: a map of paths and the directories above them.
+#include "core/path_tree.h"
+
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+// A tree over its own names, numbered in another order than the alphabet's.
+class Tree {
+ public:
+  explicit Tree(std::vector<std::string> names) : names_(std::move(names)), tree_(make()) {}
+  const PathTree& operator*() const { return tree_; }
+  const PathTree* operator->() const { return &tree_; }
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  PathTree make() {
+    std::vector<std::uint32_t> by_name(names_.size());
+    std::iota(by_name.begin(), by_name.end(), 0U);
+    std::ranges::sort(by_name, {}, [&](std::uint32_t i) { return std::string_view(names_[i]); });
+    return {[this](std::uint32_t i) { return std::string_view(names_[i]); }, by_name};
+  }
+  std::vector<std::string> names_;
+  PathTree tree_;
+};
+
+// What a directory holds: component to tensor, or to nothing for a directory.
+using Listing = std::map<std::string, std::optional<std::uint32_t>>;
+
+// Directory path ("" or "a/b/") to what it holds.
+std::map<std::string, Listing> model_of(const PathTree& tree, std::size_t tensors) {
+  std::map<std::string, Listing> model;
+  model[""];
+  for (std::uint32_t i = 0; i < tensors; ++i) {
+    const std::string path(tree.path(i));
+    std::size_t begin = 0;
+    for (std::size_t slash; (slash = path.find('/', begin)) != std::string::npos;
+         begin = slash + 1) {
+      model[path.substr(0, begin)][path.substr(begin, slash - begin)] = std::nullopt;
+    }
+    model[path.substr(0, begin)][path.substr(begin)] = i;
+  }
+  return model;
+}
+
+std::vector<std::string> random_names(RandomBytes& random) {
+  static const std::vector<std::string> kParts{"a", "b",  "ab", "a.b",   "a-",    "a0",
+                                               "%", "..", "",   "x\x01", "\u00e9"};
+  std::set<std::string> names;
+  for (std::uint64_t i = random.next() % 40; i > 0; --i) {
+    std::string name;
+    for (std::uint64_t depth = random.next() % 4 + 1; depth > 0; --depth) {
+      name += kParts[random.next() % kParts.size()];
+      if (depth > 1) name += '/';
+    }
+    names.insert(name);
+  }
+  std::vector<std::string> out(names.begin(), names.end());
+  for (std::size_t i = out.size(); i > 1; --i) std::swap(out[i - 1], out[random.next() % i]);
+  return out;
+}
+
+struct Listed {
+  std::uint64_t cursor;
+  PathTree::Entry entry;
+};
+
+std::vector<Listed> list_all(const PathTree& tree, std::uint32_t directory,
+                             std::uint64_t from = 0) {
+  std::vector<Listed> out;
+  std::uint64_t next = 0;
+  while (const auto entry = tree.list(directory, from, next)) {
+    out.push_back({from, *entry});
+    if (next <= from) {
+      ADD_FAILURE() << "the cursor does not move on";
+      break;
+    }
+    from = next;
+  }
+  return out;
+}
+
+class RandomTrees : public ::testing::Test {
+ protected:
+  template <class Check>
+  void each(const Check& check) {
+    RandomBytes random(7);
+    for (int round = 0; round < 300 && !HasFailure(); ++round) {
+      const Tree tree(random_names(random));
+      check(*tree, tree.names(), model_of(*tree, tree.names().size()));
+    }
+  }
+};
+
+TEST_F(RandomTrees, ListEveryEntryOnceInTheOrderOfThePaths) {
+  each([](const PathTree& tree, const auto& names, const auto& model) {
+    EXPECT_EQ(tree.directory_count(), model.size());
+    std::size_t files = 0;
+    for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
+      const std::string prefix(tree.directory_path(d));
+      ASSERT_TRUE(model.contains(prefix)) << prefix;
+      Listing listing;
+      std::string previous;
+      for (const auto& [cursor, entry] : list_all(tree, d)) {
+        const std::string component(entry.component);
+        const std::string path = component + (entry.is_directory ? "/" : "");
+        EXPECT_LT(previous, path);
+        previous = path;
+        listing[component] = entry.is_directory ? std::optional<std::uint32_t>{} : entry.number;
+        files += entry.is_directory ? 0 : 1;
+        if (entry.is_directory) {
+          EXPECT_EQ(tree.directory_path(entry.number), prefix + component + "/");
+        }
+      }
+      EXPECT_EQ(listing, model.at(prefix));
+    }
+    EXPECT_EQ(files, names.size());
+  });
+}
+
+TEST_F(RandomTrees, LookUpWhatTheyListAndNothingElse) {
+  each([](const PathTree& tree, const auto&, const auto& model) {
+    std::set<std::string> components{"", ".", "..", "a", "b", "nothing", "%", "a/b", "a/"};
+    for (const auto& [prefix, listing] : model) {
+      for (const auto& [component, tensor] : listing) components.insert(component);
+    }
+    for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
+      const Listing& listing = model.at(std::string(tree.directory_path(d)));
+      for (const std::string& component : components) {
+        const auto entry = tree.lookup(d, component);
+        const auto expected = listing.find(component);
+        ASSERT_EQ(entry.has_value(), expected != listing.end()) << component;
+        if (!entry) continue;
+        EXPECT_EQ(entry->is_directory, !expected->second.has_value());
+        EXPECT_EQ(entry->component, component);
+        if (!entry->is_directory) {
+          EXPECT_EQ(entry->number, *expected->second);
+        } else {
+          EXPECT_EQ(tree.parent(entry->number), d);
+        }
+      }
+    }
+    EXPECT_EQ(tree.parent(PathTree::kRoot), PathTree::kRoot);
+  });
+}
+
+TEST_F(RandomTrees, FindATensorByItsPathAndNoDirectory) {
+  each([](const PathTree& tree, const auto& names, const auto& model) {
+    for (std::uint32_t i = 0; i < names.size(); ++i) EXPECT_EQ(tree.find(tree.path(i)), i);
+    for (const auto& [prefix, listing] : model) {
+      EXPECT_EQ(tree.find(prefix), std::nullopt);
+      if (prefix.empty()) continue;
+      EXPECT_EQ(tree.find(prefix.substr(0, prefix.size() - 1)), std::nullopt);
+    }
+    EXPECT_EQ(tree.find("nothing/there"), std::nullopt);
+  });
+}
+
+TEST_F(RandomTrees, ResumeAListingAtEveryCursor) {
+  each([](const PathTree& tree, const auto&, const auto&) {
+    for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
+      const std::vector<Listed> all = list_all(tree, d);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const std::vector<Listed> rest = list_all(tree, d, all[i].cursor);
+        ASSERT_EQ(rest.size(), all.size() - i);
+        for (std::size_t j = 0; j < rest.size(); ++j) {
+          EXPECT_EQ(rest[j].entry.component, all[i + j].entry.component);
+          EXPECT_EQ(rest[j].entry.number, all[i + j].entry.number);
+        }
+      }
+    }
+  });
+}
+
+TEST_F(RandomTrees, GiveOnlyTheirOwnEntriesAtACursorFromNowhere) {
+  each([](const PathTree& tree, const auto& names, const auto&) {
+    for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
+      std::map<std::string, std::pair<bool, std::uint32_t>> own;
+      for (const auto& [cursor, entry] : list_all(tree, d)) {
+        own[std::string(entry.component)] = {entry.is_directory, entry.number};
+      }
+      for (std::uint64_t cursor = 0; cursor <= names.size() + 2; ++cursor) {
+        for (const auto& [at, entry] : list_all(tree, d, cursor)) {
+          const auto found = own.find(std::string(entry.component));
+          ASSERT_NE(found, own.end());
+          EXPECT_EQ(std::pair(entry.is_directory, entry.number), found->second)
+              << "directory \"" << tree.directory_path(d) << "\", cursor " << cursor << ", entry "
+              << entry.component;
+        }
+      }
+      std::uint64_t next = 0;
+      EXPECT_EQ(tree.list(d, ~std::uint64_t{0}, next).has_value(), false);
+    }
+  });
+}
+
+TEST(PathTree, PassesOverASubdirectoryInWhoseMiddleACursorLies) {
+  // At cursor 1 of the root stands `x/y/b`, where the directory x/y begins; x began before.
+  const Tree tree({"x/a", "x/y/b", "z"});
+  std::uint64_t next = 0;
+
+  const auto entry = tree->list(PathTree::kRoot, 1, next);
+
+  ASSERT_TRUE(entry);
+  EXPECT_EQ(entry->component, "z");
+  EXPECT_FALSE(entry->is_directory);
+}
+
+TEST(PathTree, DoesNotUseTheStackForACursorFromNowhereInALargeSubdirectory) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 300'000; ++i) names.push_back("x/" + std::to_string(i));
+  names.push_back("z");
+  const Tree tree(std::move(names));
+  std::uint64_t next = 0;
+
+  const auto entry = tree->list(PathTree::kRoot, 1, next);
+
+  ASSERT_TRUE(entry);
+  EXPECT_EQ(entry->component, "z");
+}
+
+TEST(PathTree, OfNoTensorsIsAnEmptyRoot) {
+  const Tree tree({});
+  std::uint64_t next = 0;
+
+  EXPECT_EQ(tree->directory_count(), 1U);
+  EXPECT_EQ(tree->list(PathTree::kRoot, 0, next).has_value(), false);
+  EXPECT_EQ(tree->lookup(PathTree::kRoot, "a").has_value(), false);
+  EXPECT_EQ(tree->find(""), std::nullopt);
+  EXPECT_EQ(tree->directory_path(PathTree::kRoot), "");
+}
+
+TEST(PathTree, HoldsTenThousandDirectoriesInEachOther) {
+  std::string name;
+  for (int i = 0; i < 10'000; ++i) name += "d/";
+  const Tree tree({name + "file", name + "other"});
+
+  std::uint32_t directory = PathTree::kRoot;
+  std::size_t depth = 0;
+  while (const auto entry = tree->lookup(directory, "d")) {
+    directory = entry->number;
+    ++depth;
+  }
+
+  EXPECT_EQ(depth, 10'000U);
+  EXPECT_EQ(list_all(*tree, directory).size(), 2U);
+  EXPECT_EQ(tree->find(name + "file"), 0U);
+}
+
+TEST(PathTree, GivesNumbersThatDependOnTheNamesAlone) {
+  const Tree one({"b/x", "a/y", "c"});
+  const Tree other({"c", "a/y", "b/x"});
+
+  for (std::uint32_t d = 0; d < one->directory_count(); ++d) {
+    EXPECT_EQ(one->directory_path(d), other->directory_path(d));
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test

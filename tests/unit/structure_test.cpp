@@ -1,0 +1,256 @@
+// The arrows of the design, and the promises of the documents: what no compiler checks.
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRoot = STFS_SOURCE_DIR;
+
+bool is_code(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  return extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh" ||
+         extension == ".c";
+}
+
+// The source files below these directories, relative to the root.
+std::vector<fs::path> code_in(const std::vector<std::string>& directories) {
+  std::vector<fs::path> files;
+  for (const std::string& directory : directories) {
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / directory)) {
+      if (entry.is_regular_file() && is_code(entry.path()))
+        files.push_back(entry.path().lexically_relative(kRoot));
+    }
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+struct Include {
+  bool is_quoted;
+  std::string target;
+};
+
+// What stands between `open` and `close` at the beginning of `text`, taken off it; or nothing.
+std::optional<std::string> take_between(std::string_view& text, char open, char close) {
+  if (!text.starts_with(open)) return std::nullopt;
+  const std::size_t end = text.find(close, 1);
+  if (end == std::string_view::npos) return std::nullopt;
+  std::string inner(text.substr(1, end - 1));
+  text.remove_prefix(end + 1);
+  return inner;
+}
+
+std::vector<Include> includes_of(const fs::path& file) {
+  std::vector<Include> includes;
+  std::istringstream lines(read_file(kRoot / file));
+  for (std::string line; std::getline(lines, line);) {
+    std::erase(line, ' ');
+    constexpr std::string_view kDirective = "#include";
+    if (!line.starts_with(kDirective)) continue;
+    std::string_view rest = std::string_view(line).substr(kDirective.size());
+    if (const auto quoted = take_between(rest, '"', '"')) includes.push_back({true, *quoted});
+    if (const auto bracketed = take_between(rest, '<', '>'))
+      includes.push_back({false, *bracketed});
+  }
+  return includes;
+}
+
+std::string top_of(const std::string& path) { return path.substr(0, path.find('/')); }
+
+TEST(Structure, IncludesAreRelativeToTheRoot) {
+  for (const fs::path& file : code_in({"core", "fs", "tools", "tests"})) {
+    for (const auto& [is_quoted, target] : includes_of(file)) {
+      EXPECT_TRUE(!is_quoted || fs::exists(kRoot / target))
+          << file << " includes \"" << target << '"';
+    }
+  }
+}
+
+TEST(Structure, CoreIncludesItselfAloneAndFsAndToolsNeverEachOther) {
+  const std::map<std::string, std::set<std::string>> allowed{
+      {"core", {"core"}}, {"fs", {"core", "fs"}}, {"tools", {"core", "tools"}}};
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    for (const auto& [is_quoted, target] : includes_of(file)) {
+      if (!is_quoted) continue;
+      EXPECT_TRUE(allowed.at(top_of(file.string())).contains(top_of(target)))
+          << file << " includes " << target;
+    }
+  }
+}
+
+TEST(Structure, FuseIsIncludedByItsTranslatorAndMainAlone) {
+  const std::set<std::string> allowed{"fs/fuse_ops.h", "fs/fuse_ops.cpp", "fs/main.cpp"};
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    for (const auto& [is_quoted, target] : includes_of(file)) {
+      if (target.find("fuse") == std::string::npos || is_quoted) continue;
+      EXPECT_TRUE(allowed.contains(file.string())) << file << " includes " << target;
+    }
+  }
+}
+
+TEST(Structure, JsonIsReadAndWrittenInCoreAlone) {
+  for (const fs::path& file : code_in({"fs", "tools"})) {
+    for (const auto& include : includes_of(file)) {
+      EXPECT_EQ(include.target.find("nlohmann"), std::string::npos) << file;
+    }
+  }
+}
+
+TEST(Structure, CudaIsIncludedInTheDeviceToolAlone) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (file.string().starts_with("tools/gpu/")) continue;
+    for (const auto& include : includes_of(file)) {
+      EXPECT_EQ(include.target.find("cuda"), std::string::npos) << file;
+    }
+  }
+}
+
+TEST(Structure, WhatIsShippedDoesNotDependOnTheTests) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    for (const auto& include : includes_of(file)) {
+      EXPECT_NE(top_of(include.target), "tests") << file;
+    }
+  }
+}
+
+TEST(Structure, NothingIsCalledUtils) {
+  for (const fs::path& file : code_in({"core", "fs", "tools", "tests"})) {
+    const std::string stem = file.stem().string();
+    for (const char* name : {"utils", "util", "helpers", "misc", "common"})
+      EXPECT_NE(stem, name) << file;
+  }
+}
+
+TEST(Structure, TopLevelHoldsWhatTheDesignNames) {
+  const std::set<std::string> allowed{"CMakeLists.txt",
+                                      "CMakePresets.json",
+                                      "README.md",
+                                      "CHANGELOG.md",
+                                      "LICENSE",
+                                      "core",
+                                      "fs",
+                                      "tools",
+                                      "systemd",
+                                      "tests",
+                                      "docs",
+                                      "scripts",
+                                      ".ci",
+                                      ".clang-format",
+                                      ".clang-tidy",
+                                      ".gitignore"};
+  const std::set<std::string> not_ours{".git", "build", ".cache"};
+  for (const std::string& name : names_in(kRoot)) {
+    EXPECT_TRUE(allowed.contains(name) || not_ours.contains(name)) << name;
+  }
+  for (const std::string& name : allowed)
+    EXPECT_TRUE(fs::exists(kRoot / name)) << name << " is missing";
+}
+
+TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (file.extension() != ".h") continue;
+    const std::string text = read_file(kRoot / file);
+    EXPECT_TRUE(text.starts_with("// ") || text.starts_with("/* ")) << file;
+    EXPECT_NE(text.find("#pragma once"), std::string::npos) << file;
+  }
+}
+
+TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
+  for (const char* directory : {"tests/unit", "tests/mount"}) {
+    const std::string build = read_file(kRoot / directory / "CMakeLists.txt");
+    for (const std::string& name : names_in(kRoot / directory)) {
+      if (!name.ends_with("_test.cpp")) continue;
+      EXPECT_NE(build.find(name), std::string::npos) << directory << "/" << name;
+    }
+  }
+}
+
+// "Suite.Name" of every test in the tree.
+std::set<std::string> all_tests() {
+  std::set<std::string> names;
+  for (const fs::path& file : code_in({"tests"})) {
+    std::string text = read_file(kRoot / file);
+    std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
+    for (const std::string_view macro : {"TEST(", "TEST_F(", "TEST_P("}) {
+      for (std::size_t at = text.find(macro); at != std::string::npos;
+           at = text.find(macro, at + 1)) {
+        std::string_view rest = std::string_view(text).substr(at + macro.size() - 1);
+        std::string name = take_between(rest, '(', ')').value_or("");
+        if (const std::size_t comma = name.find(','); comma != std::string::npos) {
+          names.insert(name.replace(comma, 1, "."));
+        }
+      }
+    }
+  }
+  return names;
+}
+
+struct Section {
+  std::string heading;
+  std::string text;
+};
+
+// The sections under headings of level 2 and 3, code blocks left out.
+std::vector<Section> sections_of(const fs::path& document) {
+  std::vector<Section> sections;
+  std::istringstream lines(read_file(document));
+  bool in_code = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("```")) in_code = !in_code;
+    if (in_code) continue;
+    if (line.starts_with("## ") || line.starts_with("### "))
+      sections.push_back({line, ""});
+    else if (!sections.empty())
+      sections.back().text += line + "\n";
+  }
+  return sections;
+}
+
+// The names in backticks of the paragraph that begins with "Tests:".
+std::vector<std::string> tests_named_in(const std::string& text) {
+  const std::size_t begin = text.starts_with("Tests:") ? 0 : text.find("\nTests:");
+  if (begin == std::string::npos) return {};
+  const std::string paragraph = text.substr(begin, text.find("\n\n", begin + 1) - begin);
+  std::vector<std::string> names;
+  for (std::string_view rest = paragraph; !rest.empty();) {
+    if (auto name = take_between(rest, '`', '`')) {
+      names.push_back(std::move(*name));
+    } else {
+      rest.remove_prefix(1);
+    }
+  }
+  return names;
+}
+
+TEST(Semantics, HasATestForEveryHeading) {
+  const fs::path document = kRoot / "docs/SEMANTICS.md";
+  ASSERT_TRUE(fs::exists(document)) << "docs/SEMANTICS.md is missing";
+  const std::set<std::string> tests = all_tests();
+
+  const std::vector<Section> sections = sections_of(document);
+
+  EXPECT_FALSE(sections.empty());
+  for (const auto& [heading, text] : sections) {
+    const std::vector<std::string> names = tests_named_in(text);
+    EXPECT_FALSE(names.empty()) << heading << " has no line \"Tests: `Suite.Name`\"";
+    for (const std::string& name : names)
+      EXPECT_TRUE(tests.contains(name)) << heading << " names " << name;
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,136 @@
+#include "core/text.h"
+
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <limits>
+#include <string>
+
+namespace stfs::test {
+namespace {
+
+using namespace std::string_literals;
+
+TEST(Printable, LeavesTextAsItIs) {
+  EXPECT_EQ(printable("a \u00e9 \U0001f600 \"~"), "a \u00e9 \U0001f600 \"~");
+}
+
+TEST(Printable, EscapesControlCharacters) {
+  EXPECT_EQ(printable("\0\x1b[2J\n\r\t\x7f"s), "\\x00\\x1b[2J\\n\\r\\t\\x7f");
+  EXPECT_EQ(printable("\u0085\u009b"), "\\x85\\x9b") << "C1";
+}
+
+TEST(Printable, DoublesABackslash) { EXPECT_EQ(printable("a\\n"), "a\\\\n"); }
+
+TEST(Printable, EscapesBytesThatAreNotUtf8) {
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(printable("\xc0\x80"), "\\xc0\\x80");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+}
+
+TEST(Printable, EscapesMarksThatReorderOrHide) {
+  EXPECT_EQ(printable("a\u202eb\u200b\u2066\ufeff\u2028"), "a\\u202eb\\u200b\\u2066\\ufeff\\u2028");
+}
+
+TEST(Printable, LeavesNothingThatATerminalObeys) {
+  RandomBytes random(1);
+  for (int round = 0; round < 2000; ++round) {
+    std::string text(random.next() % 20, '\0');
+    for (char& c : text) c = static_cast<char>(random.next());
+
+    const std::string shown = printable(text);
+
+    EXPECT_TRUE(is_utf8(shown));
+    for (const char c : shown) {
+      const auto byte = static_cast<unsigned char>(c);
+      ASSERT_TRUE(byte >= 0x20 && byte != 0x7f);
+    }
+  }
+}
+
+TEST(InQuotes, EscapesQuotes) { EXPECT_EQ(in_quotes("a\"b\\"), "\"a\\\"b\\\\\""); }
+
+TEST(InQuotes, LeavesOutTheMiddleOfALongText) {
+  EXPECT_EQ(in_quotes(std::string(200, 'a')), "\"" + std::string(200, 'a') + "\"");
+  EXPECT_EQ(in_quotes(std::string(100, 'a') + std::string(101, 'b')),
+            "\"" + std::string(96, 'a') + "..." + std::string(96, 'b') + "\"");
+}
+
+TEST(InQuotes, CutsALongTextBetweenCharacters) {
+  std::string text = "x";
+  for (int i = 0; i < 200; ++i) text += "\u00e9";
+  EXPECT_EQ(in_quotes(text).find("\\x"), std::string::npos);
+}
+
+TEST(JsonString, IsReadBackByAJsonParser) {
+  const std::string text = "\"\\/\b\f\n\r\t\0\x1f\x7f\u00e9\U0001f600"s;
+  EXPECT_EQ(nlohmann::json::parse(json_string(text)).get<std::string>(), text);
+}
+
+TEST(JsonString, ReplacesBytesThatAreNotUtf8) { EXPECT_EQ(json_string("a\xff"), "\"a\ufffd\""); }
+
+TEST(IsUtf8, HoldsForWellFormedText) {
+  for (const char* text :
+       {"", "a", "\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
+        "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_TRUE(is_utf8(text)) << printable(text);
+  }
+  EXPECT_TRUE(is_utf8("\0"s));
+}
+
+TEST(IsUtf8, RefusesEverythingElse) {
+  for (const char* text : {"\x80",
+                           "\xbf",
+                           "\xc0\x80",
+                           "\xc1\xbf",
+                           "\xc2",
+                           "\xc2z",
+                           "\xe0\x80\x80",
+                           "\xe0\x9f\xbf",
+                           "\xe2\x82",
+                           "\xed\xa0\x80",
+                           "\xed\xbf\xbf",
+                           "\xf0\x80\x80\x80",
+                           "\xf0\x8f\xbf\xbf",
+                           "\xf4\x90\x80\x80",
+                           "\xf5\x80\x80\x80",
+                           "\xf8\x88\x80\x80\x80",
+                           "\xfe",
+                           "\xff",
+                           "a\xff",
+                           "\xf0\x9f\x98"}) {
+    EXPECT_FALSE(is_utf8(text)) << printable(text);
+  }
+}
+
+TEST(Utf8Floor, IsTheLastEndOfACharacter) {
+  const std::string text = "a\u00e9\U0001f600b";  // 1, 2, 4, 1 bytes
+  const std::size_t expected[] = {0, 1, 1, 3, 3, 3, 3, 7, 8, 8};
+  for (std::size_t n = 0; n < std::size(expected); ++n)
+    EXPECT_EQ(utf8_floor(text, n), expected[n]) << n;
+}
+
+TEST(HumanBytes, CountsIn1024s) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes(5ULL << 30), "5.0 GiB");
+  EXPECT_EQ(human_bytes(std::numeric_limits<std::uint64_t>::max()), "16.0 EiB");
+}
+
+TEST(HumanBytes, DoesNotRoundUpTo1024OfAUnit) {
+  EXPECT_EQ(human_bytes((1ULL << 20) - 1), "1.0 MiB");
+}
+
+TEST(Rfc3339, IsUtcWithNanoseconds) {
+  EXPECT_EQ(rfc3339(0, 0), "1970-01-01T00:00:00.000000000Z");
+  EXPECT_EQ(rfc3339(1769846400, 5), "2026-01-31T08:00:00.000000005Z");
+  EXPECT_EQ(rfc3339(951782399, 999999999), "2000-02-28T23:59:59.999999999Z");
+  EXPECT_EQ(rfc3339(-1, 0), "1969-12-31T23:59:59.000000000Z");
+}
+
+}  // namespace
+}  // namespace stfs::test
