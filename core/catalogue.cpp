@@ -1,63 +1,11 @@
 #include "core/catalogue.h"
 
+#include "core/table.h"
 #include "core/text.h"
 
-#include <nlohmann/json.hpp>
-
-#include <algorithm>
-#include <cstring>
-#include <functional>
 #include <map>
 
 namespace stfs {
-namespace {
-
-// A text of many rows, each a function of its number. What is kept is where every 64th row begins.
-class Table : public Producer {
- public:
-  using AppendRow = std::function<void(std::uint64_t, std::string&)>;
-
-  Table(std::uint64_t rows, AppendRow append_row)
-      : rows_(rows), append_row_(std::move(append_row)) {
-    std::string row;
-    for (std::uint64_t i = 0; i < rows_; ++i) {
-      if (i % kBlock == 0) block_begin_.push_back(size_);
-      row.clear();
-      append_row_(i, row);
-      size_ += row.size();
-    }
-  }
-
-  std::uint64_t size() const override { return size_; }
-
-  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    auto block = static_cast<std::size_t>(
-        std::prev(std::ranges::upper_bound(block_begin_, offset)) - block_begin_.begin());
-    std::string text;
-    for (; !out.empty(); ++block) {
-      text.clear();
-      const std::uint64_t first = block * kBlock;
-      const std::uint64_t last = std::min(rows_, first + kBlock);
-      for (std::uint64_t i = first; i < last; ++i) append_row_(i, text);
-      const auto skip = static_cast<std::size_t>(offset - block_begin_[block]);
-      const std::size_t take = std::min(out.size(), text.size() - skip);
-      std::memcpy(out.data(), text.data() + skip, take);
-      out = out.subspan(take);
-      offset += take;
-    }
-    return 0;
-  }
-
- private:
-  static constexpr std::uint64_t kBlock = 64;
-
-  std::uint64_t rows_;
-  AppendRow append_row_;
-  std::vector<std::uint64_t> block_begin_;
-  std::uint64_t size_ = 0;
-};
-
-}  // namespace
 
 std::string shape_json(std::span<const std::uint64_t> shape) {
   std::string out = "[";
@@ -77,16 +25,6 @@ std::string tensor_json(const Tensor& tensor) {
 }
 
 std::string info_json(const Checkpoint& checkpoint) {
-  using nlohmann::ordered_json;
-  ordered_json sources = ordered_json::array();
-  for (const auto& source : checkpoint.sources()) {
-    const Mapping& file = source->file;
-    sources.push_back({{"label", source->label},
-                       {"path", file.path()},
-                       {"size", file.size()},
-                       {"mtime", rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec)},
-                       {"tensors", source->header.tensors.size()}});
-  }
   std::uint64_t bytes = 0;
   std::uint64_t parameters = 0;
   std::map<DType, std::uint64_t> by_dtype;
@@ -96,23 +34,48 @@ std::string info_json(const Checkpoint& checkpoint) {
     parameters += tensor.elements();
     by_dtype[tensor.dtype] += tensor.length;
   }
-  ordered_json bytes_per_dtype = ordered_json::object();
-  for (const auto& [dtype, count] : by_dtype) bytes_per_dtype[dtype_name(dtype)] = count;
-  nlohmann::json metadata = nlohmann::json::object();
-  for (const auto& [key, value] : checkpoint.metadata()) metadata[key] = value;
-  ordered_json missing = ordered_json::array();
-  for (const MissingTensor& tensor : checkpoint.missing()) {
-    missing.push_back({{"name", tensor.name}, {"source", tensor.source}});
+  // Written by hand: metadata may have millions of keys, and as a document each would cost some
+  // hundred bytes.
+  std::string out = "{\n  \"sources\": [";
+  const char* separator = "";
+  const auto item = [&](const std::string& text) {
+    ((out += separator) += "\n    ") += text;
+    separator = ",";
+  };
+  const auto section = [&](const char* close, const char* name, const char* open) {
+    ((((out += *separator == '\0' ? "" : "\n  ") += close) += ",\n  \"") += name) += "\": ";
+    out += open;
+    separator = "";
+  };
+  for (const auto& source : checkpoint.sources()) {
+    const Mapping& file = source->file;
+    item("{\"label\": " + json_string(source->label) + ", \"path\": " + json_string(file.path()) +
+         ", \"size\": " + std::to_string(file.size()) + ", \"mtime\": \"" +
+         rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec) +
+         "\", \"tensors\": " + std::to_string(source->header.tensors.size()) + "}");
   }
-  const ordered_json info = {{"sources", sources},
-                             {"tensors", checkpoint.tensor_count()},
-                             {"bytes", bytes},
-                             {"parameters", parameters},
-                             {"bytes_per_dtype", bytes_per_dtype},
-                             {"metadata", metadata},
-                             {"metadata_conflicts", checkpoint.metadata_conflicts()},
-                             {"missing", missing}};
-  return info.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  section("]", "tensors", "");
+  out += std::to_string(checkpoint.tensor_count());
+  section("", "bytes", "");
+  out += std::to_string(bytes);
+  section("", "parameters", "");
+  out += std::to_string(parameters);
+  section("", "bytes_per_dtype", "{");
+  for (const auto& [dtype, count] : by_dtype) {
+    item(json_string(dtype_name(dtype)) + ": " + std::to_string(count));
+  }
+  section("}", "metadata", "{");
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    item(json_string(key) + ": " + json_string(value));
+  }
+  section("}", "metadata_conflicts", "[");
+  for (const std::string& key : checkpoint.metadata_conflicts()) item(json_string(key));
+  section("]", "missing", "[");
+  for (const MissingTensor& tensor : checkpoint.missing()) {
+    item("{\"name\": " + json_string(tensor.name) + ", \"source\": " + json_string(tensor.source) +
+         "}");
+  }
+  return (out += *separator == '\0' ? "" : "\n  ") += "]\n}\n";
 }
 
 std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint) {

@@ -4,6 +4,8 @@
 #include "core/sort.h"
 #include "core/text.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -63,6 +65,42 @@ std::string listing(const Found& found) {
   return text;
 }
 
+// Gives back the memory of what was taken out of a header.
+void compact(Header& header) {
+  std::string names;
+  std::vector<std::uint64_t> dims;
+  for (TensorRecord& tensor : header.tensors) {
+    const std::string_view name = header.name(tensor);
+    const std::span shape = header.shape(tensor);
+    tensor.name_begin = names.size();
+    tensor.shape_begin = dims.size();
+    names += name;
+    dims.insert(dims.end(), shape.begin(), shape.end());
+  }
+  header.names = std::move(names);
+  header.dims = std::move(dims);
+  header.tensors.shrink_to_fit();
+  header.by_name.shrink_to_fit();
+}
+
+// Shards that are links to one file become one: what is wanted of the others is wanted of the
+// first.
+void join_links(const std::string& index_path, const Index& index,
+                std::vector<std::vector<std::string_view>>& wanted) {
+  std::map<std::pair<dev_t, ino_t>, std::size_t> first;
+  for (std::size_t i = 0; i < index.shards.size(); ++i) {
+    struct stat status {};
+    const fs::path file = fs::path(index_path).parent_path() / index.shards[i];
+    if (::stat(file.c_str(), &status) != 0) continue;
+    const auto [entry, is_new] = first.try_emplace({status.st_dev, status.st_ino}, i);
+    if (is_new) continue;
+    std::vector<std::string_view>& names = wanted[entry->second];
+    names.insert(names.end(), wanted[i].begin(), wanted[i].end());
+    std::ranges::sort(names);
+    wanted[i].clear();
+  }
+}
+
 // Keeps those tensors of a shard that the index maps to it. `wanted` is sorted by name. Returns the
 // names that the shard lacks; `unnamed` counts the tensors that were dropped.
 std::vector<std::string_view> keep_mapped(Header& header,
@@ -93,6 +131,7 @@ std::vector<std::string_view> keep_mapped(Header& header,
   header.tensors.resize(kept);
   std::erase_if(header.by_name, [&](std::uint32_t i) { return !keep[i]; });
   for (std::uint32_t& i : header.by_name) i = renumbered[i];
+  compact(header);
   return missing;
 }
 
@@ -148,9 +187,11 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
   for (const Index::Entry& entry : index.entries) {
     wanted[entry.shard].push_back(index.name(entry));
   }
+  join_links(path, index, wanted);
   std::uint64_t bytes = 0;
   bool complete = true;
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
+    if (wanted[i].empty()) continue;
     const std::string& shard = index.shards[i];
     const fs::path file = fs::path(path).parent_path() / shard;
     const auto miss = [&](const std::vector<std::string_view>& names) {
@@ -176,7 +217,8 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     miss(lacking);
     if (unnamed > 0) {
       warnings_.push_back(printable(path) + ": shard " + in_quotes(shard) + ": holds " +
-                          std::to_string(unnamed) + " tensors that the index does not name");
+                          std::to_string(unnamed) + (unnamed == 1 ? " tensor" : " tensors") +
+                          " that the index does not name");
     }
     for (const TensorRecord& tensor : source.header.tensors) bytes += tensor.length;
     add_source(std::move(source));

@@ -61,6 +61,7 @@ class Checkpoint {
   // Tensors are numbered in the order of their bytes: by source, then by offset.
   std::uint32_t tensor_count() const { return first_.back(); }
   Tensor tensor(std::uint32_t number) const;
+  std::string_view name(std::uint32_t number) const;
 
   std::optional<std::uint32_t> find(std::string_view name) const;
   const PathTree& tree() const { return *tree_; }
@@ -84,7 +85,6 @@ class Checkpoint {
   void add_source(Source source);
   std::vector<std::uint32_t> number_tensors();
   void merge_metadata();
-  std::string_view name(std::uint32_t number) const;
 
   std::vector<std::unique_ptr<const Source>> sources_;
   std::vector<std::uint32_t> first_{

@@ -18,9 +18,20 @@ iovec piece(const void* data, std::uint64_t length) {
   return {const_cast<void*>(data), static_cast<std::size_t>(length)};  // iovec is not const-correct
 }
 
+// Adds a buffer of `length` bytes that `into` fills.
+template <class Into>
+int fill(Reading& reading, std::uint64_t length, const Into& into) {
+  const auto size = static_cast<std::size_t>(length);
+  auto buffer = std::make_unique_for_overwrite<std::byte[]>(size);
+  if (const int error = into(std::span(buffer.get(), size))) return error;
+  reading.pieces.push_back(piece(buffer.get(), size));
+  reading.buffers.push_back(std::move(buffer));
+  return 0;
+}
+
 }  // namespace
 
-void Content::append(std::uint64_t length, Kind kind) {
+void Content::add(std::uint64_t length, Kind kind) {
   if (length == 0) return;
   spans_.push_back({size_, length, std::move(kind)});
   size_ += length;
@@ -28,7 +39,7 @@ void Content::append(std::uint64_t length, Kind kind) {
 
 Content& Content::literal(std::string bytes) {
   const std::uint64_t length = bytes.size();
-  append(length, std::move(bytes));
+  add(length, std::move(bytes));
   return *this;
 }
 
@@ -42,13 +53,24 @@ Content& Content::extent(const Mapping& source, std::uint64_t offset, std::uint6
       return *this;
     }
   }
-  append(length, Extent{&source, offset});
+  add(length, Extent{&source, offset});
   return *this;
 }
 
 Content& Content::production(std::unique_ptr<const Producer> producer) {
   const std::uint64_t length = producer->size();
-  append(length, std::move(producer));
+  add(length, std::move(producer));
+  return *this;
+}
+
+Content& Content::append(Content other) {
+  for (Span& span : other.spans_) {
+    if (const Extent* extent = std::get_if<Extent>(&span.kind)) {
+      this->extent(*extent->source, extent->offset, span.length);
+    } else {
+      add(span.length, std::move(span.kind));
+    }
+  }
   return *this;
 }
 
@@ -62,40 +84,41 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   const std::uint64_t end = offset + std::min(length, size_ - offset);
   const auto first = span_at(offset);
   if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) {
-    const auto filled = static_cast<std::size_t>(end - offset);
-    auto buffer = std::make_unique_for_overwrite<std::byte[]>(filled);
-    if (const int error = copy(offset, {buffer.get(), filled})) return error;
-    reading.pieces.push_back(piece(buffer.get(), filled));
-    reading.buffers.push_back(std::move(buffer));
-    return 0;
+    return fill(reading, end - offset,
+                [&](std::span<std::byte> buffer) { return copy(offset, buffer); });
   }
   const Mapping* verified = nullptr;
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
-    const int error = std::visit(
-        Overloaded{[&](const std::string& bytes) {
-                     reading.pieces.push_back(piece(bytes.data() + skip, take));
-                     return 0;
-                   },
-                   [&](const Extent& extent) {
-                     if (extent.source != verified) {
-                       if (const int stale = extent.source->verify()) return stale;
-                       verified = extent.source;
-                     }
-                     const std::span bytes = extent.source->bytes();
-                     reading.pieces.push_back(piece(bytes.data() + extent.offset + skip, take));
-                     return 0;
-                   },
-                   [&](const std::unique_ptr<const Producer>& producer) {
-                     const auto filled = static_cast<std::size_t>(take);
-                     auto buffer = std::make_unique_for_overwrite<std::byte[]>(filled);
-                     const int failed = producer->produce(skip, {buffer.get(), filled});
-                     reading.pieces.push_back(piece(buffer.get(), filled));
-                     reading.buffers.push_back(std::move(buffer));
-                     return failed;
-                   }},
-        span->kind);
+    const int error =
+        std::visit(Overloaded{[&](const std::string& bytes) {
+                                reading.pieces.push_back(piece(bytes.data() + skip, take));
+                                return 0;
+                              },
+                              [&](const Extent& extent) {
+                                if (extent.source != verified) {
+                                  if (const int stale = extent.source->verify()) return stale;
+                                  verified = extent.source;
+                                }
+                                const std::uint64_t from = extent.offset + skip;
+                                if (!extent.source->is_resident(from, take)) {
+                                  // The kernel would wait for the disk after the check above, for
+                                  // as long as a disk may take. Read, and check afterwards.
+                                  return fill(reading, take, [&](std::span<std::byte> buffer) {
+                                    return extent.source->read(buffer, from);
+                                  });
+                                }
+                                const std::span bytes = extent.source->bytes();
+                                reading.pieces.push_back(piece(bytes.data() + from, take));
+                                return 0;
+                              },
+                              [&](const std::unique_ptr<const Producer>& producer) {
+                                return fill(reading, take, [&](std::span<std::byte> buffer) {
+                                  return producer->produce(skip, buffer);
+                                });
+                              }},
+                   span->kind);
     if (error != 0) return error;
     offset += take;
   }
@@ -130,10 +153,15 @@ int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
 int Content::verify() const {
   const Mapping* verified = nullptr;
   for (const Span& span : spans_) {
-    const Extent* extent = std::get_if<Extent>(&span.kind);
-    if (extent == nullptr || extent->source == verified) continue;
-    if (const int error = extent->source->verify()) return error;
-    verified = extent->source;
+    int error = 0;
+    if (const Extent* extent = std::get_if<Extent>(&span.kind)) {
+      if (extent->source == verified) continue;
+      error = extent->source->verify();
+      verified = extent->source;
+    } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span.kind)) {
+      error = (*producer)->verify();
+    }
+    if (error != 0) return error;
   }
   return 0;
 }

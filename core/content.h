@@ -44,6 +44,9 @@ class Producer {
 
   // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). 0 or an errno.
   virtual int produce(std::uint64_t offset, std::span<std::byte> out) const = 0;
+
+  // 0 or ESTALE: whether the sources that the bytes are computed from are still what was mapped.
+  virtual int verify() const { return 0; }
 };
 
 // What a read has to send: pieces that point into mappings, literals, or the buffer held here.
@@ -58,6 +61,8 @@ class Content {
   Content& literal(std::string bytes);
   Content& extent(const Mapping& source, std::uint64_t offset, std::uint64_t length);
   Content& production(std::unique_ptr<const Producer> producer);
+
+  Content& append(Content other);  // everything that `other` is made of
 
   std::uint64_t size() const { return size_; }  // bytes
 
@@ -87,7 +92,7 @@ class Content {
     Kind kind;
   };
 
-  void append(std::uint64_t length, Kind kind);
+  void add(std::uint64_t length, Kind kind);
   std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;
 
   std::vector<Span> spans_;

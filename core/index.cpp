@@ -135,10 +135,14 @@ Index parse_index(std::string_view json, const std::string& place) {
 
   Index index = std::move(reader.index);
   std::vector<std::uint32_t> sorted_number(reader.shard_numbers.size());
+  std::map<std::string, std::uint32_t> normal;  // one shard may be spelled in several ways
   for (const auto& [shard, number] : reader.shard_numbers) {
     check_shard(shard, place);
-    sorted_number[number] = static_cast<std::uint32_t>(index.shards.size());
-    index.shards.push_back(shard);
+    const auto [entry, is_new] =
+        normal.try_emplace(std::filesystem::path(shard).lexically_normal().string(),
+                           static_cast<std::uint32_t>(index.shards.size()));
+    if (is_new) index.shards.push_back(entry->first);
+    sorted_number[number] = entry->second;
   }
   for (Index::Entry& entry : index.entries) entry.shard = sorted_number[entry.shard];
 

@@ -1,8 +1,12 @@
 #include "core/mapping.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <utility>
 
 namespace stfs {
@@ -45,8 +49,28 @@ int Mapping::verify() const {
   return ESTALE;
 }
 
+bool Mapping::is_resident(std::uint64_t offset, std::uint64_t length) const {
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  constexpr std::size_t kPages = 512;
+  std::array<unsigned char, kPages> pages{};
+  const std::uint64_t end = offset + length;
+  for (std::uint64_t at = offset / page * page; at < end; at += kPages * page) {
+    const auto bytes = static_cast<std::size_t>(std::min(end - at, kPages * page));
+    if (::mincore(data_ + at, bytes, pages.data()) != 0) return false;
+    const auto count = static_cast<std::ptrdiff_t>((bytes + page - 1) / page);
+    if (!std::all_of(pages.begin(), pages.begin() + count, [](auto p) { return (p & 1) != 0; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int Mapping::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
+  return pread_exact(fd_.get(), buffer, offset);
+}
+
 int Mapping::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  const int error = pread_exact(fd_.get(), buffer, offset);
+  const int error = read_unverified(buffer, offset);
   const int changed = verify();
   return changed != 0 ? changed : error;
 }

@@ -43,6 +43,15 @@ class Mapping {
   int verify() const;
   bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // verify() saw it
 
+  // Whether the kernel has every page of a range at hand, so that it can be sent from the mapping
+  // without waiting for a disk. True as well where the kernel does not tell (a file that is neither
+  // owned nor writable, mincore(2)).
+  bool is_resident(std::uint64_t offset, std::uint64_t length) const;
+
+  // Fills `buffer` from `offset`; 0 or the errno of the read. The bytes are those of the mapped
+  // version only if verify() says so afterwards: for many reads that are verified together.
+  int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const;
+
   // Fills `buffer` from `offset`; 0, ESTALE when the file is no longer the one that was mapped, or
   // the errno of the read (EIO). The bytes are valid only when 0 is returned.
   int read(std::span<std::byte> buffer, std::uint64_t offset) const;

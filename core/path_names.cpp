@@ -47,7 +47,8 @@ std::string cut(const std::string& component) {
   return out;
 }
 
-void append_component(EncodedPath& out, std::string_view component, bool first) {
+void append_component(EncodedPath& out, std::string_view component, bool first,
+                      PathStyle style = PathStyle::kSlashes) {
   const bool dots = component == "." || component == "..";
   std::string encoded;
   encoded.reserve(component.size());
@@ -55,7 +56,8 @@ void append_component(EncodedPath& out, std::string_view component, bool first) 
     const char c = component[i];
     const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
     const bool hidden = dots || (first && i == 0 && component == ".stfs");
-    if (control || hidden || c == '%' || c == '/') {
+    const bool dot = style == PathStyle::kDotsEscaped && c == '.';
+    if (control || hidden || dot || c == '%' || c == '/') {
       append_escaped(encoded, c);
     } else {
       encoded += c;
@@ -75,25 +77,30 @@ int hex_value(char c) {
 
 }  // namespace
 
-EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes) {
+EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes,
+                        PathStyle style) {
   EncodedPath out;
   if (name.empty()) {
     out.path = "%";
     return out;
   }
+  const auto may_separate = [&](char c) {
+    return c == '/' || (c == '.' && style == PathStyle::kDots);
+  };
   std::size_t begin = 0;
   auto prefix = tensor_prefixes.begin();
   for (std::size_t i = 0; i < name.size(); ++i) {
-    if (name[i] != '/') continue;
+    if (!may_separate(name[i])) continue;
     while (prefix != tensor_prefixes.end() && *prefix < i) ++prefix;
     const bool after_tensor = prefix != tensor_prefixes.end() && *prefix == i;
-    const bool separates = i > 0 && i + 1 < name.size() && name[i - 1] != '/' && !after_tensor;
+    const bool separates =
+        i > 0 && i + 1 < name.size() && !may_separate(name[i - 1]) && !after_tensor;
     if (!separates) continue;
-    append_component(out, name.substr(begin, i - begin), begin == 0);
+    append_component(out, name.substr(begin, i - begin), begin == 0, style);
     out.path += '/';
     begin = i + 1;
   }
-  append_component(out, name.substr(begin), begin == 0);
+  append_component(out, name.substr(begin), begin == 0, style);
   return out;
 }
 

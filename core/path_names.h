@@ -19,14 +19,23 @@ namespace stfs {
 
 inline constexpr std::size_t kMaxComponent = 240;  // bytes; with a view's suffix under NAME_MAX
 
+// What makes directories of a name.
+enum class PathStyle {
+  kSlashes,  // `/`: the root
+  kDots,     // `.` too: the tree view. A `.` that may not separate, by the rules for `/`, stays.
+  kDotsEscaped,  // `/`, and every `.` is `%2E`: for a name that shares its kDots path with another
+};
+
 struct EncodedPath {
   std::string path;
   bool cut = false;  // a component was shortened, so the name cannot be read back from the path
 };
 
 // The path of the tensor `name`. `tensor_prefixes` are the lengths of those proper prefixes of
-// `name` that are themselves names of tensors, ascending.
-EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes = {});
+// `name` that are themselves names of tensors, ascending; with the styles of the tree view `.` and
+// `/` count as the same.
+EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes = {},
+                        PathStyle style = PathStyle::kSlashes);
 
 // `name` as one component: every `/` is encoded. For the entries of header/ and metadata/.
 std::string encode_component(std::string_view name);

@@ -1,10 +1,10 @@
 #include "core/path_tree.h"
 
-#include "core/path_names.h"
 #include "core/sort.h"
 #include "core/text.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace stfs {
@@ -36,6 +36,28 @@ bool is_plain(std::string_view name) {
   return special == 0;
 }
 
+// The names, among those that came before in sorted order, that are prefixes of the one at hand.
+// Every such name came before it, and whatever stood between begins with that prefix too, so that a
+// stack of open prefixes is enough.
+class OpenPrefixes {
+ public:
+  void advance(std::string_view name) {
+    while (!names_.empty() && !name.starts_with(names_.back())) {
+      names_.pop_back();
+      lengths_.pop_back();
+    }
+  }
+  void open(std::string_view name) {
+    names_.push_back(name);
+    lengths_.push_back(name.size());
+  }
+  std::span<const std::size_t> lengths() const { return lengths_; }
+
+ private:
+  std::vector<std::string_view> names_;
+  std::vector<std::size_t> lengths_;
+};
+
 }  // namespace
 
 void PathTree::encode_names(const std::vector<std::uint32_t>& by_name) {
@@ -44,28 +66,63 @@ void PathTree::encode_names(const std::vector<std::uint32_t>& by_name) {
     any_special_ = !is_plain(name_of_(i));
   }
   if (!any_special_) return;
-  // In sorted order every name that is a prefix of this one came before it, and whatever stands
-  // between begins with that prefix too: a stack of open prefixes is enough.
-  std::vector<std::string_view> prefixes;
-  std::vector<std::size_t> lengths;
+  OpenPrefixes prefixes;
   for (const std::uint32_t tensor : by_name) {
     const std::string_view name = name_of_(tensor);
-    while (!prefixes.empty() && !name.starts_with(prefixes.back())) {
-      prefixes.pop_back();
-      lengths.pop_back();
-    }
-    if (!is_plain(name)) {
-      EncodedPath path = encode_path(name, lengths);
-      any_cut_ = any_cut_ || path.cut;
-      if (path.path != name) {
-        encoded_.push_back({arena_.size(), static_cast<std::uint32_t>(path.path.size()), tensor});
-        arena_ += path.path;
-      }
-    }
-    prefixes.push_back(name);
-    lengths.push_back(name.size());
+    prefixes.advance(name);
+    if (!is_plain(name)) keep(tensor, encode_path(name, prefixes.lengths()));
+    prefixes.open(name);
   }
   std::ranges::sort(encoded_, {}, &EncodedName::tensor);
+}
+
+void PathTree::keep(std::uint32_t tensor, const EncodedPath& path) {
+  may_collide_ = may_collide_ || path.cut;
+  if (path.path == name_of_(tensor)) return;
+  encoded_.push_back({arena_.size(), static_cast<std::uint32_t>(path.path.size()), tensor});
+  arena_ += path.path;
+}
+
+void PathTree::encode_dotted_names(std::uint32_t count) {
+  // A name's key is the name with `/` for `.`: names with the same key would share a path.
+  std::string keys;
+  std::vector<std::uint64_t> begins{0};
+  for (std::uint32_t i = 0; i < count; ++i) {
+    keys += name_of_(i);
+    begins.push_back(keys.size());
+  }
+  std::ranges::replace(keys, '.', '/');
+  const auto key_of = [&](std::uint32_t i) {
+    return std::string_view(keys).substr(begins[i], begins[i + 1] - begins[i]);
+  };
+  const std::vector<std::uint32_t> by_key = sorted_order(count, key_of);
+  OpenPrefixes prefixes;
+  for (std::size_t first = 0; first < by_key.size();) {
+    const std::string_view key = key_of(by_key[first]);
+    std::size_t last = first + 1;
+    while (last < by_key.size() && key_of(by_key[last]) == key) ++last;
+    prefixes.advance(key);
+    for (std::size_t i = first; i < last; ++i) {
+      const std::string_view name = name_of_(by_key[i]);
+      const bool is_shared = last - first > 1 && name.find('.') != std::string_view::npos;
+      may_collide_ = may_collide_ || is_shared;
+      keep(by_key[i], encode_path(name, prefixes.lengths(),
+                                  is_shared ? PathStyle::kDotsEscaped : PathStyle::kDots));
+    }
+    prefixes.open(key);
+    first = last;
+  }
+  std::ranges::sort(encoded_, {}, &EncodedName::tensor);
+}
+
+PathTree PathTree::with_dots(NameOf name_of, std::uint32_t count) {
+  PathTree tree(std::move(name_of));
+  tree.any_special_ = true;
+  tree.encode_dotted_names(count);
+  tree.order_ = sorted_order(count, [&tree](std::uint32_t tensor) { return tree.path(tensor); });
+  tree.refuse_collisions();
+  tree.build_directories();
+  return tree;
 }
 
 std::string_view PathTree::path(std::uint32_t tensor) const {
@@ -85,10 +142,10 @@ void PathTree::build_directories() {
   std::string_view previous;
   for (std::uint32_t i = 0; i < order_.size(); ++i) {
     const std::string_view path = this->path(order_[i]);
-    while (directories_[open.back()].prefix_length > 0) {
-      Directory& directory = directories_[open.back()];
-      if (path.starts_with(previous.substr(0, directory.prefix_length))) break;
-      directory.last = i;
+    const auto common =
+        static_cast<std::size_t>(std::ranges::mismatch(previous, path).in1 - previous.begin());
+    while (directories_[open.back()].prefix_length > common) {
+      directories_[open.back()].last = i;
       open.pop_back();
     }
     std::size_t from = directories_[open.back()].prefix_length;
@@ -105,18 +162,18 @@ void PathTree::build_directories() {
 
 void PathTree::refuse_collisions() const {
   // Encoding is injective but for the 64 bits of the digest of cut components.
-  if (!any_cut_) return;
-  const auto refuse = [](std::string_view path) {
-    throw Error(ErrorCode::kPathCollision, "",
-                "path " + in_quotes(path) + ": two tensors share it");
-  };
-  for (std::size_t i = 1; i < order_.size(); ++i) {
-    const std::string_view path = this->path(order_[i]);
-    if (path == this->path(order_[i - 1])) refuse(path);
-    for (std::size_t slash = path.find('/'); slash != std::string_view::npos;
-         slash = path.find('/', slash + 1)) {
-      if (find(path.substr(0, slash))) refuse(path.substr(0, slash));
+  if (!may_collide_) return;
+  OpenPrefixes files;
+  for (const std::uint32_t tensor : order_) {
+    const std::string_view path = this->path(tensor);
+    files.advance(path);
+    for (const std::size_t length : files.lengths()) {
+      if (length == path.size() || path[length] == '/') {
+        throw Error(ErrorCode::kPathCollision, "",
+                    "path " + in_quotes(path.substr(0, length)) + ": two tensors share it");
+      }
     }
+    files.open(path);
   }
 }
 

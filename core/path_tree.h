@@ -8,12 +8,14 @@
 #pragma once
 
 #include "core/error.h"
+#include "core/path_names.h"
 
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -25,6 +27,10 @@ class PathTree {
   // `by_name` holds the numbers of the tensors in the bytewise order of their names, which are all
   // different. Throws kPathCollision when two shortened paths are equal.
   PathTree(NameOf name_of, std::vector<std::uint32_t> by_name);
+
+  // The tree view: `.` makes directories too. Of names whose paths would then be the same, those
+  // with a `.` have it written as %2E.
+  static PathTree with_dots(NameOf name_of, std::uint32_t count);
 
   static constexpr std::uint32_t kRoot = 0;  // the number of the root directory
 
@@ -67,7 +73,11 @@ class PathTree {
     std::uint32_t tensor;
   };
 
+  explicit PathTree(NameOf name_of) : name_of_(std::move(name_of)) {}
+
   void encode_names(const std::vector<std::uint32_t>& by_name);
+  void encode_dotted_names(std::uint32_t count);
+  void keep(std::uint32_t tensor, const EncodedPath& path);
   void build_directories();
   void refuse_collisions() const;
   std::uint32_t lower_bound(const Directory& within, std::string_view path) const;
@@ -78,7 +88,7 @@ class PathTree {
   std::vector<EncodedName> encoded_;  // by tensor
   std::string arena_;                 // their paths
   bool any_special_ = false;          // some name is encoded, or has a directory in it
-  bool any_cut_ = false;
+  bool may_collide_ = false;
   std::vector<Directory> directories_;  // in pre-order, so sorted by (first, prefix_length)
 };
 

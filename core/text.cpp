@@ -134,7 +134,9 @@ std::string human_bytes(std::uint64_t bytes) {
 std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
   const std::time_t time = seconds;
   std::tm utc{};
-  gmtime_r(&time, &utc);
+  if (gmtime_r(&time, &utc) == nullptr || utc.tm_year > 9999 - 1900 || utc.tm_year < -1900) {
+    return "@" + std::to_string(seconds);  // a time that RFC 3339 cannot write
+  }
   std::array<char, 32> date{};
   std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &utc);
   std::array<char, 64> buffer{};

@@ -28,6 +28,7 @@ std::size_t utf8_floor(std::string_view text, std::size_t n);
 std::string human_bytes(std::uint64_t bytes);
 
 // Seconds and nanoseconds since the epoch as RFC 3339 in UTC, "2026-01-31T08:00:00.000000000Z".
+// "@SECONDS" for a year that it cannot write.
 std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds);
 
 }  // namespace stfs

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -49,7 +50,10 @@ void Daemon::ready() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null.get(), fd);
   }
   const char one = 1;
-  if (::write(parent_.get(), &one, 1) != 1) log("the command that mounted is gone");
+  if (::write(parent_.get(), &one, 1) != 1) {
+    // The command was ended before the mount was ready, so nobody wants it any more.
+    ::kill(::getpid(), SIGTERM);
+  }
   parent_ = UniqueFd();
 }
 

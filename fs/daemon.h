@@ -18,7 +18,8 @@ class Daemon {
   // Forks. Returns in the child only; with `foreground` nothing is forked.
   explicit Daemon(bool foreground);
 
-  // Lets the parent go, and leaves its session, its terminal and its directory.
+  // Lets the parent go, and leaves its session, its terminal and its directory. When the parent is
+  // no more, this process sends itself SIGTERM: a command that was ended leaves no mount behind.
   void ready();
 
   // A line for the administrator: to standard error in the foreground, and to syslog in the

@@ -1,12 +1,16 @@
 #include "fs/filesystem.h"
 
 #include "core/catalogue.h"
+#include "core/digest.h"
+#include "core/stats.h"
 #include "core/text.h"
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <thread>
 
 namespace stfs {
 namespace {
@@ -35,7 +39,11 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       options_(options),
       log_(std::move(log)),
       views_(checkpoint, options.control),
-      reported_(checkpoint.sources().size()) {
+      reported_(checkpoint.sources().size()),
+      computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
+                [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+                  return compute(node_of(key), stop, text);
+                }) {
   for (const auto& source : checkpoint.sources()) {
     for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
   }
@@ -60,12 +68,17 @@ Attributes FileSystem::attributes_of(Node node) const {
   return attributes;
 }
 
-std::optional<Attributes> FileSystem::lookup(std::uint64_t directory, std::string_view name) const {
+int FileSystem::lookup(std::uint64_t directory, std::string_view name, Attributes& attributes) {
   const Node parent = node_of(directory);
-  if (!parent.is_directory || !views_.exists(parent)) return std::nullopt;
-  const std::optional<Node> node = views_.lookup(parent, name);
-  if (!node) return std::nullopt;
-  return attributes_of(*node);
+  if (!parent.is_directory || !views_.exists(parent)) return ENOENT;
+  Node node{};
+  if (const int error = views_.lookup(parent, name, node)) return error;
+  attributes = attributes_of(node);
+  return 0;
+}
+
+void FileSystem::forget(std::uint64_t inode, std::uint64_t lookups) {
+  views_.forget(node_of(inode), lookups);
 }
 
 std::optional<Attributes> FileSystem::attributes(std::uint64_t inode) const {
@@ -88,28 +101,67 @@ int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEnt
   return 0;
 }
 
-int FileSystem::open(std::uint64_t inode) const {
+int FileSystem::find_content(std::uint64_t inode, std::optional<Content>& scratch,
+                             const Content*& content) const {
   const Node node = node_of(inode);
   if (!views_.exists(node)) return ENOENT;
   if (node.is_directory) return EISDIR;
+  content = views_.content(node, scratch);
+  return content == nullptr ? EFBIG : 0;
+}
+
+int FileSystem::open(std::uint64_t inode) const {
   std::optional<Content> scratch;
-  const int error = views_.content(node, scratch).verify();
+  const Content* content = nullptr;
+  if (const int error = find_content(inode, scratch, content)) return error;
+  const int error = content->verify();
   if (error == ESTALE) report_changes();
   return error;
 }
 
+bool FileSystem::is_computed(std::uint64_t inode) const {
+  const Node node = node_of(inode);
+  return views_.is_computed(node) && views_.exists(node);
+}
+
 int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
                      const Send& send) const {
-  const Node node = node_of(inode);
-  if (!views_.exists(node)) return ENOENT;
-  if (node.is_directory) return EISDIR;
   std::optional<Content> scratch;
+  const Content* content = nullptr;
+  if (const int error = find_content(inode, scratch, content)) return error;
   Reading reading;
-  const int error = views_.content(node, scratch).read(offset, length, reading);
+  const int error = content->read(offset, length, reading);
   if (error == ESTALE) report_changes();
   if (error != 0) return error;
   send(reading.pieces);
   return 0;
+}
+
+void FileSystem::read_computed(Computed::Ticket ticket, std::uint64_t inode, std::uint64_t offset,
+                               std::uint64_t length, SendComputed send) {
+  computed_.request(
+      ticket, inode, [offset, length, send = std::move(send)](int error, const std::string& text) {
+        const std::string_view all(text);
+        send(error, offset < all.size() ? all.substr(offset, length) : std::string_view{});
+      });
+}
+
+int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
+  const Tensor tensor = checkpoint_.tensor(static_cast<std::uint32_t>(node.number));
+  int error = 0;
+  if (node.view == View::kStats) {
+    ValueStats stats;
+    error = value_stats(tensor, stop, stats);
+    if (error == 0) text = stats_json(stats) + "\n";
+  } else {
+    Content content;
+    content.extent(tensor.source->file, tensor.offset, tensor.length);
+    std::string hex;
+    error = sha256(content, stop, hex);
+    if (error == 0) text = sha256sum_line(hex, tensor.path);
+  }
+  if (error == ESTALE) report_changes();
+  return error;
 }
 
 void FileSystem::report_changes() const {
@@ -125,7 +177,7 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   const Node node = node_of(inode);
   if (!views_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
-  const std::optional<std::uint32_t> tensor = views_.tensor(node);
+  const std::optional<std::uint32_t> tensor = views_.raw_tensor(node);
   if (!tensor) return ENODATA;
   for (const Xattr& xattr : kXattrs) {
     if (xattr.name != name) continue;
@@ -139,7 +191,7 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   const Node node = node_of(inode);
   if (!views_.exists(node)) return ENOENT;
   names.clear();
-  if (!views_.tensor(node)) return 0;
+  if (!views_.raw_tensor(node)) return 0;
   for (const Xattr& xattr : kXattrs) {
     names += xattr.name;
     names += '\0';

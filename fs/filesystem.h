@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/checkpoint.h"
+#include "fs/computed.h"
 #include "fs/views.h"
 
 #include <sys/types.h>
@@ -55,7 +56,12 @@ class FileSystem {
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
 
-  std::optional<Attributes> lookup(std::uint64_t directory, std::string_view name) const;
+  // Fills `attributes`: 0, ENOENT, or for a slice EINVAL and ERANGE. What a lookup found is kept
+  // until it was forgotten as often.
+  int lookup(std::uint64_t directory, std::string_view name, Attributes& attributes);
+  void forget(std::uint64_t inode, std::uint64_t lookups);
+  std::size_t looked_up_names() const { return views_.looked_up_names(); }
+
   std::optional<Attributes> attributes(std::uint64_t inode) const;
 
   // Calls `add` for each entry of a directory from `offset` on (0 at first, then the offset that
@@ -65,14 +71,30 @@ class FileSystem {
                                       std::uint64_t next_offset)>;
   int list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const;
 
-  // Whether a file may be opened: 0, ESTALE when its source has changed, EISDIR, ENOENT.
+  // Whether a file may be opened: 0, ESTALE when its source has changed, EISDIR, ENOENT, EFBIG for
+  // a safetensors file whose header would be too long.
   int open(std::uint64_t inode) const;
+
+  // Whether a file is computed when it is read: its size is reported as 0, it is read to its end
+  // past the kernel's cache, and by read_computed instead of read.
+  bool is_computed(std::uint64_t inode) const;
 
   // Calls `send` once with the pieces of [offset, offset+length), cut at the end of the file; none
   // past it. The pieces may point into a mapping (see mapping.h) and are valid during the call.
   // When an errno is returned, `send` was not called.
   using Send = std::function<void(std::span<const iovec> pieces)>;
   int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length, const Send& send) const;
+
+  // Reads a computed file, which is_computed() said it is. `send` gets an errno and no bytes, or 0
+  // and the bytes of the range. It is called once, perhaps later and on another thread;
+  // cancel(ticket) makes that soon, with EINTR.
+  using SendComputed = std::function<void(int error, std::string_view bytes)>;
+  Computed::Ticket ticket() { return computed_.ticket(); }
+  void read_computed(Computed::Ticket ticket, std::uint64_t inode, std::uint64_t offset,
+                     std::uint64_t length, SendComputed send);
+  void cancel(Computed::Ticket ticket) { computed_.cancel(ticket); }
+  // Ends all computations; whoever waits gets EINTR before this returns.
+  void stop_computing() { computed_.stop(); }
 
   // Extended attributes, `user.stfs.*`. ENODATA for one that is not there; EOPNOTSUPP outside the
   // user namespace, which lets ls(1) and others stop asking; E2BIG over the kernel's 64 KiB.
@@ -84,7 +106,10 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
+  int find_content(std::uint64_t inode, std::optional<Content>& scratch,
+                   const Content*& content) const;
   void report_changes() const;
+  int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
   const Checkpoint& checkpoint_;
   FileSystemOptions options_;
@@ -92,6 +117,7 @@ class FileSystem {
   Views views_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source
+  Computed computed_;                                // the last member: its threads use the others
 };
 
 }  // namespace stfs

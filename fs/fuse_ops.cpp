@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -21,7 +22,7 @@ constexpr blksize_t kBlockSize = 4096;
 FuseContext& context(fuse_req_t request) {
   return *static_cast<FuseContext*>(fuse_req_userdata(request));
 }
-const FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem; }
+FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem; }
 
 // Runs `answer`, which replies to the request and is all that a callback does.
 template <class Answer>
@@ -75,6 +76,10 @@ void init(void* userdata, fuse_conn_info* connection) {
   // Nothing is ever written, and the size and times of a file never change.
   connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
                                              FUSE_CAP_SPLICE_MOVE | FUSE_CAP_AUTO_INVAL_DATA);
+  // The kernel sends no more readahead than this at a time. The default of 12 lets one slow source
+  // hold up the reading of all others.
+  connection->max_background = 1024;
+  connection->congestion_threshold = 768;
   if (context.max_read != 0) connection->max_read = context.max_read;
   try {
     context.on_mounted();
@@ -85,17 +90,30 @@ void init(void* userdata, fuse_conn_info* connection) {
 
 void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
   guarded(request, [&] {
-    const auto found = filesystem(request).lookup(parent, name);
+    FileSystem& fs = filesystem(request);
+    Attributes attributes{};
+    const int error = fs.lookup(parent, name, attributes);
     fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
     entry.entry_timeout = kForever;
-    if (found) entry = to_entry(*found);
-    fuse_reply_entry(request, &entry);
+    if (error == 0) entry = to_entry(attributes);
+    if (error != 0 && error != ENOENT) {
+      fuse_reply_err(request, error);
+    } else if (fuse_reply_entry(request, &entry) != 0 && error == 0) {
+      fs.forget(attributes.inode, 1);  // the kernel never got it
+    }
   });
 }
 
-// Nodes are computed from their inode numbers: there is nothing to forget.
-void forget(fuse_req_t request, fuse_ino_t, std::uint64_t) { fuse_reply_none(request); }
-void forget_multi(fuse_req_t request, std::size_t, fuse_forget_data*) { fuse_reply_none(request); }
+void forget(fuse_req_t request, fuse_ino_t inode, std::uint64_t lookups) {
+  filesystem(request).forget(inode, lookups);
+  fuse_reply_none(request);
+}
+void forget_multi(fuse_req_t request, std::size_t count, fuse_forget_data* forgotten) {
+  for (std::size_t i = 0; i < count; ++i) {
+    filesystem(request).forget(forgotten[i].ino, forgotten[i].nlookup);
+  }
+  fuse_reply_none(request);
+}
 
 void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
   guarded(request, [&] {
@@ -117,14 +135,39 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
       fuse_reply_err(request, error);
       return;
     }
-    file->direct_io = context(request).direct ? 1 : 0;
+    const bool is_computed = filesystem(request).is_computed(inode);
+    file->direct_io = is_computed || context(request).direct ? 1 : 0;
     file->keep_cache = 1;
     fuse_reply_open(request, file);
   });
 }
 
+// The reader of a computed file was interrupted, and waits for an answer before it can end.
+void interrupted(fuse_req_t request, void* data) {
+  filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(data));
+}
+
+void read_computed(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset) {
+  FileSystem& fs = filesystem(request);
+  const Computed::Ticket ticket = fs.ticket();
+  // After read_computed the request may be gone, so this comes first.
+  fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
+  fs.read_computed(ticket, inode, static_cast<std::uint64_t>(offset), size,
+                   [request](int error, std::string_view bytes) {
+                     if (error != 0) {
+                       fuse_reply_err(request, error);
+                     } else {
+                       fuse_reply_buf(request, bytes.data(), bytes.size());
+                     }
+                   });
+}
+
 void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
   guarded(request, [&] {
+    if (filesystem(request).is_computed(inode)) {
+      read_computed(request, inode, size, offset);
+      return;
+    }
     const int error = filesystem(request).read(
         inode, static_cast<std::uint64_t>(offset), size, [&](std::span<const iovec> pieces) {
           // The kernel copies from the mapping. Should the source be truncated at this moment, the

@@ -29,6 +29,11 @@
 namespace stfs {
 namespace {
 
+// As many as keep the processors busy. More are started when these wait for a slow source, so that
+// other requests go on being answered, and end again.
+unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
+constexpr unsigned kMostThreads = 64;
+
 // Waits for SIGHUP, SIGINT and SIGTERM on a thread of its own, and ends the loop when one comes.
 // They are blocked everywhere else, from before the mount is there: a signal can come at no wrong
 // moment.
@@ -54,7 +59,12 @@ class SignalWatch {
 SignalWatch::SignalWatch() {
   sigset_t ending;
   sigemptyset(&ending);
-  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) sigaddset(&ending, signal);
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    // nohup(1) and a shell's background leave SIGHUP and SIGINT ignored, and so they stay.
+    struct sigaction inherited {};
+    ::sigaction(signal, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN || signal == SIGTERM) sigaddset(&ending, signal);
+  }
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   signals_ = UniqueFd(::signalfd(-1, &ending, SFD_CLOEXEC));
   stopped_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
@@ -103,11 +113,12 @@ class Session {
   ~Session();
 
   // Answers requests until the mount is taken away or a signal (SIGHUP, SIGINT, SIGTERM) asks to
-  // end; both are a success.
+  // end; both are a success. At most `threads` are answered at the same time.
   void run(unsigned threads);
 
  private:
   std::string place_;
+  std::string device_;  // of the mount, as mountinfo names it
   SignalWatch signals_;
   fuse_session* session_ = nullptr;
 };
@@ -157,10 +168,13 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
     throw Error(ErrorCode::kMountFailed, place_,
                 said.empty() ? "the mount failed" : last_line(said));
   }
+  if (const auto mount = mounted_at(place_)) device_ = mount->device;
 }
 
 Session::~Session() {
-  fuse_session_unmount(session_);
+  // libfuse unmounts by the path, where another mount may be by now, if this one was detached.
+  const auto mount = mounted_at(place_);
+  if (mount && mount->device == device_) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
 }
 
@@ -168,7 +182,7 @@ void Session::run(unsigned threads) {
   signals_.start(session_);
   fuse_loop_config* config = fuse_loop_cfg_create();
   fuse_loop_cfg_set_max_threads(config, threads);
-  fuse_loop_cfg_set_idle_threads(config, threads);
+  fuse_loop_cfg_set_idle_threads(config, std::min(threads, busy_threads()));
   const int result = fuse_session_loop_mt(session_, config);
   fuse_loop_cfg_destroy(config);
   signals_.stop();
@@ -183,8 +197,6 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-unsigned default_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
-
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
   const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
   for (const auto& source : checkpoint.sources()) {
@@ -197,6 +209,7 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
 void mount(Options options) {
   options.mountpoint = resolve_mountpoint(options.mountpoint);
   check_mountpoint(options.mountpoint);
+  UniqueFd lock = lock_mountpoint(options.mountpoint);
   raise_descriptor_limit();
   Daemon daemon(options.foreground);
 
@@ -207,20 +220,29 @@ void mount(Options options) {
   }
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
-  const FileSystem filesystem(checkpoint,
-                              {.uid = options.uid.value_or(::getuid()),
-                               .gid = options.gid.value_or(::getgid()),
-                               .umask = options.umask,
-                               .control = options.control},
-                              [&daemon](const std::string& line) { daemon.log(line); });
+  FileSystem filesystem(checkpoint,
+                        {.uid = options.uid.value_or(::getuid()),
+                         .gid = options.gid.value_or(::getgid()),
+                         .umask = options.umask,
+                         .control = options.control},
+                        [&daemon](const std::string& line) { daemon.log(line); });
   ::malloc_trim(0);  // what parsing the headers needed
   FuseContext context{.filesystem = &filesystem,
                       .direct = options.direct,
                       .max_read = options.max_read,
                       .on_mounted = [&daemon] { daemon.ready(); }};
   Session session(options, context);
-  session.run(options.threads != 0 ? options.threads : default_threads());
+  lock = UniqueFd();
+  // Requests that wait for a computation are answered before the session ends.
+  const struct Stop {
+    FileSystem& filesystem;
+    ~Stop() { filesystem.stop_computing(); }
+  } stop{filesystem};
+  session.run(options.threads != 0 ? options.threads : kMostThreads);
 }
+
+// What the caller left open is not ours to keep: a lock, a pipe that somebody waits on.
+void close_inherited_descriptors() { ::close_range(STDERR_FILENO + 1, ~0U, 0); }
 
 // A descriptor that is opened later must not become standard input, output or error because the
 // caller left one of these closed.
@@ -233,6 +255,7 @@ void open_standard_descriptors() {
 }
 
 int run(int argc, char** argv) {
+  close_inherited_descriptors();
   open_standard_descriptors();
   const Options options = parse_options(argc, argv);
   switch (options.command) {

@@ -4,6 +4,7 @@
 #include "core/posix.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -83,7 +84,8 @@ std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::stri
     std::size_t dash = 6;
     while (dash < fields.size() && fields[dash] != "-") ++dash;
     if (dash + 2 >= fields.size() || unescape(fields[4]) != path) continue;
-    found = MountEntry{fields[dash + 1], unescape(fields[dash + 2])};  // later lines lie on top
+    found = MountEntry{fields[dash + 1], unescape(fields[dash + 2]),
+                       fields[2]};  // later lines lie on top
   }
   return found;
 }
@@ -116,12 +118,21 @@ std::string resolve_mountpoint(const std::string& path) {
   fail(path, errno_text(error));
 }
 
-void check_mountpoint(const std::string& path) {
+namespace {
+
+void check_nothing_mounted(const std::string& path) {
   if (const auto mount = mounted_at(path)) {
     // systemd's automount units put an autofs under what they mount.
     if (mount->type == kType) fail(path, "already mounted: unmount it first (stfs -u)");
     if (mount->type != "autofs") fail(path, "busy: a mount of type " + mount->type + " is there");
   }
+}
+
+}  // namespace
+
+void check_mountpoint(const std::string& path) {
+  if (path.empty()) fail("", "the mountpoint is an empty name");
+  check_nothing_mounted(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) fail(path, errno_text(errno));
   if (!S_ISDIR(status.st_mode)) fail(path, "the mountpoint is not a directory");
@@ -129,6 +140,20 @@ void check_mountpoint(const std::string& path) {
     fail(path, "/dev/fuse: " + errno_text(errno) +
                    ": the kernel's fuse module is not loaded, or not given to this container");
   }
+}
+
+UniqueFd lock_mountpoint(const std::string& path) {
+  if (mounted_at(path)) {  // an autofs: opening it would wait for the very mount that is to be made
+    check_nothing_mounted(path);
+    return {};
+  }
+  UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Who may not open the directory cannot lock it; the check that follows is the better part.
+  if (directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    fail(path, "busy: another process is mounting there");
+  }
+  check_nothing_mounted(path);
+  return directory;
 }
 
 void unmount(const std::string& path, bool lazy) {

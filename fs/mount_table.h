@@ -1,6 +1,8 @@
 // What is mounted where, as this process sees it, and taking it away again.
 #pragma once
 
+#include "core/posix.h"
+
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +12,7 @@ namespace stfs {
 struct MountEntry {
   std::string type;    // "fuse.stfs"
   std::string source;  // what was mounted
+  std::string device;  // "MAJOR:MINOR", which no other mount has as long as this one lives
 };
 
 // The topmost mount exactly at `path` (absolute, resolved) in the text of a mountinfo file, as
@@ -26,6 +29,10 @@ std::string resolve_mountpoint(const std::string& path);
 // Checks that something can be mounted at `path` (absolute): a directory, nothing mounted there,
 // /dev/fuse present. Throws Error kMountFailed.
 void check_mountpoint(const std::string& path);
+
+// Keeps others from mounting at `path` as long as the descriptor lives, and checks again that
+// nothing is mounted there. Throws Error kMountFailed when another process is about to mount there.
+UniqueFd lock_mountpoint(const std::string& path);
 
 // Unmounts an stfs mount, by umount2(2) where that is permitted and by fusermount3(1) where not.
 // Throws Error kMountFailed, also when what is mounted there is not stfs.

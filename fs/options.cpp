@@ -73,8 +73,9 @@ unsigned parse_number(std::string_view option, std::string_view text, int base, 
   unsigned value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
   if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most) {
-    refuse(option, "a number from " + std::to_string(least) + " to " + std::to_string(most) +
-                       (base == 8 ? " (in octal digits)" : "") + " is expected");
+    refuse(option, base == 8 ? "a number from 0 to 777 in octal digits is expected"
+                             : "a number from " + std::to_string(least) + " to " +
+                                   std::to_string(most) + " is expected");
   }
   return value;
 }
@@ -173,6 +174,14 @@ Options parse_options(int argc, const char* const* argv) {
   std::vector<std::string> lists;
   bool unmount = false;
 
+  // CLI11 takes "[a]" for a list of its own; a byte before it keeps it from that.
+  constexpr char kGuard = '\x01';
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (std::string& argument : arguments) {
+    if (argument.starts_with('[')) argument.insert(0, 1, kGuard);
+  }
+  std::ranges::reverse(arguments);  // as CLI11 wants them
+
   CLI::App app("", "stfs");
   app.set_version_flag("-V,--version", STFS_VERSION);
   app.add_option("paths", paths);
@@ -181,7 +190,7 @@ Options parse_options(int argc, const char* const* argv) {
   app.add_flag("-u,--unmount", unmount);
   app.add_flag("-z,--lazy", options.lazy);
   try {
-    app.parse(argc, argv);
+    app.parse(arguments);
   } catch (const CLI::CallForHelp&) {
     options.command = Options::Command::kHelp;
     return options;
@@ -192,6 +201,9 @@ Options parse_options(int argc, const char* const* argv) {
     throw Error(ErrorCode::kUsage, "", printable(one_line(error.what())) + " (try stfs --help)");
   }
 
+  for (std::string& path : paths) {
+    if (path.starts_with(kGuard)) path.erase(0, 1);
+  }
   for (const std::string& list : lists) {
     for (const std::string& option : split(list)) apply(options, option);
   }

@@ -1,41 +1,97 @@
 #include "fs/views.h"
 
 #include "core/catalogue.h"
+#include "core/convert.h"
+#include "core/npy.h"
 #include "core/path_names.h"
+#include "core/slice.h"
+#include "core/writer.h"
+
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <limits>
 
 namespace stfs {
 namespace {
 
 constexpr std::string_view kControlName = ".stfs";
-constexpr std::string_view kJsonSuffix = ".json";
+constexpr std::string_view kNpySuffix = ".npy";
+constexpr std::string_view kSafetensorsSuffix = ".safetensors";
+
+bool any(const Tensor&) { return true; }
+bool fits_numpy(const Tensor& tensor) {
+  return npy_code(tensor.dtype) && tensor.shape.size() <= kNpyMaxRank;
+}
+bool is_floating(const Tensor& tensor) { return has_f32(tensor.dtype); }
+bool is_floating_and_fits(const Tensor& tensor) {
+  return is_floating(tensor) && tensor.shape.size() <= kNpyMaxRank;
+}
+
+// How a view mirrors the tree.
+struct Mirror {
+  View view;
+  std::string_view suffix;       // of its files
+  bool (*shows)(const Tensor&);  // which tensors are in it
+  bool tensors_are_directories = false;
+};
+
+constexpr std::array<Mirror, 11> kMirrors{{
+    {View::kRaw, "", any},
+    {View::kJson, ".json", any},
+    {View::kNpy, kNpySuffix, fits_numpy},
+    {View::kF32, "", is_floating},
+    {View::kNpyF32, kNpySuffix, is_floating_and_fits},
+    {View::kSlice, "", any, true},
+    {View::kNpySlice, "", fits_numpy, true},
+    {View::kTree, "", any},
+    {View::kSafetensors, kSafetensorsSuffix, any},
+    {View::kStats, ".json", any},
+    {View::kSha256, "", any},
+}};
+
+const Mirror* mirror_of(View view) {
+  const auto found = std::ranges::find(kMirrors, view, &Mirror::view);
+  return found == kMirrors.end() ? nullptr : &*found;
+}
+
+// The number of the directory that a tensor is in the slice views.
+constexpr std::uint64_t kTensorDirectory = 1ULL << 32;
+bool is_tensor_directory(Node node) {
+  return node.is_directory && (node.number & kTensorDirectory) != 0;
+}
+std::uint32_t low(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
 
 // The files of `.stfs/` itself; their numbers are the positions here.
-enum ControlFile : std::uint32_t { kInfoJson, kTensorsJson, kTensorsTsv };
+enum ControlFile : std::uint8_t { kInfoJson, kTensorsJson, kTensorsTsv, kMerged, kControlFiles };
 
 struct Fixed {
   std::string_view name;
   Node node;
 };
 
-constexpr std::array<Fixed, 6> kControlEntries{{
+constexpr std::array<Fixed, 17> kControlEntries{{
     {"info.json", {View::kControl, false, kInfoJson}},
     {"tensors.json", {View::kControl, false, kTensorsJson}},
     {"tensors.tsv", {View::kControl, false, kTensorsTsv}},
+    {"merged.safetensors", {View::kControl, false, kMerged}},
     {"header", {View::kHeader, true, 0}},
     {"metadata", {View::kMetadata, true, 0}},
     {"json", {View::kJson, true, PathTree::kRoot}},
+    {"npy", {View::kNpy, true, PathTree::kRoot}},
+    {"f32", {View::kF32, true, PathTree::kRoot}},
+    {"npy-f32", {View::kNpyF32, true, PathTree::kRoot}},
+    {"slice", {View::kSlice, true, PathTree::kRoot}},
+    {"npy-slice", {View::kNpySlice, true, PathTree::kRoot}},
+    {"tree", {View::kTree, true, PathTree::kRoot}},
+    {"safetensors", {View::kSafetensors, true, PathTree::kRoot}},
+    {"subset", {View::kSubset, true, 0}},
+    {"stats", {View::kStats, true, PathTree::kRoot}},
+    {"sha256", {View::kSha256, true, PathTree::kRoot}},
 }};
-constexpr std::uint32_t kControlFiles = 3;
 constexpr Node kControlNode{View::kControl, true, 0};
-
-// Views that show the checkpoint's tree, and what the names of their files end in.
-constexpr bool is_mirror(View view) { return view == View::kRaw || view == View::kJson; }
-constexpr std::string_view suffix_of(View view) {
-  return view == View::kJson ? kJsonSuffix : std::string_view{};
-}
 
 // The name of a directory in a view whose files end in `suffix`, and back.
 std::string escape_suffix(std::string_view name, std::string_view suffix) {
@@ -52,20 +108,43 @@ std::optional<std::string> unescape_suffix(std::string_view name, std::string_vi
   return std::string(name) + std::string(suffix);
 }
 
-constexpr std::uint64_t kFileBit = 1ULL << 32;
-constexpr unsigned kViewShift = 33;
+// `name` without the suffix that it must end in.
+std::optional<std::string_view> without(std::string_view suffix, std::string_view name) {
+  if (!name.ends_with(suffix)) return std::nullopt;
+  return name.substr(0, name.size() - suffix.size());
+}
+
+Content raw(const Tensor& tensor) {
+  Content content;
+  content.extent(tensor.source->file, tensor.offset, tensor.length);
+  return content;
+}
+
+Content as_floats(const Tensor& tensor, Content content) {
+  if (tensor.dtype == DType::kF32) {
+    content.extent(tensor.source->file, tensor.offset, tensor.length);
+  } else {
+    content.production(as_f32(raw(tensor), tensor.dtype, tensor.elements()));
+  }
+  return content;
+}
+
+constexpr unsigned kFileShift = 55;
+constexpr unsigned kViewShift = 56;
+constexpr std::uint64_t kNumberMask = (1ULL << kFileShift) - 1;
 
 }  // namespace
 
 std::uint64_t inode_of(Node node) {
   const std::uint64_t view = static_cast<std::uint64_t>(node.view) << kViewShift;
-  return 1 + (view | (node.is_directory ? 0 : kFileBit) | node.number);
+  const std::uint64_t file = std::uint64_t{!node.is_directory} << kFileShift;
+  return 1 + (view | file | node.number);
 }
 
 Node node_of(std::uint64_t inode) {
   const std::uint64_t bits = inode - 1;
   const std::uint64_t view = std::min<std::uint64_t>(bits >> kViewShift, kViewCount);
-  return {static_cast<View>(view), (bits & kFileBit) == 0, static_cast<std::uint32_t>(bits)};
+  return {static_cast<View>(view), (bits >> kFileShift & 1) == 0, bits & kNumberMask};
 }
 
 Views::FlatDirectory::FlatDirectory(std::vector<std::string> names) {
@@ -85,7 +164,7 @@ std::optional<Node> Views::FlatDirectory::lookup(View view, std::string_view nam
 
 std::optional<Views::Entry> Views::FlatDirectory::list(View view, std::uint64_t cursor) const {
   if (cursor >= entries_.size()) return std::nullopt;
-  const auto& [name, number] = entries_[cursor];
+  const auto& [name, number] = entries_[static_cast<std::size_t>(cursor)];
   return Entry{{view, false, number}, name};
 }
 
@@ -97,7 +176,7 @@ Views::Views(const Checkpoint& checkpoint, ControlDirectory control)
     if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
       newest_ = mtime;
     }
-    headers.push_back(encode_component(source->label) + std::string(kJsonSuffix));
+    headers.push_back(encode_component(source->label) + ".json");
   }
   std::vector<std::string> keys;
   for (const auto& [key, value] : checkpoint.metadata()) keys.push_back(encode_component(key));
@@ -105,64 +184,165 @@ Views::Views(const Checkpoint& checkpoint, ControlDirectory control)
   metadata_ = FlatDirectory(std::move(keys));
 }
 
+const PathTree* Views::tree_of(View view) const {
+  if (view != View::kTree) return &checkpoint_.tree();
+  std::call_once(dotted_.made, [this] {
+    try {
+      dotted_.value.emplace(
+          PathTree::with_dots([this](std::uint32_t number) { return checkpoint_.name(number); },
+                              checkpoint_.tensor_count()));
+    } catch (const Error&) {
+      // A collision of two digests: this view stays empty.
+    }
+  });
+  return dotted_.value ? &*dotted_.value : nullptr;
+}
+
 bool Views::exists(Node node) const {
   if (node.view != View::kRaw && control_ == ControlDirectory::kOff) return false;
-  if (node.is_directory) {
-    return is_mirror(node.view) ? node.number < checkpoint_.tree().directory_count()
-                                : static_cast<int>(node.view) < kViewCount && node.number == 0;
+  if (const Mirror* mirror = mirror_of(node.view)) {
+    const auto shown = [&](std::uint64_t tensor) {
+      return tensor < checkpoint_.tensor_count() && mirror->shows(checkpoint_.tensor(low(tensor)));
+    };
+    if (is_tensor_directory(node)) {
+      return mirror->tensors_are_directories && shown(node.number ^ kTensorDirectory);
+    }
+    if (node.is_directory) {
+      const PathTree* tree = tree_of(node.view);
+      return node.number < (tree == nullptr ? 1 : tree->directory_count());
+    }
+    if (mirror->tensors_are_directories) return is_looked_up(node);
+    return shown(node.number);
   }
+  if (static_cast<int>(node.view) >= kViewCount) return false;
+  if (node.is_directory) return node.number == 0;
   switch (node.view) {
-    case View::kRaw:
-    case View::kJson:
-      return node.number < checkpoint_.tensor_count();
     case View::kControl:
       return node.number < kControlFiles;
     case View::kHeader:
       return node.number < header_.size();
     case View::kMetadata:
       return node.number < metadata_.size();
+    default:
+      return is_looked_up(node);
   }
-  return false;
 }
 
-std::optional<Node> Views::lookup_control(std::string_view name) const {
-  const auto found = std::ranges::find(kControlEntries, name, &Fixed::name);
-  if (found == kControlEntries.end()) return std::nullopt;
-  return found->node;
+bool Views::is_looked_up(Node node) const {
+  const LookedUpNames::Name* name = looked_up_.find(node.number);
+  return name != nullptr && static_cast<View>(name->view) == node.view;
 }
 
-std::optional<Node> Views::lookup(Node directory, std::string_view name) const {
+int Views::lookup(Node directory, std::string_view name, Node& node) {
+  const auto answer = [&node](const std::optional<Node>& found) {
+    if (found) node = *found;
+    return found ? 0 : ENOENT;
+  };
+  if (is_tensor_directory(directory)) {
+    return lookup_slice(directory.view, low(directory.number), name, node);
+  }
   switch (directory.view) {
-    case View::kControl:
-      return lookup_control(name);
+    case View::kControl: {
+      const auto found = std::ranges::find(kControlEntries, name, &Fixed::name);
+      return answer(found == kControlEntries.end() ? std::nullopt : std::optional(found->node));
+    }
     case View::kHeader:
-      return header_.lookup(View::kHeader, name);
+      return answer(header_.lookup(View::kHeader, name));
     case View::kMetadata:
-      return metadata_.lookup(View::kMetadata, name);
-    case View::kRaw:
-    case View::kJson:
-      break;
+      return answer(metadata_.lookup(View::kMetadata, name));
+    case View::kSubset:
+      return lookup_subset(name, node);
+    default:
+      return lookup_mirrored(directory, name, node);
   }
+}
+
+int Views::lookup_mirrored(Node directory, std::string_view name, Node& node) const {
   if (directory == kRootNode && name == kControlName && control_ != ControlDirectory::kOff) {
-    return kControlNode;
+    node = kControlNode;
+    return 0;
   }
-  const PathTree& tree = checkpoint_.tree();
-  const std::string_view suffix = suffix_of(directory.view);
-  if (name.ends_with(suffix)) {
-    const auto entry = tree.lookup(directory.number, name.substr(0, name.size() - suffix.size()));
-    if (entry && !entry->is_directory) return Node{directory.view, false, entry->number};
+  const Mirror& mirror = *mirror_of(directory.view);
+  const PathTree* tree = tree_of(directory.view);
+  if (tree == nullptr) return ENOENT;
+  if (const auto plain = without(mirror.suffix, name)) {
+    const auto entry = tree->lookup(low(directory.number), *plain);
+    if (entry && !entry->is_directory) {
+      if (!mirror.shows(checkpoint_.tensor(entry->number))) return ENOENT;
+      node = mirror.tensors_are_directories
+                 ? Node{directory.view, true, kTensorDirectory | entry->number}
+                 : Node{directory.view, false, entry->number};
+      return 0;
+    }
   }
-  if (const auto plain = unescape_suffix(name, suffix)) {
-    const auto entry = tree.lookup(directory.number, *plain);
-    if (entry && entry->is_directory) return Node{directory.view, true, entry->number};
+  if (const auto plain = unescape_suffix(name, mirror.suffix)) {
+    const auto entry = tree->lookup(low(directory.number), *plain);
+    if (entry && entry->is_directory) {
+      node = {directory.view, true, entry->number};
+      return 0;
+    }
   }
-  return std::nullopt;
+  return ENOENT;
+}
+
+int Views::lookup_slice(View view, std::uint32_t tensor, std::string_view name, Node& node) {
+  const std::string_view suffix = view == View::kNpySlice ? kNpySuffix : std::string_view{};
+  const auto expression = without(suffix, name);
+  if (!expression) return ENOENT;
+  const Tensor whole = checkpoint_.tensor(tensor);
+  Slice slice;
+  if (const int error = parse_slice(*expression, whole.dtype, whole.shape, slice)) return error;
+  const std::uint64_t number = looked_up_.look_up(static_cast<std::uint8_t>(view), tensor,
+                                                  *expression, [] { return std::nullopt; });
+  node = {view, false, number};
+  return 0;
+}
+
+int Views::lookup_subset(std::string_view name, Node& node) {
+  const auto encoded = without(kSafetensorsSuffix, name);
+  const auto glob = encoded ? decode_path(*encoded) : std::nullopt;
+  if (!glob || glob->find('\0') != std::string::npos) return ENOENT;
+  std::vector<std::uint32_t> tensors;
+  std::string text;
+  for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
+    text = checkpoint_.name(i);
+    // A name with a NUL in it is matched up to there by fnmatch, so it is left out.
+    if (text.find('\0') == std::string::npos && ::fnmatch(glob->c_str(), text.c_str(), 0) == 0) {
+      tensors.push_back(i);
+    }
+  }
+  if (tensors.empty()) return ENOENT;
+  const std::uint64_t number =
+      looked_up_.look_up(static_cast<std::uint8_t>(View::kSubset), 0, *encoded,
+                         [&] { return safetensors_file(checkpoint_, std::move(tensors)); });
+  node = {View::kSubset, false, number};
+  return 0;
+}
+
+void Views::forget(Node node, std::uint64_t lookups) {
+  const bool may_be =
+      node.view == View::kSlice || node.view == View::kNpySlice || node.view == View::kSubset;
+  if (may_be && !node.is_directory) looked_up_.forget(node.number, lookups);
 }
 
 Node Views::parent(Node directory) const {
   if (directory.view == View::kControl) return kRootNode;
-  if (is_mirror(directory.view) && directory.number != PathTree::kRoot) {
-    return {directory.view, true, checkpoint_.tree().parent(directory.number)};
+  const PathTree* tree = tree_of(directory.view);
+  if (is_tensor_directory(directory)) {
+    // The directory in which the tensor stands.
+    std::uint32_t above = PathTree::kRoot;
+    std::string_view path = checkpoint_.tensor(low(directory.number)).path;
+    for (std::size_t slash; (slash = path.find('/')) != std::string_view::npos;) {
+      const auto entry = tree->lookup(above, path.substr(0, slash));
+      if (!entry || !entry->is_directory) break;
+      above = entry->number;
+      path.remove_prefix(slash + 1);
+    }
+    return {directory.view, true, above};
+  }
+  if (tree != nullptr && mirror_of(directory.view) != nullptr &&
+      directory.number != PathTree::kRoot) {
+    return {directory.view, true, tree->parent(low(directory.number))};
   }
   return directory.view == View::kRaw ? kRootNode : kControlNode;
 }
@@ -170,23 +350,35 @@ Node Views::parent(Node directory) const {
 std::optional<Views::Entry> Views::list(Node directory, std::uint64_t cursor,
                                         std::uint64_t& next) const {
   next = cursor + 1;
+  if (is_tensor_directory(directory)) return std::nullopt;
   switch (directory.view) {
     case View::kControl:
       if (cursor >= kControlEntries.size()) return std::nullopt;
-      return Entry{kControlEntries[cursor].node, std::string(kControlEntries[cursor].name)};
+      return Entry{kControlEntries[static_cast<std::size_t>(cursor)].node,
+                   std::string(kControlEntries[static_cast<std::size_t>(cursor)].name)};
     case View::kHeader:
       return header_.list(View::kHeader, cursor);
     case View::kMetadata:
       return metadata_.list(View::kMetadata, cursor);
-    case View::kRaw:
-    case View::kJson:
+    case View::kSubset:
+      return std::nullopt;
+    default:
       break;
   }
-  if (const auto entry = checkpoint_.tree().list(directory.number, cursor, next)) {
-    const std::string_view suffix = suffix_of(directory.view);
-    const Node node{directory.view, entry->is_directory, entry->number};
-    return Entry{node, entry->is_directory ? escape_suffix(entry->component, suffix)
-                                           : std::string(entry->component) + std::string(suffix)};
+  const Mirror& mirror = *mirror_of(directory.view);
+  const PathTree* tree = tree_of(directory.view);
+  if (tree == nullptr) return std::nullopt;
+  while (const auto entry = tree->list(low(directory.number), cursor, next)) {
+    cursor = next;
+    if (entry->is_directory) {
+      return Entry{{directory.view, true, entry->number},
+                   escape_suffix(entry->component, mirror.suffix)};
+    }
+    if (!mirror.shows(checkpoint_.tensor(entry->number))) continue;
+    const Node node = mirror.tensors_are_directories
+                          ? Node{directory.view, true, kTensorDirectory | entry->number}
+                          : Node{directory.view, false, entry->number};
+    return Entry{node, std::string(entry->component) + std::string(mirror.suffix)};
   }
   next = cursor + 1;
   if (directory == kRootNode && control_ == ControlDirectory::kVisible &&
@@ -196,69 +388,130 @@ std::optional<Views::Entry> Views::list(Node directory, std::uint64_t cursor,
   return std::nullopt;
 }
 
-Content Views::make(Node file) const {
+std::optional<Content> Views::make_slice(const LookedUpNames::Name& name) const {
+  const Tensor tensor = checkpoint_.tensor(name.tensor);
+  Slice slice;
+  if (parse_slice(name.expression, tensor.dtype, tensor.shape, slice) != 0) return std::nullopt;
+  if (static_cast<View>(name.view) == View::kSlice) {
+    return slice_content(slice, tensor.source->file, tensor.offset);
+  }
+  Content content;
+  content.literal(npy_header(*npy_code(tensor.dtype), slice.shape));
+  content.append(slice_content(slice, tensor.source->file, tensor.offset));
+  return content;
+}
+
+std::optional<Content> Views::make(Node file) const {
   Content content;
   switch (file.view) {
-    case View::kRaw: {
-      const Tensor tensor = checkpoint_.tensor(file.number);
-      return std::move(content.extent(tensor.source->file, tensor.offset, tensor.length));
-    }
     case View::kHeader: {
-      const Source& source = *checkpoint_.sources()[file.number];
+      const Source& source = *checkpoint_.sources()[low(file.number)];
       return std::move(content.extent(source.file, 8, source.header.json_length));
     }
     case View::kMetadata:
-      return std::move(content.literal(checkpoint_.metadata()[file.number].second));
-    case View::kJson:
-      return std::move(content.literal(tensor_json(checkpoint_.tensor(file.number)) + "\n"));
+      return std::move(content.literal(checkpoint_.metadata()[low(file.number)].second));
     case View::kControl:
       break;
+    case View::kSlice:
+    case View::kNpySlice:
+      return make_slice(*looked_up_.find(file.number));
+    default: {
+      const Tensor tensor = checkpoint_.tensor(low(file.number));
+      switch (file.view) {
+        case View::kJson:
+          return std::move(content.literal(tensor_json(tensor) + "\n"));
+        case View::kNpy:
+          content.literal(npy_header(*npy_code(tensor.dtype), tensor.shape));
+          return std::move(content.extent(tensor.source->file, tensor.offset, tensor.length));
+        case View::kF32:
+          return as_floats(tensor, std::move(content));
+        case View::kNpyF32:
+          content.literal(npy_header(*npy_code(DType::kF32), tensor.shape));
+          return as_floats(tensor, std::move(content));
+        case View::kSafetensors:
+          return safetensors_file(checkpoint_, {low(file.number)});
+        default:
+          return raw(tensor);
+      }
+    }
   }
   switch (file.number) {
     case kInfoJson:
       return std::move(content.literal(info_json(checkpoint_)));
     case kTensorsJson:
       return std::move(content.production(tensors_json(checkpoint_)));
-    default:
+    case kTensorsTsv:
       return std::move(content.production(tensors_tsv(checkpoint_)));
+    default: {
+      std::vector<std::uint32_t> all(checkpoint_.tensor_count());
+      for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+      return safetensors_file(checkpoint_, std::move(all));
+    }
   }
 }
 
-const Content& Views::content(Node file, std::optional<Content>& scratch) const {
-  if (file.view != View::kControl) return scratch.emplace(make(file));
-  Kept& kept = file.number == kInfoJson      ? info_
-               : file.number == kTensorsJson ? tensors_json_
-                                             : tensors_tsv_;
-  std::call_once(kept.made, [&] { kept.content = make(file); });
-  return kept.content;
+const Content* Views::content(Node file, std::optional<Content>& scratch) const {
+  if (file.view == View::kSubset) {
+    const LookedUpNames::Name* name = looked_up_.find(file.number);
+    return name != nullptr && name->content ? &*name->content : nullptr;
+  }
+  if (file.view != View::kControl) {
+    scratch = make(file);
+    return scratch ? &*scratch : nullptr;
+  }
+  Kept<Content>& kept = file.number == kInfoJson      ? info_
+                        : file.number == kTensorsJson ? tensors_json_
+                        : file.number == kTensorsTsv  ? tensors_tsv_
+                                                      : merged_;
+  std::call_once(kept.made, [&] { kept.value = make(file); });
+  return kept.value ? &*kept.value : nullptr;
+}
+
+bool Views::is_computed(Node node) const {
+  return !node.is_directory && (node.view == View::kStats || node.view == View::kSha256);
 }
 
 std::uint64_t Views::size(Node file) const {
   switch (file.view) {
     case View::kRaw:
-      return checkpoint_.tensor(file.number).length;
+    case View::kTree:
+      return checkpoint_.tensor(low(file.number)).length;
+    case View::kF32:
+      return checkpoint_.tensor(low(file.number)).elements() * sizeof(float);
     case View::kHeader:
-      return checkpoint_.sources()[file.number]->header.json_length;
+      return checkpoint_.sources()[low(file.number)]->header.json_length;
     case View::kMetadata:
-      return checkpoint_.metadata()[file.number].second.size();
+      return checkpoint_.metadata()[low(file.number)].second.size();
+    case View::kStats:
+    case View::kSha256:
+      return 0;
     default:
       break;
   }
   std::optional<Content> scratch;
-  return content(file, scratch).size();
+  const Content* made = content(file, scratch);
+  return made == nullptr ? 0 : made->size();
 }
 
 timespec Views::mtime(Node node) const {
-  if (!node.is_directory) {
-    if (is_mirror(node.view)) return checkpoint_.tensor(node.number).source->file.mtime();
-    if (node.view == View::kHeader) return checkpoint_.sources()[node.number]->file.mtime();
+  if (const auto number = tensor(node)) return checkpoint_.tensor(*number).source->file.mtime();
+  if (node.view == View::kHeader && !node.is_directory) {
+    return checkpoint_.sources()[low(node.number)]->file.mtime();
   }
   return newest_;
 }
 
+std::optional<std::uint32_t> Views::raw_tensor(Node node) const {
+  const bool is_raw = node.view == View::kRaw || node.view == View::kTree;
+  return is_raw ? tensor(node) : std::nullopt;
+}
+
 std::optional<std::uint32_t> Views::tensor(Node node) const {
-  if (node.view != View::kRaw || node.is_directory) return std::nullopt;
-  return node.number;
+  const Mirror* mirror = mirror_of(node.view);
+  if (mirror == nullptr || node.is_directory) return std::nullopt;
+  if (!mirror->tensors_are_directories) return low(node.number);
+  const LookedUpNames::Name* name = looked_up_.find(node.number);
+  return name == nullptr ? std::nullopt : std::optional(name->tensor);
 }
 
 }  // namespace stfs

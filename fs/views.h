@@ -1,26 +1,42 @@
 // Which files a mount has, and the recipe of each.
 //
-// A node is (view, directory or file, number), and the inode number says all three: nothing is kept
-// for a node. The root's tree is the checkpoint's PathTree; a mirrored view shows the same tree
-// with another recipe, and with a suffix at the end of each file's name.
+// A node is (view, directory or file, number), and the inode number says all three, so that nothing
+// is kept for a node. Most views mirror the tree of the checkpoint with another recipe for each
+// tensor, and with a suffix at the end of each file's name:
 //
-//   /PATH                        kRaw       file = tensor number
-//   /.stfs/                      kControl   file = position in the table of fixed files
-//   /.stfs/header/SOURCE.json    kHeader    file = source number
-//   /.stfs/metadata/KEY          kMetadata  file = position in Checkpoint::metadata
-//   /.stfs/json/PATH.json        kJson      file = tensor number
+//   /PATH                              kRaw          the tensor's bytes
+//   /.stfs/json/PATH.json              kJson         its entry in the catalogue
+//   /.stfs/npy/PATH.npy                kNpy          a NumPy file            (not the sub-byte
+//   types)
+//   /.stfs/f32/PATH                    kF32          as binary32             (floating types)
+//   /.stfs/npy-f32/PATH.npy            kNpyF32       both
+//   /.stfs/slice/PATH/EXPR             kSlice        a part; PATH is a directory that lists nothing
+//   /.stfs/npy-slice/PATH/EXPR.npy     kNpySlice     likewise
+//   /.stfs/tree/P/A/T/H                kTree         the tensor's bytes; dots make directories
+//   /.stfs/safetensors/PATH.safetensors  kSafetensors  a file of that tensor alone
+//   /.stfs/stats/PATH.json             kStats        computed when it is read, see computed.h
+//   /.stfs/sha256/PATH                 kSha256       likewise
+//
+// The others are directories of their own:
+//
+//   /.stfs/                            kControl      fixed files
+//   /.stfs/header/SOURCE.json          kHeader       file = source number
+//   /.stfs/metadata/KEY                kMetadata     file = position in Checkpoint::metadata
+//   /.stfs/subset/GLOB.safetensors     kSubset       looked up
 //
 // In a mirrored view with a suffix, a directory whose own name ends in that suffix has the suffix's
 // dot written as %2E, so that it cannot have the name of a file beside it.
 //
-// Immutable; safe to share between threads. The checkpoint must outlive it.
+// Safe to share between threads. The checkpoint must outlive it.
 #pragma once
 
 #include "core/checkpoint.h"
 #include "core/content.h"
+#include "fs/looked_up.h"
 
 #include <cstdint>
 #include <ctime>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -30,20 +46,37 @@
 
 namespace stfs {
 
-enum class View : std::uint8_t { kRaw, kControl, kHeader, kMetadata, kJson };
-inline constexpr int kViewCount = 5;
+enum class View : std::uint8_t {
+  kRaw,
+  kControl,
+  kHeader,
+  kMetadata,
+  kJson,
+  kNpy,
+  kF32,
+  kNpyF32,
+  kSlice,
+  kNpySlice,
+  kTree,
+  kSafetensors,
+  kSubset,
+  kStats,
+  kSha256,
+};
+inline constexpr int kViewCount = 15;
 
 struct Node {
   View view;
   bool is_directory;
-  std::uint32_t number;
+  std::uint64_t number;  // of a tensor, a directory of the tree, a source, a looked-up name, ...
 
   friend bool operator==(const Node&, const Node&) = default;
 };
 
 inline constexpr Node kRootNode{View::kRaw, true, PathTree::kRoot};
 
-// Inode numbers: 1 is the root, as FUSE wants it. The same in every mount of the same checkpoint.
+// Inode numbers: 1 is the root, as FUSE wants it. But for looked-up names they are the same in
+// every mount of the same checkpoint.
 std::uint64_t inode_of(Node node);
 Node node_of(std::uint64_t inode);  // check the result with Views::exists
 
@@ -55,7 +88,13 @@ class Views {
   Views(const Checkpoint& checkpoint, ControlDirectory control);
 
   bool exists(Node node) const;
-  std::optional<Node> lookup(Node directory, std::string_view name) const;
+
+  // Fills `node`: 0, ENOENT, or for slices EINVAL and ERANGE (see slice.h). A looked-up name is
+  // kept until it is forgotten as often as it was looked up.
+  int lookup(Node directory, std::string_view name, Node& node);
+  void forget(Node node, std::uint64_t lookups);
+  std::size_t looked_up_names() const { return looked_up_.size(); }
+
   Node parent(Node directory) const;
 
   struct Entry {
@@ -65,21 +104,27 @@ class Views {
   // Listing, as PathTree::list: begin at cursor 0, go on at what `next` was set to.
   std::optional<Entry> list(Node directory, std::uint64_t cursor, std::uint64_t& next) const;
 
-  // The recipe of a file. `scratch` holds it when it is made for this call, and must then live as
-  // long as the reference is used.
-  const Content& content(Node file, std::optional<Content>& scratch) const;
+  // The recipe of a file that is not computed. `scratch` holds it when it is made for this call,
+  // and must then live as long as what is returned. Null when the file would break the format's
+  // limit of 100 MB for a header (EFBIG).
+  const Content* content(Node file, std::optional<Content>& scratch) const;
 
-  std::uint64_t size(Node file) const;  // content(file).size(), without making it where it can
+  // Whether a file's bytes are computed when it is read, and its size is not known before.
+  bool is_computed(Node node) const;
+
+  std::uint64_t size(Node file) const;  // of content(file), without making it where it can; else 0
   timespec mtime(Node node) const;      // of the source; of the newest source for what has none
 
-  // The tensor whose raw file this is.
+  // The tensor that a file shows in one form or another; and the one whose raw bytes it is.
   std::optional<std::uint32_t> tensor(Node node) const;
+  std::optional<std::uint32_t> raw_tensor(Node node) const;
 
  private:
-  // A text that is made when it is first asked for, and kept.
+  // Something that is made when it is first asked for, and kept.
+  template <class T>
   struct Kept {
     std::once_flag made;
-    Content content;
+    std::optional<T> value;
   };
 
   // A directory of files whose names stand in a list; a file's number is its place in that list.
@@ -95,15 +140,22 @@ class Views {
     std::vector<std::pair<std::string, std::uint32_t>> entries_;  // sorted by name
   };
 
-  std::optional<Node> lookup_control(std::string_view name) const;
-  Content make(Node file) const;
+  bool is_looked_up(Node node) const;
+  int lookup_mirrored(Node directory, std::string_view name, Node& node) const;
+  int lookup_slice(View view, std::uint32_t tensor, std::string_view name, Node& node);
+  int lookup_subset(std::string_view name, Node& node);
+  const PathTree* tree_of(View view) const;
+  std::optional<Content> make(Node file) const;
+  std::optional<Content> make_slice(const LookedUpNames::Name& name) const;
 
   const Checkpoint& checkpoint_;
   ControlDirectory control_;
   timespec newest_{};
   FlatDirectory header_;    // numbers are those of Checkpoint::sources
   FlatDirectory metadata_;  // and of Checkpoint::metadata
-  mutable Kept info_, tensors_json_, tensors_tsv_;
+  LookedUpNames looked_up_;
+  mutable Kept<Content> info_, tensors_json_, tensors_tsv_, merged_;
+  mutable Kept<PathTree> dotted_;
 };
 
 }  // namespace stfs

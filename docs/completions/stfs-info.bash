@@ -23,7 +23,7 @@ _stfs_info() {
   fi
   for ((i = 1; i < COMP_CWORD; ++i)); do
     case ${COMP_WORDS[i]} in
-      --sort)
+      --sort | --slice | --as | --jobs | -j | --output | -o)
         # Its value is the next word, with or without `=`.
         [[ ${COMP_WORDS[i + 1]} == '=' ]] && ((++i))
         ((++i))
@@ -37,12 +37,22 @@ _stfs_info() {
     mapfile -t COMPREPLY < <(compgen -W 'name size offset' -- "$word")
     return
   fi
+  if [[ $previous == --as && $verb == cat ]]; then
+    mapfile -t COMPREPLY < <(compgen -W 'f32' -- "$word")
+    return
+  fi
+  if [[ $previous == -o || $previous == --output ]]; then
+    _stfs_info_sources "$word" "$verb"
+    return
+  fi
   if [[ $word == -* ]]; then
     case $verb in
       '') options='--help --version' ;;
       list) options='--help --json --sort --allow-missing' ;;
       show) options='--help --json --allow-missing' ;;
-      cat) options='--help --allow-missing' ;;
+      cat) options='--help --slice --as --npy --allow-missing' ;;
+      stats | hash | diff) options='--help --json --jobs --allow-missing' ;;
+      extract) options='--help --output --allow-missing' ;;
       where) options='--help --json' ;;
       *) options='--help' ;;
     esac
@@ -50,8 +60,8 @@ _stfs_info() {
     return
   fi
   case $verb:$positional in
-    :*) mapfile -t COMPREPLY < <(compgen -W 'list show check cat where' -- "$word") ;;
-    list:0 | show:0 | cat:0 | check:*) _stfs_info_sources "$word" "$verb" ;;
+    :*) mapfile -t COMPREPLY < <(compgen -W 'list show check cat where stats hash diff extract' -- "$word") ;;
+    list:0 | show:0 | cat:0 | stats:0 | hash:0 | extract:0 | diff:[01] | check:*) _stfs_info_sources "$word" "$verb" ;;
     where:*)
       compopt -o filenames 2>/dev/null
       word=${word#[\"\']}

@@ -336,5 +336,26 @@ TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
   }
 }
 
+TEST(InfoList, OneLongNameDoesNotPadTheOthers) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor(std::string(100'000, 'n'), "U8", {1}),
+                                            random_tensor("short", "U8", {1})});
+
+  const Outcome result = run({STFS_INFO_BINARY, "list", dir / "m.safetensors"});
+
+  EXPECT_LT(result.out.size(), 110'000u);
+}
+
+TEST(InfoList, TakesAGlobInBrackets) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors",
+                    {random_tensor("a", "U8", {1}), random_tensor("z", "U8", {1})});
+
+  const Outcome result = run({STFS_INFO_BINARY, "list", dir / "m.safetensors", "[abc]"});
+
+  EXPECT_NE(result.out.find("\na "), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("\nz "), std::string::npos) << result.out;
+}
+
 }  // namespace
 }  // namespace stfs::test

@@ -388,5 +388,67 @@ TEST_F(Lifecycle, TwentyMountsAtOnceAreIndependent) {
   for (const auto& mount : mounts) EXPECT_EQ(read_file(*mount / "mask").size(), 32406u);
 }
 
+TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAlone) {
+  ForegroundMount old({source()});
+  const int open_file = ::open((old / "mask").c_str(), O_RDONLY);
+  ASSERT_GE(open_file, 0);
+  ASSERT_EQ(stfs({"-u", "-z", old.path()}).status, 0);
+  ASSERT_EQ(stfs({source(), old.path()}).status, 0);
+
+  old.process().signal(SIGTERM);
+  const Outcome ended = old.process().wait();
+
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_EQ(mounts_at(old.path()).size(), 1u);
+  EXPECT_EQ(names_in(old.path()).size(), 2u);
+  ::close(open_file);
+}
+
+TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
+  const Outcome result = sh(
+      R"(pids=; for i in 1 2 3 4; do "$1" "$2" "$3" & pids="$pids $!"; done
+         for pid in $pids; do wait $pid && echo 0 || echo $?; done)",
+      {STFS_BINARY, source(), mountpoint()}, {.limit = std::chrono::seconds(60)});
+
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '0'), 1) << result.out;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '4'), 3) << result.out;
+  EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
+}
+
+TEST_F(Lifecycle, AHangupThatTheCallerIgnoresIsIgnored) {
+  // What nohup(1) does, and a shell for what it runs in the background.
+  Process process({"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_BINARY, "-f",
+                   source(), mountpoint()});
+  ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
+
+  process.signal(SIGHUP);
+  process.signal(SIGINT);
+  EXPECT_EQ(names_in(mountpoint()).size(), 2u);
+  process.signal(SIGTERM);
+
+  EXPECT_EQ(process.wait().status, 0);
+  EXPECT_TRUE(mounts_at(mountpoint()).empty());
+}
+
+TEST_F(Lifecycle, InheritedDescriptorsAreClosed) {
+  const Outcome result = sh(
+      R"(exec 9>"$3.lock"; flock -n 9 || exit 1; "$1" "$2" "$3" || exit 2; exec 9>&-
+         flock -n "$3.lock" true && echo free)",
+      {STFS_BINARY, source(), mountpoint()});
+
+  EXPECT_EQ(result.out, "free\n") << result.err;
+}
+
+TEST_F(Lifecycle, NamesInBracketsAreNames) {
+  std::filesystem::copy_file(source(), dir_ / "[a].safetensors");
+  std::filesystem::create_directory(dir_ / "[mnt]");
+
+  const Outcome result = run({STFS_BINARY, "[a].safetensors", "[mnt]"}, {.directory = dir_.path()});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(names_in(dir_ / "[mnt]").size(), 2u);
+  unmount_all(dir_ / "[mnt]");
+}
+
 }  // namespace
 }  // namespace stfs::test

@@ -355,6 +355,23 @@ TEST_F(CheckpointTest, RefusesAFifoForAShard) {
   expect_refused({at("m.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "not a regular file");
 }
 
+TEST_F(CheckpointTest, LoadsAShardOfSeveralNamesOnce) {
+  write("1.safetensors", {"a", "b", "c", "d"});
+  std::filesystem::create_symlink(at("1.safetensors"), at("2.safetensors"));
+  write_index(dir_ / "m.safetensors.index.json",
+              {{"a", "1.safetensors"},
+               {"b", "./1.safetensors"},
+               {"c", "././1.safetensors"},
+               {"d", "2.safetensors"}},
+              4);
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
+
+  EXPECT_EQ(checkpoint.sources().size(), 1U);
+  EXPECT_EQ(checkpoint.tensor_count(), 4U);
+  EXPECT_TRUE(checkpoint.warnings().empty());
+}
+
 TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
   write("1.safetensors", {"a", "b"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}},

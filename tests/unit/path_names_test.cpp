@@ -303,5 +303,25 @@ TEST(PathNames, AcceptBytesThatAreNotUtf8) {
   expect_good_paths({"\x80", "\xff/\xfe", long_name});
 }
 
+TEST(PathNames, OfTheTreeViewMakeDirectoriesOfDotsToo) {
+  const auto dots = [](std::string_view name, const std::vector<std::size_t>& prefixes = {}) {
+    return encode_path(name, prefixes, PathStyle::kDots).path;
+  };
+  EXPECT_EQ(dots("a.b/c"), "a/b/c");
+  EXPECT_EQ(dots("a.b", {1}), "a.b");
+  EXPECT_EQ(dots("a/b", {1}), "a%2Fb");
+  EXPECT_EQ(dots("a./b"), "a/%2Fb");
+  EXPECT_EQ(dots("a/.b"), "a/.b");
+  EXPECT_EQ(dots(".stfs.x"), "%2Estfs/x");
+  EXPECT_EQ(dots("100%.\n"), "100%25/%0A");
+  EXPECT_EQ(dots(std::string(300, 'a') + ".b").size(), kMaxComponent + 2);
+}
+
+TEST(PathNames, WithEscapedDotsReadBack) {
+  const std::string escaped = encode_path("a.b/c..d/.", {}, PathStyle::kDotsEscaped).path;
+  EXPECT_EQ(escaped, "a%2Eb/c%2E%2Ed/%2E");
+  EXPECT_EQ(decode_path(escaped), "a.b/c..d/.");
+}
+
 }  // namespace
 }  // namespace stfs::test

@@ -35,6 +35,27 @@ class Tree {
   PathTree tree_;
 };
 
+// The tree view's tree over its own names.
+class DottedTree {
+ public:
+  explicit DottedTree(std::vector<std::string> names)
+      : names_(std::move(names)),
+        tree_(PathTree::with_dots([this](std::uint32_t i) { return std::string_view(names_[i]); },
+                                  static_cast<std::uint32_t>(names_.size()))) {}
+  const PathTree& operator*() const { return tree_; }
+  const PathTree* operator->() const { return &tree_; }
+
+  std::vector<std::string> paths() const {
+    std::vector<std::string> out;
+    for (std::uint32_t i = 0; i < names_.size(); ++i) out.emplace_back(tree_.path(i));
+    return out;
+  }
+
+ private:
+  std::vector<std::string> names_;
+  PathTree tree_;
+};
+
 // What a directory holds: component to tensor, or to nothing for a directory.
 using Listing = std::map<std::string, std::optional<std::uint32_t>>;
 
@@ -55,14 +76,14 @@ std::map<std::string, Listing> model_of(const PathTree& tree, std::size_t tensor
 }
 
 std::vector<std::string> random_names(RandomBytes& random) {
-  static const std::vector<std::string> kParts{"a", "b",  "ab", "a.b",   "a-",    "a0",
-                                               "%", "..", "",   "x\x01", "\u00e9"};
+  static const std::vector<std::string> kParts{
+      "a", "b", "ab", "a.b", "a-", "a0", "%", "..", "", "x\x01", "\u00e9", ".", "a.", ".a", "b..a"};
   std::set<std::string> names;
   for (std::uint64_t i = random.next() % 40; i > 0; --i) {
     std::string name;
     for (std::uint64_t depth = random.next() % 4 + 1; depth > 0; --depth) {
       name += kParts[random.next() % kParts.size()];
-      if (depth > 1) name += '/';
+      if (depth > 1) name += random.next() % 3 == 0 ? '.' : '/';
     }
     names.insert(name);
   }
@@ -99,6 +120,8 @@ class RandomTrees : public ::testing::Test {
     for (int round = 0; round < 300 && !HasFailure(); ++round) {
       const Tree tree(random_names(random));
       check(*tree, tree.names(), model_of(*tree, tree.names().size()));
+      const DottedTree dotted(tree.names());
+      check(*dotted, tree.names(), model_of(*dotted, tree.names().size()));
     }
   }
 };
@@ -230,6 +253,29 @@ TEST(PathTree, DoesNotUseTheStackForACursorFromNowhereInALargeSubdirectory) {
   EXPECT_EQ(entry->component, "z");
 }
 
+// Each took half a minute when its time went with the square of the name's length: the test's time
+// limit is what judges.
+TEST(PathTree, TakesTwoVeryDeepNamesWithoutComparingThemAgainAtEachDepth) {
+  std::string a;
+  std::string b;
+  for (int i = 0; i < 1'500'000; ++i) a += "a/";
+  for (int i = 0; i < 750'000; ++i) b += "a/";
+  for (int i = 0; i < 1'500'000; ++i) b += "b/";
+
+  const Tree tree({a + "x", b + "x"});
+
+  EXPECT_EQ(tree->directory_count(), 1U + 1'500'000U + 1'500'000U);
+}
+
+TEST(PathTree, LooksForCollisionsOfAVeryDeepNameWithoutReadingItAgainAtEachDepth) {
+  std::string deep;
+  for (int i = 0; i < 1'500'000; ++i) deep += "a/";
+
+  const Tree tree({"0", deep + std::string(300, 'y')});
+
+  EXPECT_EQ(tree->directory_count(), 1U + 1'500'000U);
+}
+
 TEST(PathTree, OfNoTensorsIsAnEmptyRoot) {
   const Tree tree({});
   std::uint64_t next = 0;
@@ -264,6 +310,101 @@ TEST(PathTree, GivesNumbersThatDependOnTheNamesAlone) {
 
   for (std::uint32_t d = 0; d < one->directory_count(); ++d) {
     EXPECT_EQ(one->directory_path(d), other->directory_path(d));
+  }
+}
+
+// The tree view.
+
+using Paths = std::vector<std::string>;
+Paths dotted(const std::vector<std::string>& names) { return DottedTree(names).paths(); }
+
+TEST(DottedPaths, MakeDirectoriesOfDots) {
+  EXPECT_EQ(dotted({"model.layers.0.q_proj.weight", "lm_head.weight", "plain", "a/b.c"}),
+            (Paths{"model/layers/0/q_proj/weight", "lm_head/weight", "plain", "a/b/c"}));
+}
+
+TEST(DottedPaths, LeaveADotBehindATensorWhereItIs) {
+  EXPECT_EQ(dotted({"a", "a.b"}), (Paths{"a", "a.b"}));
+  EXPECT_EQ(dotted({"a.b", "a.b.c", "a.b.c.d"}), (Paths{"a/b", "a/b.c", "a/b.c.d"}));
+  EXPECT_EQ(dotted({"a", "a.b.c"}), (Paths{"a", "a.b/c"}));
+  EXPECT_EQ(dotted({"a", "a/b"}), (Paths{"a", "a%2Fb"}));
+}
+
+TEST(DottedPaths, EscapeTheDotOfANameThatWouldSharePath) {
+  EXPECT_EQ(dotted({"a.b", "a/b"}), (Paths{"a%2Eb", "a/b"}));
+  EXPECT_EQ(dotted({"a.b.c", "a/b.c", "a.b/c"}), (Paths{"a%2Eb%2Ec", "a/b%2Ec", "a%2Eb/c"}));
+  EXPECT_EQ(dotted({"a.b.c", "a/b/c"}), (Paths{"a%2Eb%2Ec", "a/b/c"}));
+}
+
+TEST(DottedPaths, LeaveADotThatMayNotSeparate) {
+  EXPECT_EQ(dotted({".a", "b.", "c..d", ".e.", "%"}), (Paths{".a", "b.", "c/.d", ".e.", "%25"}));
+  EXPECT_EQ(dotted({"", ".", "..", "..."}), (Paths{"%", "%2E", "%2E%2E", "..."}));
+}
+
+// What every set of names must give.
+void expect_good_dotted_paths(const std::vector<std::string>& names) {
+  const Paths paths = dotted(names);
+  std::set<std::string> files(paths.begin(), paths.end());
+  EXPECT_EQ(files.size(), names.size()) << "no two share a path";
+  for (const std::string& path : paths) {
+    std::size_t begin = 0;
+    while (true) {
+      const std::size_t slash = path.find('/', begin);
+      const std::string component = path.substr(begin, slash - begin);
+      EXPECT_NE(component, "") << path;
+      EXPECT_NE(component, ".") << path;
+      EXPECT_NE(component, "..") << path;
+      EXPECT_LE(component.size(), kMaxComponent);
+      if (slash == std::string::npos) break;
+      EXPECT_FALSE(files.contains(path.substr(0, slash))) << path << ": a file is a directory";
+      begin = slash + 1;
+    }
+  }
+}
+
+TEST(DottedPaths, OfEverySmallSetOfShortNamesAreGood) {
+  const std::vector<std::string> names{"",      ".",     "/",     "a",     "a.",    "a/",    ".a",
+                                       "/a",    "a.b",   "a/b",   "a..b",  "a//b",  "a./b",  "a/.b",
+                                       "a%2Eb", "a%2Fb", "a.b.c", "a.b/c", "a/b.c", "a/b/c", "..",
+                                       "a.b.",  "a/b/",  "a/..",  "a/./b"};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    for (std::size_t j = i + 1; j < names.size(); ++j) {
+      for (std::size_t k = j; k < names.size() && !::testing::Test::HasFailure(); ++k) {
+        const std::set<std::string> chosen{names[i], names[j], names[k]};
+        expect_good_dotted_paths({chosen.begin(), chosen.end()});
+      }
+    }
+  }
+  expect_good_dotted_paths(names);
+}
+
+TEST(DottedPaths, OfAllShortNamesTogetherAreGood) {
+  const std::string alphabet = "/.%a2E";
+  std::vector<std::string> names{""};
+  for (std::size_t begin = 0, length = 0; length < 5; ++length) {
+    const std::size_t end = names.size();
+    for (; begin < end; ++begin) {
+      for (const char c : alphabet) names.push_back(names[begin] + c);
+    }
+  }
+  expect_good_dotted_paths(names);
+}
+
+TEST(DottedPaths, OfLongNamesAreGood) {
+  const std::string part(300, 'n');
+  expect_good_dotted_paths({part, part + "." + part, part + "/" + part + ".x", part + ".y",
+                            "a." + part, "a/" + part, std::string(100, '.'),
+                            std::string(300, '.')});
+}
+
+TEST(DottedPaths, DoNotDependOnTheOrderOfTheTensors) {
+  RandomBytes random(12);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::string> names = random_names(random);
+    Paths paths = dotted(names);
+    std::ranges::reverse(names);
+    std::ranges::reverse(paths);
+    EXPECT_EQ(dotted(names), paths);
   }
 }
 

@@ -1,0 +1,396 @@
+// The verbs of stfs-info that look at values: cat's options, stats, hash, diff, extract. None of
+// them needs a mount; those tests that compare with one have it.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using namespace std::string_literals;
+using nlohmann::json;
+
+Outcome info(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), STFS_INFO_BINARY);
+  return run(arguments);
+}
+
+void expect_one_line(const Outcome& result, int status, const std::string& part = "") {
+  EXPECT_EQ(result.status, status) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(result.err.starts_with("stfs-info: ")) << result.err;
+  EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+  EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> fields_of(const std::string& line) {
+  std::vector<std::string> fields;
+  std::istringstream in(line);
+  for (std::string field; std::getline(in, field, '\t');) fields.push_back(field);
+  return fields;
+}
+
+class Values : public ::testing::Test {
+ protected:
+  // Writes DIR/NAME.safetensors and returns its path.
+  std::string write(const std::string& name, const std::vector<Tensor>& tensors,
+                    const std::optional<Metadata>& metadata = std::nullopt) {
+    const std::filesystem::path path = dir_ / (name + ".safetensors");
+    write_safetensors(path, tensors, metadata);
+    return path;
+  }
+  TempDir dir_;
+};
+
+// cat
+
+class InfoCatOptions : public Values {};
+
+TEST_F(InfoCatOptions, SliceWritesAPart) {
+  const std::string file = write("m", {{"w", "U8", {3, 4}, "abcdefghijkl"}});
+
+  EXPECT_EQ(info({"cat", file, "w", "--slice", "1"}).out, "efgh");
+  EXPECT_EQ(info({"cat", file, "w", "--slice", ":,1"}).out, "bfj");
+  EXPECT_EQ(info({"cat", file, "w", "--slice=-1,::2"}).out, "ik");
+  EXPECT_EQ(info({"cat", "--slice", "...,0", file, "w"}).out, "aei");
+  EXPECT_EQ(info({"cat", file, "w", "--slice", "1:1"}).out, "");
+  EXPECT_EQ(info({"cat", file, "w", "--slice", "1:1"}).status, 0);
+}
+
+TEST_F(InfoCatOptions, ABadSliceIsExit2AndOneLine) {
+  const std::string file = write("m", {random_tensor("w", "U8", {3, 4})});
+
+  for (const char* bad : {"x", "0,0,0", "::-1", "3", "0,4", "1:2:3:4"}) {
+    expect_one_line(info({"cat", file, "w", "--slice="s + bad}), 2, "\"w\"");
+  }
+}
+
+TEST_F(InfoCatOptions, AnEmptySliceIsABadOne) {
+  const std::string file = write("m", {random_tensor("w", "U8", {3, 4})});
+
+  EXPECT_EQ(info({"cat", file, "w", "--slice="}).status, 2);
+}
+
+TEST_F(InfoCatOptions, AsF32Converts) {
+  const std::string file =
+      write("m", {{"w", "BF16", {2, 1}, "\x80\x3f\x00\xc0"s}, random_tensor("i", "I32", {2})});
+
+  EXPECT_EQ(info({"cat", file, "w", "--as", "f32"}).out, "\x00\x00\x80\x3f\x00\x00\x00\xc0"s);
+  EXPECT_EQ(info({"cat", file, "w", "--as", "f32", "--slice", "1"}).out, "\x00\x00\x00\xc0"s);
+  expect_one_line(info({"cat", file, "i", "--as", "f32"}), 2, "I32");
+  expect_one_line(info({"cat", file, "w", "--as", "f64"}), 2);
+}
+
+TEST_F(InfoCatOptions, NpyIsTheFileOfTheMount) {
+  if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
+  const std::string file =
+      write("m", {random_tensor("w", "BF16", {5, 7}), random_tensor("s", "F64", {})});
+  const Mounted mount({file});
+  const auto expect_same = [&](std::vector<std::string> arguments, const std::string& path) {
+    arguments.insert(arguments.begin(), {"cat", file});
+    const Outcome result = info(arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_TRUE(result.out == read_file(mount / (".stfs/" + path))) << path;
+  };
+
+  expect_same({"w", "--npy"}, "npy/w.npy");
+  expect_same({"s", "--npy"}, "npy/s.npy");
+  expect_same({"w", "--npy", "--as", "f32"}, "npy-f32/w.npy");
+  expect_same({"w", "--as", "f32"}, "f32/w");
+  expect_same({"w", "--slice", ":,2:5"}, "slice/w/:,2:5");
+  expect_same({"w", "--slice", "::2,-1", "--npy"}, "npy-slice/w/::2,-1.npy");
+}
+
+TEST_F(InfoCatOptions, NpyOfASliceAsF32HasAllThree) {
+  if (run({"/usr/bin/python3", "-c", "import numpy"}).status != 0) GTEST_SKIP() << "no NumPy";
+  const std::string file = write("m", {{"w", "F16", {2, 2}, "\x00\x3c\x00\x40\x00\x44\x00\x48"s}});
+
+  const Outcome result = sh(R"("$1" cat "$2" w --slice :,1 --as f32 --npy > "$3"
+      /usr/bin/python3 -c 'import numpy, sys
+a = numpy.load(sys.argv[1]); print(a.dtype.str, a.shape, a.tolist())' "$3")",
+                            {STFS_INFO_BINARY, file, dir_ / "out.npy"});
+
+  EXPECT_EQ(result.out, "<f4 (2,) [2.0, 8.0]\n") << result.err;
+}
+
+TEST_F(InfoCatOptions, NpyOfATypeThatNumpyLacksIsExit2) {
+  const std::string file = write("m", {random_tensor("w", "F4", {4})});
+
+  expect_one_line(info({"cat", file, "w", "--npy"}), 2, "F4");
+  EXPECT_EQ(info({"cat", file, "w", "--npy", "--as", "f32"}).out.size(), 128U + 16);
+}
+
+// stats
+
+class InfoStats : public Values {};
+
+TEST_F(InfoStats, IsATableWithALineATensor) {
+  const std::string file = write("m", {{"w", "U8", {4}, "\x00\x01\x02\x05"s},
+                                       random_tensor("c", "C64", {2}),
+                                       {"tab\there", "U8", {1}, "\x07"}});
+
+  const Outcome result = info({"stats", file});
+
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const std::vector<std::string> lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0], "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf");
+  for (const std::string& line : lines) EXPECT_EQ(fields_of(line).size(), 9U) << line;
+  EXPECT_TRUE(std::ranges::count(lines, "w\t4\t0\t5\t2\t1.87083\t1\t0\t0") == 1) << result.out;
+}
+
+TEST_F(InfoStats, JsonHasTheFieldsOfTheMountsFiles) {
+  const std::string file = write("m", {{"w", "U8", {2}, "\x00\x04"s}, {"v", "U8", {0}, ""}});
+
+  const json stats = json::parse(info({"stats", "--json", file, "w"}).out);
+
+  EXPECT_EQ(stats, json::parse(R"([{"name":"w","count":2,"min":0,"max":4,"mean":2,"std":2,
+                                    "zeros":1,"nan":0,"inf":0}])"));
+  EXPECT_EQ(json::parse(info({"stats", "--json", file}).out).size(), 2U);
+  EXPECT_EQ(json::parse(info({"stats", "--json", file, "nothing*"}).out), json::array());
+}
+
+TEST_F(InfoStats, AreTheSameForAnyNumberOfJobs) {
+  const Outcome one = info({"stats", "-j", "1", test_data("sharded")});
+  const Outcome many = info({"stats", "-j", "16", test_data("sharded")});
+
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_EQ(lines_of(one.out).size(), 37U);
+  EXPECT_EQ(one.out, many.out);
+}
+
+// hash
+
+class InfoHash : public Values {};
+
+TEST_F(InfoHash, IsWhatSha256sumSaysOfTheMount) {
+  if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
+  const std::string file =
+      write("m", {random_tensor("a/b", "U8", {9}), random_tensor("back\\slash", "U8", {3}),
+                  random_tensor("line\nend", "U8", {3}), random_tensor("", "U8", {1})});
+  const Mounted mount({file});
+
+  const Outcome check = sh(R"("$1" hash "$2" > "$4/sums"; cd "$3"; sha256sum -c "$4/sums")",
+                           {STFS_INFO_BINARY, file, mount.path(), dir_.path()});
+
+  EXPECT_EQ(check.status, 0) << check.out << check.err;
+  EXPECT_EQ(lines_of(check.out).size(), 4U);
+}
+
+TEST_F(InfoHash, JsonHasNamePathAndDigest) {
+  const std::string file = write("m", {{"50%", "U8", {3}, "abc"}});
+
+  EXPECT_EQ(json::parse(info({"hash", "--json", file}).out), json::parse(
+                                                                 R"([{"name":"50%","path":"50%25",
+               "sha256":"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}])"));
+}
+
+TEST_F(InfoHash, AnInterruptEndsItAtOnce) {
+  HeaderBuilder header;
+  header.add("big", "U8", {64ULL << 30}, 64ULL << 30);
+  const std::filesystem::path path = dir_ / "big.safetensors";
+  write_file(path, safetensors_bytes(header.finish(), ""));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) + (64ULL << 30));
+  Process hash({STFS_INFO_BINARY, "hash", path});
+  ASSERT_TRUE(eventually([&] { return hash.running(); }));
+
+  hash.signal(SIGINT);
+
+  EXPECT_EQ(hash.wait().status, 130);
+}
+
+// diff
+
+class InfoDiff : public Values {};
+
+TEST_F(InfoDiff, OfTheSameTensorsIsExit0AndSilent) {
+  const Outcome same = info({"diff", test_data("sharded"), test_data("single/dtypes.safetensors")});
+  const Outcome itself = info({"diff", test_data("sharded"), test_data("sharded")});
+
+  for (const Outcome& result : {same, itself}) {
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, "");
+  }
+}
+
+TEST_F(InfoDiff, NamesEachDifferenceAndIsExit1) {
+  const std::string a = write("a", {{"same", "U8", {2}, "xy"},
+                                    {"gone", "U8", {1}, "x"},
+                                    {"dtype", "U8", {2}, "xy"},
+                                    {"shape", "U8", {2, 1}, "xy"},
+                                    {"bytes", "U8", {4}, "wxyz"}});
+  const std::string b = write("b", {{"bytes", "U8", {4}, "wxyZ"},
+                                    {"shape", "U8", {1, 2}, "xy"},
+                                    {"dtype", "I8", {2}, "xy"},
+                                    {"new", "U8", {1}, "x"},
+                                    {"same", "U8", {2}, "xy"}});
+
+  const Outcome result = info({"diff", a, b});
+  const Outcome as_json = info({"diff", "--json", a, b});
+
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out,
+            "bytes\tbytes\t3\ndtype\tdtype\tU8\tI8\nremoved\tgone\nadded\tnew\n"
+            "shape\tshape\t[2,1]\t[1,2]\n");
+  EXPECT_EQ(as_json.status, 1);
+  EXPECT_EQ(json::parse(as_json.out),
+            json::parse(R"([{"change":"bytes","name":"bytes","first_difference":3},
+                            {"change":"dtype","name":"dtype","a":"U8","b":"I8"},
+                            {"change":"removed","name":"gone"},
+                            {"change":"added","name":"new"},
+                            {"change":"shape","name":"shape","a":[2,1],"b":[1,2]}])"));
+}
+
+TEST_F(InfoDiff, FindsADifferenceInTheLastByteOfALargeTensor) {
+  Tensor w = random_tensor("w", "U8", {3'000'001});
+  const std::string a = write("a", {w});
+  w.bytes.back() = static_cast<char>(w.bytes.back() ^ 1);
+  const std::string b = write("b", {w});
+
+  const Outcome result = info({"diff", a, b});
+
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(result.out, "bytes\tw\t3000000\n");
+}
+
+TEST_F(InfoDiff, OfEmptyTensorsAndCheckpointsIsExit0) {
+  const std::string a = write("a", {random_tensor("e", "U8", {0})});
+  const std::string b = write("b", {random_tensor("e", "U8", {0})});
+  const std::string none = write("none", {});
+
+  EXPECT_EQ(info({"diff", a, b}).status, 0);
+  EXPECT_EQ(info({"diff", none, none}).status, 0);
+  EXPECT_EQ(info({"diff", a, none}).out, "removed\te\n");
+}
+
+TEST_F(InfoDiff, OfWhatCannotBeReadIsExit3AndNot1) {
+  expect_one_line(info({"diff", test_data("sharded"), dir_ / "nothing"}), 3);
+  expect_one_line(info({"diff", test_data("sharded")}), 2);
+}
+
+// extract
+
+class InfoExtract : public Values {};
+
+TEST_F(InfoExtract, WritesTheTensorsThatMatch) {
+  const std::string out = dir_ / "out.safetensors";
+
+  const Outcome result =
+      info({"extract", test_data("sharded"), "float32*", "bfloat16_35", "-o", out});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(info({"check", out}).status, 0);
+  const auto all = entries_of(test_data("single/dtypes.safetensors"));
+  const auto found = entries_of(out);
+  EXPECT_EQ(found.size(), 4U);
+  for (const auto& [name, entry] : found) {
+    EXPECT_TRUE(name == "bfloat16_35" || name.starts_with("float32")) << name;
+    EXPECT_EQ(entry.bytes(), all.at(name).bytes()) << name;
+    EXPECT_EQ(entry.shape, all.at(name).shape);
+  }
+  EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"})
+      << "no temporary file stays";
+}
+
+TEST_F(InfoExtract, OfEverythingIsTheMergedFileOfTheMount) {
+  if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
+  const Mounted mount({test_data("sharded")});
+  const std::string out = dir_ / "out.safetensors";
+
+  const Outcome result = info({"extract", test_data("sharded"), "*", "--output", out});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(read_file(out) == read_file(mount / ".stfs/merged.safetensors"));
+  EXPECT_EQ(info({"diff", test_data("sharded"), out}).status, 0);
+}
+
+TEST_F(InfoExtract, GivesTheFileTheModeOfTheUmask) {
+  const std::string out = dir_ / "out.safetensors";
+
+  sh(R"(umask 027; "$1" extract "$2" '*' -o "$3")", {STFS_INFO_BINARY, test_data("sharded"), out});
+
+  struct stat64 status = {};
+  ASSERT_EQ(::stat64(out.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777U, 0640U);
+}
+
+TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
+  const std::string out = dir_ / "out.safetensors";
+  write_file(out, "before");
+
+  expect_one_line(info({"extract", test_data("sharded"), "nothing*", "-o", out}), 2);
+  EXPECT_EQ(read_file(out), "before");
+  EXPECT_EQ(info({"extract", test_data("sharded"), "*", "-o", out}).status, 0);
+
+  EXPECT_EQ(entries_of(out).size(), 36U);
+  EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"});
+}
+
+TEST_F(InfoExtract, MayReplaceItsOwnSource) {
+  const std::string file =
+      write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});
+  const std::string before = entries_of(file).at("b").bytes();
+
+  EXPECT_EQ(info({"extract", file, "b", "-o", file}).status, 0);
+
+  EXPECT_EQ(entries_of(file).size(), 1U);
+  EXPECT_EQ(entries_of(file).at("b").bytes(), before);
+}
+
+TEST_F(InfoExtract, LeavesNothingBehindWhenTheDiskIsFull) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a small file system takes root";
+  const std::string file = write("m", {random_tensor("w", "U8", {4'000'000})});
+
+  const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
+    mkdir -p "$3"; mount -t tmpfs -o size=1m none "$3" || exit 77
+    "$1" extract "$2" '*' -o "$3/out.safetensors"; echo "status $?"; ls -A "$3"; umount "$3")",
+                              "bash", STFS_INFO_BINARY, file, dir_ / "full"});
+
+  if (result.status == 77 || result.err.starts_with("unshare:")) GTEST_SKIP() << result.err;
+  EXPECT_EQ(result.out, "status 3\n") << result.err;
+}
+
+TEST_F(InfoExtract, UsageIsExit2) {
+  expect_one_line(info({"extract", test_data("sharded"), "*"}), 2);
+  expect_one_line(info({"extract", test_data("sharded"), "-o", dir_ / "x"}), 2);
+  expect_one_line(info({"extract", test_data("sharded"), "*", "-o", dir_ / "no/such/directory/x"}),
+                  3);
+}
+
+// A terminal
+
+TEST_F(InfoHash, ShowsAProgressBarOnATerminalAndNoneElsewhere) {
+  if (run({"script", "--version"}).status != 0) GTEST_SKIP() << "no script(1)";
+  const std::string file = write("m", {random_tensor("w", "U8", {30'000'000})});
+
+  const Outcome elsewhere = info({"hash", file});
+  const Outcome terminal = run({"script", "-qec", STFS_INFO_BINARY " hash " + file, "/dev/null"},
+                               {.environment = {"TERM=xterm"}});
+
+  EXPECT_EQ(elsewhere.err, "");
+  EXPECT_NE(terminal.out.find("%"), std::string::npos) << terminal.out;
+  EXPECT_NE(terminal.out.find(elsewhere.out.substr(0, 64)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace stfs::test

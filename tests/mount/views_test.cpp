@@ -1,0 +1,886 @@
+// The views under .stfs through a mount, read by the programs that they are for and compared with
+// an independent reading of the source.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <latch>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::string_literals;
+using nlohmann::json;
+
+class Views : public MountTest {};
+
+const std::vector<std::string> kCheckpoints{"sharded", "single/dtypes.safetensors",
+                                            "single/voices.safetensors"};
+
+// What reads a checkpoint in Python with struct and json alone, and knows the values of each type
+// by their definitions.
+constexpr const char* kReader = R"PY(
+import glob, itertools, json, math, os, struct, sys
+import numpy
+
+def load(source):
+    files = sorted(glob.glob(source + '/*.safetensors')) if os.path.isdir(source) else [source]
+    out = {}
+    for path in files:
+        data = open(path, 'rb').read()
+        n, = struct.unpack('<Q', data[:8])
+        for name, t in json.loads(data[8:8 + n]).items():
+            if name == '__metadata__': continue
+            begin, end = t['data_offsets']
+            out[name] = (t['dtype'], tuple(t['shape']), data[8 + n + begin:8 + n + end])
+    return out
+
+CODES = {'BOOL': '|b1', 'U8': '|u1', 'I8': '|i1', 'U16': '<u2', 'I16': '<i2', 'U32': '<u4', 'I32': '<i4',
+         'U64': '<u8', 'I64': '<i8', 'F16': '<f2', 'F32': '<f4', 'F64': '<f8', 'C64': '<c8', 'BF16': '<V2',
+         'F8_E5M2': '|V1', 'F8_E4M3': '|V1', 'F8_E8M0': '|V1', 'F8_E4M3FNUZ': '|V1', 'F8_E5M2FNUZ': '|V1'}
+
+def array(tensor):
+    dtype, shape, data = tensor
+    return numpy.frombuffer(data, numpy.dtype(CODES[dtype])).reshape(shape)
+
+def small(code, exponent_bits, significand_bits, bias):
+    s = code & (1 << significand_bits) - 1
+    e = code >> significand_bits & (1 << exponent_bits) - 1
+    sign = -1.0 if code >> (significand_bits + exponent_bits) else 1.0
+    unit = 1 << significand_bits
+    return sign * (math.ldexp(s / unit, 1 - bias) if e == 0 else math.ldexp(1 + s / unit, e - bias))
+
+def e4m3(c): return math.nan if c & 127 == 127 else small(c, 4, 3, 7)
+def e5m2(c):
+    if c & 127 > 124: return math.nan
+    if c & 127 == 124: return -math.inf if c & 128 else math.inf
+    return small(c, 5, 2, 15)
+SMALL = {'F8_E4M3': e4m3, 'F8_E5M2': e5m2,
+         'F8_E8M0': lambda c: math.nan if c == 255 else math.ldexp(1.0, c - 127),
+         'F8_E4M3FNUZ': lambda c: math.nan if c == 128 else small(c, 4, 3, 8),
+         'F8_E5M2FNUZ': lambda c: math.nan if c == 128 else small(c, 5, 2, 16)}
+FLOATING = set(SMALL) | {'F16', 'BF16', 'F32', 'F64', 'F4', 'F6_E2M3', 'F6_E3M2'}
+
+def floats(tensor):
+    dtype, shape, data = tensor
+    if dtype == 'BF16':
+        return (numpy.frombuffer(data, '<u2').astype('<u4') << 16).view('<f4').reshape(shape)
+    if dtype in SMALL:
+        table = numpy.array([SMALL[dtype](c) for c in range(256)], '<f4')
+        return table[numpy.frombuffer(data, 'u1')].reshape(shape)
+    if dtype == 'F4':
+        b = numpy.frombuffer(data, 'u1')
+        table = numpy.array([small(c, 2, 1, 1) for c in range(16)], '<f4')
+        return table[numpy.stack([b & 15, b >> 4], -1).ravel()].reshape(shape)
+    if dtype.startswith('F6_'):
+        bits = numpy.unpackbits(numpy.frombuffer(data, 'u1'), bitorder='little').reshape(-1, 6)
+        codes = bits @ (1 << numpy.arange(6))
+        layout = (2, 3, 1) if dtype == 'F6_E2M3' else (3, 2, 3)
+        return numpy.array([small(c, *layout) for c in range(64)], '<f4')[codes].reshape(shape)
+    with numpy.errstate(all='ignore'):
+        return array(tensor).astype('<f4')
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+mount, source = sys.argv[1], sys.argv[2]
+tensors = load(source)
+stfs = mount + '/.stfs/'
+)PY";
+
+bool has_numpy() { return run({"/usr/bin/python3", "-c", "import numpy"}).status == 0; }
+
+// Runs kReader and `script`, with the mount and the source as its arguments. What the script prints
+// is what is wrong.
+Outcome python(const std::string& script, const Mounted& mount, const std::string& source) {
+  return run({"/usr/bin/python3", "-c", kReader + script, mount.path().string(), source});
+}
+
+void expect_nothing_wrong(const Outcome& result, const std::string& where) {
+  EXPECT_EQ(result.status, 0) << where << ": " << result.err;
+  EXPECT_EQ(result.out, "ok\n") << where;
+}
+
+#define REQUIRE_NUMPY() \
+  if (!has_numpy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3"
+
+// One tensor of every type, [4,6], with every kind of bits in it.
+std::vector<Tensor> every_type() {
+  std::vector<Tensor> tensors;
+  std::uint64_t seed = 0;
+  for (const char* dtype :
+       {"BOOL",    "F4",          "F6_E2M3",     "F6_E3M2", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
+        "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16",     "U16", "F16", "BF16",    "I32",
+        "U32",     "F32",         "C64",         "F64",     "I64", "U64"}) {
+    tensors.push_back(random_tensor("type/"s + dtype, dtype, {4, 6}, ++seed));
+  }
+  tensors.push_back(random_tensor("scalar", "F32", {}, 90));
+  tensors.push_back(random_tensor("empty", "BF16", {0, 3}, 91));
+  return tensors;
+}
+
+int errno_of_open(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  ::close(fd);
+  return 0;
+}
+
+// Sizes and listings.
+
+TEST_F(Views, EverySizeIsThatOfTheBytes) {
+  for (const std::string& name : kCheckpoints) {
+    const Mounted mount({test_data(name)});
+    int computed = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(mount / ".stfs")) {
+      if (!entry.is_regular_file()) continue;
+      const std::string path = entry.path().lexically_relative(mount / ".stfs");
+      const std::string bytes = read_file(entry.path());
+      if (path.starts_with("stats/") || path.starts_with("sha256/")) {
+        EXPECT_EQ(entry.file_size(), 0U) << path;
+        EXPECT_GT(bytes.size(), 60U) << path;
+        ++computed;
+      } else {
+        EXPECT_EQ(entry.file_size(), bytes.size()) << path;
+      }
+    }
+    EXPECT_EQ(computed, 2 * static_cast<int>(names_in(mount.path()).size()));
+  }
+}
+
+TEST_F(Views, AreAllInTheDirectory) {
+  const Mounted mount({test_data("sharded")});
+
+  EXPECT_EQ(names_in(mount / ".stfs"),
+            (std::vector<std::string>{"f32", "header", "info.json", "json", "merged.safetensors",
+                                      "metadata", "npy", "npy-f32", "npy-slice", "safetensors",
+                                      "sha256", "slice", "stats", "subset", "tensors.json",
+                                      "tensors.tsv", "tree"}));
+  EXPECT_EQ(names_in(mount / ".stfs/npy").size(), 36U);
+  EXPECT_EQ(names_in(mount / ".stfs/slice").size(), 36U);
+  EXPECT_TRUE(names_in(mount / ".stfs/slice/float32_357").empty());
+  EXPECT_TRUE(names_in(mount / ".stfs/subset").empty());
+}
+
+TEST_F(Views, AreNotSeenByFindTarDuAndCp) {
+  const Mounted mount({test_data("single/dtypes.safetensors")});
+  const TempDir out;
+
+  const Outcome seen = sh(R"(find "$1" | grep -c stfs/ || true
+    tar -C "$1" -cf - . | tar -tf - | grep -c '\.stfs' || true
+    ls -a "$1" | grep -c '\.stfs' || true
+    cp -r "$1/." "$2"; ls -A "$2" | wc -l
+    du -s --apparent-size -B1 "$1"/* | awk '{ s += $1 } END { print s }')",
+                          {mount.path(), out.path()});
+
+  EXPECT_EQ(seen.out, "0\n0\n0\n36\n4305\n") << seen.err;
+}
+
+TEST_F(Views, AreGoneWithViewsOff) {
+  const Mounted mount({test_data("single/dtypes.safetensors")}, {"-o", "views=off"});
+
+  for (const char* path : {".stfs", ".stfs/npy", ".stfs/slice/float32_357/0",
+                           ".stfs/merged.safetensors", ".stfs/subset/*.safetensors"}) {
+    EXPECT_EQ(errno_of_open(mount / path), ENOENT) << path;
+  }
+}
+
+TEST_F(Views, AreCompletedByAShell) {
+  const Mounted mount({test_data("single/voices.safetensors")});
+
+  const Outcome completed =
+      sh(R"(compgen -f "$1/.stfs/np"; compgen -f "$1/.stfs/npy/to")", {mount.path()});
+
+  EXPECT_EQ(completed.status, 0);
+  std::set<std::string> found;
+  std::istringstream lines(completed.out);
+  for (std::string line; std::getline(lines, line);) found.insert(fs::path(line).filename());
+  EXPECT_EQ(found, (std::set<std::string>{"npy", "npy-f32", "npy-slice", "tokens.npy"}));
+}
+
+// npy, f32
+
+TEST_F(Views, NumpyLoadsEveryNpyFile) {
+  REQUIRE_NUMPY();
+  for (const std::string& name : kCheckpoints) {
+    const Mounted mount({test_data(name)});
+    expect_nothing_wrong(python(R"PY(
+shown = 0
+for name, tensor in tensors.items():
+    path = stfs + 'npy/' + name + '.npy'
+    if tensor[0] not in CODES:
+        assert not os.path.exists(path), name
+        continue
+    shown += 1
+    expected = array(tensor)
+    for mode in (None, 'r'):
+        found = numpy.load(path, mmap_mode=mode)
+        assert same(found, expected), (name, mode, found.dtype, found.shape)
+        if mode and expected.size: assert isinstance(found, numpy.memmap) and found.offset % 64 == 0
+assert shown == len(os.listdir(stfs + 'npy'))
+print('ok')
+)PY",
+                                mount, test_data(name)),
+                         name);
+  }
+}
+
+TEST_F(Views, NumpyLoadsEveryNpyF32File) {
+  REQUIRE_NUMPY();
+  for (const std::string& name : kCheckpoints) {
+    const Mounted mount({test_data(name)});
+    expect_nothing_wrong(python(R"PY(
+for name, tensor in tensors.items():
+    path = stfs + 'npy-f32/' + name + '.npy'
+    if tensor[0] not in FLOATING:
+        assert not os.path.exists(path) and not os.path.exists(stfs + 'f32/' + name), name
+        continue
+    expected = floats(tensor)
+    for mode in (None, 'r'):
+        found = numpy.load(path, mmap_mode=mode)
+        assert found.dtype == numpy.dtype('<f4') and found.shape == expected.shape, name
+        assert numpy.array_equal(found, expected, equal_nan=True), (name, mode)
+    raw = numpy.fromfile(stfs + 'f32/' + name, '<f4').reshape(expected.shape)
+    assert numpy.array_equal(raw, expected, equal_nan=True), name
+print('ok')
+)PY",
+                                mount, test_data(name)),
+                         name);
+  }
+}
+
+TEST_F(Views, NumpyLoadsEveryType) {
+  REQUIRE_NUMPY();
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", every_type());
+  const Mounted mount({dir / "m.safetensors"});
+
+  expect_nothing_wrong(python(R"PY(
+for name, tensor in tensors.items():
+    if tensor[0] in CODES:
+        assert same(numpy.load(stfs + 'npy/' + name + '.npy'), array(tensor)), name
+    if tensor[0] in FLOATING:
+        found, expected = numpy.load(stfs + 'npy-f32/' + name + '.npy'), floats(tensor)
+        assert found.shape == tensor[1] and numpy.array_equal(found, expected, equal_nan=True), name
+print('ok')
+)PY",
+                              mount, dir / "m.safetensors"),
+                       "every type");
+}
+
+TEST_F(Views, PerlReadsBf16AsFloats) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {{"w", "BF16", {3}, "\x80\x3f\x00\xc0\x20\x41"s}});
+  const Mounted mount({dir / "m.safetensors"});
+
+  const Outcome perl = run({"perl", "-e", R"(
+open my $f, '<:raw', $ARGV[0] or die $!; local $/; print join(' ', unpack('f<*', <$f>)), "\n";)",
+                            mount / ".stfs/f32/w"});
+
+  EXPECT_EQ(perl.out, "1 -2 10\n") << perl.err;
+}
+
+TEST_F(Views, AnyPartOfAConvertedFileIsThatPart) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "BF16", {100'003})});
+  const Mounted mount({dir / "m.safetensors"}, {"-o", "cache=direct"});
+  const std::string whole = read_file(mount / ".stfs/f32/w");
+  const int fd = ::open((mount / ".stfs/f32/w").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  RandomBytes random(4);
+
+  for (int round = 0; round < 200; ++round) {
+    const std::uint64_t offset = random.next() % (whole.size() + 10);
+    std::string part(random.next() % 50'000, '\0');
+    const ssize_t got = ::pread(fd, part.data(), part.size(), static_cast<off_t>(offset));
+    ASSERT_GE(got, 0);
+    part.resize(static_cast<std::size_t>(got));
+    const std::string expected =
+        offset < whole.size() ? whole.substr(offset, part.size()) : std::string();
+    ASSERT_TRUE(part == expected) << offset;
+  }
+  ::close(fd);
+}
+
+// Slices.
+
+constexpr const char* kSliceScript = R"PY(
+def check(name, expression):
+    whole = array(tensors[name])
+    expected = eval('whole[' + expression + ']')
+    raw = open(stfs + 'slice/' + name + '/' + expression, 'rb').read()
+    assert raw == expected.tobytes(), (name, expression, len(raw))
+    found = numpy.load(stfs + 'npy-slice/' + name + '/' + expression + '.npy')
+    assert same(found, expected), (name, expression, found.shape, expected.shape)
+)PY";
+
+TEST_F(Views, SlicesEqualNumpys) {
+  REQUIRE_NUMPY();
+  const TempDir dir;
+  write_safetensors(
+      dir / "m.safetensors",
+      {random_tensor("W", "BF16", {300, 257}, 1), random_tensor("c", "C64", {7, 11, 13}, 2),
+       random_tensor("b", "U8", {5}, 3), random_tensor("s", "F32", {}, 4),
+       random_tensor("e", "F64", {0, 4}, 5), random_tensor("wide", "F32", {3, 20'000}, 6),
+       random_tensor("r5", "I16", {2, 3, 4, 5, 6}, 7)});
+  const Mounted mount({dir / "m.safetensors"});
+
+  expect_nothing_wrong(python(std::string(kSliceScript) + R"PY(
+for expression in ['0:128,:', '0:128', '3', '-1', '::2', '...,0', ':,0', ':,-1', ':,10:20', ':,::3', '::7,5:200:11',
+                   '-5:', ':-5', '-100:-50,-7:', '...', '0,0', '-1,-1', '0,...', '...,-1', '5:5', '200:100,:',
+                   '0:9999,:', '-9999:3', '299', '+3', '1:2', '1:2,', ':,:', '::299', '::1000', ':,256:257', '1::2,1::2']:
+    check('W', expression)
+for expression in ['0', ':,0', ':,:,0', '...,0', '1:3,...,::2', '0,...,0', '::2,::2,::2', '-1,-1,-1', ':,3:5',
+                   '...,1:2,3', '3:2', '...,:,:,:']:
+    check('c', expression)
+for expression in ['0', '::2', '-2:', '...']: check('b', expression)
+check('s', '...')
+for expression in ['...', ':', ':,0', '0:0', ':,::2']: check('e', expression)
+for expression in [':,::5000', ':,1', '::2,19999', ':,5000:15000', '1:,::2']: check('wide', expression)
+import random
+random.seed(7)
+def bound(n): return random.choice(['', str(random.randint(-n - 2, n + 2))])
+for _ in range(400):
+    items = []
+    for n in tensors['r5'][1][:random.randint(1, 5)]:
+        if random.random() < .3: items.append(str(random.randint(-n, n - 1)))
+        else: items.append(bound(n) + ':' + bound(n) + random.choice(['', ':', ':' + str(random.randint(1, n + 1))]))
+    if len(items) < 5 and random.random() < .3: items.insert(random.randint(0, len(items)), '...')
+    if '...' in items and len(items) == 6: items.remove('...')
+    check('r5', ','.join(items))
+print('ok')
+)PY",
+                              mount, dir / "m.safetensors"),
+                       "slices");
+}
+
+TEST_F(Views, SlicesOfARealCheckpointEqualNumpys) {
+  REQUIRE_NUMPY();
+  const Mounted mount({test_data("sharded")});
+
+  expect_nothing_wrong(python(std::string(kSliceScript) + R"PY(
+for name, (dtype, shape, _) in tensors.items():
+    for expression in ['...', '0', '-1', '::2', '...,0', ':,1:3', '-2:,::2', ':,:,1']:
+        if dtype in CODES and expression.count(',') < len(shape): check(name, expression)
+print('ok')
+)PY",
+                              mount, test_data("sharded")),
+                       "sharded");
+}
+
+TEST_F(Views, DdReadsASlice) {
+  const TempDir dir;
+  const Tensor w = random_tensor("W", "BF16", {512, 100});
+  write_safetensors(dir / "m.safetensors", {w});
+  const Mounted mount({dir / "m.safetensors"});
+
+  const Outcome rows = run({"dd", "if=" + (mount / ".stfs/slice/W/0:128,:").string(), "bs=64k"});
+  const Outcome columns = run({"dd", "if=" + (mount / ".stfs/slice/W/:,3").string(), "bs=7"});
+
+  EXPECT_EQ(rows.status, 0) << rows.err;
+  EXPECT_TRUE(rows.out == w.bytes.substr(0, std::size_t{128} * 100 * 2));
+  std::string expected;
+  for (std::size_t row = 0; row < 512; ++row) expected += w.bytes.substr((row * 100 + 3) * 2, 2);
+  EXPECT_TRUE(columns.out == expected);
+}
+
+TEST_F(Views, ABadSliceHasItsErrno) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors",
+                    {random_tensor("W", "F32", {4, 6}), random_tensor("f4", "F4", {4, 6}),
+                     random_tensor("f6", "F6_E2M3", {4, 4})});
+  const Mounted mount({dir / "m.safetensors"});
+  const auto error = [&](const std::string& path) {
+    return errno_of_open(mount / (".stfs/" + path));
+  };
+
+  for (const char* bad : {"x", "0,0,0", "::0", "::-1", "0 ", "0,,", "1:2:3:4", "...,...", "1.5"}) {
+    EXPECT_EQ(error("slice/W/"s + bad), EINVAL) << bad;
+    EXPECT_EQ(error("npy-slice/W/"s + bad + ".npy"), EINVAL) << bad;
+  }
+  for (const char* outside : {"4", "-5", "0,6", ":,-7", "99999999999999999999999999"}) {
+    EXPECT_EQ(error("slice/W/"s + outside), ERANGE) << outside;
+    EXPECT_EQ(error("npy-slice/W/"s + outside + ".npy"), ERANGE) << outside;
+  }
+  EXPECT_EQ(error("npy-slice/W/0"), ENOENT) << "without its suffix";
+  EXPECT_EQ(error("slice/nothing/0"), ENOENT);
+  EXPECT_EQ(error("npy-slice/f4"), ENOENT);
+  EXPECT_EQ(error("slice/f4/0"), 0);
+  EXPECT_EQ(error("slice/f4/:,0:2"), 0);
+  EXPECT_EQ(error("slice/f4/:,0"), EINVAL) << "half a byte";
+  EXPECT_EQ(error("slice/f4/:,1:3"), EINVAL);
+  EXPECT_EQ(error("slice/f6/0"), 0);
+  EXPECT_EQ(error("slice/f6/0,0"), EINVAL);
+}
+
+TEST_F(Views, ASliceOfMillionsOfRunsIsReadInBoundedMemory) {
+  const TempDir dir;
+  constexpr std::uint64_t kBytes = 40'000'000;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {kBytes})});
+  const Mounted mount({dir / "m.safetensors"});
+
+  const Outcome result = sh(R"(
+    rss() { awk '/VmHWM/ { print $2 }' /proc/$2/status; }
+    before=$(rss x "$2"); wc -c < "$1"; after=$(rss x "$2"); echo $((after - before < 65536)))",
+                            {mount / ".stfs/slice/w/::2", std::to_string(mount.daemon())});
+
+  EXPECT_EQ(result.out, "20000000\n1\n") << result.err;
+}
+
+std::uint64_t resident_kib(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) return std::stoull(line.substr(6));
+  }
+  return 0;
+}
+
+TEST_F(Views, SliceNamesAreForgottenWhenTheKernelForgetsThem) {
+  if (::access("/proc/sys/vm/drop_caches", W_OK) != 0) {
+    GTEST_SKIP() << "dropping the kernel's names takes root";
+  }
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "a sanitizer keeps what was freed";
+#endif
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {1000, 4000})});
+  const Mounted mount({dir / "m.safetensors"});
+  const pid_t daemon = mount.daemon();
+  const char* is_long = std::getenv("STFS_LONG");
+  const int names = is_long != nullptr && *is_long == '1' ? 1'000'000 : 100'000;
+  const auto drop = [] {
+    ::sync();
+    std::ofstream("/proc/sys/vm/drop_caches") << "2\n";
+  };
+  const auto look_up = [&](int first) {
+    struct stat64 status = {};
+    for (int i = first; i < first + names; ++i) {
+      const std::string expression = std::to_string(i % 1000) + "," + std::to_string(i / 1000);
+      ASSERT_EQ(::stat64((mount / (".stfs/slice/w/" + expression)).c_str(), &status), 0);
+    }
+  };
+  const std::uint64_t before = resident_kib(daemon);
+
+  look_up(0);
+  const std::uint64_t full = resident_kib(daemon);
+  const bool is_forgotten = eventually([&] {
+    drop();
+    return resident_kib(daemon) < before + (full - before) / 4 + 2048;
+  });
+  const std::uint64_t after = resident_kib(daemon);
+  look_up(names);
+  const std::uint64_t again = resident_kib(daemon);
+
+  EXPECT_TRUE(is_forgotten) << before << " KiB, then " << full << " KiB, then " << after << " KiB";
+  EXPECT_LT(again, full + 4096) << "the second as many take no more than the first";
+}
+
+// tree
+
+TEST_F(Views, TheTreeTurnsDotsIntoDirectories) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {{"model.layers.0.w", "U8", {1}, "1"},
+                                            {"model.layers.0.w.scale", "U8", {1}, "2"},
+                                            {"a.b", "U8", {1}, "3"},
+                                            {"a/b", "U8", {1}, "4"},
+                                            {".hidden", "U8", {1}, "5"}});
+  const Mounted mount({dir / "m.safetensors"});
+
+  const Outcome found =
+      sh(R"(cd "$1/.stfs/tree"; find . -type f -printf '%P ' -exec cat {} \; -printf '\n' | sort)",
+         {mount.path()}, {.environment = {"LC_ALL=C"}});
+
+  EXPECT_EQ(found.out, ".hidden 5\na%2Eb 3\na/b 4\nmodel/layers/0/w 1\nmodel/layers/0/w.scale 2\n")
+      << found.err;
+  EXPECT_EQ(xattr(mount / ".stfs/tree/model/layers/0/w", "user.stfs.name"), "model.layers.0.w");
+  EXPECT_EQ(xattr(mount / ".stfs/tree/a%2Eb", "user.stfs.name"), "a.b");
+  EXPECT_EQ(xattr(mount / ".stfs/npy/a/b.npy", "user.stfs.name"), std::nullopt);
+}
+
+// safetensors files
+
+std::map<std::string, TensorEntry> single_entries() {
+  return entries_of(test_data("single/dtypes.safetensors"));
+}
+
+void expect_same(const std::map<std::string, TensorEntry>& found,
+                 const std::map<std::string, TensorEntry>& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  for (const auto& [name, entry] : expected) {
+    const auto other = found.find(name);
+    ASSERT_NE(other, found.end()) << name;
+    EXPECT_EQ(other->second.dtype, entry.dtype) << name;
+    EXPECT_EQ(other->second.shape, entry.shape) << name;
+    EXPECT_TRUE(other->second.bytes() == entry.bytes()) << name;
+  }
+}
+
+TEST_F(Views, TheMergedFileHoldsEveryTensor) {
+  const Mounted mount({test_data("sharded")});
+  const fs::path merged = mount / ".stfs/merged.safetensors";
+
+  const Outcome check = run({STFS_INFO_BINARY, "check", merged});
+
+  EXPECT_EQ(check.status, 0) << check.err;
+  EXPECT_EQ(single_entries().size(), 36U);
+  expect_same(entries_of(merged), single_entries());
+  EXPECT_EQ((8 + header_text(merged).size()) % 4096, 0U);
+}
+
+TEST_F(Views, TheMergedFileMountedAgainGivesTheSameTensors) {
+  const Mounted mount({test_data("sharded")});
+  const fs::path merged = mount / ".stfs/merged.safetensors";
+  const TempDir dir;
+  ASSERT_EQ(run({"cp", merged, dir / "copy.safetensors"}).status, 0);
+
+  const Mounted copy({dir / "copy.safetensors"});
+  const Mounted straight({merged});
+
+  for (const Mounted* again : {&copy, &straight}) {
+    const Outcome diff = run({"diff", "-r", mount.path(), again->path()});
+    EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+    EXPECT_EQ(names_in(again->path()).size(), 36U);
+    EXPECT_TRUE(read_file(*again / ".stfs/merged.safetensors") == read_file(merged));
+    EXPECT_EQ(xattr(*again / "bfloat16_35", "user.stfs.shape"), "[3,5]");
+  }
+}
+
+TEST_F(Views, TheMergedFileKeepsTheMetadata) {
+  const Mounted mount({test_data("single/dtypes.safetensors")});
+
+  const json header = json::parse(header_text(mount / ".stfs/merged.safetensors"));
+
+  EXPECT_EQ(header.at("__metadata__"), (json{{"test", "metadata"}, {"version", "2.2"}}));
+}
+
+TEST_F(Views, AConflictOfMetadataIsLeftOutAndReported) {
+  const TempDir dir;
+  write_safetensors(dir / "a.safetensors", {random_tensor("a", "U8", {1})},
+                    Metadata{{"format", "pt"}, {"part", "1"}});
+  write_safetensors(dir / "b.safetensors", {random_tensor("b", "U8", {1})},
+                    Metadata{{"format", "pt"}, {"part", "2"}});
+  const Mounted mount({dir / "a.safetensors", dir / "b.safetensors"});
+
+  const json header = json::parse(header_text(mount / ".stfs/merged.safetensors"));
+
+  EXPECT_EQ(header.at("__metadata__"), (json{{"format", "pt"}}));
+  EXPECT_NE(read_file(mount / ".stfs/info.json").find("\"part\""), std::string::npos);
+}
+
+TEST_F(Views, TheMergedDataCanBeMappedAtAPage) {
+  const TempDir dir;
+  const Tensor w = random_tensor("w", "F32", {5000});
+  write_safetensors(dir / "m.safetensors", {w, random_tensor("b", "U8", {3})});
+  const Mounted mount({dir / "m.safetensors"});
+  const fs::path merged = mount / ".stfs/merged.safetensors";
+  const auto begin = static_cast<off_t>(8 + header_text(merged).size());
+  ASSERT_EQ(begin, 4096);
+  const int fd = ::open(merged.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+
+  void* mapped = ::mmap(nullptr, w.bytes.size(), PROT_READ, MAP_PRIVATE, fd, begin);
+
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_EQ(std::memcmp(mapped, w.bytes.data(), w.bytes.size()), 0);
+  ::munmap(mapped, w.bytes.size());
+  ::close(fd);
+}
+
+TEST_F(Views, ASubsetHoldsWhatItsGlobMatches) {
+  const TempDir dir;
+  write_safetensors(
+      dir / "m.safetensors",
+      {random_tensor("layers/0/q", "U8", {3}, 1), random_tensor("layers/1/q", "F32", {3}, 2),
+       random_tensor("layers/1/k", "F16", {3}, 3), random_tensor("head.weight", "F64", {3}, 4)},
+      Metadata{{"format", "pt"}});
+  const auto all = entries_of(dir / "m.safetensors");
+  const Mounted mount({dir / "m.safetensors"});
+  const auto expect_subset = [&](const std::string& glob, const std::vector<std::string>& names) {
+    const fs::path file = mount / (".stfs/subset/" + glob + ".safetensors");
+    std::map<std::string, TensorEntry> expected;
+    for (const std::string& name : names) expected[name] = all.at(name);
+    SCOPED_TRACE(glob);
+    EXPECT_EQ(run({STFS_INFO_BINARY, "check", file}).status, 0);
+    expect_same(entries_of(file), expected);
+    EXPECT_EQ(json::parse(header_text(file)).at("__metadata__"), (json{{"format", "pt"}}));
+  };
+
+  expect_subset("layers%2F*%2Fq", {"layers/0/q", "layers/1/q"});
+  expect_subset("layers%2F1%2F?", {"layers/1/q", "layers/1/k"});
+  expect_subset("*[qt]", {"layers/0/q", "layers/1/q", "head.weight"});
+  expect_subset("head.weight", {"head.weight"});
+  expect_subset("*", {"layers/0/q", "layers/1/q", "layers/1/k", "head.weight"});
+  EXPECT_EQ(errno_of_open(mount / ".stfs/subset/nothing*.safetensors"), ENOENT);
+  EXPECT_EQ(errno_of_open(mount / ".stfs/subset/*"), ENOENT);
+}
+
+TEST_F(Views, ASubsetOfARealCheckpointIsAValidCheckpoint) {
+  const Mounted mount({test_data("sharded")});
+  const Mounted subset({mount / ".stfs/subset/*float*_35.safetensors"});
+
+  std::size_t count = 0;
+  for (const auto& [name, entry] : single_entries()) {
+    if (name.find("float") == std::string::npos || !name.ends_with("_35")) continue;
+    EXPECT_EQ(read_file(subset / name), entry.bytes()) << name;
+    ++count;
+  }
+  EXPECT_GT(count, 2U);
+  EXPECT_EQ(names_in(subset.path()).size(), count);
+}
+
+TEST_F(Views, ASingleTensorIsAValidFile) {
+  const Mounted mount({test_data("sharded")});
+
+  for (const auto& [name, entry] : single_entries()) {
+    const fs::path file = mount / (".stfs/safetensors/" + name + ".safetensors");
+    expect_same(entries_of(file), {{name, entry}});
+  }
+  const Outcome check = sh(R"("$1" check "$2"/*)", {STFS_INFO_BINARY, mount / ".stfs/safetensors"});
+  EXPECT_EQ(check.status, 0) << check.out << check.err;
+}
+
+// stats, sha256
+
+TEST_F(Views, StatsAreThoseOfNumpy) {
+  REQUIRE_NUMPY();
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", every_type());
+  std::vector<std::string> sources;
+  for (const std::string& name : kCheckpoints) sources.push_back(test_data(name));
+  sources.push_back(dir / "m.safetensors");
+  for (const std::string& source : sources) {
+    const Mounted mount({source});
+    expect_nothing_wrong(python(R"PY(
+numpy.seterr(all='ignore')
+for name, tensor in tensors.items():
+    stats = json.load(open(stfs + 'stats/' + name + '.json'))
+    values = floats(tensor) if tensor[0] in FLOATING and tensor[0] != 'F64' else array(tensor)
+    assert list(stats) == ['count', 'min', 'max', 'mean', 'std', 'zeros', 'nan', 'inf'], stats
+    assert stats['count'] == values.size, name
+    assert stats['zeros'] == (values == 0).sum(), name
+    assert stats['nan'] == numpy.isnan(values).sum(), name
+    assert stats['inf'] == (numpy.isinf(values) & ~numpy.isnan(values)).sum(), name
+    finite = values[numpy.isfinite(values)]
+    if tensor[0] == 'C64' or finite.size == 0:
+        assert [stats[k] for k in ('min', 'max', 'mean', 'std')] == [None] * 4, name
+        continue
+    finite = finite.astype('f8')
+    assert stats['min'] == finite.min() and stats['max'] == finite.max(), (name, stats)
+    if not (math.isfinite(finite.sum()) and math.isfinite(finite.std())): continue
+    assert numpy.isclose(stats['mean'], finite.mean(), rtol=1e-9, atol=1e-12 * abs(finite).max()), (name, stats)
+    assert numpy.isclose(stats['std'], finite.std(), rtol=1e-9, atol=1e-12 * abs(finite).max()), (name, stats)
+print('ok')
+)PY",
+                                mount, source),
+                         source);
+  }
+}
+
+TEST_F(Views, Sha256sumAcceptsTheDigests) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors",
+                    {random_tensor("a/b c", "U8", {1000}), random_tensor("back\\slash", "U8", {3}),
+                     random_tensor("", "U8", {1}), random_tensor("line\nend", "U8", {7}),
+                     random_tensor("empty", "U8", {0}), random_tensor("*star", "U8", {2}),
+                     random_tensor(" lead", "U8", {2})});
+  for (const std::string& source :
+       {(dir / "m.safetensors").string(), test_data("sharded").string()}) {
+    const Mounted mount({source});
+
+    const Outcome check =
+        sh(R"(cd "$1"; find .stfs/sha256 -type f -exec cat {} + | sha256sum -c)", {mount.path()});
+    const Outcome strict =
+        sh(R"(cd "$1"; find .stfs/sha256 -type f -exec cat {} + | sort -k2 > "$2/ours"
+                               find . -type f -printf '%P\0' | xargs -0 sha256sum | sort -k2 | cmp - "$2/ours")",
+           {mount.path(), dir.path()});
+
+    EXPECT_EQ(check.status, 0) << check.out << check.err;
+    EXPECT_EQ(std::ranges::count(check.out, '\n'), source.ends_with("m.safetensors") ? 7 : 36);
+    EXPECT_EQ(strict.status, 0) << strict.out << strict.err;
+  }
+}
+
+// A checkpoint of one tensor that is a hole of this many bytes.
+void write_sparse(const fs::path& path, const std::string& name, std::uint64_t bytes) {
+  HeaderBuilder header;
+  header.add(name, "U8", {bytes}, bytes);
+  write_file(path, safetensors_bytes(header.finish(), ""));
+  fs::resize_file(path, fs::file_size(path) + bytes);
+}
+
+// Clock ticks that a process has run.
+std::uint64_t ticks_of(pid_t pid) {
+  std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string skipped;
+  for (int i = 0; i < 11; ++i) fields >> skipped;
+  std::uint64_t user = 0;
+  std::uint64_t system = 0;
+  fields >> user >> system;
+  return user + system;
+}
+
+TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
+  const TempDir dir;
+  write_sparse(dir / "m.safetensors", "big", 64ULL << 30);  // many seconds of work
+  const Mounted mount({dir / "m.safetensors"});
+  const pid_t daemon = mount.daemon();
+
+  for (const char* path : {".stfs/stats/big.json", ".stfs/sha256/big"}) {
+    for (const int signal : {SIGKILL, SIGINT}) {
+      const std::uint64_t before = ticks_of(daemon);
+      Process reader({"cat", mount / path});
+      ASSERT_TRUE(eventually([&] { return ticks_of(daemon) > before + 10; })) << "it computes";
+      EXPECT_TRUE(reader.running());
+      EXPECT_FALSE(read_file(mount / ".stfs/info.json").empty()) << "others are served meanwhile";
+      EXPECT_EQ(names_in(mount.path()), std::vector<std::string>{"big"});
+
+      const auto sent = std::chrono::steady_clock::now();
+      reader.signal(signal);
+      const Outcome outcome = reader.wait();
+
+      EXPECT_EQ(outcome.status, 128 + signal) << path << ": " << outcome.err;
+      EXPECT_LT(std::chrono::steady_clock::now() - sent, std::chrono::seconds(5)) << path;
+      EXPECT_TRUE(eventually([&] {
+        const std::uint64_t now = ticks_of(daemon);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        return ticks_of(daemon) <= now + 3;
+      })) << path
+          << ": the work goes on";
+    }
+  }
+}
+
+TEST_F(Views, AnUnmountDoesNotWaitForAComputation) {
+  const TempDir dir;
+  write_sparse(dir / "m.safetensors", "big", 64ULL << 30);
+  ForegroundMount mount({dir / "m.safetensors"});
+  const pid_t daemon = mount.process().pid();
+  Process reader({"cat", mount / ".stfs/sha256/big"});
+  ASSERT_TRUE(eventually([&] { return ticks_of(daemon) > 20; }));
+
+  const auto sent = std::chrono::steady_clock::now();
+  mount.process().signal(SIGTERM);
+  const Outcome outcome = mount.process().wait();
+
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - sent, std::chrono::seconds(10));
+  EXPECT_NE(reader.wait().status, 0) << "and never half a digest";
+}
+
+TEST_F(Views, AComputedFileCanBeReadByteByByte) {
+  const Mounted mount({test_data("single/voices.safetensors")});
+
+  const Outcome bytes = run({"dd", "if=" + (mount / ".stfs/sha256/mask").string(), "bs=1"});
+
+  EXPECT_EQ(bytes.out, read_file(mount / ".stfs/sha256/mask"));
+  EXPECT_TRUE(bytes.out.ends_with("  mask\n"));
+}
+
+// All of it at once.
+
+TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", every_type(), Metadata{{"format", "pt"}});
+  // Two mounts: one tells what is expected, the other meets every first time under load.
+  std::map<std::string, std::string> expected;
+  {
+    const Mounted quiet({dir / "m.safetensors"});
+    for (const fs::path& root : {quiet.path(), quiet / ".stfs"}) {
+      for (const auto& entry : fs::recursive_directory_iterator(root)) {
+        if (!entry.is_regular_file()) continue;
+        const std::string path = entry.path().lexically_relative(quiet.path());
+        expected[path] = read_file(entry.path());
+      }
+    }
+    for (const char* path :
+         {".stfs/slice/type/BF16/:,1", ".stfs/slice/type/F64/1:3", ".stfs/slice/type/U8/::2,::2",
+          ".stfs/npy-slice/type/F32/-1,:.npy", ".stfs/subset/*F32*.safetensors",
+          ".stfs/subset/type%2F*.safetensors"}) {
+      expected[path] = read_file(quiet / path);
+    }
+  }
+  ASSERT_GT(expected.size(), 200U);
+  std::vector<std::string> paths;
+  for (const auto& [path, bytes] : expected) paths.push_back(path);
+
+  const Mounted mount({dir / "m.safetensors"}, {"-o", "cache=direct"});
+  constexpr int kThreads = 6;
+  std::latch start(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      RandomBytes random(static_cast<std::uint64_t>(t) + 1);
+      start.arrive_and_wait();
+      for (std::size_t round = 0; round < paths.size() * 2; ++round) {
+        // At first all go the same way, so that they meet.
+        const std::string& path =
+            paths[round < paths.size() ? round : random.next() % paths.size()];
+        EXPECT_TRUE(read_file(mount / path) == expected[path]) << path;
+        if (round % 50 == static_cast<std::size_t>(t)) {
+          EXPECT_EQ(names_in(mount / ".stfs").size(), 17U);
+          EXPECT_EQ(names_in(mount / ".stfs/npy/type").size(), 19U);
+        }
+        const std::string index = std::to_string(random.next() % 24 / 6);
+        EXPECT_EQ(fs::file_size(mount / (".stfs/slice/type/U8/" + index)), 6U);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A source that changes.
+
+TEST_F(Views, AfterATruncationEveryViewIsESTALE) {
+  const TempDir dir;
+  const fs::path source = dir / "m.safetensors";
+  write_safetensors(source, {random_tensor("w", "BF16", {64, 64})});
+  const Mounted mount({source});
+  fs::resize_file(source, 100);
+
+  for (const char* path :
+       {"npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4", "slice/w/:,2:4",
+        "npy-slice/w/2:4.npy", "npy-slice/w/:,2:4.npy", "tree/w", "safetensors/w.safetensors",
+        "merged.safetensors", "subset/*.safetensors", "stats/w.json", "sha256/w"}) {
+    EXPECT_EQ(errno_of_open(mount / (".stfs/"s + path)), ESTALE) << path;
+  }
+  EXPECT_FALSE(read_file(mount / ".stfs/tensors.json").empty()) << "what needs no source goes on";
+}
+
+TEST_F(Views, AreReadOnly) {
+  const Mounted mount({test_data("single/voices.safetensors")});
+
+  for (const char* path : {"npy/tokens.npy", "slice/tokens/0", "merged.safetensors",
+                           "subset/*.safetensors", "stats/tokens.json"}) {
+    EXPECT_EQ(::open((mount / (".stfs/"s + path)).c_str(), O_WRONLY | O_CLOEXEC), -1);
+    EXPECT_EQ(errno, EROFS) << path;
+  }
+  EXPECT_EQ(::open((mount / ".stfs/subset/new.safetensors").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC,
+                   0644),
+            -1);
+  EXPECT_EQ(errno, EROFS);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,158 @@
+#include "fs/looked_up.h"
+
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+std::optional<Content> nothing() { return std::nullopt; }
+
+TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
+  LookedUpNames names;
+
+  const std::uint64_t first = names.look_up(3, 7, "0:1", nothing);
+  const std::uint64_t again = names.look_up(3, 7, "0:1", nothing);
+
+  EXPECT_EQ(first, again);
+  EXPECT_EQ(names.size(), 1U);
+  const LookedUpNames::Name* name = names.find(first);
+  ASSERT_NE(name, nullptr);
+  EXPECT_EQ(name->view, 3);
+  EXPECT_EQ(name->tensor, 7U);
+  EXPECT_EQ(name->expression, "0:1");
+  EXPECT_EQ(name->content.has_value(), false);
+  EXPECT_EQ(name->number, first);
+  EXPECT_EQ(name->lookups, 2U);
+}
+
+TEST(LookedUpNames, KeepNamesApartByViewTensorAndExpression) {
+  LookedUpNames names;
+  std::set<std::uint64_t> numbers;
+
+  for (const std::uint8_t view : {std::uint8_t{1}, std::uint8_t{2}}) {
+    for (const std::uint32_t tensor : {0U, 1U, 256U, 0xFFFFFFFFU}) {
+      for (const char* expression : {"", "0", "1", "0,0"}) {
+        numbers.insert(names.look_up(view, tensor, expression, nothing));
+      }
+    }
+  }
+
+  EXPECT_EQ(numbers.size(), 32U);
+  EXPECT_EQ(names.size(), 32U);
+}
+
+TEST(LookedUpNames, AreForgottenWhenTheyWereForgottenAsOftenAsLookedUp) {
+  LookedUpNames names;
+  const std::uint64_t number = names.look_up(1, 0, "a", nothing);
+  for (int i = 0; i < 4; ++i) names.look_up(1, 0, "a", nothing);
+
+  names.forget(number, 3);
+  EXPECT_NE(names.find(number), nullptr);
+  names.forget(number, 1);
+  EXPECT_NE(names.find(number), nullptr);
+  names.forget(number, 1);
+
+  EXPECT_EQ(names.find(number), nullptr);
+  EXPECT_EQ(names.size(), 0U);
+}
+
+TEST(LookedUpNames, GetANewNumberAfterTheyWereForgotten) {
+  LookedUpNames names;
+  const std::uint64_t first = names.look_up(1, 0, "a", nothing);
+  names.forget(first, 1);
+
+  const std::uint64_t second = names.look_up(1, 0, "a", nothing);
+
+  EXPECT_NE(first, second) << "the kernel may still hold pages of the first";
+  EXPECT_EQ(names.find(first), nullptr);
+}
+
+TEST(LookedUpNames, TakeForgettingTooMuchOrTheUnknownCalmly) {
+  LookedUpNames names;
+  const std::uint64_t number = names.look_up(1, 0, "a", nothing);
+
+  names.forget(number + 1, 1);
+  names.forget(number, 0);
+  EXPECT_EQ(names.size(), 1U);
+  names.forget(number, ~std::uint64_t{0});
+
+  EXPECT_EQ(names.size(), 0U);
+  EXPECT_EQ(names.find(number), nullptr);
+}
+
+TEST(LookedUpNames, MakeTheContentOfANewNameOnly) {
+  LookedUpNames names;
+  int made = 0;
+  const auto make = [&] {
+    ++made;
+    Content content;
+    content.literal("text");
+    return std::optional(std::move(content));
+  };
+
+  const std::uint64_t number = names.look_up(1, 0, "a", make);
+  names.look_up(1, 0, "a", make);
+
+  EXPECT_EQ(made, 1);
+  ASSERT_TRUE(names.find(number)->content);
+  EXPECT_EQ(names.find(number)->content->size(), 4U);
+}
+
+TEST(LookedUpNames, AreGoneAfterAMillionWereForgotten) {
+  LookedUpNames names;
+  for (int i = 0; i < 1'000'000; ++i) {
+    names.forget(names.look_up(1, 0, std::to_string(i), nothing), 1);
+  }
+  EXPECT_EQ(names.size(), 0U);
+
+  std::vector<std::uint64_t> numbers;
+  for (int i = 0; i < 100'000; ++i) {
+    numbers.push_back(names.look_up(1, 0, std::to_string(i), nothing));
+  }
+  EXPECT_EQ(names.size(), 100'000U);
+  for (const std::uint64_t number : numbers) names.forget(number, 1);
+
+  EXPECT_EQ(names.size(), 0U);
+}
+
+TEST(LookedUpNames, CountTheLookupsOfThreadsThatComeAtOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 2000;
+  LookedUpNames names;
+  std::latch start(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      start.arrive_and_wait();
+      for (int i = 0; i < kRounds; ++i) {
+        const std::string shared = std::to_string(i % 10);
+        const std::uint64_t number = names.look_up(1, 0, shared, [] {
+          Content content;
+          content.literal("x");
+          return std::optional(std::move(content));
+        });
+        const LookedUpNames::Name* name = names.find(number);
+        EXPECT_NE(name, nullptr);
+        if (name != nullptr) {
+          EXPECT_EQ(name->expression, shared);
+          EXPECT_EQ(name->content->size(), 1U);
+        }
+        const std::uint64_t own = names.look_up(2, static_cast<std::uint32_t>(t), shared, nothing);
+        names.forget(own, 1);
+        names.forget(number, 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(names.size(), 0U);
+}
+
+}  // namespace
+}  // namespace stfs::test

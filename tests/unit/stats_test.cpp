@@ -1,0 +1,304 @@
+// Statistics against sums in long double.
+#include "core/stats.h"
+
+#include "core/convert.h"
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <cerrno>
+#include <cfloat>
+#include <climits>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using nlohmann::json;
+
+class Loaded {
+ public:
+  explicit Loaded(const Tensor& tensor) : path_((dir_ / "m.safetensors").string()) {
+    write_safetensors(path_, {tensor});
+    const std::vector<std::string> paths{path_};
+    checkpoint_ = std::make_unique<const Checkpoint>(paths);
+  }
+  stfs::Tensor tensor() const { return checkpoint_->tensor(0); }
+  const std::string& path() const { return path_; }
+
+ private:
+  TempDir dir_;
+  std::string path_;
+  std::unique_ptr<const Checkpoint> checkpoint_;
+};
+
+ValueStats stats_of(const Tensor& tensor) {
+  const Loaded loaded(tensor);
+  ValueStats stats;
+  EXPECT_EQ(value_stats(loaded.tensor(), std::atomic<bool>(false), stats), 0);
+  return stats;
+}
+
+template <class T>
+Tensor tensor_of(const std::string& dtype, const std::vector<T>& values) {
+  std::string bytes(values.size() * sizeof(T), '\0');
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return {"t", dtype, {values.size()}, bytes};
+}
+
+template <class T>
+ValueStats stats_of(const std::string& dtype, const std::vector<T>& values) {
+  return stats_of(tensor_of(dtype, values));
+}
+
+// The definition.
+template <class T>
+ValueStats reference(const std::vector<T>& values) {
+  ValueStats stats;
+  long double sum = 0;
+  std::uint64_t finite = 0;
+  for (const T value : values) {
+    const auto x = static_cast<double>(value);
+    ++stats.count;
+    if (std::isnan(x)) {
+      ++stats.nan;
+    } else if (std::isinf(x)) {
+      ++stats.inf;
+    } else {
+      ++finite;
+      if (x == 0) ++stats.zeros;
+      stats.min = std::min(stats.min.value_or(x), x);
+      stats.max = std::max(stats.max.value_or(x), x);
+      sum += static_cast<long double>(value);
+    }
+  }
+  if (finite == 0) return stats;
+  const long double mean = sum / static_cast<long double>(finite);
+  long double squares = 0;
+  for (const T value : values) {
+    const auto x = static_cast<long double>(value);
+    if (std::isfinite(x)) squares += (x - mean) * (x - mean);
+  }
+  stats.mean = static_cast<double>(mean);
+  stats.std = static_cast<double>(std::sqrt(squares / static_cast<long double>(finite)));
+  return stats;
+}
+
+void expect_near(std::optional<double> found, std::optional<double> expected, double scale,
+                 const std::string& what) {
+  ASSERT_EQ(found.has_value(), expected.has_value()) << what;
+  if (found) {
+    EXPECT_NEAR(*found, *expected, 1e-11 * std::max(scale, std::abs(*expected))) << what;
+  }
+}
+
+void expect_same(const ValueStats& found, const ValueStats& expected, const std::string& what) {
+  EXPECT_EQ(found.count, expected.count) << what;
+  EXPECT_EQ(found.zeros, expected.zeros) << what;
+  EXPECT_EQ(found.nan, expected.nan) << what;
+  EXPECT_EQ(found.inf, expected.inf) << what;
+  EXPECT_EQ(found.min, expected.min) << what;
+  EXPECT_EQ(found.max, expected.max) << what;
+  // Rounding of the sum is relative to the size of the values.
+  const double scale =
+      std::max(std::abs(expected.min.value_or(0)), std::abs(expected.max.value_or(0)));
+  expect_near(found.mean, expected.mean, scale, what + " mean");
+  expect_near(found.std, expected.std, scale, what + " std");
+}
+
+template <class T>
+void check_integers(const std::string& dtype) {
+  RandomBytes random(sizeof(T));
+  std::vector<T> values{0, 1, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
+  for (int i = 0; i < 60'000; ++i) values.push_back(static_cast<T>(random.next() >> 5));
+  expect_same(stats_of(dtype, values), reference(values), dtype);
+  values = {std::numeric_limits<T>::max(), std::numeric_limits<T>::max()};
+  expect_same(stats_of(dtype, values), reference(values), dtype + " max");
+  values = {std::numeric_limits<T>::min()};
+  expect_same(stats_of(dtype, values), reference(values), dtype + " min");
+}
+
+TEST(ValueStats, OfIntegersAreThoseOfTheDefinition) {
+  check_integers<std::uint8_t>("U8");
+  check_integers<std::int8_t>("I8");
+  check_integers<std::uint16_t>("U16");
+  check_integers<std::int16_t>("I16");
+  check_integers<std::uint32_t>("U32");
+  check_integers<std::int32_t>("I32");
+  check_integers<std::uint64_t>("U64");
+  check_integers<std::int64_t>("I64");
+}
+
+TEST(ValueStats, OfFloatsAreThoseOfTheDefinition) {
+  RandomBytes random(2);
+  std::vector<float> floats;
+  std::vector<double> doubles;
+  for (int i = 0; i < 100'000; ++i) {
+    const double value = static_cast<double>(random.next() % 2'000'001) / 1e6 - 1;
+    floats.push_back(static_cast<float>(value));
+    doubles.push_back(value * 1e10 + 3e12);  // a mean far larger than the deviation
+  }
+  expect_same(stats_of("F32", floats), reference(floats), "F32");
+  expect_same(stats_of("F64", doubles), reference(doubles), "F64");
+}
+
+TEST(ValueStats, OfEverySmallFloatTypeAreThoseOfItsValues) {
+  for (const DType dtype :
+       {DType::kF4, DType::kF6E2M3, DType::kF6E3M2, DType::kF8E5M2, DType::kF8E4M3, DType::kF8E8M0,
+        DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF16, DType::kBF16}) {
+    const std::string name(dtype_name(dtype));
+    // Several chunks of every type.
+    const Tensor tensor = random_tensor("t", name, {4, 130'000}, 77);
+    std::vector<float> values(520'000);
+    convert_to_f32_portable(dtype, std::as_bytes(std::span(tensor.bytes)), values);
+
+    expect_same(stats_of(tensor), reference(values), name);
+  }
+}
+
+TEST(ValueStats, CountNanAndInfinityAndLeaveThemOut) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  const ValueStats stats =
+      stats_of("F32", std::vector<float>{nan, 1, inf, 3, -inf, -nan, -0.0F, 0.0F, inf});
+
+  EXPECT_EQ(stats.count, 9U);
+  EXPECT_EQ(stats.nan, 2U);
+  EXPECT_EQ(stats.inf, 3U);
+  EXPECT_EQ(stats.zeros, 2U) << "-0 is zero";
+  EXPECT_EQ(stats.min, 0.0);
+  EXPECT_EQ(stats.max, 3.0);
+  EXPECT_EQ(stats.mean, 1.0);
+  EXPECT_DOUBLE_EQ(*stats.std, std::sqrt(1.5));
+}
+
+TEST(ValueStats, HaveNoMinToStdWithoutAFiniteValue) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::vector<float>& values : {std::vector<float>{}, std::vector<float>{nan, nan}}) {
+    const ValueStats stats = stats_of("F32", values);
+    EXPECT_EQ(stats.count, values.size());
+    EXPECT_FALSE(stats.min || stats.max || stats.mean || stats.std);
+    EXPECT_EQ(stats.nan, values.size());
+  }
+}
+
+TEST(ValueStats, CountBoolAsZeroAndOne) {
+  const ValueStats stats = stats_of("BOOL", std::vector<std::uint8_t>{0, 1, 1, 1});
+
+  EXPECT_EQ(stats.zeros, 1U);
+  EXPECT_EQ(stats.min, 0.0);
+  EXPECT_EQ(stats.max, 1.0);
+  EXPECT_EQ(stats.mean, 0.75);
+  EXPECT_EQ(stats_of("BOOL", std::vector<std::uint8_t>{0, 255}).max, 1.0);
+}
+
+TEST(ValueStats, OfComplexValuesHaveNoOrder) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  Tensor tensor =
+      tensor_of("C64", std::vector<float>{0, -0.0F, 0, 1, nan, 0, inf, 1, 2, -inf, inf, nan, 3, 4});
+  tensor.shape = {7};
+  const ValueStats stats = stats_of(tensor);
+
+  EXPECT_EQ(stats.count, 7U);
+  EXPECT_EQ(stats.zeros, 1U);
+  EXPECT_EQ(stats.nan, 2U);
+  EXPECT_EQ(stats.inf, 2U);
+  EXPECT_FALSE(stats.min || stats.max || stats.mean || stats.std);
+}
+
+TEST(ValueStats, OfAScalarAreItself) {
+  const ValueStats stats = stats_of(Tensor{"t", "U8", {}, "\x07"});
+
+  EXPECT_EQ(stats.count, 1U);
+  EXPECT_EQ(stats.min, 7.0);
+  EXPECT_EQ(stats.mean, 7.0);
+  EXPECT_EQ(stats.std, 0.0);
+}
+
+TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
+  std::vector<double> values(1'000'000, 1e9);
+  for (std::size_t i = 0; i < values.size(); i += 2) values[i] += 1;
+  const ValueStats stats = stats_of("F64", values);
+
+  EXPECT_DOUBLE_EQ(*stats.mean, 1e9 + 0.5);
+  EXPECT_NEAR(*stats.std, 0.5, 1e-6);
+}
+
+TEST(ValueStats, OfTheLargestDoublesAreNumbers) {
+  const ValueStats stats = stats_of("F64", std::vector<double>{DBL_MAX, DBL_MAX, 1, -DBL_MAX});
+
+  EXPECT_EQ(stats.max, DBL_MAX);
+  EXPECT_EQ(stats.min, -DBL_MAX);
+  EXPECT_TRUE(json::parse(stats_json(stats)).contains("mean"));
+}
+
+TEST(ValueStats, EndWithEintrWhenStopped) {
+  const Loaded loaded(random_tensor("t", "U8", {5'000'000}));
+  std::atomic<bool> stop = false;
+  std::uint64_t seen = 0;
+  ValueStats stats;
+
+  const int error = value_stats(loaded.tensor(), stop, stats, [&](std::uint64_t bytes) {
+    seen += bytes;
+    stop = true;
+  });
+
+  EXPECT_EQ(error, EINTR);
+  EXPECT_LT(seen, 5'000'000U);
+}
+
+TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
+  const Loaded loaded(random_tensor("t", "F16", {500'000}));
+  std::uint64_t seen = 0;
+  ValueStats stats;
+
+  value_stats(loaded.tensor(), std::atomic<bool>(false), stats,
+              [&](std::uint64_t bytes) { seen += bytes; });
+
+  EXPECT_EQ(seen, 1'000'000U);
+}
+
+TEST(ValueStats, PassOnTheErrnoOfARead) {
+  const Loaded loaded(random_tensor("t", "U8", {1000}));
+  std::filesystem::resize_file(loaded.path(), 20);
+  ValueStats stats;
+
+  EXPECT_EQ(value_stats(loaded.tensor(), std::atomic<bool>(false), stats), ESTALE);
+}
+
+TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {
+  ValueStats stats;
+  stats.count = 3;
+  stats.nan = 3;
+  EXPECT_EQ(
+      stats_json(stats),
+      R"({"count":3,"min":null,"max":null,"mean":null,"std":null,"zeros":0,"nan":3,"inf":0})");
+}
+
+TEST(StatsJson, WritesNumbersThatReadBackTheSame) {
+  ValueStats stats;
+  stats.min = DBL_TRUE_MIN;
+  stats.max = DBL_MAX;
+  stats.mean = 0.1;
+  stats.std = 1.0 / 3;
+  stats.count = std::numeric_limits<std::uint64_t>::max();
+
+  const json object = json::parse(stats_json(stats));
+
+  EXPECT_EQ(object["min"].get<double>(), DBL_TRUE_MIN);
+  EXPECT_EQ(object["max"].get<double>(), DBL_MAX);
+  EXPECT_EQ(object["mean"].get<double>(), 0.1);
+  EXPECT_EQ(object["std"].get<double>(), 1.0 / 3);
+  EXPECT_EQ(object["count"].get<std::uint64_t>(), std::numeric_limits<std::uint64_t>::max());
+}
+
+}  // namespace
+}  // namespace stfs::test

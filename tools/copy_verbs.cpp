@@ -1,0 +1,154 @@
+// cat, extract
+#include "core/checkpoint.h"
+#include "core/content.h"
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/npy.h"
+#include "core/posix.h"
+#include "core/slice.h"
+#include "core/text.h"
+#include "core/writer.h"
+#include "tools/select.h"
+#include "tools/terminal.h"
+#include "tools/verbs.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// Writes a recipe's bytes. `source` and `to` are the places of messages.
+void write_content(const Content& content, int fd, const std::string& source, const std::string& to,
+                   ProgressBar* bar = nullptr) {
+  constexpr std::uint64_t kChunk = 1 << 20;
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
+  for (std::uint64_t offset = 0; offset < content.size();) {
+    const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
+    const std::span<std::byte> chunk = std::span(buffer).first(length);
+    if (const int error = content.copy(offset, chunk)) {
+      throw_errno(ErrorCode::kUnreadable, source, "", error);
+    }
+    for (std::span<const std::byte> rest = chunk; !rest.empty();) {
+      const ssize_t n = ::write(fd, rest.data(), rest.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) throw_errno(ErrorCode::kUnreadable, to, "", errno);
+      rest = rest.subspan(static_cast<std::size_t>(n));
+    }
+    if (bar != nullptr) bar->add(length);
+    offset += length;
+  }
+}
+
+// A file that is complete when it appears: it is written under another name in the same directory,
+// which is taken away again unless commit() is reached.
+class NewFile {
+ public:
+  explicit NewFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".XXXXXX") {
+    fd_ = UniqueFd(::mkostemp(temporary_.data(), O_CLOEXEC));
+    if (!fd_) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  ~NewFile() {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+
+  int fd() const { return fd_.get(); }
+
+  void commit() {
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    const bool done = ::fchmod(fd_.get(), 0666 & ~mask) == 0 && ::fsync(fd_.get()) == 0 &&
+                      ::rename(temporary_.c_str(), path_.c_str()) == 0;
+    if (!done) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
+    temporary_.clear();
+  }
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  UniqueFd fd_;
+};
+
+}  // namespace
+
+int cat(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
+  const auto refuse = [&](const std::string& rule) {
+    throw Error(ErrorCode::kUsage, arguments.source,
+                "tensor " + in_quotes(tensor.name) + ": " + rule);
+  };
+  Slice slice;
+  const std::string expression = arguments.slice.empty() ? "..." : arguments.slice;
+  if (!arguments.slice.empty() || arguments.npy || arguments.as_f32) {
+    const int error = parse_slice(expression, tensor.dtype, tensor.shape, slice);
+    if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
+    if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+  }
+  Content content;
+  if (arguments.slice.empty()) {
+    content.extent(tensor.source->file, tensor.offset, tensor.length);
+  } else {
+    content = slice_content(slice, tensor.source->file, tensor.offset);
+  }
+  DType dtype = tensor.dtype;
+  if (arguments.as_f32) {
+    if (!has_f32(dtype)) refuse(std::string(dtype_name(dtype)) + " is not a floating type");
+    std::uint64_t count = 1;
+    for (const std::uint64_t dim : slice.shape) count *= dim;
+    Content converted;
+    converted.production(as_f32(std::move(content), dtype, count));
+    content = std::move(converted);
+    dtype = DType::kF32;
+  }
+  if (arguments.npy) {
+    const auto code = npy_code(dtype);
+    if (!code) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
+    if (slice.shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
+    Content file;
+    file.literal(npy_header(*code, slice.shape)).append(std::move(content));
+    content = std::move(file);
+  }
+  write_content(content, STDOUT_FILENO, arguments.source, "standard output");
+  return 0;
+}
+
+int extract(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  std::vector<std::uint32_t> tensors = select_tensors(checkpoint, arguments.globs);
+  if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
+  const std::size_t count = tensors.size();
+  const std::optional<Content> content = safetensors_file(checkpoint, std::move(tensors));
+  if (!content) {
+    throw Error(ErrorCode::kUsage, arguments.output,
+                "the header would pass the format's limit of 100000000 bytes");
+  }
+  NewFile file(arguments.output);
+  {
+    ProgressBar bar(content->size());
+    write_content(*content, file.fd(), arguments.source, arguments.output, &bar);
+  }
+  file.commit();
+  if (Terminal().is_terminal) {
+    print(std::to_string(count) + (count == 1 ? " tensor, " : " tensors, ") +
+          human_bytes(content->size()) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace stfs
