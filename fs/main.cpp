@@ -174,7 +174,7 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
 Session::~Session() {
   // libfuse unmounts by the path, where another mount may be by now, if this one was detached.
   const auto mount = mounted_at(place_);
-  if (mount && mount->device == device_) fuse_session_unmount(session_);
+  if (!mount || mount->device == device_) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
 }
 
