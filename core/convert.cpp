@@ -12,6 +12,7 @@
 #include <vector>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -159,9 +160,18 @@ void from_f64(const std::byte* in, std::span<float> out) {
   return i;
 }
 
+// F16C is not among the names that every compiler's __builtin_cpu_supports knows.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 struct Processor {
   bool avx2 = __builtin_cpu_supports("avx2") != 0;
-  bool f16c = avx2 && __builtin_cpu_supports("f16c") != 0;
+  bool f16c = avx2 && has_f16c();
 };
 
 // What the fast paths convert; the rest is left to the portable ones.

@@ -390,7 +390,8 @@ TEST_F(Lifecycle, TwentyMountsAtOnceAreIndependent) {
 
 TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAlone) {
 #ifdef STFS_SANITIZED
-  GTEST_SKIP() << "libfuse frees the mountpoint's name only when it unmounts, which it must not here";
+  GTEST_SKIP()
+      << "libfuse frees the mountpoint's name only when it unmounts, which it must not here";
 #endif
   ForegroundMount old({source()});
   const int open_file = ::open((old / "mask").c_str(), O_RDONLY);
