@@ -87,7 +87,7 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
     return fill(reading, end - offset,
                 [&](std::span<std::byte> buffer) { return copy(offset, buffer); });
   }
-  const Mapping* verified = nullptr;
+  std::vector<const Mapping*> sent_from;  // the mappings that pieces point into
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
@@ -97,17 +97,16 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                                 return 0;
                               },
                               [&](const Extent& extent) {
-                                if (extent.source != verified) {
-                                  if (const int stale = extent.source->verify()) return stale;
-                                  verified = extent.source;
-                                }
                                 const std::uint64_t from = extent.offset + skip;
                                 if (!extent.source->is_resident(from, take)) {
-                                  // The kernel would wait for the disk after the check above, for
-                                  // as long as a disk may take. Read, and check afterwards.
+                                  // The kernel would wait for the disk after the check, for as
+                                  // long as a disk may take. Read, and check afterwards.
                                   return fill(reading, take, [&](std::span<std::byte> buffer) {
                                     return extent.source->read(buffer, from);
                                   });
+                                }
+                                if (sent_from.empty() || sent_from.back() != extent.source) {
+                                  sent_from.push_back(extent.source);
                                 }
                                 const std::span bytes = extent.source->bytes();
                                 reading.pieces.push_back(piece(bytes.data() + from, take));
@@ -121,6 +120,10 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                    span->kind);
     if (error != 0) return error;
     offset += take;
+  }
+  // Last, since filling a buffer may have taken long.
+  for (const Mapping* source : sent_from) {
+    if (const int error = source->verify()) return error;
   }
   return 0;
 }

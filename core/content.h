@@ -67,7 +67,7 @@ class Content {
   std::uint64_t size() const { return size_; }  // bytes
 
   // Adds the pieces for [offset, offset+length), cut at the end, to `reading`. Nothing is added
-  // when offset lies at or past the end. Every source that is touched is verified first. A range of
+  // when offset lies at or past the end. Every source that is touched is verified last. A range of
   // many small spans comes as one filled buffer, so that the number of pieces stays under
   // kMaxPieces.
   int read(std::uint64_t offset, std::uint64_t length, Reading& reading) const;

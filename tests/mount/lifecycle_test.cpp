@@ -267,10 +267,10 @@ TEST_F(Lifecycle, TheDaemonHasASessionOfItsOwn) {
 TEST_F(Lifecycle, ABusyMountIsNotUnmountedUnlessLazily) {
   const Mounted mount({source()});
   Process holder({"/usr/bin/python3", "-c", R"(
-import os, sys, time
+import os, signal, sys
 f = open(sys.argv[1], 'rb')
 os.mkdir(sys.argv[2])
-time.sleep(1000)
+signal.pause()
 )",
                   mount / "mask", dir_ / "open"});
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(dir_ / "open"); }));

@@ -314,6 +314,33 @@ TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
   EXPECT_EQ(content.verify(), ESTALE);
 }
 
+// Rewrites a source while its own bytes are produced: a slow producer, and a writer that was
+// faster.
+class RewritingProducer : public Producer {
+ public:
+  explicit RewritingProducer(std::filesystem::path path) : path_(std::move(path)) {}
+  std::uint64_t size() const override { return 4; }
+  int produce(std::uint64_t, std::span<std::byte> out) const override {
+    std::ranges::fill(out, std::byte{'p'});
+    std::filesystem::resize_file(path_, 5);
+    return 0;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
+  const Mapping source((dir / "f").string());
+  Content content;
+  content.extent(source, 0, 10).production(std::make_unique<RewritingProducer>(dir / "f"));
+  Reading reading;
+
+  EXPECT_EQ(content.read(0, content.size(), reading), ESTALE);
+}
+
 TEST(Mapping, TakesTheIdentityOfTheFileThroughALink) {
   const TempDir dir;
   write_file(dir / "blob", "0123456789");
