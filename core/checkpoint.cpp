@@ -4,6 +4,7 @@
 #include "core/sort.h"
 #include "core/text.h"
 
+#include <fnmatch.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -297,6 +298,20 @@ std::optional<std::uint32_t> Checkpoint::find(std::string_view wanted) const {
       by_name_, wanted, {}, [this](std::uint32_t number) { return name(number); });
   if (found == by_name_.end() || name(*found) != wanted) return std::nullopt;
   return *found;
+}
+
+std::vector<std::uint32_t> Checkpoint::match(std::span<const std::string> globs) const {
+  std::vector<std::uint32_t> matching;
+  std::string text;
+  const auto matches = [&](const std::string& glob) {
+    // fnmatch reads to the first NUL: a name with one in it is matched by no pattern.
+    return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
+  };
+  for (std::uint32_t i = 0; i < tensor_count(); ++i) {
+    text = name(i);
+    if (globs.empty() || std::ranges::any_of(globs, matches)) matching.push_back(i);
+  }
+  return matching;
 }
 
 }  // namespace stfs

@@ -64,6 +64,11 @@ class Checkpoint {
   std::string_view name(std::uint32_t number) const;
 
   std::optional<std::uint32_t> find(std::string_view name) const;
+
+  // The tensors whose names match one of the globs, as fnmatch(3) without flags matches them (`*`
+  // crosses `/` and `.`), in the order of their bytes; all of them when there are no globs.
+  std::vector<std::uint32_t> match(std::span<const std::string> globs) const;
+
   const PathTree& tree() const { return *tree_; }
 
   const std::vector<std::unique_ptr<const Source>>& sources() const { return sources_; }

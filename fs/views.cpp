@@ -7,12 +7,10 @@
 #include "core/slice.h"
 #include "core/writer.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <limits>
+#include <span>
 
 namespace stfs {
 namespace {
@@ -302,15 +300,7 @@ int Views::lookup_subset(std::string_view name, Node& node) {
   const auto encoded = without(kSafetensorsSuffix, name);
   const auto glob = encoded ? decode_path(*encoded) : std::nullopt;
   if (!glob || glob->find('\0') != std::string::npos) return ENOENT;
-  std::vector<std::uint32_t> tensors;
-  std::string text;
-  for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
-    text = checkpoint_.name(i);
-    // A name with a NUL in it is matched up to there by fnmatch, so it is left out.
-    if (text.find('\0') == std::string::npos && ::fnmatch(glob->c_str(), text.c_str(), 0) == 0) {
-      tensors.push_back(i);
-    }
-  }
+  std::vector<std::uint32_t> tensors = checkpoint_.match(std::span(&*glob, 1));
   if (tensors.empty()) return ENOENT;
   const std::uint64_t number =
       looked_up_.look_up(static_cast<std::uint8_t>(View::kSubset), 0, *encoded,
@@ -442,11 +432,8 @@ std::optional<Content> Views::make(Node file) const {
       return std::move(content.production(tensors_json(checkpoint_)));
     case kTensorsTsv:
       return std::move(content.production(tensors_tsv(checkpoint_)));
-    default: {
-      std::vector<std::uint32_t> all(checkpoint_.tensor_count());
-      for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-      return safetensors_file(checkpoint_, std::move(all));
-    }
+    default:
+      return safetensors_file(checkpoint_, checkpoint_.match({}));
   }
 }
 

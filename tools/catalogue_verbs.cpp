@@ -83,7 +83,7 @@ int list(const Arguments& arguments) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
   std::vector<Tensor> tensors;
-  for (const std::uint32_t number : select_tensors(checkpoint, arguments.globs)) {
+  for (const std::uint32_t number : checkpoint.match(arguments.globs)) {
     tensors.push_back(checkpoint.tensor(number));
   }
   if (arguments.sort == Arguments::Sort::kName) {

@@ -130,7 +130,7 @@ int cat(const Arguments& arguments) {
 int extract(const Arguments& arguments) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
-  std::vector<std::uint32_t> tensors = select_tensors(checkpoint, arguments.globs);
+  std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
   const std::size_t count = tensors.size();
   const std::optional<Content> content = safetensors_file(checkpoint, std::move(tensors));

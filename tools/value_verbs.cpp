@@ -109,7 +109,7 @@ int for_selected(const Arguments& arguments,
                                                  const Progress&)>& line_of) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
-  const std::vector<std::uint32_t> tensors = select_tensors(checkpoint, arguments.globs);
+  const std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
   Lines out(arguments.json);
   add_in_order(out, tensors.size(), arguments.jobs,
@@ -172,7 +172,7 @@ std::string difference(const Arguments& arguments, const char* kind, std::string
 }
 
 std::vector<std::uint32_t> by_name(const Checkpoint& checkpoint) {
-  std::vector<std::uint32_t> numbers = select_tensors(checkpoint, {});
+  std::vector<std::uint32_t> numbers = checkpoint.match({});
   std::ranges::sort(numbers, {}, [&](std::uint32_t number) { return checkpoint.name(number); });
   return numbers;
 }
