@@ -1,0 +1,98 @@
+// A connection to the holder: the process that keeps what was loaded.
+//
+// The connection is a lease: what was acquired on it stays on the device until it is released, or
+// the connection ends, however it ends.
+//
+// Thread safety: one call at a time. Every call throws Error: kUsage for what cannot be meant,
+// kUnreadable for sources, kDeviceFailed for devices and for a holder that has gone.
+#pragma once
+
+#include "core/posix.h"
+#include "tools/gpu/device.h"
+#include "tools/gpu/item.h"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs {
+
+// Where the holder of this user listens: $STFS_GPU_SOCKET, or stfs-gpu.sock in $XDG_RUNTIME_DIR, in
+// /run/user/UID, or in /tmp/stfs-gpu-UID, the first of them that is a directory of this user's
+// alone.
+std::string holder_socket_path();
+
+struct LoadRequest {
+  bool verify = false;
+  bool pin = false;
+  bool lease = false;           // keep them while this connection lasts, and hand over descriptors
+  bool only_resident = false;   // fail rather than copy
+  std::uint64_t keep_free = 0;  // bytes of the device that stay free
+  unsigned workers = 0;         // as TransferOptions
+  std::size_t tile_bytes = 0;
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes
+};
+
+// A tensor that is on a device.
+struct Resident {
+  std::string key;
+  std::string label;
+  DType dtype = DType::kU8;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t bytes = 0;
+  std::string device_uuid;
+  std::uint64_t segment = 0;  // the holder's number for it; 0: none, when it has no bytes
+  std::uint64_t offset = 0;   // in the segment
+  bool pinned = false;
+  std::uint64_t users = 0;         // leases
+  std::uint64_t idle_seconds = 0;  // since it was last asked for
+  int holder_fd = -1;              // the segment's descriptor in the holder
+  std::uint64_t segment_bytes = 0;
+};
+
+struct Loaded {
+  std::vector<Resident> tensors;               // in the order asked for
+  std::map<std::uint64_t, UniqueFd> segments;  // by number, when leased
+  std::uint64_t copied_bytes = 0;              // what was not resident before
+  std::vector<std::string> warnings;           // of conversions, a line each
+};
+
+// Which residents an operation means.
+struct ResidentFilter {
+  std::optional<std::string> device_uuid;
+  std::vector<std::string> labels;  // Item::label(); with `all` false
+  bool all = false;
+};
+
+struct HolderStatus {
+  std::int64_t pid = 0;
+  std::uint64_t memory_limit = 0;  // bytes a device; 0: none
+  std::uint64_t held_bytes = 0;
+  std::uint64_t clients = 0;
+};
+
+class Client {
+ public:
+  // Connects. Without a holder: starts one (`program` is stfs-gpu, run as `program holder`), or
+  // returns nothing when `program` is empty.
+  static std::optional<Client> connect(const std::string& program);
+
+  Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
+  void release(std::span<const std::string> keys, const std::string& device_uuid);
+
+  std::vector<Resident> list();
+  std::uint64_t evict(const ResidentFilter& filter);             // returns how many went
+  std::uint64_t pin(const ResidentFilter& filter, bool pinned);  // returns how many are meant
+  HolderStatus status();
+
+ private:
+  explicit Client(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  UniqueFd socket_;
+};
+
+}  // namespace stfs
