@@ -74,13 +74,7 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   return true;
 }
 
-// The elements that one dimension's item takes.
-struct Taken {
-  std::uint64_t start, count, step;
-  bool keeps_dimension;
-};
-
-int take(const Item& item, std::uint64_t dimension, Taken& taken) {
+int take(const Item& item, std::uint64_t dimension, Range& taken) {
   const Wide size = dimension;
   if (item.kind == Item::Kind::kIndex) {
     const Wide index = item.index < 0 ? item.index + size : item.index;
@@ -199,8 +193,8 @@ std::uint64_t Slice::size() const {
   return size;
 }
 
-int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
-                Slice& slice) {
+int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
+                 std::vector<Range>& ranges) {
   std::vector<Item> items;
   if (!parse_items(expression, items)) return EINVAL;
   const bool has_ellipsis =
@@ -213,13 +207,50 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
   const auto at = ellipsis == items.end() ? items.end() : items.erase(ellipsis);
   items.insert(at, shape.size() - named, whole);
 
-  slice = Slice{};
-  std::vector<Taken> taken(shape.size());
-  bool is_empty = false;
+  ranges.resize(shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (const int error = take(items[i], shape[i], taken[i])) return error;
-    if (taken[i].keeps_dimension) slice.shape.push_back(taken[i].count);
-    is_empty = is_empty || taken[i].count == 0;
+    if (const int error = take(items[i], shape[i], ranges[i])) return error;
+  }
+  return 0;
+}
+
+std::string canonical_expression(std::span<const Range> ranges,
+                                 std::span<const std::uint64_t> shape) {
+  std::string text;
+  bool is_whole = true;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const auto& [start, count, step, keeps_dimension] = ranges[i];
+    if (i > 0) text += ',';
+    if (!keeps_dimension) {
+      text += std::to_string(start);
+    } else if (count == shape[i] && (step == 1 || count <= 1)) {
+      text += ':';
+      continue;
+    } else if (count == 0) {
+      text += "0:0";
+    } else {
+      text += std::to_string(start) + ":" + std::to_string(start + (count - 1) * step + 1);
+      if (count > 1 && step > 1) text += ":" + std::to_string(step);
+    }
+    is_whole = false;
+  }
+  return is_whole ? "" : text;
+}
+
+int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
+                Slice& slice) {
+  std::vector<Range> ranges;
+  if (const int error = parse_ranges(expression, shape, ranges)) return error;
+  return slice_of(ranges, dtype, shape, slice);
+}
+
+int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
+             Slice& slice) {
+  slice = Slice{};
+  bool is_empty = false;
+  for (const Range& range : ranges) {
+    if (range.keeps_dimension) slice.shape.push_back(range.count);
+    is_empty = is_empty || range.count == 0;
   }
   if (is_empty) return 0;
 
@@ -230,7 +261,7 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
   std::uint64_t run = dimension_stride;
   std::vector<Slice::Loop> loops;  // innermost first
   for (std::size_t i = shape.size(); i-- > 0;) {
-    const Taken& dimension = taken[i];
+    const Range& dimension = ranges[i];
     const std::uint64_t stride = dimension_stride * dimension.step;
     begin += dimension_stride * dimension.start;
     dimension_stride *= shape[i];

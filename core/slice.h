@@ -17,10 +17,29 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace stfs {
+
+// What an expression takes of one dimension.
+struct Range {
+  std::uint64_t start;
+  std::uint64_t count;
+  std::uint64_t step;    // at least 1
+  bool keeps_dimension;  // false for an integer
+};
+
+// Fills `ranges`, one a dimension. Returns 0; EINVAL for bad syntax and too many indices; ERANGE
+// for an integer outside its dimension.
+int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
+                 std::vector<Range>& ranges);
+
+// The one way to write ranges down, so that two expressions take the same elements exactly when
+// these are equal; empty for the whole tensor.
+std::string canonical_expression(std::span<const Range> ranges,
+                                 std::span<const std::uint64_t> shape);
 
 struct Slice {
   struct Loop {
@@ -36,8 +55,12 @@ struct Slice {
   std::uint64_t size() const;  // bytes
 };
 
-// Fills `slice`. Returns 0; EINVAL for bad syntax, too many indices, and runs of sub-byte elements
-// that do not begin and end at a byte's boundary; ERANGE for an integer outside its dimension.
+// Fills `slice`. Returns 0, or EINVAL for runs of sub-byte elements that do not begin and end at a
+// byte's boundary.
+int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
+             Slice& slice);
+
+// The same for an expression: the errors of both.
 int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
                 Slice& slice);
 

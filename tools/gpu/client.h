@@ -10,6 +10,7 @@
 #include "core/posix.h"
 #include "tools/gpu/device.h"
 #include "tools/gpu/item.h"
+#include "tools/gpu/message.h"
 
 #include <cstdint>
 #include <functional>
@@ -21,9 +22,9 @@
 
 namespace stfs {
 
-// Where the holder of this user listens: $STFS_GPU_SOCKET, or stfs-gpu.sock in $XDG_RUNTIME_DIR, in
-// /run/user/UID, or in /tmp/stfs-gpu-UID, the first of them that is a directory of this user's
-// alone.
+// Where the holder of this user listens: $STFS_GPU_SOCKET, or stfs-gpu.sock in $XDG_RUNTIME_DIR, or
+// in /run/user/UID, or in /tmp/stfs-gpu-UID, which is made. Throws kDeviceFailed when that
+// directory is another user's, or open to others.
 std::string holder_socket_path();
 
 struct LoadRequest {
@@ -48,9 +49,9 @@ struct Resident {
   std::uint64_t segment = 0;  // the holder's number for it; 0: none, when it has no bytes
   std::uint64_t offset = 0;   // in the segment
   bool pinned = false;
-  std::uint64_t users = 0;         // leases
-  std::uint64_t idle_seconds = 0;  // since it was last asked for
-  int holder_fd = -1;              // the segment's descriptor in the holder
+  std::vector<std::int64_t> users;  // processes that lease it
+  std::uint64_t idle_seconds = 0;   // since it was last asked for
+  int holder_fd = -1;               // the segment's descriptor in the holder
   std::uint64_t segment_bytes = 0;
 };
 
@@ -68,31 +69,45 @@ struct ResidentFilter {
   bool all = false;
 };
 
+// What evict did.
+struct Evicted {
+  std::uint64_t count = 0;
+  std::uint64_t pinned = 0;  // left alone for that
+  std::uint64_t used = 0;    // of count: their memory goes when their users do
+};
+
 struct HolderStatus {
   std::int64_t pid = 0;
   std::uint64_t memory_limit = 0;  // bytes a device; 0: none
-  std::uint64_t held_bytes = 0;
   std::uint64_t clients = 0;
+  struct Held {
+    std::uint64_t bytes = 0;
+    std::uint64_t evictable = 0;
+  };
+  std::map<std::string, Held> devices;  // by UUID
 };
 
 class Client {
  public:
-  // Connects. Without a holder: starts one (`program` is stfs-gpu, run as `program holder`), or
-  // returns nothing when `program` is empty.
+  // Connects. Without a holder: starts one (`program` is stfs-gpu; it becomes a daemon), or returns
+  // nothing when `program` is empty.
   static std::optional<Client> connect(const std::string& program);
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
-  void release(std::span<const std::string> keys, const std::string& device_uuid);
+  void release(const std::string& device_uuid, std::span<const std::string> keys);
 
   std::vector<Resident> list();
-  std::uint64_t evict(const ResidentFilter& filter);             // returns how many went
-  std::uint64_t pin(const ResidentFilter& filter, bool pinned);  // returns how many are meant
+  Evicted evict(const ResidentFilter& filter, bool force);       // `force`: pinned ones too
+  std::uint64_t pin(const ResidentFilter& filter, bool pinned);  // how many are meant
   HolderStatus status();
 
  private:
-  explicit Client(UniqueFd socket) : socket_(std::move(socket)) {}
+  explicit Client(UniqueFd socket);
 
-  UniqueFd socket_;
+  // The answer to a request, which is no error.
+  Message ask(const Json& body, const LoadRequest* request = nullptr);
+
+  Channel channel_;
 };
 
 }  // namespace stfs

@@ -121,7 +121,11 @@ class Device {
   // Whether lanes convert: there are kernels for this device in this build.
   virtual bool converts() const = 0;
 
-  // A new segment of `bytes`, a multiple of the granularity. Throws OutOfDeviceMemory too.
+  // Workers that a copy takes when nobody says how many.
+  virtual unsigned default_workers() const = 0;
+
+  // A new segment of `bytes`, a multiple of the granularity. Throws OutOfDeviceMemory too. What the
+  // host promises is not checked against what it has: ask info() before.
   virtual std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) = 0;
 
   // A lane with three tiles of `tile_bytes` each.

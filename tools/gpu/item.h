@@ -9,7 +9,6 @@
 #include "core/dtype.h"
 #include "core/mapping.h"
 #include "core/slice.h"
-#include "tools/gpu/device.h"
 
 #include <cstdint>
 #include <optional>
@@ -18,6 +17,8 @@
 #include <vector>
 
 namespace stfs {
+
+class ConversionTally;
 
 // Which version of a file is meant: it is the same while all of these are.
 struct SourceIdentity {
@@ -40,7 +41,7 @@ struct ItemRequest {
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
   std::string slice;        // EXPR as core/slice.h says; empty: all of it
-  std::optional<DType> as;  // F32, F16 or BF16
+  std::optional<DType> as;  // F32, F16 or BF16; none when that is what it is
 };
 
 class Item {
@@ -55,7 +56,7 @@ class Item {
   std::uint64_t elements() const { return elements_; }
   std::uint64_t bytes() const { return bytes_; }             // of the result
   std::uint64_t raw_bytes() const { return slice_.size(); }  // before a conversion
-  bool converts() const { return request_.as && *request_.as != request_.dtype; }
+  bool converts() const { return request_.as.has_value(); }
 
   // The bytes' identity, on whichever device: the source's identity, offset, type and shape, the
   // canonical form of the slice, and the type they are converted to.
@@ -69,9 +70,9 @@ class Item {
   Content raw(const Mapping& file) const;
 
   // The recipe of the bytes that stand on the device, converted on the host where they are
-  // converted. What the conversion meets is added to `counts` when that is given; it then outlives
+  // converted. What the conversion meets is added to `tally` when that is given; it then outlives
   // the recipe.
-  Content content(const Mapping& file, class ConversionTally* counts = nullptr) const;
+  Content content(const Mapping& file, ConversionTally* tally = nullptr) const;
 
  private:
   ItemRequest request_;

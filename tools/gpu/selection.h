@@ -46,6 +46,14 @@ class Selection {
   std::vector<Item> resolve(const std::string& argument, const SelectionOptions& options = {});
 
  private:
+  static std::size_t split(const std::string& argument);
+  void add_named(const std::string& source, const std::string& name,
+                 const SelectionOptions& options, std::vector<Item>& items);
+  void add_path(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
+  void add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
+  static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
+                  const std::string& place, std::vector<Item>& items);
+  // The checkpoint as it is now: opened again when a file of it has changed.
   const Checkpoint& open(const std::string& source);
 
   std::map<std::string, std::unique_ptr<const Checkpoint>> open_;

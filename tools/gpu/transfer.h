@@ -50,17 +50,21 @@ inline constexpr std::uint64_t kOwnSegment = 32 << 20;
 Layout lay_out(std::span<const std::uint64_t> item_bytes, std::uint64_t granularity);
 
 struct TransferOptions {
-  unsigned workers = 0;                     // 0: half of the processors, at most 8
-  std::size_t tile_bytes = 4 << 20;         // FACTS: larger ones leave the processor's cache
+  unsigned workers = 0;                     // 0: what the device says
+  std::size_t tile_bytes = 4 << 20;         // larger ones leave the processor's cache
   bool verify = false;                      // read everything back and compare it with the source
+  std::uint64_t keep_free = 0;              // bytes that the device shall have left
   const std::atomic<bool>* stop = nullptr;  // give up when it is set
-  std::function<void(std::uint64_t bytes)> progress;  // so many more are sent; any thread
+  std::function<void(std::uint64_t bytes)> progress;  // so many more are copied or compared
 };
 
 struct Transferred {
   std::vector<UniqueFd> segments;        // as Layout has them
   std::vector<ConversionCounts> counts;  // one an item
 };
+
+// How many bytes `progress` is told of in all.
+std::uint64_t work_of(std::span<const Item> items, const TransferOptions& options);
 
 // Copies the items as laid out. Source files are opened here, have the identity that the items
 // name before the copy and after it, or Error kUnreadable is thrown. Throws Error kDeviceFailed,

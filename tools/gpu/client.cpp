@@ -1,0 +1,246 @@
+#include "tools/gpu/client.h"
+
+#include "core/error.h"
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+extern char** environ;
+
+namespace stfs {
+namespace {
+
+[[noreturn]] void fail(const std::string& place, const std::string& text) {
+  throw Error(ErrorCode::kDeviceFailed, place, text);
+}
+
+// Throws unless `path` is a directory that this user alone can write to.
+void check_private(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
+  }
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
+    fail(path, "not a directory of this user alone");
+  }
+}
+
+// A connection to the socket; none when nobody listens there.
+UniqueFd connect_to(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    throw_errno(ErrorCode::kDeviceFailed, path, "", ENAMETOOLONG);
+  }
+  path.copy(address.sun_path, path.size());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) throw_errno(ErrorCode::kDeviceFailed, "socket", "", errno);
+  int result = 0;
+  do {
+    result = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    // Whoever listens must be ours: the socket may lie where others can put one.
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+        (peer.uid != ::geteuid() && peer.uid != 0)) {
+      fail(path, "the holder there is another user's");
+    }
+    return fd;
+  }
+  if (errno == ENOENT || errno == ECONNREFUSED) return UniqueFd();
+  throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
+}
+
+// Runs `program holder --background`, which returns once it listens.
+void start_holder(const std::string& program) {
+  std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
+  std::array<char*, 6> argv{};
+  for (std::size_t i = 0; i < words.size(); ++i) argv[i] = words[i].data();
+  pid_t pid = -1;
+  const int error = ::posix_spawnp(&pid, program.c_str(), nullptr, nullptr, argv.data(), environ);
+  if (error != 0) throw_errno(ErrorCode::kDeviceFailed, program, "the holder", error);
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0) {
+    if (errno == EINTR) continue;
+    return;  // a caller that ignores SIGCHLD: whether it listens is seen by connecting
+  }
+  if (status != 0) fail(program, "the holder did not start");
+}
+
+ErrorCode code_of(std::uint64_t status) {
+  switch (status) {
+    case 2:
+      return ErrorCode::kUsage;
+    case 3:
+      return ErrorCode::kUnreadable;
+    default:
+      return ErrorCode::kDeviceFailed;
+  }
+}
+
+Resident resident_of(const Json& row) {
+  Resident resident;
+  resident.key = text_of(row, "key");
+  resident.label = text_of(row, "label");
+  const auto dtype = dtype_from_name(text_of(row, "dtype"));
+  if (!dtype) fail("", "the holder speaks of a type that is none");
+  resident.dtype = *dtype;
+  for (const Json& dimension : list_of(row, "shape")) {
+    resident.shape.push_back(dimension.get<std::uint64_t>());
+  }
+  resident.bytes = number_of(row, "bytes");
+  resident.device_uuid = text_of(row, "uuid");
+  resident.segment = number_of(row, "segment");
+  resident.offset = number_of(row, "offset");
+  resident.pinned = flag_of(row, "pinned");
+  for (const Json& pid : list_of(row, "users")) {
+    resident.users.push_back(pid.get<std::int64_t>());
+  }
+  resident.idle_seconds = number_of(row, "idle_seconds");
+  resident.holder_fd = row.value("holder_fd", -1);
+  resident.segment_bytes = number_of(row, "segment_bytes");
+  return resident;
+}
+
+std::vector<Resident> residents_of(const Json& body) {
+  std::vector<Resident> residents;
+  for (const Json& row : list_of(body, "tensors")) residents.push_back(resident_of(row));
+  return residents;
+}
+
+Json filter_body(const char* request, const ResidentFilter& filter) {
+  Json labels = Json::array();
+  for (const std::string& label : filter.labels) labels.push_back(to_json_text(label));
+  Json body{{"request", request}, {"all", filter.all}, {"labels", std::move(labels)}};
+  if (filter.device_uuid) body["uuid"] = *filter.device_uuid;
+  return body;
+}
+
+}  // namespace
+
+std::string holder_socket_path() {
+  if (const char* path = std::getenv("STFS_GPU_SOCKET"); path != nullptr && *path != '\0') {
+    return path;
+  }
+  const std::string uid = std::to_string(::geteuid());
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  std::string directory = runtime == nullptr ? "" : runtime;
+  std::error_code ignored;
+  if (directory.empty() && std::filesystem::is_directory("/run/user/" + uid, ignored)) {
+    directory = "/run/user/" + uid;
+  }
+  if (directory.empty()) {
+    directory = "/tmp/stfs-gpu-" + uid;
+    ::mkdir(directory.c_str(), 0700);
+  }
+  check_private(directory);
+  return directory + "/stfs-gpu.sock";
+}
+
+Client::Client(UniqueFd socket)
+    : channel_(std::move(socket), {.body_bytes = std::size_t{256} << 20}) {}
+
+std::optional<Client> Client::connect(const std::string& program) {
+  const std::string path = holder_socket_path();
+  UniqueFd socket = connect_to(path);
+  if (!socket && program.empty()) return std::nullopt;
+  if (!socket) {
+    start_holder(program);
+    socket = connect_to(path);
+    if (!socket) fail(path, "the holder that was started does not listen there");
+  }
+  return Client(std::move(socket));
+}
+
+Message Client::ask(const Json& body, const LoadRequest* request) {
+  channel_.send_now(body);
+  for (;;) {
+    Message message = channel_.wait();
+    if (const auto error = message.body.find("error"); error != message.body.end()) {
+      throw Error(code_of(number_of(*error, "status")), "", text_of(*error, "message"));
+    }
+    if (!message.body.contains("progress")) return message;
+    if (request != nullptr && request->progress) {
+      request->progress(number_of(message.body, "progress"), number_of(message.body, "total"));
+    }
+  }
+}
+
+Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
+                    const LoadRequest& request) {
+  Json list = Json::array();
+  for (const Item& item : items) list.push_back(to_json(item));
+  Message answer = ask({{"request", "load"},
+                        {"uuid", device.uuid},
+                        {"device", device.id},
+                        {"items", std::move(list)},
+                        {"verify", request.verify},
+                        {"pin", request.pin},
+                        {"lease", request.lease},
+                        {"only_resident", request.only_resident},
+                        {"keep_free", request.keep_free},
+                        {"workers", request.workers},
+                        {"tile_bytes", request.tile_bytes}},
+                       &request);
+  Loaded loaded;
+  loaded.tensors = residents_of(answer.body);
+  const Json& numbers = list_of(answer.body, "segments");
+  if (numbers.size() != answer.descriptors.size()) fail("", "the holder's answer lacks segments");
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
+  }
+  loaded.copied_bytes = number_of(answer.body, "copied_bytes");
+  for (const Json& warning : list_of(answer.body, "warnings")) {
+    loaded.warnings.push_back(from_json_text(warning));
+  }
+  return loaded;
+}
+
+void Client::release(const std::string& device_uuid, std::span<const std::string> keys) {
+  ask({{"request", "release"}, {"uuid", device_uuid}, {"keys", keys}});
+}
+
+std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body); }
+
+Evicted Client::evict(const ResidentFilter& filter, bool force) {
+  Json body = filter_body("evict", filter);
+  body["force"] = force;
+  const Message answer = ask(body);
+  return {.count = number_of(answer.body, "count"),
+          .pinned = number_of(answer.body, "pinned"),
+          .used = number_of(answer.body, "used")};
+}
+
+std::uint64_t Client::pin(const ResidentFilter& filter, bool pinned) {
+  Json body = filter_body("pin", filter);
+  body["pinned"] = pinned;
+  return number_of(ask(body).body, "count");
+}
+
+HolderStatus Client::status() {
+  const Message answer = ask({{"request", "status"}});
+  HolderStatus status;
+  status.pid = static_cast<std::int64_t>(number_of(answer.body, "pid"));
+  status.memory_limit = number_of(answer.body, "memory_limit");
+  status.clients = number_of(answer.body, "clients");
+  for (const auto& [uuid, held] : answer.body.at("devices").items()) {
+    status.devices[uuid] = {.bytes = number_of(held, "held"),
+                            .evictable = number_of(held, "evictable")};
+  }
+  return status;
+}
+
+}  // namespace stfs

@@ -1,0 +1,151 @@
+#include "tools/gpu/copier.h"
+
+#include "core/error.h"
+#include "tools/gpu/device.h"
+#include "tools/gpu/message.h"
+#include "tools/gpu/transfer.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr int kProgressMs = 100;  // between two words on progress
+
+Json error_answer(std::uint64_t load, int status, const std::string& text) {
+  return {{"load", load}, {"error", {{"status", status}, {"message", to_json_text(text)}}}};
+}
+
+class Copier {
+ public:
+  Copier(UniqueFd socket, std::string device)
+      : channel_(std::move(socket), {.body_bytes = std::size_t{64} << 20, .descriptors = 0}),
+        device_name_(std::move(device)),
+        done_(::eventfd(0, EFD_CLOEXEC)) {}
+
+  int run(std::chrono::seconds idle) {
+    for (;;) {
+      while (std::optional<Message> message = channel_.next()) {
+        if (message->body.contains("load")) serve(message->body);
+        if (holder_is_gone_) return 0;
+      }
+      const int ready = wait(-1, static_cast<int>(idle.count() * 1000));
+      if (ready == 0) return 0;
+      if (!channel_.receive()) return 0;
+    }
+  }
+
+ private:
+  // poll() for the holder, and for `fd` when it is one. The number of those that are ready.
+  int wait(int fd, int milliseconds) {
+    polled_[0] = {channel_.fd(), POLLIN, 0};
+    polled_[1] = {fd, POLLIN, 0};
+    const int ready = ::poll(polled_, fd < 0 ? 1 : 2, milliseconds);
+    return ready < 0 && errno == EINTR ? 1 : ready;
+  }
+
+  void serve(const Json& order) {
+    const std::uint64_t id = number_of(order, "load");
+    std::atomic<std::uint64_t> copied = 0;
+    std::atomic<bool> stop = false;
+    Json answer;
+    std::vector<UniqueFd> descriptors;
+    {
+      const std::jthread worker([&] {
+        answer = copy(id, order, copied, stop, descriptors);
+        ::eventfd_write(done_.get(), 1);
+      });
+      watch(id, copied, stop);
+    }
+    if (holder_is_gone_) return;
+    channel_.send_now(answer, std::move(descriptors));
+  }
+
+  // Until the copy is done: says how far it is, and listens for the word that it is not wanted.
+  void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
+    for (;;) {
+      if (!holder_is_gone_) {
+        channel_.send_now({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
+      }
+      // A holder that has gone is readable for ever.
+      const int ready =
+          holder_is_gone_ ? ::poll(&done_poll_, 1, -1) : wait(done_.get(), kProgressMs);
+      if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
+        eventfd_t value = 0;
+        ::eventfd_read(done_.get(), &value);
+        return;
+      }
+      if (ready == 0 || holder_is_gone_) continue;
+      holder_is_gone_ = !channel_.receive();
+      while (const std::optional<Message> message = channel_.next()) {
+        if (number_of(message->body, "stop", 0) == id) stop = true;
+      }
+      if (holder_is_gone_) stop = true;
+    }
+  }
+
+  Json copy(std::uint64_t id, const Json& order, std::atomic<std::uint64_t>& copied,
+            const std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
+    try {
+      if (!device_) device_ = open_device(find_device(device_name_));
+      std::vector<Item> items;
+      std::vector<std::uint64_t> sizes;
+      for (const Json& item : list_of(order, "items")) {
+        items.push_back(item_from_json(item));
+        sizes.push_back(items.back().bytes());
+      }
+      TransferOptions options;
+      options.verify = flag_of(order, "verify");
+      options.keep_free = number_of(order, "keep_free");
+      options.workers = static_cast<unsigned>(number_of(order, "workers"));
+      if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
+        options.tile_bytes = static_cast<std::size_t>(tile);
+      }
+      options.stop = &stop;
+      options.progress = [&](std::uint64_t bytes) { copied += bytes; };
+      total_ = work_of(items, options);
+      Transferred result =
+          transfer(*device_, items, lay_out(sizes, device_->granularity()), options);
+      Json counts = Json::array();
+      for (const ConversionCounts& count : result.counts) {
+        counts.push_back({{"out_of_range", count.out_of_range}, {"nan", count.nan}});
+      }
+      descriptors = std::move(result.segments);
+      return {{"load", id}, {"counts", std::move(counts)}};
+    } catch (const OutOfDeviceMemory& error) {
+      return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
+    } catch (const Error& error) {
+      return error_answer(id, exit_status(error.code()), error.what());
+    } catch (const std::exception& error) {
+      return error_answer(id, exit_status(ErrorCode::kDeviceFailed), error.what());
+    }
+  }
+
+  Channel channel_;
+  std::string device_name_;
+  UniqueFd done_;
+  pollfd done_poll_{done_.get(), POLLIN, 0};
+  pollfd polled_[2] = {};
+  std::unique_ptr<Device> device_;
+  std::atomic<std::uint64_t> total_ = 0;
+  bool holder_is_gone_ = false;
+};
+
+}  // namespace
+
+int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
+  // The device was chosen by its UUID; what its user sees of the others does not matter here.
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  return Copier(std::move(socket), device).run(idle);
+}
+
+}  // namespace stfs

@@ -1,0 +1,326 @@
+#include "tools/gpu/holder.h"
+
+#include "core/error.h"
+#include "core/text.h"
+#include "tools/gpu/message.h"
+#include "tools/gpu/residency.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+extern char** environ;
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kMostClients = 1024;
+constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages, of all clients
+constexpr int kCopierSocket = 3;                  // its number in the copier
+constexpr int kFirstHandedOver = 3;               // SD_LISTEN_FDS_START
+constexpr int kCopierEndMs = 2000;  // a copier that has closed its socket is at its end
+
+[[noreturn]] void fail(const std::string& place, int error) {
+  throw_errno(ErrorCode::kDeviceFailed, place, "", error);
+}
+
+void log(const std::string& text) {
+  std::fprintf(stderr, "stfs-gpu: holder: %s\n", printable(text).c_str());
+}
+
+UniqueFd stream_socket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) fail("socket", errno);
+  return fd;
+}
+
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) fail(path, ENAMETOOLONG);
+  path.copy(address.sun_path, path.size());
+  return address;
+}
+
+bool connects(const sockaddr_un& address) {
+  const UniqueFd fd = stream_socket();
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+// The socket that systemd listens on for us, if it does.
+UniqueFd handed_over() {
+  const char* pid = std::getenv("LISTEN_PID");
+  const char* count = std::getenv("LISTEN_FDS");
+  if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return UniqueFd();
+  if (std::string_view(count) != "1") fail("LISTEN_FDS", EINVAL);
+  UniqueFd fd(kFirstHandedOver);
+  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+  return fd;
+}
+
+// A socket at `path` that only this user can reach; none when a holder listens there already.
+UniqueFd listen_at(const std::string& path) {
+  const sockaddr_un address = address_of(path);
+  // One at a time looks whether the socket that is there has someone behind it.
+  const std::string lock_path = path + ".lock";
+  const UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock || ::flock(lock.get(), LOCK_EX) != 0) fail(lock_path, errno);
+  if (connects(address)) return UniqueFd();
+  UniqueFd fd = stream_socket();
+  ::unlink(path.c_str());
+  const mode_t mask = ::umask(0177);
+  const bool bound =
+      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const int error = errno;
+  ::umask(mask);
+  if (!bound) fail(path, error);
+  if (::listen(fd.get(), SOMAXCONN) != 0) fail(path, errno);
+  return fd;
+}
+
+// Leaves the terminal and the caller; what is logged goes to a file beside the socket. True in the
+// process that goes on.
+bool become_daemon(const std::string& log_path) {
+  const pid_t child = ::fork();
+  if (child < 0) fail("fork", errno);
+  if (child > 0) return false;
+  ::setsid();
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const UniqueFd out(
+      ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  ::dup2(null.get(), STDIN_FILENO);
+  ::dup2(null.get(), STDOUT_FILENO);
+  ::dup2(out ? out.get() : null.get(), STDERR_FILENO);
+  return ::chdir("/") == 0;
+}
+
+class Holder : public Outlet {
+ public:
+  Holder(const HolderOptions& options, UniqueFd listener)
+      : options_(options), listener_(std::move(listener)), residency_(*this, options.memory_limit) {
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, number);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+
+  void run() {
+    for (;;) {
+      std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+      const auto add = [&](const Channel& channel) {
+        polled.push_back(
+            {channel.fd(), static_cast<short>(POLLIN | (channel.has_output() ? POLLOUT : 0)), 0});
+      };
+      std::vector<ClientId> clients;
+      for (const auto& [id, client] : clients_) {
+        add(client);
+        clients.push_back(id);
+      }
+      std::vector<std::string> copiers;
+      for (const auto& [uuid, copier] : copiers_) {
+        add(copier.channel);
+        copiers.push_back(uuid);
+      }
+      const bool is_idle = residency_.is_idle() && copiers_.empty();
+      const int timeout =
+          is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
+      const int ready = ::poll(polled.data(), polled.size(), timeout);
+      if (ready == 0 && is_idle) return;
+      if (ready < 0) continue;
+      if (polled[0].revents != 0) return;
+      for (std::size_t i = 0; i < clients.size(); ++i) {
+        if (polled[2 + i].revents != 0) serve_client(clients[i]);
+      }
+      for (std::size_t i = 0; i < copiers.size(); ++i) {
+        if (polled[2 + clients.size() + i].revents != 0) serve_copier(copiers[i]);
+      }
+      if (polled[1].revents != 0) accept();
+      start_failed();
+    }
+  }
+
+  void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) override {
+    const auto found = clients_.find(client);
+    if (found == clients_.end()) return;
+    // Progress that nobody reads is not kept.
+    if (body.contains("progress") && found->second.has_output()) return;
+    found->second.queue(body, std::move(descriptors));
+    // What cannot be sent now, or fails, is found by the loop.
+    if (found->second.send()) return;
+  }
+
+  void order(const std::string& uuid, const std::string& device, const Json& body) override {
+    const auto found = copiers_.find(uuid);
+    Copier* copier = found == copiers_.end() ? start(uuid, device) : &found->second;
+    if (copier == nullptr) return;
+    copier->channel.queue(body);
+    if (copier->channel.send()) return;
+  }
+
+ private:
+  struct Copier {
+    pid_t pid;
+    Channel channel;
+  };
+
+  void accept() {
+    for (;;) {
+      UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!fd) return;
+      ucred peer{};
+      socklen_t length = sizeof peer;
+      if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+          peer.uid != ::geteuid()) {
+        log("refused a connection of user " + std::to_string(peer.uid));
+        continue;
+      }
+      if (clients_.size() >= kMostClients) {
+        log("refused a connection: there are " + std::to_string(kMostClients) + " already");
+        continue;
+      }
+      const ClientId id = next_client_++;
+      clients_.emplace(id, Channel(std::move(fd), {.descriptors = 0}));
+      residency_.connected(id, peer.pid);
+    }
+  }
+
+  void serve_client(ClientId id) {
+    Channel& channel = clients_.at(id);
+    bool is_open = channel.receive();
+    while (std::optional<Message> message = channel.next()) residency_.request(id, message->body);
+    is_open = channel.send() && is_open;
+    std::size_t buffered = 0;
+    for (const auto& [other, client] : clients_) buffered += client.buffered_bytes();
+    if (is_open && buffered > kMostBuffered) {
+      log("cut off a client: too much is waiting to be read");
+      is_open = false;
+    }
+    if (is_open) return;
+    clients_.erase(id);
+    residency_.disconnected(id);
+  }
+
+  Copier* start(const std::string& uuid, const std::string& device) {
+    int ends[2] = {-1, -1};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      failed_.emplace_back(uuid, errno_text(errno));
+      return nullptr;
+    }
+    UniqueFd mine(ends[0]);
+    // Above the number that it is given there: dup2 onto itself would leave it close-on-exec.
+    const UniqueFd theirs(::fcntl(ends[1], F_DUPFD_CLOEXEC, kCopierSocket + 1));
+    const UniqueFd original(ends[1]);
+    const std::string idle = std::to_string(options_.copier_idle.count());
+    const std::string name = device == "cpu" ? device : uuid;
+    std::vector<std::string> words{options_.program, "copier", "--device", name, "--idle", idle};
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kCopierSocket);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::posix_spawnattr_setsigmask(&attributes, &none);
+    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    pid_t pid = -1;
+    const int error =
+        ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, argv.data(), environ);
+    ::posix_spawnattr_destroy(&attributes);
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) {
+      failed_.emplace_back(uuid, errno_text(error));
+      return nullptr;
+    }
+    Channel channel(std::move(mine), {.body_bytes = std::size_t{64} << 20});
+    return &copiers_.emplace(uuid, Copier{pid, std::move(channel)}).first->second;
+  }
+
+  // Copiers that could not be started; told afterwards, not in the middle of an order.
+  void start_failed() {
+    for (const auto& [uuid, why] : std::exchange(failed_, {})) {
+      residency_.copier_gone(uuid, "it could not be started: " + why);
+    }
+  }
+
+  void serve_copier(const std::string& uuid) {
+    Copier& copier = copiers_.at(uuid);
+    const bool is_open = copier.channel.receive();
+    while (std::optional<Message> message = copier.channel.next()) {
+      residency_.answer(uuid, std::move(*message));
+    }
+    if (is_open && copier.channel.send()) return;
+    const std::string why = end_of(copier.pid);
+    copiers_.erase(uuid);
+    if (!why.empty()) log("the copier of " + uuid + ": " + why);
+    residency_.copier_gone(uuid, why);
+  }
+
+  // Waits for the end of a copier that has closed its socket; how it ended, when that was not well.
+  static std::string end_of(pid_t pid) {
+    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    pollfd wanted{process.get(), POLLIN, 0};
+    if (::poll(&wanted, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
+    int status = 0;
+    while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (WIFSIGNALED(status)) return "killed by signal " + std::to_string(WTERMSIG(status));
+    if (WEXITSTATUS(status) != 0) return "exit status " + std::to_string(WEXITSTATUS(status));
+    return "";
+  }
+
+  const HolderOptions& options_;
+  UniqueFd listener_;
+  UniqueFd signals_;
+  std::map<ClientId, Channel> clients_;
+  std::map<std::string, Copier> copiers_;  // by UUID
+  std::vector<std::pair<std::string, std::string>> failed_;
+  Residency residency_;
+  ClientId next_client_ = 1;
+};
+
+}  // namespace
+
+int run_holder(const HolderOptions& options) {
+  UniqueFd listener = handed_over();
+  const bool is_ours = !listener;
+  // A daemon must not keep what its starter happened to have open.
+  if (is_ours && options.background) ::close_range(kFirstHandedOver, ~0U, 0);
+  if (is_ours) listener = listen_at(options.socket_path);
+  if (!listener) return 0;
+  if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
+  // Each segment is a descriptor.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  Holder(options, std::move(listener)).run();
+  if (is_ours) ::unlink(options.socket_path.c_str());
+  return 0;
+}
+
+}  // namespace stfs

@@ -1,0 +1,94 @@
+// What the processes of stfs-gpu say to each other: JSON objects over a UNIX stream socket, with
+// file descriptors beside them.
+//
+//   u32 LE: bytes of the body | u32 LE: descriptors that belong to it | the body
+//
+// Descriptors travel with the first bytes of the body (SCM_RIGHTS, unix(7)), 253 to a byte at most.
+// Text that need not be UTF-8 (paths) travels as the UTF-8 of as many code points under 256.
+//
+// Nothing that arrives is trusted: sizes are limited before anything is allocated, nesting is, and
+// a peer that may not send descriptors is cut off when it does.
+#pragma once
+
+#include "core/posix.h"
+#include "tools/gpu/item.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+using Json = nlohmann::json;
+
+struct Message {
+  Json body;
+  std::vector<UniqueFd> descriptors;
+};
+
+// Text of any bytes to text that JSON can hold, and back; back throws Error kUsage for what cannot
+// have been made so.
+std::string to_json_text(std::string_view bytes);
+std::string from_json_text(const Json& text);
+
+Json to_json(const Item& item);
+Item item_from_json(const Json& json);  // throws Error kUsage
+
+// Members of an object that came from a peer. Each throws Error kUsage when it is not there, or not
+// of its type; the second form has a value for what is not there.
+std::uint64_t number_of(const Json& object, const char* name);
+std::uint64_t number_of(const Json& object, const char* name, std::uint64_t otherwise);
+bool flag_of(const Json& object, const char* name);  // false when it is not there
+std::string text_of(const Json& object, const char* name);
+const Json& list_of(const Json& object, const char* name);
+
+// One end of a connection. Not thread-safe.
+class Channel {
+ public:
+  struct Limits {
+    std::size_t body_bytes = 16 << 20;
+    std::size_t descriptors = 65536;  // a message; 0: none may come
+  };
+  Channel(UniqueFd socket, Limits limits);
+
+  int fd() const { return socket_.get(); }
+
+  // For a loop that must not wait. receive() takes in what is there; send() sends what it can.
+  // Both return false when the connection is at its end: closed, failed, or misused.
+  bool receive();
+  bool send();
+  std::optional<Message> next();  // a message that has come in whole
+  void queue(const Json& body, std::vector<UniqueFd> descriptors = {});
+  bool has_output() const { return !output_.empty(); }
+  std::size_t buffered_bytes() const { return input_.size() + output_bytes_; }
+
+  // For those who wait. Both throw Error kDeviceFailed at the connection's end.
+  void send_now(const Json& body, std::vector<UniqueFd> descriptors = {});
+  Message wait();
+
+ private:
+  struct Frame {
+    std::string bytes;
+    std::size_t sent = 0;
+    std::vector<UniqueFd> descriptors;
+    std::size_t descriptors_sent = 0;
+  };
+
+  bool parse();  // moves whole messages from input_; false for what breaks the rules
+
+  UniqueFd socket_;
+  Limits limits_;
+  std::string input_;
+  std::deque<UniqueFd> descriptors_;  // that came in and belong to messages not whole yet
+  std::deque<Message> messages_;
+  std::deque<Frame> output_;
+  std::size_t output_bytes_ = 0;
+};
+
+}  // namespace stfs
