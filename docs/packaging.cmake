@@ -11,7 +11,10 @@ or many shards, as a read-only file system. Each tensor is a file that holds
 its raw bytes; name, dtype, shape and place in the source are extended
 attributes.
 .
-stfs-info lists, checks and reads the same checkpoints without a mount.")
+stfs-info lists, checks and reads the same checkpoints without a mount.
+.
+stfs-gpu copies tensors into the memory of a GPU, or of the host, and keeps
+them there for every process that asks.")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)

@@ -20,9 +20,13 @@ fail() {
 expected() {
   cat <<LIST
 bin/stfs
+bin/stfs-gpu
 bin/stfs-info
 lib/systemd/system/stfs@.service
+lib/systemd/user/stfs-gpu.service
+lib/systemd/user/stfs-gpu.socket
 share/bash-completion/completions/stfs
+share/bash-completion/completions/stfs-gpu
 share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
 share/doc/stfs/LICENSE
@@ -30,9 +34,11 @@ share/doc/stfs/README.md
 share/doc/stfs/SEMANTICS.md
 share/doc/stfs/TROUBLESHOOTING.md
 share/doc/stfs/examples/example.conf
+share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
 share/zsh/$1/_stfs
+share/zsh/$1/_stfs-gpu
 share/zsh/$1/_stfs-info
 LIST
 }
@@ -49,6 +55,10 @@ same_list 'cmake --install' "$(expected site-functions)" \
 "$work/root/opt/stfs/bin/stfs" --version | grep -q '[0-9]' || fail 'stfs --version prints no version'
 "$work/root/opt/stfs/bin/stfs-info" --version | grep -q '[0-9]' ||
   fail 'stfs-info --version prints no version'
+"$work/root/opt/stfs/bin/stfs-gpu" --version | grep -q '[0-9]' ||
+  fail 'stfs-gpu --version prints no version'
+grep -q '^ExecStart=/opt/stfs/bin/stfs-gpu ' "$work/root/opt/stfs/lib/systemd/user/stfs-gpu.service" ||
+  fail 'the user unit does not start the installed program'
 grep -q '^ExecStart=/opt/stfs/bin/stfs ' "$work/root/opt/stfs/lib/systemd/system/stfs@.service" ||
   fail 'the unit does not start the installed program'
 
