@@ -28,7 +28,8 @@ std::vector<DeviceInfo> list_devices(std::string* why_no_cuda) {
 
 DeviceInfo find_device(const std::string& name) {
   if (name == "cpu") return cpu_info();
-  const bool is_uuid = name.starts_with("GPU-") && name.size() > 4;
+  // A part of a GPU (MIG) has a UUID of its own.
+  const bool is_uuid = (name.starts_with("GPU-") || name.starts_with("MIG-")) && name.size() > 4;
   const bool is_number = name.starts_with("cuda:") && name.size() > 5 && name.size() < 10 &&
                          name.find_first_not_of("0123456789", 5) == std::string::npos;
   if (name == cpu_info().uuid) return cpu_info();

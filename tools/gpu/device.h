@@ -32,7 +32,7 @@ struct DeviceInfo {
   std::string uuid;  // "GPU-6f4ed8fb-...", as nvidia-smi prints it; "CPU-" and the boot's id
   std::string pci;   // "0000:3b:00.0"; empty for the host
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;
+  std::uint64_t free_bytes = 0;  // of a GPU known only when it is open: from Device::info()
 };
 
 // No room for an allocation: what may be answered by making some.

@@ -149,16 +149,14 @@ int devices(const GpuArguments& arguments) {
                       {"name", device.name},
                       {"uuid", device.uuid},
                       {"pci", device.pci},
-                      {"total_bytes", device.total_bytes},
-                      {"free_bytes", device.free_bytes}});
+                      {"total_bytes", device.total_bytes}});
     }
     print(rows.dump() + "\n");
     return 0;
   }
   for (const DeviceInfo& device : found) {
     print(padded(device.id, 8) + padded(printable(device.name), 24) + padded(device.uuid, 42) +
-          padded(device.pci, 14) + human_bytes(device.free_bytes) + " free of " +
-          human_bytes(device.total_bytes) + "\n");
+          padded(device.pci, 14) + human_bytes(device.total_bytes) + "\n");
   }
   if (!why.empty()) std::fprintf(stderr, "stfs-gpu: no GPU: %s\n", why.c_str());
   return 0;

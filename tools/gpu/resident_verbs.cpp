@@ -127,7 +127,7 @@ int set_pinned(const GpuArguments& arguments, bool pinned) {
 }  // namespace
 
 int plan(const GpuArguments& arguments) {
-  const DeviceInfo device = find_device(arguments.device);
+  const DeviceInfo device = open_device(find_device(arguments.device))->info();
   const std::vector<Item> items = select(arguments);
   std::set<std::string> resident;
   if (std::optional<Client> client = running_holder()) {
