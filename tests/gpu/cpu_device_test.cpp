@@ -16,8 +16,8 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                              .read =
                                  [](std::uint64_t address, std::size_t size) {
                                    std::vector<std::byte> bytes(size);
-                                   std::memcpy(bytes.data(),
-                                               reinterpret_cast<const void*>(address), size);
+                                   std::memcpy(bytes.data(), reinterpret_cast<const void*>(address),
+                                               size);
                                    return bytes;
                                  }}),
                          name_of);
