@@ -33,12 +33,14 @@ class Copier {
         done_(::eventfd(0, EFD_CLOEXEC)) {}
 
   int run(std::chrono::seconds idle) {
+    int patience = -1;  // it was started for an order
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
         if (message->body.contains("load")) serve(message->body);
         if (holder_is_gone_) return 0;
+        patience = static_cast<int>(idle.count() * 1000);
       }
-      const int ready = wait(-1, static_cast<int>(idle.count() * 1000));
+      const int ready = wait(-1, patience);
       if (ready == 0) return 0;
       if (!channel_.receive()) return 0;
     }
@@ -73,9 +75,10 @@ class Copier {
   // Until the copy is done: says how far it is, and listens for the word that it is not wanted.
   void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
     for (;;) {
-      if (!holder_is_gone_) {
-        channel_.send_now({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
+      if (!holder_is_gone_ && !channel_.has_output()) {
+        channel_.queue({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
       }
+      if (!channel_.send()) holder_is_gone_ = stop = true;
       // A holder that has gone is readable for ever.
       const int ready =
           holder_is_gone_ ? ::poll(&done_poll_, 1, -1) : wait(done_.get(), kProgressMs);
@@ -85,7 +88,7 @@ class Copier {
         return;
       }
       if (ready == 0 || holder_is_gone_) continue;
-      holder_is_gone_ = !channel_.receive();
+      if (!channel_.receive()) holder_is_gone_ = true;
       while (const std::optional<Message> message = channel_.next()) {
         if (number_of(message->body, "stop", 0) == id) stop = true;
       }

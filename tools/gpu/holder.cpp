@@ -34,6 +34,8 @@ namespace stfs {
 namespace {
 
 constexpr std::size_t kMostClients = 1024;
+constexpr int kMostAccepted = 64;                 // connections between two looks at the others
+constexpr std::size_t kMostInRequest = 64 << 20;  // bytes: some hundred thousand tensors
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages, of all clients
 constexpr int kCopierSocket = 3;                  // its number in the copier
 constexpr int kFirstHandedOver = 3;               // SD_LISTEN_FDS_START
@@ -61,9 +63,21 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-bool connects(const sockaddr_un& address) {
+// Whether someone listens there; also who is too busy to take another connection.
+bool has_listener(const sockaddr_un& address) {
   const UniqueFd fd = stream_socket();
-  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
+         errno == EAGAIN;
+}
+
+UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
+
+// One at a time looks whether the socket that is there has someone behind it.
+UniqueFd locked(const std::string& socket_path) {
+  const std::string path = socket_path + ".lock";
+  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock || ::flock(lock.get(), LOCK_EX) != 0) fail(path, errno);
+  return lock;
 }
 
 // The socket that systemd listens on for us, if it does.
@@ -73,6 +87,12 @@ UniqueFd handed_over() {
   if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return UniqueFd();
   if (std::string_view(count) != "1") fail("LISTEN_FDS", EINVAL);
   UniqueFd fd(kFirstHandedOver);
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0) {
+    fail("LISTEN_FDS", errno);
+  }
+  if (listens == 0) fail("LISTEN_FDS", EINVAL);
   ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
   return fd;
@@ -81,13 +101,14 @@ UniqueFd handed_over() {
 // A socket at `path` that only this user can reach; none when a holder listens there already.
 UniqueFd listen_at(const std::string& path) {
   const sockaddr_un address = address_of(path);
-  // One at a time looks whether the socket that is there has someone behind it.
-  const std::string lock_path = path + ".lock";
-  const UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock || ::flock(lock.get(), LOCK_EX) != 0) fail(lock_path, errno);
-  if (connects(address)) return UniqueFd();
+  const UniqueFd lock = locked(path);
+  if (has_listener(address)) return UniqueFd();
   UniqueFd fd = stream_socket();
-  ::unlink(path.c_str());
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) {
+    if (!S_ISSOCK(status.st_mode)) fail(path, ENOTSOCK);  // what someone may want to keep
+    ::unlink(path.c_str());
+  }
   const mode_t mask = ::umask(0177);
   const bool bound =
       ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
@@ -105,7 +126,7 @@ bool become_daemon(const std::string& log_path) {
   if (child < 0) fail("fork", errno);
   if (child > 0) return false;
   ::setsid();
-  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const UniqueFd null = null_device();
   const UniqueFd out(
       ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   ::dup2(null.get(), STDIN_FILENO);
@@ -128,35 +149,38 @@ class Holder : public Outlet {
   void run() {
     for (;;) {
       std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-      const auto add = [&](const Channel& channel) {
-        polled.push_back(
-            {channel.fd(), static_cast<short>(POLLIN | (channel.has_output() ? POLLOUT : 0)), 0});
+      const auto add = [&](const Channel& channel, int events) {
+        if (channel.has_output()) events |= POLLOUT;
+        polled.push_back({channel.fd(), static_cast<short>(events), 0});
       };
       std::vector<ClientId> clients;
       for (const auto& [id, client] : clients_) {
-        add(client);
+        add(client.channel, client.is_busy() ? POLLRDHUP : POLLIN);
         clients.push_back(id);
       }
       std::vector<std::string> copiers;
       for (const auto& [uuid, copier] : copiers_) {
-        add(copier.channel);
+        add(copier.channel, POLLIN);
         copiers.push_back(uuid);
       }
       const bool is_idle = residency_.is_idle() && copiers_.empty();
       const int timeout =
           is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
       const int ready = ::poll(polled.data(), polled.size(), timeout);
-      if (ready == 0 && is_idle) return;
+      if (ready == 0 && is_idle && retires()) return;
       if (ready < 0) continue;
       if (polled[0].revents != 0) return;
       for (std::size_t i = 0; i < clients.size(); ++i) {
-        if (polled[2 + i].revents != 0) serve_client(clients[i]);
+        if (polled[2 + i].revents != 0) serve_client(clients[i], polled[2 + i].revents);
       }
       for (std::size_t i = 0; i < copiers.size(); ++i) {
         if (polled[2 + clients.size() + i].revents != 0) serve_copier(copiers[i]);
       }
       if (polled[1].revents != 0) accept();
       start_failed();
+      for (auto& [id, client] : clients_) answer(id, client);
+      start_failed();
+      cut_off_largest();
     }
   }
 
@@ -164,10 +188,13 @@ class Holder : public Outlet {
     const auto found = clients_.find(client);
     if (found == clients_.end()) return;
     // Progress that nobody reads is not kept.
-    if (body.contains("progress") && found->second.has_output()) return;
-    found->second.queue(body, std::move(descriptors));
+    Channel& channel = found->second.channel;
+    const bool is_progress = body.contains("progress");
+    if (is_progress && channel.has_output()) return;
+    if (!is_progress) found->second.waits = false;
+    channel.queue(body, std::move(descriptors));
     // What cannot be sent now, or fails, is found by the loop.
-    if (found->second.send()) return;
+    if (channel.send()) return;
   }
 
   void order(const std::string& uuid, const std::string& device, const Json& body) override {
@@ -179,14 +206,31 @@ class Holder : public Outlet {
   }
 
  private:
+  struct Client {
+    Channel channel;
+    bool waits = false;  // for the answer to a request
+
+    // Then nothing more is read of it: one request at a time, and answers that it does not take
+    // do not pile up here.
+    bool is_busy() const { return waits || channel.has_output(); }
+  };
   struct Copier {
     pid_t pid;
     Channel channel;
   };
 
   void accept() {
-    for (;;) {
-      UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    for (int i = 0; i < kMostAccepted; ++i) {
+      UniqueFd fd = accepted();
+      if (!fd && (errno == EMFILE || errno == ENFILE)) {
+        // It would stay in the queue, and the loop would find it there for ever.
+        spare_ = UniqueFd();
+        fd = accepted();
+        log("refused a connection: too many open files");
+        fd = UniqueFd();
+        spare_ = null_device();
+        continue;
+      }
       if (!fd) return;
       ucred peer{};
       socklen_t length = sizeof peer;
@@ -200,25 +244,67 @@ class Holder : public Outlet {
         continue;
       }
       const ClientId id = next_client_++;
-      clients_.emplace(id, Channel(std::move(fd), {.descriptors = 0}));
+      clients_.emplace(
+          id, Client{Channel(std::move(fd), {.body_bytes = kMostInRequest, .descriptors = 0})});
       residency_.connected(id, peer.pid);
     }
   }
 
-  void serve_client(ClientId id) {
-    Channel& channel = clients_.at(id);
-    bool is_open = channel.receive();
-    while (std::optional<Message> message = channel.next()) residency_.request(id, message->body);
-    is_open = channel.send() && is_open;
-    std::size_t buffered = 0;
-    for (const auto& [other, client] : clients_) buffered += client.buffered_bytes();
-    if (is_open && buffered > kMostBuffered) {
-      log("cut off a client: too much is waiting to be read");
-      is_open = false;
+  UniqueFd accepted() const {
+    return UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+
+  void serve_client(ClientId id, short events) {
+    Client& client = clients_.at(id);
+    const bool is_open = client.is_busy() ? (events & ~POLLOUT) == 0 && client.channel.send()
+                                          : client.channel.receive();
+    if (!is_open) cut_off(id);
+  }
+
+  // Hands on the requests that have come in, one after the other.
+  void answer(ClientId id, Client& client) {
+    while (!client.is_busy()) {
+      const std::optional<Message> message = client.channel.next();
+      if (!message) return;
+      client.waits = true;
+      residency_.request(id, message->body);
     }
-    if (is_open) return;
+  }
+
+  void cut_off(ClientId id) {
     clients_.erase(id);
     residency_.disconnected(id);
+  }
+
+  // When all clients together have too much here that is half read or half sent.
+  void cut_off_largest() {
+    for (;;) {
+      std::size_t buffered = 0;
+      std::size_t most = 0;
+      ClientId largest = 0;
+      for (const auto& [id, client] : clients_) {
+        const std::size_t bytes = client.channel.buffered_bytes();
+        buffered += bytes;
+        if (bytes > most) largest = id;
+        most = std::max(most, bytes);
+      }
+      if (buffered <= kMostBuffered) return;
+      log("cut off a client: too much is waiting to be read");
+      cut_off(largest);
+    }
+  }
+
+  // Takes the socket away, so that the next client starts another holder; false when one has
+  // connected meanwhile.
+  bool retires() {
+    if (options_.socket_path.empty()) return true;
+    const UniqueFd lock = locked(options_.socket_path);
+    const std::string aside = options_.socket_path + ".gone";
+    if (::rename(options_.socket_path.c_str(), aside.c_str()) != 0) return true;
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 0) == 0) return ::unlink(aside.c_str()) == 0;
+    ::rename(aside.c_str(), options_.socket_path.c_str());
+    return false;
   }
 
   Copier* start(const std::string& uuid, const std::string& device) {
@@ -261,8 +347,10 @@ class Holder : public Outlet {
 
   // Copiers that could not be started; told afterwards, not in the middle of an order.
   void start_failed() {
-    for (const auto& [uuid, why] : std::exchange(failed_, {})) {
-      residency_.copier_gone(uuid, "it could not be started: " + why);
+    while (!failed_.empty()) {  // the next load may fail likewise
+      for (const auto& [uuid, why] : std::exchange(failed_, {})) {
+        residency_.copier_gone(uuid, "it could not be started: " + why);
+      }
     }
   }
 
@@ -273,8 +361,9 @@ class Holder : public Outlet {
       residency_.answer(uuid, std::move(*message));
     }
     if (is_open && copier.channel.send()) return;
-    const std::string why = end_of(copier.pid);
-    copiers_.erase(uuid);
+    const pid_t pid = copier.pid;
+    copiers_.erase(uuid);  // closes the socket: one that is still there leaves
+    const std::string why = end_of(pid);
     if (!why.empty()) log("the copier of " + uuid + ": " + why);
     residency_.copier_gone(uuid, why);
   }
@@ -295,7 +384,8 @@ class Holder : public Outlet {
   const HolderOptions& options_;
   UniqueFd listener_;
   UniqueFd signals_;
-  std::map<ClientId, Channel> clients_;
+  UniqueFd spare_ = null_device();
+  std::map<ClientId, Client> clients_;
   std::map<std::string, Copier> copiers_;  // by UUID
   std::vector<std::pair<std::string, std::string>> failed_;
   Residency residency_;
@@ -318,7 +408,11 @@ int run_holder(const HolderOptions& options) {
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
-  Holder(options, std::move(listener)).run();
+  HolderOptions ours = options;
+  if (!is_ours) ours.socket_path.clear();
+  Holder holder(ours, std::move(listener));
+  holder.run();
+  // While it still listens: the path is nobody else's yet.
   if (is_ours) ::unlink(options.socket_path.c_str());
   return 0;
 }

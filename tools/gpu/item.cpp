@@ -12,6 +12,8 @@
 namespace stfs {
 namespace {
 
+constexpr std::size_t kMaxRank = 1024;
+
 std::string shape_text(const std::vector<std::uint64_t>& shape) {
   std::string text = "[";
   for (const std::uint64_t dimension : shape) {
@@ -46,6 +48,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
     throw Error(ErrorCode::kUsage, request_.path,
                 "tensor " + in_quotes(request_.tensor) + ": " + rule);
   };
+  if (request_.shape.size() > kMaxRank) refuse("more dimensions than any tensor has");
   std::uint64_t tensor_bits = 0;
   if (!bits_of(request_.shape, dtype_bits(request_.dtype), tensor_bits) || tensor_bits % 8 != 0) {
     refuse("shape " + shape_text(request_.shape) + " is none of a tensor");

@@ -17,15 +17,12 @@ namespace stfs {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
-constexpr std::size_t kMaxRights = 253;  // SCM_MAX_FD
-constexpr int kMaxDepth = 8;             // of messages; they need five
+constexpr std::size_t kMaxRights = 253;      // SCM_MAX_FD
+constexpr int kMaxDepth = 8;                 // of messages; they need five
+constexpr std::size_t kMaxValues = 3 << 20;  // of a message: each takes far more than its text
 
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(ErrorCode::kUsage, "", "malformed message: " + what);
-}
-
-[[noreturn]] void gone() {
-  throw Error(ErrorCode::kDeviceFailed, "", "the connection to the holder has ended");
 }
 
 void put_u32(std::string& out, std::uint64_t value) {
@@ -38,6 +35,28 @@ std::uint32_t get_u32(std::string_view in) {
     value |= std::uint32_t{static_cast<unsigned char>(in[i])} << (8 * i);
   }
   return value;
+}
+
+// Whether text that should be JSON nests deeper, or has more values, than a message does. Looked at
+// before a tree is built: that would take many times the memory of the text.
+bool is_monstrous(std::string_view text) {
+  int depth = 0;
+  std::size_t values = 0;
+  bool is_quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (is_quoted && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      is_quoted = !is_quoted;
+    } else if (!is_quoted && (c == ',' || c == '[' || c == '{')) {
+      ++values;
+      if (c != ',' && ++depth > kMaxDepth) return true;
+    } else if (!is_quoted && (c == ']' || c == '}')) {
+      --depth;
+    }
+  }
+  return values > kMaxValues;
 }
 
 std::optional<DType> dtype_member(const Json& object, const char* name) {
@@ -156,10 +175,12 @@ Item item_from_json(const Json& json) {
 
 Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), limits_(limits) {}
 
+void Channel::gone() const { throw Error(ErrorCode::kDeviceFailed, "", why_ended_); }
+
 bool Channel::receive() {
   std::array<char, 65536> bytes;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxRights * sizeof(int))> control;
-  for (;;) {
+  for (std::size_t taken = 0; taken < kMostAtOnce;) {
     iovec piece{bytes.data(), bytes.size()};
     msghdr header{};
     header.msg_iov = &piece;
@@ -181,10 +202,15 @@ bool Channel::receive() {
         descriptors_.emplace_back(fd);
       }
     }
-    if ((header.msg_flags & MSG_CTRUNC) != 0) return false;
+    if ((header.msg_flags & MSG_CTRUNC) != 0) {
+      why_ended_ = "descriptors were lost: too many open files (ulimit -n)";
+      return false;
+    }
+    taken += static_cast<std::size_t>(n);
     input_.append(bytes.data(), static_cast<std::size_t>(n));
     if (!parse()) return false;
   }
+  return true;
 }
 
 bool Channel::parse() {
@@ -196,14 +222,11 @@ bool Channel::parse() {
     if (length > limits_.body_bytes || descriptors > limits_.descriptors) return false;
     if (rest.size() < kHeaderBytes + length) break;
     if (descriptors_.size() < descriptors) return false;  // they come with the first bytes
-    bool is_deep = false;
-    const auto guard = [&](int depth, Json::parse_event_t, Json&) {
-      is_deep = is_deep || depth > kMaxDepth;
-      return depth <= kMaxDepth;
-    };
+    const std::string_view body = rest.substr(kHeaderBytes, length);
+    if (is_monstrous(body)) return false;
     Message message;
-    message.body = Json::parse(rest.substr(kHeaderBytes, length), guard, false);
-    if (is_deep || !message.body.is_object()) return false;
+    message.body = Json::parse(body, nullptr, false);
+    if (!message.body.is_object()) return false;
     for (std::size_t i = 0; i < descriptors; ++i) {
       message.descriptors.push_back(std::move(descriptors_.front()));
       descriptors_.pop_front();

@@ -59,8 +59,10 @@ class Channel {
 
   int fd() const { return socket_.get(); }
 
-  // For a loop that must not wait. receive() takes in what is there; send() sends what it can.
-  // Both return false when the connection is at its end: closed, failed, or misused.
+  // For a loop that must not wait. receive() takes in what is there, kMostAtOnce bytes at most, so
+  // that a peer that never stops cannot keep it; send() sends what it can. Both return false when
+  // the connection is at its end: closed, failed, or misused.
+  static constexpr std::size_t kMostAtOnce = 1 << 20;
   bool receive();
   bool send();
   std::optional<Message> next();  // a message that has come in whole
@@ -81,6 +83,7 @@ class Channel {
   };
 
   bool parse();  // moves whole messages from input_; false for what breaks the rules
+  [[noreturn]] void gone() const;
 
   UniqueFd socket_;
   Limits limits_;
@@ -89,6 +92,7 @@ class Channel {
   std::deque<Message> messages_;
   std::deque<Frame> output_;
   std::size_t output_bytes_ = 0;
+  const char* why_ended_ = "the connection to the holder has ended";
 };
 
 }  // namespace stfs

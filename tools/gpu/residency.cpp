@@ -15,6 +15,7 @@ namespace {
 constexpr std::uint64_t kGranularity = 2 << 20;  // of segments, on every device
 constexpr unsigned kMaxAttempts = 3;             // of an order that a copier never saw
 constexpr std::size_t kMaxNamed = 8;             // tensors that one message names
+constexpr std::size_t kMaxDevices = 64;          // that are loaded to at a time
 
 Json error_body(int status, const std::string& text) {
   return {{"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -77,6 +78,11 @@ void Residency::load(ClientId client, const Json& body) {
   load.client = client;
   load.uuid = text_of(body, "uuid");
   load.device = text_of(body, "device");
+  const bool is_host = load.device == "cpu";
+  if (is_host != load.uuid.starts_with("CPU-") || !(is_host || load.device.starts_with("cuda:"))) {
+    throw Error(ErrorCode::kUsage, "",
+                "device " + in_quotes(load.device) + ": not that of " + in_quotes(load.uuid));
+  }
   load.pin = flag_of(body, "pin");
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
@@ -103,7 +109,11 @@ void Residency::load(ClientId client, const Json& body) {
     if (named > kMaxNamed) text += " and " + std::to_string(named - kMaxNamed) + " more";
     return fail(load, device_failed(), text);
   }
+  std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
+  if (!loads_.contains(uuid) && loads_.size() >= kMaxDevices) {
+    throw Error(ErrorCode::kDeviceFailed, "", "loads to too many devices are under way");
+  }
   loads_[uuid].push_back(std::move(load));
   if (loads_[uuid].size() == 1) advance(uuid);
 }
@@ -225,6 +235,11 @@ void Residency::publish(Load& load, Message message) {
       counts.size() != load.copied.size()) {
     throw Error(ErrorCode::kDeviceFailed, "", "another number of segments than was asked for");
   }
+  std::vector<ConversionCounts> met;
+  for (const Json& count : counts) {
+    met.push_back({number_of(count, "out_of_range"), number_of(count, "nan")});
+  }
+  // What was said is what was asked for: from here on nothing fails.
   std::vector<std::uint64_t> segments;
   for (std::size_t i = 0; i < message.descriptors.size(); ++i) {
     segments.push_back(next_id_++);
@@ -250,8 +265,7 @@ void Residency::publish(Load& load, Message message) {
     }
     index_[{load.uuid, tensor.key}] = id;
     load.copied_bytes += tensor.bytes;
-    const std::uint64_t out_of_range = number_of(counts[i], "out_of_range");
-    const std::uint64_t nan = number_of(counts[i], "nan");
+    const auto [out_of_range, nan] = met[i];
     const std::string name = in_quotes(item.label());
     if (out_of_range > 0) {
       load.warnings.push_back(to_json_text(name + ": " + std::to_string(out_of_range) +
@@ -323,11 +337,15 @@ void Residency::release(ClientId client, const Json& body) {
   std::uint64_t released = 0;
   for (const Json& key : list_of(body, "keys")) {
     const std::string wanted = from_json_text(key);
-    // Not by the index: what was evicted in the meantime is still leased.
-    const auto lease = std::ranges::find_if(leases, [&](const auto& entry) {
-      const Tensor& tensor = tensors_.at(entry.first);
-      return tensor.uuid == uuid && tensor.key == wanted;
-    });
+    const auto indexed = find(uuid, wanted);
+    auto lease = indexed ? leases.find(*indexed) : leases.end();
+    if (lease == leases.end()) {
+      // What was evicted in the meantime is still leased.
+      lease = std::ranges::find_if(leases, [&](const auto& entry) {
+        const Tensor& tensor = tensors_.at(entry.first);
+        return !tensor.indexed && tensor.uuid == uuid && tensor.key == wanted;
+      });
+    }
     if (lease == leases.end()) continue;
     const std::uint64_t tensor = lease->first;
     if (--lease->second == 0) leases.erase(lease);

@@ -81,7 +81,7 @@ int run(const GpuArguments& arguments) {
     const auto [segment, offset] = layout.placements[i];
     const bool has_bytes = segment != Placement::kNone;
     tensors.push_back({{"name", item.request().tensor},
-                       {"label", to_json_text(item.label())},
+                       {"label", item.label()},
                        {"key", item.key()},
                        {"fd", has_bytes ? descriptors[segment] : -1},
                        {"offset", offset},
@@ -94,7 +94,7 @@ int run(const GpuArguments& arguments) {
   }
   UniqueFd description(::memfd_create("stfs-gpu-tensors", MFD_CLOEXEC));
   if (!description) throw_errno(ErrorCode::kDeviceFailed, "memfd", "", errno);
-  write_all(description.get(), tensors.dump() + "\n");
+  write_all(description.get(), tensors.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   const int described = inherit(std::move(description));
   ::setenv("STFS_GPU_TENSORS", ("/proc/self/fd/" + std::to_string(described)).c_str(), 1);
 

@@ -81,6 +81,7 @@ std::optional<Shown> shown_by(const fs::path& path) {
     std::string part = parts[i];
     const bool is_last = i + 1 == parts.size();
     if (is_npy && is_last) {
+      if (!part.ends_with(kSuffix)) return std::nullopt;
       part.resize(part.size() - kSuffix.size());
     } else if (is_npy && part.ends_with(kEscapedSuffix)) {
       part.replace(part.size() - kEscapedSuffix.size(), kEscapedSuffix.size(), kSuffix);

@@ -9,7 +9,6 @@
 #include <exception>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,7 +22,11 @@ constexpr std::size_t kTileUnit = 4096;
 constexpr std::size_t kMaxTile = 64 << 20;
 constexpr unsigned kMaxWorkers = 64;
 
+constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+
+// Sizes that nothing has are the largest there is, and never small ones.
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  if (value > kMost - multiple) return kMost / multiple * multiple;
   return (value + multiple - 1) / multiple * multiple;
 }
 
@@ -92,7 +95,8 @@ class Transfer {
   Transferred run() {
     const std::uint64_t free = device_.info().free_bytes;
     std::uint64_t needed = layout_.bytes();
-    if (__builtin_add_overflow(needed, options_.keep_free, &needed) || needed > free) {
+    if (__builtin_add_overflow(needed, options_.keep_free, &needed)) needed = kMost;
+    if (needed > free) {
       throw OutOfDeviceMemory(device_.info().id, needed, free);
     }
     for (const std::uint64_t bytes : layout_.segment_bytes) {
@@ -267,7 +271,11 @@ class Transfer {
 }  // namespace
 
 std::uint64_t Layout::bytes() const {
-  return std::accumulate(segment_bytes.begin(), segment_bytes.end(), std::uint64_t{0});
+  std::uint64_t sum = 0;
+  for (const std::uint64_t bytes : segment_bytes) {
+    if (__builtin_add_overflow(sum, bytes, &sum)) return kMost;
+  }
+  return sum;
 }
 
 Layout lay_out(std::span<const std::uint64_t> item_bytes, std::uint64_t granularity) {

@@ -40,7 +40,7 @@ struct Layout {
   std::vector<std::uint64_t> segment_bytes;  // multiples of the granularity
   std::vector<Placement> placements;         // one an item, in their order
 
-  std::uint64_t bytes() const;  // of all segments
+  std::uint64_t bytes() const;  // of all segments; the most that 64 bits hold when it is more
 };
 
 // Packs items of these sizes, in their order: one of kOwnSegment bytes or more has a segment to
@@ -55,7 +55,7 @@ struct TransferOptions {
   bool verify = false;                      // read everything back and compare it with the source
   std::uint64_t keep_free = 0;              // bytes that the device shall have left
   const std::atomic<bool>* stop = nullptr;  // give up when it is set
-  std::function<void(std::uint64_t bytes)> progress;  // so many more are copied or compared
+  std::function<void(std::uint64_t bytes)> progress = {};  // so many more are copied or compared
 };
 
 struct Transferred {

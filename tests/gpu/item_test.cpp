@@ -1,0 +1,255 @@
+// What is asked for, and when two of those are the same bytes.
+#include "tools/gpu/item.h"
+
+#include "core/error.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tools/gpu/narrowing.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kMost = ~std::uint64_t{0};
+
+ItemRequest request() {
+  return {.path = "/w/m.safetensors",
+          .tensor = "w",
+          .identity =
+              {.device = 1, .inode = 2, .size = 1000, .mtime_seconds = 3, .mtime_nanoseconds = 4},
+          .offset = 100,
+          .dtype = DType::kF32,
+          .shape = {4, 6},
+          .slice = "",
+          .as = std::nullopt};
+}
+
+Item with(const std::function<void(ItemRequest&)>& change) {
+  ItemRequest changed = request();
+  change(changed);
+  return Item(changed);
+}
+
+std::string refusal(const std::function<void(ItemRequest&)>& change) {
+  try {
+    with(change);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GpuItem, KnowsItsSizeTypeAndShape) {
+  const Item item = with([](ItemRequest& r) {
+    r.slice = "1:3,::2";
+    r.as = DType::kF16;
+  });
+
+  EXPECT_EQ(item.shape(), (std::vector<std::uint64_t>{2, 3}));
+  EXPECT_EQ(item.elements(), 6u);
+  EXPECT_EQ(item.raw_bytes(), 24u);
+  EXPECT_EQ(item.bytes(), 12u);
+  EXPECT_EQ(item.dtype(), DType::kF16);
+  EXPECT_TRUE(item.converts());
+}
+
+TEST(GpuItem, KeysDifferInEachThingThatMakesOtherBytes) {
+  const std::string key = Item(request()).key();
+  const std::vector<std::function<void(ItemRequest&)>> changes{
+      [](ItemRequest& r) { ++r.identity.device; },
+      [](ItemRequest& r) { ++r.identity.inode; },
+      [](ItemRequest& r) { ++r.identity.size; },
+      [](ItemRequest& r) { ++r.identity.mtime_seconds; },
+      [](ItemRequest& r) { ++r.identity.mtime_nanoseconds; },
+      [](ItemRequest& r) { r.offset += 4; },
+      [](ItemRequest& r) { r.dtype = DType::kI32; },
+      [](ItemRequest& r) {
+        r.shape = {6, 4};
+      },
+      [](ItemRequest& r) { r.slice = "0:2"; },
+      [](ItemRequest& r) { r.slice = ":,0:2"; },
+      [](ItemRequest& r) { r.slice = "0"; },
+      [](ItemRequest& r) { r.slice = "0:1"; },
+      [](ItemRequest& r) { r.as = DType::kF16; },
+      [](ItemRequest& r) { r.as = DType::kBF16; }};
+
+  std::vector<std::string> keys{key};
+  for (const auto& change : changes) keys.push_back(with(change).key());
+
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]) << i << " and " << j;
+  }
+}
+
+TEST(GpuItem, KeysAreEqualForTheSameBytesHoweverTheyAreNamed) {
+  const std::string key = Item(request()).key();
+  const std::string part = with([](ItemRequest& r) { r.slice = "1:3"; }).key();
+
+  EXPECT_EQ(with([](ItemRequest& r) { r.path = "/hard/link"; }).key(), key);
+  EXPECT_EQ(with([](ItemRequest& r) { r.tensor = "other"; }).key(), key);
+  EXPECT_EQ(with([](ItemRequest& r) { r.as = DType::kF32; }).key(), key);
+  for (const char* whole : {"...", ":", ":,:", "0:4", "-4:", "0:100,::1"}) {
+    EXPECT_EQ(with([&](ItemRequest& r) { r.slice = whole; }).key(), key) << whole;
+  }
+  for (const char* same : {"1:3,:", "-3:-1", "1:3:1", "1:3,...", "+1:03"}) {
+    EXPECT_EQ(with([&](ItemRequest& r) { r.slice = same; }).key(), part) << same;
+  }
+}
+
+TEST(GpuItem, DoesNotLetPartsOfAKeyRunIntoEachOther) {
+  const Item a = with([](ItemRequest& r) {
+    r.identity.device = 1;
+    r.identity.inode = 23;
+  });
+  const Item b = with([](ItemRequest& r) {
+    r.identity.device = 12;
+    r.identity.inode = 3;
+  });
+
+  EXPECT_NE(a.key(), b.key());
+}
+
+TEST(GpuItem, RefusesWhatLiesOutsideItsFile) {
+  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = 1000 - 95; }), "");
+  EXPECT_EQ(refusal([](ItemRequest& r) { r.offset = 1000 - 96; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost - 95; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.identity.size = 0; }), "");
+}
+
+TEST(GpuItem, RefusesShapesWhoseSizeOverflows) {
+  const auto shaped = [](std::vector<std::uint64_t> shape, DType dtype = DType::kF32) {
+    return refusal([&](ItemRequest& r) {
+      r.shape = shape;
+      r.dtype = dtype;
+      r.identity.size = kMost;
+      r.offset = 0;
+    });
+  };
+
+  EXPECT_NE(shaped({kMost}), "");
+  EXPECT_NE(shaped({kMost, kMost}), "");
+  EXPECT_NE(shaped({std::uint64_t{1} << 32, std::uint64_t{1} << 32}), "");
+  EXPECT_NE(shaped({std::uint64_t{1} << 61}, DType::kU8), "") << "2^64 bits";
+  EXPECT_EQ(shaped({(std::uint64_t{1} << 61) - 1}, DType::kU8), "");
+  EXPECT_EQ(shaped({0, kMost, kMost}), "");
+  EXPECT_EQ(shaped({kMost, kMost, 0}), "");
+  EXPECT_NE(shaped({3}, DType::kF4), "") << "12 bits are no whole bytes";
+}
+
+TEST(GpuItem, RefusesMoreDimensionsThanAnyTensorHas) {
+  EXPECT_NE(refusal([](ItemRequest& r) { r.shape.assign(1'000'000, 1); }), "");
+  EXPECT_EQ(refusal([](ItemRequest& r) { r.shape.assign(64, 1); }), "");
+}
+
+TEST(GpuItem, RefusesSlicesThatAreNone) {
+  for (const char* slice : {"4", "-5", ":,:,:", "a", "::0", "0 ", "::-1", ",", "..,"}) {
+    EXPECT_NE(refusal([&](ItemRequest& r) { r.slice = slice; }), "") << slice;
+  }
+  const std::string halves = refusal([](ItemRequest& r) {
+    r.dtype = DType::kF4;
+    r.shape = {2, 3};
+    r.slice = "0";
+  });
+  EXPECT_NE(halves, "") << "ends in the middle of a byte";
+}
+
+TEST(GpuItem, RefusesConversionsThatThereAreNone) {
+  for (const DType from : {DType::kBool, DType::kU8, DType::kI64, DType::kC64}) {
+    EXPECT_NE(refusal([&](ItemRequest& r) {
+                r.dtype = from;
+                r.shape = {2};
+                r.as = DType::kF16;
+              }),
+              "")
+        << dtype_name(from);
+  }
+  for (const DType to : {DType::kF64, DType::kI8, DType::kF8E4M3, DType::kC64}) {
+    EXPECT_NE(refusal([&](ItemRequest& r) { r.as = to; }), "") << dtype_name(to);
+  }
+}
+
+TEST(GpuItem, RefusesOneLineOfEscapedText) {
+  const std::string text = refusal([](ItemRequest& r) {
+    r.tensor = "evil\x1b[31m\nname";
+    r.offset = kMost;
+  });
+
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+}
+
+TEST(GpuItem, AConvertedSizeMayNotOverflow) {
+  const Item item = with([](ItemRequest& r) {
+    r.dtype = DType::kF4;
+    r.shape = {(std::uint64_t{1} << 62) - 2};
+    r.identity.size = kMost;
+    r.offset = 0;
+    r.as = DType::kF16;
+  });
+
+  EXPECT_EQ(item.bytes(), 2 * ((std::uint64_t{1} << 62) - 2));
+}
+
+TEST(GpuItem, AnEmptyTensorIsAnItemOfNoBytes) {
+  const Item item = with([](ItemRequest& r) { r.shape = {0, 5}; });
+
+  EXPECT_EQ(item.bytes(), 0u);
+  EXPECT_EQ(item.elements(), 0u);
+  EXPECT_EQ(item.shape(), (std::vector<std::uint64_t>{0, 5}));
+}
+
+TEST(GpuItem, ItsLabelIsThatOfThePersonWhoAskedAndStaysWhenTheSourceChanges) {
+  const auto label = [](std::uint64_t inode) {
+    return with([&](ItemRequest& r) {
+             r.identity.inode = inode;
+             r.slice = "0:2";
+             r.as = DType::kF16;
+           })
+        .label();
+  };
+
+  EXPECT_EQ(Item(request()).label(), "/w/m.safetensors::w");
+  EXPECT_EQ(label(1), "/w/m.safetensors::w[0:2,:] as F16");
+  EXPECT_EQ(label(1), label(2));
+}
+
+TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
+  const TempDir dir;
+  std::string bytes;
+  for (int i = 0; i < 24; ++i) {
+    const auto value = static_cast<float>(i);
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  write_file(dir / "m", "0123" + bytes);
+  const Mapping file((dir / "m").string());
+  ItemRequest asked = request();
+  asked.identity = identity_of(file);
+  asked.offset = 4;
+  asked.slice = "1,::3";
+  asked.as = DType::kBF16;
+  const Item item(asked);
+
+  std::vector<std::byte> raw(item.raw_bytes());
+  std::vector<std::byte> converted(item.bytes());
+  ConversionTally tally;
+  ASSERT_EQ(item.raw(file).size(), raw.size());
+  ASSERT_EQ(item.raw(file).copy(0, raw), 0);
+  const Content content = item.content(file, &tally);
+  ASSERT_EQ(content.size(), converted.size());
+  ASSERT_EQ(content.copy(0, converted), 0);
+
+  EXPECT_EQ(std::memcmp(raw.data(), bytes.data() + 6 * 4, 4), 0);
+  EXPECT_EQ(std::memcmp(raw.data() + 4, bytes.data() + 9 * 4, 4), 0);
+  EXPECT_EQ(std::memcmp(converted.data(), bytes.data() + 6 * 4 + 2, 2), 0) << "6.0 is exact";
+  EXPECT_EQ(std::memcmp(converted.data() + 2, bytes.data() + 9 * 4 + 2, 2), 0);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,410 @@
+// The protocol: what is sent arrives, and what is no message ends the connection.
+#include "tools/gpu/message.h"
+
+#include "core/error.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+struct Ends {
+  UniqueFd a;
+  UniqueFd b;
+};
+
+Ends connected() {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+
+UniqueFd numbered_file(std::size_t number) {
+  UniqueFd fd(::memfd_create("numbered", MFD_CLOEXEC));
+  EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(number)), 0);
+  return fd;
+}
+
+std::size_t number_of_file(const UniqueFd& fd) {
+  struct stat status {};
+  EXPECT_EQ(::fstat(fd.get(), &status), 0);
+  return static_cast<std::size_t>(status.st_size);
+}
+
+std::string frame(const std::string& body, std::uint32_t descriptors = 0) {
+  std::string bytes;
+  for (const std::size_t value : {body.size(), std::size_t{descriptors}}) {
+    for (unsigned i = 0; i < 4; ++i) bytes += static_cast<char>((value >> (8 * i)) & 0xff);
+  }
+  return bytes + body;
+}
+
+void write_raw(const UniqueFd& fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    ASSERT_GT(n, 0);
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+// Sends bytes with descriptors beside them.
+void write_rights(const UniqueFd& fd, std::string bytes, const std::vector<int>& descriptors) {
+  iovec piece{bytes.data(), bytes.size()};
+  std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+  msghdr header{};
+  header.msg_iov = &piece;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  cmsghdr* c = CMSG_FIRSTHDR(&header);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+  std::memcpy(CMSG_DATA(c), descriptors.data(), descriptors.size() * sizeof(int));
+  ASSERT_EQ(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+// What a channel makes of bytes: the number of messages, or -1 when it ends the connection.
+int messages_in(const std::string& bytes, Channel::Limits limits = {}) {
+  Ends ends = connected();
+  std::jthread writer([&] {
+    std::string_view rest = bytes;
+    while (!rest.empty()) {
+      const ssize_t n = ::send(ends.a.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
+      if (n <= 0) break;  // cut off
+      rest.remove_prefix(static_cast<std::size_t>(n));
+    }
+    ::shutdown(ends.a.get(), SHUT_WR);
+  });
+  Channel channel(std::move(ends.b), limits);
+  // At the end of what came in whole the connection has ended in either case: what tells is
+  // whether a message more would have been taken.
+  int count = 0;
+  std::size_t taken = 0;
+  bool is_open = true;
+  while (is_open) {
+    pollfd wanted{channel.fd(), POLLIN, 0};
+    ::poll(&wanted, 1, -1);
+    is_open = channel.receive();
+    while (channel.next()) ++count;
+    taken = channel.buffered_bytes();
+  }
+  char c = 0;
+  const bool was_read = ::recv(channel.fd(), &c, 1, MSG_DONTWAIT) == 0;
+  return was_read && taken == 0 ? count : -1;
+}
+
+TEST(GpuText, AnyBytesComeBackFromJson) {
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
+  const Json json = to_json_text(all);
+
+  const Json back = Json::parse(json.dump());
+
+  EXPECT_EQ(from_json_text(back), all);
+}
+
+TEST(GpuText, WhatCannotHaveBeenBytesIsRefused) {
+  for (const char* text : {"\u0100", "\u20ac", "\U0001f600"}) {
+    EXPECT_THROW(from_json_text(Json(text)), Error) << text;
+  }
+  EXPECT_THROW(from_json_text(Json(5)), Error);
+  EXPECT_THROW(from_json_text(Json()), Error);
+  EXPECT_THROW(from_json_text(Json(std::string("\xc3"))), Error) << "cut off";
+}
+
+Item some_item(const std::string& path = "/w/m\xff\n.safetensors") {
+  return Item({.path = path,
+               .tensor = std::string("\0 t \xc3\xa4", 6),
+               .identity = {.device = ~0ULL,
+                            .inode = 1ULL << 63,
+                            .size = 5000,
+                            .mtime_seconds = -5,
+                            .mtime_nanoseconds = 999'999'999},
+               .offset = 8,
+               .dtype = DType::kF32,
+               .shape = {3, 4},
+               .slice = "::2",
+               .as = DType::kBF16});
+}
+
+TEST(GpuItemJson, AnItemComesBackAsItWas) {
+  const Item item = some_item();
+
+  const Item back = item_from_json(Json::parse(to_json(item).dump()));
+
+  EXPECT_EQ(back.key(), item.key());
+  EXPECT_EQ(back.label(), item.label());
+  EXPECT_EQ(back.bytes(), item.bytes());
+  EXPECT_EQ(back.request().path, item.request().path);
+  EXPECT_EQ(back.request().tensor, item.request().tensor);
+}
+
+TEST(GpuItemJson, AnItemThatLacksAMemberOrHasAnotherTypeIsRefused) {
+  const Json good = to_json(some_item());
+  const std::vector<Json> wrong{
+      nullptr, -1, 1.5, true, "x", Json::array({-1}), Json::object(), Json::array({Json::array()})};
+  for (const auto& [name, value] : good.items()) {
+    Json without = good;
+    without.erase(name);
+    EXPECT_THROW(item_from_json(without), Error) << name;
+    for (const Json& other : wrong) {
+      if (other.type() == value.type()) continue;
+      if (other.is_number_integer() && name.starts_with("mtime")) continue;
+      Json changed = good;
+      changed[name] = other;
+      EXPECT_THROW(item_from_json(changed), Error) << name << " " << other;
+    }
+  }
+  for (const Json& other : wrong) EXPECT_THROW(item_from_json(other), Error) << other;
+}
+
+TEST(GpuChannel, MessagesArriveInOrderWithTheirDescriptors) {
+  Ends ends = connected();
+  Channel a(std::move(ends.a), {});
+  Channel b(std::move(ends.b), {});
+  const std::size_t before = open_descriptors();
+
+  for (std::size_t i = 0; i < 5; ++i) {
+    std::vector<UniqueFd> descriptors;
+    for (std::size_t j = 0; j < i; ++j) descriptors.push_back(numbered_file(10 * i + j));
+    a.send_now({{"number", i}}, std::move(descriptors));
+  }
+  for (std::size_t i = 0; i < 5; ++i) {
+    const Message message = b.wait();
+    EXPECT_EQ(message.body["number"], i);
+    ASSERT_EQ(message.descriptors.size(), i);
+    for (std::size_t j = 0; j < i; ++j) {
+      EXPECT_EQ(number_of_file(message.descriptors[j]), 10 * i + j);
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(GpuChannel, MoreDescriptorsThanOneSendMayCarry) {
+  for (const std::size_t count : {252u, 253u, 254u, 506u, 507u, 700u}) {
+    Ends ends = connected();
+    Channel a(std::move(ends.a), {});
+    Channel b(std::move(ends.b), {});
+    std::vector<UniqueFd> descriptors;
+    for (std::size_t i = 0; i < count; ++i) descriptors.push_back(numbered_file(i));
+    std::jthread sender([&] { a.send_now({{"n", 1}}, std::move(descriptors)); });
+
+    const Message message = b.wait();
+
+    ASSERT_EQ(message.descriptors.size(), count);
+    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(number_of_file(message.descriptors[i]), i);
+  }
+}
+
+TEST(GpuChannel, ALargeMessageGoesThroughASmallSocket) {
+  Ends ends = connected();
+  const int size = 4096;
+  ASSERT_EQ(::setsockopt(ends.a.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
+  Channel a(std::move(ends.a), {});
+  Channel b(std::move(ends.b), {});
+  const std::string text(3 << 20, 'x');
+  std::jthread sender([&] { a.send_now({{"text", text}}); });
+
+  const Message message = b.wait();
+
+  EXPECT_TRUE(message.body["text"] == text);
+}
+
+TEST(GpuChannel, AMessageMayArriveByteByByte) {
+  Ends ends = connected();
+  Channel channel(std::move(ends.b), {});
+  const std::string bytes = frame("{\"a\":1}") + frame("{\"b\":2}");
+
+  std::vector<Json> seen;
+  for (const char c : bytes) {
+    write_raw(ends.a, {&c, 1});
+    ASSERT_TRUE(channel.receive());
+    while (auto message = channel.next()) seen.push_back(message->body);
+  }
+
+  EXPECT_EQ(seen, (std::vector<Json>{{{"a", 1}}, {{"b", 2}}}));
+}
+
+TEST(GpuChannel, SendingNeverWaitsAndKeepsWhatIsLeft) {
+  Ends ends = connected();
+  Channel channel(std::move(ends.a), {});
+  channel.queue({{"text", std::string(8 << 20, 'x')}});
+
+  ASSERT_TRUE(channel.send());
+
+  EXPECT_TRUE(channel.has_output());
+  EXPECT_GT(channel.buffered_bytes(), 0u);
+  EXPECT_LT(channel.buffered_bytes(), 8u << 20);
+}
+
+TEST(GpuChannel, WhatIsNoMessageEndsTheConnection) {
+  EXPECT_EQ(messages_in(frame("{}")), 1);
+  EXPECT_EQ(messages_in(frame(" {} \n")), 1);
+  for (const char* body : {"", "[]", "1", "null", "\"x\"", "{", "}", "{}{}", "{}x", "{\"a\":}",
+                           "{'a':1}", "nan", "{\"a\":01}", "\xef\xbb\xbf"}) {
+    EXPECT_EQ(messages_in(frame(body)), -1) << body;
+  }
+  EXPECT_EQ(messages_in(frame("{\"a\":\"\xff\"}")), -1);
+}
+
+TEST(GpuChannel, ASizeBeyondTheLimitEndsItBeforeAnythingIsKept) {
+  EXPECT_EQ(messages_in(std::string("\xff\xff\xff\xff\0\0\0\0", 8)), -1);
+  EXPECT_EQ(messages_in(std::string("\x65\0\0\0\0\0\0\0", 8), {.body_bytes = 100}), -1);
+  EXPECT_EQ(messages_in(frame("{" + std::string(98, ' ') + "}"), {.body_bytes = 100}), 1);
+  EXPECT_EQ(messages_in(std::string("\x02\0\0\0\xff\xff\xff\xff{}", 10)), -1);
+}
+
+TEST(GpuChannel, DeepNestingEndsIt) {
+  const auto nested = [](std::size_t depth) {
+    return frame("{\"a\":" + std::string(depth, '[') + std::string(depth, ']') + "}");
+  };
+
+  EXPECT_EQ(messages_in(nested(3)), 1);
+  EXPECT_EQ(messages_in(nested(100)), -1);
+  EXPECT_EQ(messages_in(nested(1'000'000)), -1);
+  EXPECT_EQ(messages_in(frame("{\"a\":" + std::string(1'000'000, '['))), -1);
+}
+
+TEST(GpuChannel, AMessageOfMillionsOfValuesIsNotBuilt) {
+  std::string body = "{\"a\":[{}";
+  for (int i = 0; i < 5'000'000; ++i) body += ",{}";
+  body += "]}";
+  rusage before{};
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &before);
+
+  const int count = messages_in(frame("{}"), {});
+  Ends ends = connected();
+  Channel channel(std::move(ends.b), {.body_bytes = std::size_t{64} << 20});
+  std::jthread sender([&] { write_raw(ends.a, frame(body)); });
+  bool is_open = true;
+  while (is_open && !channel.next()) is_open = channel.receive();
+  ::getrusage(RUSAGE_SELF, &after);
+
+  EXPECT_EQ(count, 1);
+  EXPECT_FALSE(is_open);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 450'000) << "kilobytes";
+}
+
+TEST(GpuChannel, DescriptorsThatNobodyAskedForEndIt) {
+  const std::size_t before = open_descriptors();
+  {
+    Ends ends = connected();
+    Channel channel(std::move(ends.b), {.descriptors = 0});
+    write_rights(ends.a, frame("{}"), {0, 0, 0});
+    EXPECT_FALSE(channel.receive());
+    EXPECT_FALSE(channel.next().has_value()) << "what came with them is not looked at";
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(GpuChannel, AMessageThatClaimsDescriptorsItDoesNotHaveEndsIt) {
+  EXPECT_EQ(messages_in(frame("{}", 1)), -1);
+}
+
+TEST(GpuChannel, DescriptorsOfHalfAMessageAreClosed) {
+  const std::size_t before = open_descriptors();
+  {
+    Ends ends = connected();
+    Channel channel(std::move(ends.b), {});
+    write_rights(ends.a, frame("{\"a\":1}", 2).substr(0, 9), {0, 0});
+    EXPECT_TRUE(channel.receive());
+    EXPECT_FALSE(channel.next().has_value());
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(GpuChannel, DescriptorsWithoutAMessageAreBounded) {
+  const std::size_t before = open_descriptors();
+  Ends ends = connected();
+  Channel channel(std::move(ends.b), {.descriptors = 10});
+  const std::string half = frame("{\"a\":1}", 10);
+  bool is_open = true;
+  for (std::size_t i = 0; is_open && i < 12; ++i) {
+    write_rights(ends.a, half.substr(i, 1), {0});
+    is_open = channel.receive();
+  }
+
+  EXPECT_FALSE(is_open);
+  EXPECT_LE(open_descriptors(), before + 2 + 11);
+}
+
+TEST(GpuChannel, APeerThatNeverStopsDoesNotKeepItFromReturning) {
+  Ends ends = connected();
+  Channel channel(std::move(ends.b), {});
+  std::atomic<bool> stop = false;
+  std::jthread flood([&] {
+    std::string bytes;
+    while (bytes.size() < 60'000) bytes += frame("{}");
+    while (!stop) ::send(ends.a.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  });
+
+  std::size_t most = 0;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(channel.receive());
+    std::size_t count = 0;
+    while (channel.next()) ++count;
+    most = std::max(most, count);
+  }
+  stop = true;
+  while (channel.receive() && channel.next()) {
+  }
+
+  EXPECT_LT(most, 250'000u) << "messages taken in at once";
+}
+
+TEST(GpuChannel, TheEndIsAnErrorForThoseWhoWait) {
+  Ends ends = connected();
+  Channel channel(std::move(ends.b), {});
+  write_raw(ends.a, frame("{\"last\":1}") + "half");
+  ends.a = UniqueFd();
+
+  EXPECT_EQ(channel.wait().body["last"], 1);
+  EXPECT_THROW(channel.wait(), Error);
+  EXPECT_THROW(channel.send_now({{"x", 1}}), Error);
+}
+
+TEST(GpuChannel, TooManyOpenFilesIsSaid) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  Ends ends = connected();
+  Channel a(std::move(ends.a), {});
+  Channel b(std::move(ends.b), {});
+  std::vector<UniqueFd> descriptors;
+  for (std::size_t i = 0; i < 100; ++i) descriptors.push_back(numbered_file(i));
+  a.send_now({{"n", 1}}, std::move(descriptors));
+  rlimit low = limit;
+  low.rlim_cur = open_descriptors() + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+
+  std::string text;
+  try {
+    b.wait();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+
+  EXPECT_NE(text.find("open files"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,207 @@
+// Rounding, against long double arithmetic that knows nothing of bits, and against the processor.
+#include "tools/gpu/narrow.h"
+
+#include <gtest/gtest.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint32_t kBits32Infinity = 0x7f800000;
+
+// The value rounded to `precision` significant bits and exponents from `smallest` (that of the
+// least normal number) up, to nearest, ties to even; too large becomes infinite.
+long double rounded(long double value, int precision, int smallest, int largest) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const int exponent = std::max(std::ilogb(value), smallest);
+  const int unit = exponent - precision + 1;
+  const long double result = std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit);
+  if (std::fabs(result) >= std::ldexp(1.0L, largest + 1)) {
+    return std::copysign(std::numeric_limits<long double>::infinity(), value);
+  }
+  return result;
+}
+
+long double reference_f16(long double value) { return rounded(value, 11, -14, 15); }
+long double reference_bf16(long double value) { return rounded(value, 8, -126, 127); }
+
+// What 16 bits mean.
+long double value_of(std::uint16_t bits, int exponent_bits) {
+  const int fraction_bits = 15 - exponent_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = (bits & 0x7fff) >> fraction_bits;
+  const int fraction = bits & ((1 << fraction_bits) - 1);
+  const long double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return fraction != 0 ? std::numeric_limits<long double>::quiet_NaN()
+                         : sign * std::numeric_limits<long double>::infinity();
+  }
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
+}
+
+long double f16_value(std::uint16_t bits) { return value_of(bits, 5); }
+long double bf16_value(std::uint16_t bits) { return value_of(bits, 8); }
+
+void expect_same(long double found, long double expected, std::uint64_t bits) {
+  if (std::isnan(expected)) {
+    EXPECT_TRUE(std::isnan(found)) << std::hex << bits;
+    return;
+  }
+  EXPECT_EQ(found, expected) << std::hex << bits;
+  EXPECT_EQ(std::signbit(found), std::signbit(expected)) << std::hex << bits;
+}
+
+// Every exponent and sign, with fractions about every place where rounding turns over.
+template <class Visit>
+void visit_binary32(const Visit& visit) {
+  for (std::uint32_t head = 0; head < 512; ++head) {
+    for (std::uint32_t place = 0; place < 24; ++place) {
+      for (std::int32_t around = -2; around <= 2; ++around) {
+        for (const std::uint32_t fill : {0u, 0x7fffffu, 0x2aaaaau, 0x555555u, 0x400000u}) {
+          const std::uint32_t fraction = ((fill & ~((1u << place) - 1)) + (1u << place) / 2 +
+                                          static_cast<std::uint32_t>(around)) &
+                                         0x7fffffu;
+          visit(head << 23 | fraction);
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuNarrow, ToHalfIsTheNearestHalf) {
+  visit_binary32([](std::uint32_t bits) {
+    const auto value = static_cast<long double>(std::bit_cast<float>(bits));
+    expect_same(f16_value(to_f16(bits)), reference_f16(value), bits);
+  });
+}
+
+TEST(GpuNarrow, ToBfloatIsTheNearestBfloat) {
+  visit_binary32([](std::uint32_t bits) {
+    const auto value = static_cast<long double>(std::bit_cast<float>(bits));
+    expect_same(bf16_value(to_bf16(bits)), reference_bf16(value), bits);
+  });
+}
+
+TEST(GpuNarrow, WhatIsExactStaysAsItIs) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    const auto wide = static_cast<float>(f16_value(half));
+    if (!std::isnan(wide)) {
+      EXPECT_EQ(to_f16(std::bit_cast<std::uint32_t>(wide)), half);
+    }
+    if ((bits & 0x7fff) <= 0x7f80) {
+      EXPECT_EQ(to_bf16(bits << 16), half);
+    }
+  }
+}
+
+TEST(GpuNarrow, TiesGoToTheEvenOne) {
+  const auto half = [](float value) { return to_f16(std::bit_cast<std::uint32_t>(value)); };
+  const auto bfloat = [](float value) { return to_bf16(std::bit_cast<std::uint32_t>(value)); };
+
+  EXPECT_EQ(half(2049.0F), half(2048.0F));
+  EXPECT_EQ(half(2051.0F), half(2052.0F));
+  EXPECT_EQ(half(65519.996F), 0x7bff);
+  EXPECT_EQ(half(65520.0F), 0x7c00);
+  EXPECT_EQ(half(-65520.0F), 0xfc00);
+  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0x0000) << "a tie between 0 and the least";
+  EXPECT_EQ(half(std::ldexp(1.0000001F, -25)), 0x0001);
+  EXPECT_EQ(half(-std::ldexp(1.0F, -26)), 0x8000);
+  EXPECT_EQ(half(std::ldexp(2047.0F, -25)), 0x0400) << "the largest subnormal rounds up to normal";
+  EXPECT_EQ(bfloat(257.0F), bfloat(256.0F));
+  EXPECT_EQ(bfloat(259.0F), bfloat(260.0F));
+  EXPECT_EQ(bfloat(std::numeric_limits<float>::max()), 0x7f80);
+}
+
+TEST(GpuNarrow, ANanStaysANanQuietAndWithItsSign) {
+  for (const std::uint32_t payload : {1u, 0x1fffu, 0x2000u, 0x400000u, 0x400001u, 0x7fffffu}) {
+    for (const std::uint32_t sign : {0u, 0x80000000u}) {
+      const std::uint32_t bits = sign | kBits32Infinity | payload;
+      const std::uint16_t half = to_f16(bits);
+      const std::uint16_t bfloat = to_bf16(bits);
+
+      EXPECT_TRUE(std::isnan(f16_value(half))) << std::hex << bits;
+      EXPECT_TRUE(std::isnan(bf16_value(bfloat))) << std::hex << bits;
+      EXPECT_NE(half & 0x200, 0);
+      EXPECT_NE(bfloat & 0x40, 0);
+      EXPECT_EQ(half & 0x8000, sign >> 16);
+      EXPECT_EQ(bfloat & 0x8000, sign >> 16);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("f16c"))) std::uint16_t by_processor(std::uint32_t bits) {
+  const __m128i result = _mm_cvtps_ph(_mm_castsi128_ps(_mm_set1_epi32(static_cast<int>(bits))),
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return static_cast<std::uint16_t>(_mm_extract_epi16(result, 0));
+}
+
+TEST(GpuNarrow, ToHalfIsWhatTheProcessorDoes) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  asm("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
+  if ((c & (1u << 29)) == 0) GTEST_SKIP() << "this processor has no F16C";
+  std::uint64_t different = 0;
+  // A step that is coprime to 2^32: every value of the upper half, and of the lower.
+  for (std::uint64_t i = 0, bits = 0; i < (1u << 24); ++i, bits += 0x9e3779b1u) {
+    const auto in = static_cast<std::uint32_t>(bits);
+    different += by_processor(in) != to_f16(in) ? 1 : 0;
+  }
+  visit_binary32(
+      [&](std::uint32_t bits) { different += by_processor(bits) != to_f16(bits) ? 1 : 0; });
+
+  EXPECT_EQ(different, 0u);
+}
+#endif
+
+void expect_rounded_once(double wide) {
+  const auto bits = std::bit_cast<std::uint64_t>(wide);
+  const std::uint32_t odd = to_odd_f32(bits);
+  expect_same(f16_value(to_f16(odd)), reference_f16(wide), bits);
+  expect_same(bf16_value(to_bf16(odd)), reference_bf16(wide), bits);
+}
+
+TEST(GpuNarrow, Binary64IsRoundedOnceAndNotTwice) {
+  std::mt19937_64 random(7);
+  for (int exponent = -1080; exponent <= 1023; ++exponent) {
+    for (const int place : {7, 8, 9, 10, 11, 12, 13, 23, 24, 25, 28, 29, 30, 52}) {
+      // A tie of either narrow type, and just beside it by less than binary32 can tell.
+      const double tie = std::ldexp(1.0 + std::ldexp(1.0, -place), exponent);
+      const double odd_tie =
+          std::ldexp(1.0 + std::ldexp(1.0, -place + 1) + std::ldexp(1.0, -place), exponent);
+      for (const double value : {tie, odd_tie}) {
+        for (const double beside :
+             {value, std::nextafter(value, 0.0), std::nextafter(value, HUGE_VAL)}) {
+          expect_rounded_once(beside);
+          expect_rounded_once(-beside);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < 100'000; ++i) expect_rounded_once(std::bit_cast<double>(random()));
+}
+
+TEST(GpuNarrow, RoundingToOddKeepsSpecialValues) {
+  EXPECT_EQ(to_odd_f32(0), 0u);
+  EXPECT_EQ(to_odd_f32(0x8000000000000000u), 0x80000000u);
+  EXPECT_EQ(to_odd_f32(0x7ff0000000000000u), kBits32Infinity);
+  EXPECT_EQ(to_odd_f32(0xfff0000000000000u), 0x80000000u | kBits32Infinity);
+  EXPECT_EQ(to_odd_f32(std::bit_cast<std::uint64_t>(std::numeric_limits<double>::max())),
+            0x7f7fffffu)
+      << "finite stays finite, so that it is counted as out of range";
+  EXPECT_GT(to_odd_f32(0x7ff0000000000001u) & 0x7fffffffu, kBits32Infinity);
+  EXPECT_EQ(to_odd_f32(1), 1u) << "the least subnormal is not nothing";
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,770 @@
+// The holder's mind, with a copier and clients that the test plays.
+#include "tools/gpu/residency.h"
+
+#include "core/error.h"
+#include "tests/support/files.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
+const std::string kUuid = "CPU-test";
+
+std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+
+// What arrives at the other end.
+Json wire(const Json& body) { return Json::parse(body.dump()); }
+
+// Keeps what is said to clients and copiers.
+class Record : public Outlet {
+ public:
+  struct Reply {
+    ClientId client;
+    Json body;
+    std::vector<UniqueFd> descriptors;
+  };
+  struct Order {
+    std::string uuid;
+    std::string device;
+    Json body;
+  };
+
+  void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) override {
+    EXPECT_NO_THROW(body.dump()) << "is text that JSON cannot hold";
+    replies.push_back({client, body, std::move(descriptors)});
+  }
+  void order(const std::string& uuid, const std::string& device, const Json& body) override {
+    EXPECT_NO_THROW(body.dump());
+    orders.push_back({uuid, device, body});
+  }
+
+  std::vector<Reply> replies;
+  std::vector<Order> orders;
+};
+
+class ResidencyTest : public ::testing::Test {
+ protected:
+  void start(std::uint64_t limit = 0) {
+    residency_ = std::make_unique<Residency>(record_, limit);
+    for (ClientId client = 1; client <= 4; ++client) {
+      residency_->connected(client, static_cast<pid_t>(1000 + client));
+    }
+  }
+
+  void SetUp() override { start(); }
+
+  static Item item(int number, std::uint64_t bytes = kLarge, std::int64_t mtime = 1) {
+    return Item({.path = "/w/m.safetensors",
+                 .tensor = "t" + std::to_string(number),
+                 .identity = {.device = 1,
+                              .inode = 2,
+                              .size = std::uint64_t{1} << 50,
+                              .mtime_seconds = mtime,
+                              .mtime_nanoseconds = 0},
+                 .offset = (std::uint64_t{1} << 40) * static_cast<std::uint64_t>(number),
+                 .dtype = DType::kU8,
+                 .shape = {bytes},
+                 .slice = "",
+                 .as = std::nullopt});
+  }
+
+  void ask(ClientId client, const std::vector<Item>& items, const Json& more = Json::object()) {
+    Json body{{"request", "load"}, {"uuid", kUuid}, {"device", "cpu"}, {"items", Json::array()}};
+    for (const Item& item : items) body["items"].push_back(to_json(item));
+    if (!more.is_null()) body.update(more);
+    residency_->request(client, wire(body));
+  }
+
+  void request(ClientId client, const Json& body) { residency_->request(client, wire(body)); }
+
+  // The copier's word for the last order: done.
+  void done(std::size_t order) {
+    const Json body = record_.orders.at(order).body;
+    std::vector<std::uint64_t> sizes;
+    Json counts = Json::array();
+    for (const Json& json : body.at("items")) {
+      sizes.push_back(item_from_json(json).bytes());
+      counts.push_back({{"out_of_range", 0}, {"nan", 0}});
+    }
+    Message message{{{"load", body.at("load")}, {"counts", counts}}, {}};
+    for (const std::uint64_t bytes : lay_out(sizes, 2 * kMiB).segment_bytes) {
+      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+      EXPECT_EQ(::ftruncate(message.descriptors.back().get(), static_cast<off_t>(bytes)), 0);
+    }
+    const std::string uuid = record_.orders.at(order).uuid;
+    message.body = wire(message.body);
+    residency_->answer(uuid, std::move(message));
+  }
+  void done() { done(record_.orders.size() - 1); }
+
+  void say(const Json& more) {
+    Json body{{"load", record_.orders.back().body.at("load")}};
+    body.update(more);
+    residency_->answer(kUuid, {wire(body), {}});
+  }
+
+  void loaded(const std::vector<Item>& items, const Json& more = Json::object(),
+              ClientId client = 1) {
+    ask(client, items, more);
+    done();
+    ASSERT_FALSE(last(client).contains("error")) << last(client);
+  }
+
+  std::vector<Json> replies_to(ClientId client) const {
+    std::vector<Json> found;
+    for (const auto& reply : record_.replies) {
+      if (reply.client == client) found.push_back(reply.body);
+    }
+    return found;
+  }
+  Json last(ClientId client) const {
+    const auto all = replies_to(client);
+    return all.empty() ? Json() : all.back();
+  }
+  std::string error(ClientId client) const {
+    const Json body = last(client);
+    return body.contains("error") ? body["error"]["message"].get<std::string>() : "";
+  }
+
+  // The names of what is resident, sorted.
+  std::vector<std::string> resident() {
+    request(4, {{"request", "list"}});
+    std::vector<std::string> names;
+    const Json reply = last(4);
+    for (const Json& row : reply["tensors"]) {
+      const auto label = row["label"].get<std::string>();
+      names.push_back(label.substr(label.find("::") + 2));
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+  std::uint64_t held() {
+    request(4, {{"request", "status"}});
+    const Json devices = last(4)["devices"];
+    return devices.contains(kUuid) ? devices[kUuid]["held"].get<std::uint64_t>() : 0;
+  }
+  Json all() const { return {{"all", true}, {"labels", Json::array()}}; }
+  Json evict(const Json& filter, bool force = false) {
+    Json body = filter;
+    body["request"] = "evict";
+    body["force"] = force;
+    request(4, body);
+    return last(4);
+  }
+  Json named(const Item& item) const {
+    return {{"all", false}, {"labels", {to_json_text(item.label())}}};
+  }
+
+  Record record_;
+  std::unique_ptr<Residency> residency_;
+};
+
+using Names = std::vector<std::string>;
+
+TEST_F(ResidencyTest, ATensorCanBeSeenWhenAllOfTheLoadIsThere) {
+  ask(1, {item(1), item(2)});
+  EXPECT_EQ(resident(), Names{});
+  say({{"progress", 5}, {"total", 10}});
+  EXPECT_EQ(resident(), Names{});
+
+  done();
+
+  EXPECT_EQ(resident(), (Names{"t1", "t2"}));
+  EXPECT_EQ(last(1)["copied_bytes"], 2 * kLarge);
+  EXPECT_EQ(last(1)["tensors"].size(), 2u);
+}
+
+TEST_F(ResidencyTest, ProgressGoesToTheOneWhoAsked) {
+  ask(1, {item(1)});
+  ask(2, {item(2)});
+
+  say({{"progress", 5}, {"total", 10}});
+
+  EXPECT_EQ(last(1)["progress"], 5);
+  EXPECT_TRUE(replies_to(2).empty());
+}
+
+TEST_F(ResidencyTest, TwoLoadsOfTheSameCopyOnce) {
+  ask(1, {item(1), item(2)});
+  ask(2, {item(2), item(3)});
+  ask(3, {item(1)});
+  done();
+
+  EXPECT_EQ(record_.orders.size(), 2u);
+  EXPECT_EQ(record_.orders[1].body["items"].size(), 1u) << "only what the first did not bring";
+  done();
+  EXPECT_EQ(record_.orders.size(), 2u);
+  EXPECT_EQ(last(2)["copied_bytes"], kLarge);
+  EXPECT_EQ(last(2)["tensors"].size(), 2u);
+  EXPECT_EQ(last(3)["copied_bytes"], 0u);
+  EXPECT_EQ(held(), 3 * kLarge);
+}
+
+TEST_F(ResidencyTest, TheSameTensorTwiceInALoadIsCopiedOnce) {
+  loaded({item(1), item(1)});
+
+  EXPECT_EQ(record_.orders[0].body["items"].size(), 1u);
+  EXPECT_EQ(last(1)["tensors"].size(), 2u);
+  EXPECT_EQ(held(), kLarge);
+}
+
+TEST_F(ResidencyTest, WhatIsResidentNeverWaitsForALoad) {
+  loaded({item(1)});
+  ask(1, {item(2)});
+
+  ask(2, {item(1)}, {{"lease", true}});
+
+  EXPECT_EQ(last(2)["tensors"].size(), 1u);
+  EXPECT_EQ(record_.replies.back().descriptors.size(), 1u);
+}
+
+TEST_F(ResidencyTest, AChangedSourceIsAnotherTensor) {
+  loaded({item(1, kLarge, 1)});
+
+  ask(2, {item(1, kLarge, 2)});
+
+  ASSERT_EQ(record_.orders.size(), 2u);
+  done();
+  EXPECT_EQ(last(2)["copied_bytes"], kLarge);
+  EXPECT_NE(last(1)["tensors"][0]["key"], last(2)["tensors"][0]["key"]);
+}
+
+TEST_F(ResidencyTest, DevicesAreApart) {
+  loaded({item(1)});
+
+  ask(2, {item(1)}, {{"uuid", "GPU-1"}, {"device", "cuda:0"}});
+
+  ASSERT_EQ(record_.orders.size(), 2u);
+  EXPECT_EQ(record_.orders[1].uuid, "GPU-1");
+  EXPECT_EQ(record_.orders[1].device, "cuda:0");
+}
+
+TEST_F(ResidencyTest, OnlyWhatIsResidentIsGivenToWhoAsksForThat) {
+  ask(1, {item(1)}, {{"only_resident", true}});
+
+  EXPECT_TRUE(record_.orders.empty());
+  EXPECT_NE(error(1).find("t1"), std::string::npos) << error(1);
+}
+
+TEST_F(ResidencyTest, WhatIsResidentElsewhereIsSaidToBeThere) {
+  loaded({item(1)}, {{"uuid", "GPU-1"}, {"device", "cuda:0"}});
+
+  ask(1, {item(1)}, {{"only_resident", true}});
+
+  EXPECT_NE(error(1).find("it is on GPU-1"), std::string::npos) << error(1);
+}
+
+// Memory.
+
+TEST_F(ResidencyTest, TheLeastRecentlyUsedIsEvictedForANewLoad) {
+  start(3 * kLarge);
+  loaded({item(1)});
+  loaded({item(2)});
+  loaded({item(3)});
+  ask(1, {item(1)});  // used again
+
+  loaded({item(4)});
+
+  EXPECT_EQ(resident(), (Names{"t1", "t3", "t4"}));
+  EXPECT_LE(held(), 3 * kLarge);
+}
+
+TEST_F(ResidencyTest, SmallTensorsGoWithTheirSegment) {
+  start(4 * kMiB);
+  loaded({item(1, kMiB / 2), item(2, kMiB / 2)});
+  loaded({item(3, kMiB)});
+  ask(1, {item(2, kMiB / 2)});  // of the first segment
+
+  loaded({item(4, kMiB)});
+
+  EXPECT_EQ(resident(), (Names{"t1", "t2", "t4"}));
+}
+
+TEST_F(ResidencyTest, PinnedTensorsAreNeverEvictedForOthers) {
+  start(2 * kLarge);
+  loaded({item(1)}, {{"pin", true}});
+  loaded({item(2)});
+
+  loaded({item(3)});
+
+  EXPECT_EQ(resident(), (Names{"t1", "t3"}));
+}
+
+TEST_F(ResidencyTest, LeasedTensorsAreNeverEvictedForOthers) {
+  start(2 * kLarge);
+  loaded({item(1)}, {{"lease", true}});
+  loaded({item(2)});
+
+  loaded({item(3)}, {}, 2);
+
+  EXPECT_EQ(resident(), (Names{"t1", "t3"}));
+}
+
+TEST_F(ResidencyTest, OutOfMemorySaysWhatWasNeededFreeHeldAndEvictable) {
+  start(3 * kLarge);
+  loaded({item(1)}, {{"pin", true}});
+  loaded({item(2)});
+
+  ask(2, {item(3, 3 * kLarge)});
+
+  EXPECT_EQ(record_.orders.size(), 2u) << "was not begun";
+  for (const char* part : {"needed 96", "free 32", "held 64", "evictable 32", "limit 96"}) {
+    EXPECT_NE(error(2).find(part), std::string::npos) << error(2);
+  }
+  EXPECT_EQ(last(2)["error"]["status"], 5);
+  EXPECT_EQ(resident(), (Names{"t1", "t2"})) << "nothing is evicted in vain";
+}
+
+TEST_F(ResidencyTest, NothingIsEvictedForWhatIsLargerThanTheLimit) {
+  start(2 * kLarge);
+  loaded({item(1)});
+
+  ask(2, {item(3, 3 * kLarge)});
+
+  EXPECT_NE(error(2), "");
+  EXPECT_EQ(resident(), Names{"t1"});
+}
+
+TEST_F(ResidencyTest, SizesThatOverflowDoNotPassTheLimit) {
+  start(2 * kLarge);
+  const auto huge = [](int number) {
+    return Item({.path = "/w/m",
+                 .tensor = "h",
+                 .identity = {.device = 1, .inode = 2, .size = ~std::uint64_t{0}},
+                 .offset = static_cast<std::uint64_t>(number),
+                 .dtype = DType::kF4,
+                 .shape = {(std::uint64_t{1} << 62) - 2},
+                 .slice = "",
+                 .as = DType::kF32});
+  };
+
+  ask(1, {huge(0)});
+  ask(2, {huge(0), huge(1), huge(2), huge(3), huge(4)});
+
+  EXPECT_TRUE(record_.orders.empty());
+  EXPECT_NE(error(1), "");
+  EXPECT_NE(error(2), "");
+}
+
+TEST_F(ResidencyTest, WhenTheDeviceIsFullTheOldestGoAndTheOrderIsGivenAgain) {
+  loaded({item(1)});
+  loaded({item(2)});
+  ask(2, {item(3)});
+
+  say({{"needed", kLarge}, {"free", kLarge - 1}});
+
+  ASSERT_EQ(record_.orders.size(), 4u);
+  EXPECT_EQ(resident(), Names{"t2"});
+  done();
+  EXPECT_EQ(resident(), (Names{"t2", "t3"}));
+}
+
+TEST_F(ResidencyTest, WhenTheDeviceIsFullForGoodTheLoadEnds) {
+  loaded({item(1)}, {{"pin", true}});
+  ask(2, {item(3)});
+
+  say({{"needed", kLarge}, {"free", 0}});
+
+  EXPECT_NE(error(2).find("out of memory"), std::string::npos);
+  EXPECT_NE(error(2).find("held 32"), std::string::npos) << error(2);
+  EXPECT_EQ(record_.orders.size(), 2u);
+}
+
+TEST_F(ResidencyTest, WhatALoadHasAlreadyIsNotEvictedForItsRest) {
+  start(2 * kLarge);
+  loaded({item(1)});
+  loaded({item(2)});
+
+  ask(2, {item(1), item(3)});
+  done();
+
+  EXPECT_EQ(resident(), (Names{"t1", "t3"}));
+  EXPECT_EQ(last(2)["tensors"].size(), 2u);
+}
+
+TEST_F(ResidencyTest, AnEmptyTensorIsResidentWithoutMemory) {
+  loaded({item(1, 0)});
+
+  EXPECT_EQ(resident(), Names{"t1"});
+  EXPECT_EQ(held(), 0u);
+  EXPECT_EQ(evict(all())["count"], 1u);
+}
+
+// Eviction, pins and leases.
+
+TEST_F(ResidencyTest, EvictedMemoryIsGivenBack) {
+  loaded({item(1), item(2, 1000), item(3, 1000)});
+  const std::size_t before = open_descriptors();
+
+  EXPECT_EQ(evict(named(item(2, 1000)))["count"], 1u);
+  EXPECT_EQ(open_descriptors(), before) << "its segment has another tenant";
+  EXPECT_EQ(evict(named(item(3, 1000)))["count"], 1u);
+  EXPECT_EQ(open_descriptors(), before - 1);
+  EXPECT_EQ(evict(all())["count"], 1u);
+
+  EXPECT_EQ(open_descriptors(), before - 2);
+  EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, PinnedOnesAreEvictedByForceAlone) {
+  loaded({item(1)});
+  request(1, {{"request", "pin"}, {"all", true}, {"labels", Json::array()}, {"pinned", true}});
+
+  EXPECT_EQ(evict(all())["pinned"], 1u);
+  EXPECT_EQ(resident(), Names{"t1"});
+  EXPECT_EQ(evict(all(), true)["count"], 1u);
+  EXPECT_EQ(resident(), Names{});
+}
+
+TEST_F(ResidencyTest, UnpinnedOnesCanGoAgain) {
+  start(kLarge);
+  loaded({item(1)}, {{"pin", true}});
+  request(1, {{"request", "pin"}, {"all", true}, {"labels", Json::array()}, {"pinned", false}});
+
+  loaded({item(2)});
+
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, WhatIsEvictedWhileLeasedStaysForItsUsers) {
+  loaded({item(1)}, {{"lease", true}});
+  loaded({item(1)}, {{"lease", true}}, 2);
+
+  EXPECT_EQ(evict(all())["used"], 1u);
+
+  EXPECT_EQ(resident(), Names{});
+  EXPECT_EQ(held(), kLarge);
+  residency_->disconnected(1);
+  EXPECT_EQ(held(), kLarge);
+  residency_->disconnected(2);
+  EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, WhatWasEvictedWhileLeasedCanBeReleased) {
+  loaded({item(1)}, {{"lease", true}});
+  evict(all());
+
+  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+
+  EXPECT_EQ(last(1)["count"], 1u);
+  EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, WhatWasEvictedAndLoadedAgainIsLeasedApart) {
+  loaded({item(1)}, {{"lease", true}});
+  evict(all());
+  loaded({item(1)}, {{"lease", true}}, 2);
+  EXPECT_EQ(held(), 2 * kLarge);
+
+  residency_->disconnected(1);
+
+  EXPECT_EQ(held(), kLarge);
+  EXPECT_EQ(resident(), Names{"t1"});
+}
+
+TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
+  start(kLarge);
+  loaded({item(1)}, {{"lease", true}});
+  ask(1, {item(1)}, {{"lease", true}});
+  const auto release = [&] {
+    request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+    return last(1)["count"];
+  };
+  EXPECT_EQ(release(), 1u);
+  ask(2, {item(2)});
+  EXPECT_NE(error(2), "") << "is leased once more";
+  EXPECT_EQ(release(), 1u);
+  EXPECT_EQ(release(), 0u) << "nothing more to release";
+
+  loaded({item(2)}, {}, 2);
+
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
+  loaded({item(1)}, {{"lease", true}});
+
+  request(2, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+
+  EXPECT_EQ(last(2)["count"], 0u);
+  evict(all());
+  EXPECT_EQ(held(), kLarge);
+}
+
+TEST_F(ResidencyTest, UsersAreTheProcessesThatLease) {
+  loaded({item(1)}, {{"lease", true}});
+  ask(3, {item(1)}, {{"lease", true}});
+  request(4, {{"request", "list"}});
+
+  EXPECT_EQ(last(4)["tensors"][0]["users"], (Json{1001, 1003}));
+}
+
+TEST_F(ResidencyTest, EvictionDuringALoadLeavesWhatTheLoadNeeds) {
+  loaded({item(1)});
+  ask(2, {item(1), item(2)});
+
+  evict(all());
+  done();
+
+  // Either the load failed and says so, or it has all of what it asked for.
+  const bool failed = !error(2).empty();
+  if (!failed) {
+    EXPECT_EQ(last(2)["tensors"].size(), 2u);
+  }
+  residency_->disconnected(2);
+  evict(all());
+  EXPECT_EQ(held(), 0u) << "and nothing is lost";
+}
+
+// Ends.
+
+TEST_F(ResidencyTest, AClientThatGoesWhileItWaitsIsForgotten) {
+  ask(1, {item(1)});
+  ask(2, {item(2)});
+  ask(3, {item(3)});
+
+  residency_->disconnected(2);
+  done();
+
+  ASSERT_EQ(record_.orders.size(), 2u);
+  EXPECT_EQ(item_from_json(record_.orders[1].body["items"][0]).key(), item(3).key());
+}
+
+TEST_F(ResidencyTest, AClientThatGoesInMidLoadStopsItAndNothingIsPublished) {
+  ask(1, {item(1)});
+  const Json load = record_.orders[0].body["load"];
+  ask(2, {item(2)});
+
+  residency_->disconnected(1);
+  ASSERT_EQ(record_.orders.size(), 2u);
+  EXPECT_EQ(record_.orders[1].body["stop"], load);
+  residency_->answer(kUuid,
+                     {wire({{"load", load}, {"error", {{"status", 5}, {"message", "no"}}}}), {}});
+
+  ASSERT_EQ(record_.orders.size(), 3u) << "the next one's turn";
+  EXPECT_TRUE(replies_to(1).empty());
+  done();
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, ALoadThatIsDoneWhenItsClientHasGoneLeavesNothing) {
+  const std::size_t before = open_descriptors();
+  ask(1, {item(1)});
+  residency_->disconnected(1);
+
+  done(0);
+
+  EXPECT_EQ(resident(), Names{});
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST_F(ResidencyTest, ADisconnectedClientTakesItsHoldsAlong) {
+  start(2 * kLarge);
+  loaded({item(1)});
+  ask(1, {item(1), item(2)});
+  const Json load = record_.orders.back().body["load"];
+  residency_->disconnected(1);
+  residency_->answer(
+      kUuid, {wire({{"load", load}, {"error", {{"status", 5}, {"message", "given up"}}}}), {}});
+
+  loaded({item(3, 2 * kLarge)}, {}, 2);
+
+  EXPECT_EQ(resident(), Names{"t3"});
+}
+
+TEST_F(ResidencyTest, ACopierThatDiesEndsTheLoadAndTheNextOneIsServed) {
+  ask(1, {item(1)});
+  ask(2, {item(2)});
+  say({{"progress", 1}, {"total", 2}});
+
+  residency_->copier_gone(kUuid, "killed by signal 9");
+
+  EXPECT_NE(error(1).find("killed by signal 9"), std::string::npos);
+  EXPECT_EQ(last(1)["error"]["status"], 5);
+  EXPECT_EQ(record_.orders.size(), 2u);
+  done();
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, ACopierThatLeftJustBeforeItsOrderIsStartedAgain) {
+  ask(1, {item(1)});
+
+  residency_->copier_gone(kUuid, "");
+
+  ASSERT_EQ(record_.orders.size(), 2u);
+  done();
+  EXPECT_EQ(last(1)["tensors"].size(), 1u);
+}
+
+TEST_F(ResidencyTest, ACopierThatAlwaysLeavesIsNotStartedForEver) {
+  ask(1, {item(1)});
+
+  for (int i = 0; i < 10; ++i) residency_->copier_gone(kUuid, "");
+
+  EXPECT_LE(record_.orders.size(), 5u);
+  EXPECT_NE(error(1), "");
+}
+
+TEST_F(ResidencyTest, ACopierThatDiesIdleHurtsNobody) {
+  loaded({item(1)});
+
+  residency_->copier_gone(kUuid, "killed by signal 9");
+
+  EXPECT_EQ(resident(), Names{"t1"});
+}
+
+TEST_F(ResidencyTest, ACopiersFailureIsItsClientsAlone) {
+  ask(1, {item(1)});
+  ask(2, {item(2)});
+
+  say({{"error", {{"status", 3}, {"message", "changed while it was copied"}}}});
+
+  EXPECT_EQ(last(1)["error"]["status"], 3);
+  EXPECT_EQ(error(1), "changed while it was copied");
+  done();
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, ItIsIdleWhenNothingIsHeldAndNobodyIsThere) {
+  EXPECT_FALSE(residency_->is_idle());
+  loaded({item(1)});
+  evict(all());
+  for (ClientId client = 1; client <= 4; ++client) residency_->disconnected(client);
+
+  EXPECT_TRUE(residency_->is_idle());
+}
+
+// What is wrong.
+
+TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
+  const Json items = Json::array({to_json(item(1))});
+  const std::vector<Json> wrong{
+      Json::object(),
+      {{"request", 5}},
+      {{"request", "nothing"}},
+      {{"request", "\u20ac"}},
+      {{"request", "load"}},
+      {{"request", "load"}, {"uuid", "u"}, {"device", "cpu"}, {"items", 5}},
+      {{"request", "load"}, {"uuid", "u"}, {"device", "cpu"}, {"items", {1, 2}}},
+      {{"request", "load"}, {"uuid", "u"}, {"device", "cpu"}, {"items", items}, {"pin", 1}},
+      {{"request", "load"}, {"uuid", "u"}, {"device", "cpu"}, {"items", items}, {"workers", -1}},
+      {{"request", "load"}, {"uuid", 5}, {"device", "cpu"}, {"items", items}},
+      {{"request", "load"}, {"uuid", "GPU-1"}, {"device", "cpu"}, {"items", items}},
+      {{"request", "load"}, {"uuid", kUuid}, {"device", "cuda:0"}, {"items", items}},
+      {{"request", "load"}, {"uuid", kUuid}, {"device", "other"}, {"items", items}},
+      {{"request", "release"}, {"uuid", kUuid}, {"keys", 5}},
+      {{"request", "release"}, {"uuid", kUuid}, {"keys", {5}}},
+      {{"request", "evict"}},
+      {{"request", "evict"}, {"labels", {5}}},
+      {{"request", "pin"}, {"labels", Json::array()}, {"pinned", "yes"}}};
+  for (const Json& body : wrong) {
+    const std::size_t before = replies_to(1).size();
+    request(1, body);
+    ASSERT_EQ(replies_to(1).size(), before + 1) << body;
+    EXPECT_EQ(last(1)["error"]["status"], 2) << body << last(1);
+  }
+  EXPECT_TRUE(record_.orders.empty());
+}
+
+TEST_F(ResidencyTest, NamesThatAreNoDevicesCannotStartCopiersWithoutEnd) {
+  for (int i = 0; i < 1000; ++i) {
+    ask(1, {item(1)}, {{"uuid", "GPU-" + std::to_string(i)}, {"device", "cuda:0"}});
+  }
+
+  EXPECT_LE(record_.orders.size(), 128u);
+}
+
+TEST_F(ResidencyTest, ACopierThatTalksNonsenseFailsTheLoadAndLeavesNothing) {
+  const std::size_t before = open_descriptors();
+  const std::vector<Json> wrong{{{"counts", Json::array()}},
+                                {{"counts", 5}},
+                                {{"counts", {{{"out_of_range", 0}, {"nan", 0}}}}},
+                                {{"counts", {{{"out_of_range", 0}, {"nan", 0}}, {{"nan", -1}}}}},
+                                {{"counts", {5, 6}}},
+                                {{"needed", "x"}},
+                                {{"error", 5}},
+                                {{"error", {{"status", 5}}}},
+                                {{"progress", "x"}}};
+  for (const Json& body : wrong) {
+    ask(1, {item(1), item(2)});
+    Message message{{{"load", record_.orders.back().body["load"]}}, {}};
+    message.body.update(body);
+    for (int i = 0; i < 2; ++i) {
+      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+    }
+    message.body = wire(message.body);
+    residency_->answer(kUuid, std::move(message));
+
+    EXPECT_EQ(last(1)["error"]["status"], 5) << body << last(1);
+    EXPECT_EQ(resident(), Names{}) << body;
+    EXPECT_EQ(held(), 0u) << body;
+    EXPECT_EQ(open_descriptors(), before) << body;
+    evict(all());
+  }
+}
+
+TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
+  residency_->answer(kUuid, {wire({{"load", 1}, {"counts", Json::array()}}), {}});
+  residency_->answer("GPU-none", {Json::object(), {}});
+  residency_->copier_gone("GPU-none", "killed");
+  ask(1, {item(1)});
+  residency_->answer(kUuid, {wire({{"load", 99}, {"counts", Json::array()}}), {}});
+  residency_->request(99, {{"request", "list"}});
+  residency_->disconnected(99);
+
+  EXPECT_TRUE(replies_to(1).empty());
+  done();
+  EXPECT_EQ(resident(), Names{"t1"});
+}
+
+TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
+  std::vector<Item> items;
+  Json keys = Json::array();
+  for (int i = 0; i < 20'000; ++i) {
+    items.push_back(Item({.path = "/w/m",
+                          .tensor = "t" + std::to_string(i),
+                          .identity = {.device = 1, .inode = 2, .size = 1 << 20},
+                          .offset = static_cast<std::uint64_t>(i),
+                          .dtype = DType::kU8,
+                          .shape = {1},
+                          .slice = "",
+                          .as = std::nullopt}));
+    keys.push_back(items.back().key());
+  }
+  loaded(items, {{"lease", true}});
+
+  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", keys}});
+
+  EXPECT_EQ(last(1)["count"], 20'000u);
+  evict(all());
+  EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
+  ask(1, {item(1)});
+  Message message{{{"load", record_.orders.back().body["load"]},
+                   {"counts", {{{"out_of_range", 3}, {"nan", 2}}}}},
+                  {}};
+  message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+  message.body = wire(message.body);
+  residency_->answer(kUuid, std::move(message));
+
+  const Json warnings = last(1)["warnings"];
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_NE(warnings[0].get<std::string>().find("t1\": 3 "), std::string::npos);
+  EXPECT_NE(warnings[1].get<std::string>().find("2 NaN"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,758 @@
+// The copy: on the host's own device, and on one of the test's that is late, short, or lies.
+#include "tools/gpu/transfer.h"
+
+#include "core/error.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kGranularity = 2 << 20;
+
+// Layouts.
+
+void expect_sound(const std::vector<std::uint64_t>& sizes) {
+  const Layout layout = lay_out(sizes, kGranularity);
+  ASSERT_EQ(layout.placements.size(), sizes.size());
+  std::vector<std::uint64_t> end(layout.segment_bytes.size(), 0);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto [segment, offset] = layout.placements[i];
+    if (sizes[i] == 0) {
+      EXPECT_EQ(segment, Placement::kNone);
+      continue;
+    }
+    ASSERT_LT(segment, layout.segment_bytes.size());
+    EXPECT_EQ(offset % kItemAlignment, 0u);
+    EXPECT_GE(offset, end[segment]) << "items overlap, or are out of order";
+    end[segment] = offset + sizes[i];
+    EXPECT_LE(end[segment], layout.segment_bytes[segment]);
+    if (sizes[i] >= kOwnSegment) {
+      EXPECT_EQ(offset, 0u);
+      EXPECT_LT(layout.segment_bytes[segment], sizes[i] + kGranularity);
+    }
+  }
+  std::uint64_t sum = 0;
+  for (std::size_t s = 0; s < layout.segment_bytes.size(); ++s) {
+    EXPECT_EQ(layout.segment_bytes[s] % kGranularity, 0u);
+    EXPECT_LT(layout.segment_bytes[s] - end[s], kGranularity + kItemAlignment)
+        << "more is taken than is needed";
+    sum += layout.segment_bytes[s];
+  }
+  EXPECT_EQ(layout.bytes(), sum);
+}
+
+TEST(GpuLayout, IsSoundForAnySizes) {
+  RandomBytes random(1);
+  expect_sound({});
+  expect_sound({0, 0});
+  expect_sound({1});
+  expect_sound({kOwnSegment});
+  expect_sound({kOwnSegment - 1, 1, kOwnSegment + 1, 1, kOwnSegment - 1});
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::uint64_t> sizes(random.next() % 60);
+    for (std::uint64_t& size : sizes)
+      size = random.next() % (std::uint64_t{1} << (random.next() % 28));
+    expect_sound(sizes);
+  }
+}
+
+TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
+  const Layout layout = lay_out(
+      std::vector<std::uint64_t>{100, 0, 4096, kOwnSegment, 300, 2 * kOwnSegment}, kGranularity);
+
+  EXPECT_EQ(layout.segment_bytes.size(), 3u);
+  EXPECT_EQ(layout.placements[0].segment, layout.placements[2].segment);
+  EXPECT_EQ(layout.placements[0].segment, layout.placements[4].segment);
+  EXPECT_NE(layout.placements[3].segment, layout.placements[5].segment);
+}
+
+TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
+  const std::uint64_t huge = ~std::uint64_t{0} - 100;
+
+  for (const auto& sizes :
+       {std::vector<std::uint64_t>{huge},
+        std::vector<std::uint64_t>{std::uint64_t{1} << 63, std::uint64_t{1} << 63}}) {
+    try {
+      const Layout layout = lay_out(sizes, kGranularity);
+      EXPECT_GE(layout.bytes(), std::uint64_t{1} << 63);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    }
+  }
+}
+
+// A source and what is wanted of it.
+
+class TransferTest : public ::testing::Test {
+ protected:
+  // A source of these many bytes, without zeros.
+  void source(std::size_t bytes) {
+    bytes_ = RandomBytes(11).bytes(bytes);
+    write_file(path(), bytes_);
+  }
+
+  std::string path() const { return (dir_ / "m.safetensors").string(); }
+  const std::string& bytes() const { return bytes_; }
+
+  ItemRequest request(std::uint64_t offset, DType dtype, std::vector<std::uint64_t> shape,
+                      const std::string& slice = "", std::optional<DType> as = {}) const {
+    return {.path = path(),
+            .tensor = "t" + std::to_string(offset),
+            .identity = identity_of(Mapping(path())),
+            .offset = offset,
+            .dtype = dtype,
+            .shape = std::move(shape),
+            .slice = slice,
+            .as = as};
+  }
+
+  void add(std::uint64_t offset, std::uint64_t length) {
+    items_.emplace_back(request(offset, DType::kU8, {length}));
+  }
+
+  Layout layout() const {
+    std::vector<std::uint64_t> sizes;
+    for (const Item& item : items_) sizes.push_back(item.bytes());
+    return lay_out(sizes, kGranularity);
+  }
+
+  Transferred copy(Device& device, const TransferOptions& options = {}) {
+    layout_ = layout();
+    return transfer(device, items_, layout_, options);
+  }
+
+  // What stands in a published segment for an item.
+  std::string found(const Transferred& result, std::size_t item) const {
+    const auto [segment, offset] = layout_.placements[item];
+    std::string out(static_cast<std::size_t>(items_[item].bytes()), '\0');
+    if (segment == Placement::kNone) return out;
+    const ssize_t n =
+        ::pread(result.segments[segment].get(), out.data(), out.size(), static_cast<off_t>(offset));
+    EXPECT_EQ(n, static_cast<ssize_t>(out.size()));
+    return out;
+  }
+
+  // What should.
+  std::string expected(std::size_t item) const {
+    const Mapping file(path());
+    const Content content = items_[item].content(file);
+    std::string out(static_cast<std::size_t>(content.size()), '\0');
+    EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(out))), 0);
+    return out;
+  }
+
+  void expect_all(const Transferred& result) const {
+    ASSERT_EQ(result.segments.size(), layout_.segment_bytes.size());
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      EXPECT_TRUE(found(result, i) == expected(i)) << items_[i].label();
+    }
+  }
+
+  std::vector<Item> items_;
+  Layout layout_;
+
+ private:
+  TempDir dir_;
+  std::string bytes_;
+};
+
+std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+
+ErrorCode code_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.code();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return ErrorCode::kMountFailed;
+}
+
+TEST_F(TransferTest, TensorsArriveWhereTheyWereLaidOut) {
+  source(80 << 20);
+  add(0, 1);
+  add(1, 511);
+  add(512, 4096);
+  add(9'999, 0);
+  add(10'000, 40 << 20);
+  add(100'001, 12'345'678);
+  add(50 << 20, 30 << 20);
+  const auto device = open_cpu();
+
+  const Transferred result = copy(*device);
+
+  expect_all(result);
+  EXPECT_EQ(result.counts.size(), items_.size());
+}
+
+TEST_F(TransferTest, TileAndWorkersChangeNothing) {
+  source(3'000'001);
+  for (std::uint64_t at = 0; at < 2'900'000; at += 99'991) add(at, 77'777);
+  const auto device = open_cpu();
+
+  for (const unsigned workers : {1u, 3u, 16u}) {
+    for (const std::size_t tile : {std::size_t{4096}, std::size_t{65536}, std::size_t{64} << 20}) {
+      expect_all(copy(*device, {.workers = workers, .tile_bytes = tile, .verify = true}));
+    }
+  }
+}
+
+TEST_F(TransferTest, SlicesAndConversionsAndEveryType) {
+  source(1 << 20);
+  for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF16, DType::kBF16,
+                           DType::kF32, DType::kF64}) {
+    for (const DType to : {DType::kF32, DType::kF16, DType::kBF16}) {
+      items_.emplace_back(request(8, from, {40, 64, 8}, "", to));
+      items_.emplace_back(request(16, from, {40, 64, 8}, "3:40:7,::2", to));
+    }
+    items_.emplace_back(request(24, from, {40, 64, 8}, ":,5:6"));
+    items_.emplace_back(request(24, from, {40, 64, 8}, "7"));
+  }
+  const auto device = open_cpu();
+
+  const Transferred result = copy(*device, {.tile_bytes = 4096, .verify = true});
+
+  expect_all(result);
+}
+
+TEST_F(TransferTest, ShardsPutTogetherAreTheTensor) {
+  source(1 << 20);
+  constexpr std::uint64_t kRows = 96, kColumns = 128;
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string columns =
+        ":," + std::to_string(rank * 32) + ":" + std::to_string(rank * 32 + 32);
+    items_.emplace_back(request(40, DType::kU8, {kRows, kColumns}, columns));
+  }
+  const auto device = open_cpu();
+
+  const Transferred result = copy(*device);
+
+  std::string whole;
+  for (std::uint64_t row = 0; row < kRows; ++row) {
+    for (std::size_t rank = 0; rank < 4; ++rank) whole += found(result, rank).substr(row * 32, 32);
+  }
+  EXPECT_TRUE(whole == bytes().substr(40, kRows * kColumns));
+}
+
+TEST_F(TransferTest, CountsAreEachItemsOwnWhateverTheTiles) {
+  std::vector<float> values(300'000, 1.0F);
+  values[0] = 1e30F;
+  values[70'001] = -1e30F;
+  values[150'000] = std::numeric_limits<float>::quiet_NaN();
+  values[299'999] = std::numeric_limits<float>::infinity();
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  write_file(path(), bytes);
+  items_.emplace_back(request(0, DType::kF32, {100'000}, "", DType::kF16));
+  items_.emplace_back(request(400'000, DType::kF32, {200'000}, "", DType::kF16));
+  items_.emplace_back(request(0, DType::kF32, {300'000}));
+  const auto device = open_cpu();
+
+  const Transferred result = copy(*device, {.workers = 3, .tile_bytes = 4096, .verify = true});
+
+  EXPECT_EQ(result.counts[0].out_of_range, 2u);
+  EXPECT_EQ(result.counts[0].nan, 0u);
+  EXPECT_EQ(result.counts[1].out_of_range, 0u);
+  EXPECT_EQ(result.counts[1].nan, 1u);
+  EXPECT_EQ(result.counts[2].nan, 0u) << "what is not converted is not looked at";
+}
+
+TEST_F(TransferTest, APublishedSegmentCanBeReadAndNeverChanged) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  const Transferred result = copy(*device);
+  const int fd = result.segments[0].get();
+
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_EQ(::pwrite(fd, "x", 1, 0), -1);
+  EXPECT_EQ(::ftruncate(fd, 0), -1);
+  EXPECT_EQ(::ftruncate(fd, 1 << 30), -1);
+  EXPECT_EQ(::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), -1);
+  const int again = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR);
+  if (again >= 0) {
+    EXPECT_EQ(::pwrite(again, "x", 1, 0), -1);
+    ::close(again);
+  }
+  expect_all(result);
+}
+
+TEST_F(TransferTest, ASegmentIsMappedAndItsDescriptorMayBeClosed) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  Transferred result = copy(*device);
+
+  const auto mapped = map_segment(cpu_info(), result.segments[0].get(), kGranularity);
+  result.segments.clear();
+
+  const auto* data = reinterpret_cast<const char*>(static_cast<std::uintptr_t>(mapped->address()));
+  EXPECT_TRUE(std::string(data, 1 << 20) == bytes());
+}
+
+TEST_F(TransferTest, ASegmentThatIsShorterThanSaidIsNotMapped) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  const Transferred result = copy(*device);
+
+  EXPECT_EQ(code_of([&] { map_segment(cpu_info(), result.segments[0].get(), 2 * kGranularity); }),
+            ErrorCode::kDeviceFailed);
+  EXPECT_EQ(code_of([&] { map_segment(cpu_info(), -1, kGranularity); }), ErrorCode::kUnreadable);
+}
+
+TEST_F(TransferTest, ProgressIsToldOfAllTheWork) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  for (const bool verify : {false, true}) {
+    std::atomic<std::uint64_t> done = 0;
+    TransferOptions options{.tile_bytes = 4096, .verify = verify};
+    options.progress = [&](std::uint64_t bytes) { done += bytes; };
+
+    copy(*device, options);
+
+    EXPECT_EQ(done, work_of(items_, options));
+  }
+}
+
+TEST_F(TransferTest, WhatIsNamedMustBeThatVersion) {
+  source(1 << 20);
+  add(0, 1000);
+  write_file(path(), std::string(1 << 20, 'n'));
+  const auto device = open_cpu();
+
+  EXPECT_EQ(code_of([&] { copy(*device); }), ErrorCode::kUnreadable);
+  std::filesystem::remove(path());
+  EXPECT_EQ(code_of([&] { copy(*device); }), ErrorCode::kUnreadable);
+}
+
+// In the middle of a copy: what happens after the first tile, before the others.
+class InTheMiddle : public TransferTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // Does `what` once, when the first tile has been copied (or compared).
+  ErrorCode after_first_tile(const std::function<void()>& what) {
+    source(1 << 20);
+    add(0, 1 << 20);
+    const auto device = open_cpu();
+    const std::size_t before = open_descriptors();
+    std::once_flag once;
+    TransferOptions options{.workers = 2, .tile_bytes = 4096, .verify = GetParam()};
+    options.progress = [&](std::uint64_t) { std::call_once(once, what); };
+    const ErrorCode code = code_of([&] { copy(*device, options); });
+    EXPECT_EQ(open_descriptors(), before) << "something is left allocated";
+    return code;
+  }
+};
+
+TEST_P(InTheMiddle, ATruncatedSourceGivesNothing) {
+  EXPECT_EQ(after_first_tile([&] { std::filesystem::resize_file(path(), 5000); }),
+            ErrorCode::kUnreadable);
+}
+
+TEST_P(InTheMiddle, ARewrittenSourceGivesNothing) {
+  EXPECT_EQ(after_first_tile([&] { write_file(path(), std::string(1 << 20, 'z')); }),
+            ErrorCode::kUnreadable);
+}
+
+TEST_P(InTheMiddle, AnAppendedSourceGivesNothing) {
+  EXPECT_EQ(after_first_tile([&] { std::filesystem::resize_file(path(), 2 << 20); }),
+            ErrorCode::kUnreadable);
+}
+
+TEST_P(InTheMiddle, AFailureOfTheCallerGivesNothing) {
+  EXPECT_EQ(after_first_tile([] { throw Error(ErrorCode::kDeviceFailed, "", "enough"); }),
+            ErrorCode::kDeviceFailed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, InTheMiddle, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "Verifying" : "Copying"; });
+
+TEST_F(TransferTest, ASourceThatIsReplacedOrRemovedInTheMiddleIsReadToItsEnd) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const std::string old = bytes();
+  const auto device = open_cpu();
+  std::once_flag once;
+  TransferOptions options{.tile_bytes = 4096};
+  options.progress = [&](std::uint64_t) {
+    std::call_once(once, [&] {
+      write_file(path() + ".new", std::string(1 << 20, 'z'));
+      std::filesystem::rename(path() + ".new", path());
+    });
+  };
+
+  const Transferred result = copy(*device, options);
+
+  EXPECT_TRUE(found(result, 0) == old);
+}
+
+TEST_F(TransferTest, StopEndsItSoon) {
+  source(4 << 20);
+  add(0, 4 << 20);
+  const auto device = open_cpu();
+  std::atomic<bool> stop = false;
+  std::atomic<std::uint64_t> tiles = 0;
+  TransferOptions options{.workers = 2, .tile_bytes = 4096, .stop = &stop};
+  options.progress = [&](std::uint64_t) {
+    stop = true;
+    ++tiles;
+  };
+
+  EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kDeviceFailed);
+  EXPECT_LE(tiles, 2u) << "one more by each worker at most";
+}
+
+TEST_F(TransferTest, ImpossibleTilesAndWorkersAreUsageErrors) {
+  source(4096);
+  add(0, 4096);
+  const auto device = open_cpu();
+
+  for (const std::size_t tile : {0, 1, 4095, 5000, (64 << 20) + 4096}) {
+    EXPECT_EQ(code_of([&] { copy(*device, {.tile_bytes = tile}); }), ErrorCode::kUsage) << tile;
+  }
+  EXPECT_EQ(code_of([&] { copy(*device, {.workers = 65}); }), ErrorCode::kUsage);
+}
+
+TEST_F(TransferTest, WhatMustStayFreeIsNotTaken) {
+  source(4096);
+  add(0, 4096);
+  const auto device = open_cpu();
+  for (const std::uint64_t keep : {~std::uint64_t{0}, std::uint64_t{1} << 60}) {
+    try {
+      copy(*device, {.keep_free = keep});
+      ADD_FAILURE() << "was copied";
+    } catch (const OutOfDeviceMemory& error) {
+      EXPECT_GT(error.needed(), error.free());
+    }
+  }
+}
+
+// A device whose copies arrive late and out of step, as a GPU's do, and whose memory tells when it
+// is used wrongly.
+
+struct Fault {
+  int allocations = -1;       // that many succeed
+  int sends = -1;             // that many do, of all lanes; the next fails
+  int drains = -1;            // likewise
+  bool loses_a_byte = false;  // one byte of the first copy arrives wrong
+  bool converts = false;      // whether lanes convert
+  std::uint64_t free = std::uint64_t{1} << 40;
+};
+
+class FakeDevice;
+
+class FakeSegment : public DeviceSegment {
+ public:
+  FakeSegment(FakeDevice& device, std::uint64_t bytes);
+  ~FakeSegment() override;
+  std::uint64_t bytes() const override { return memory_.size(); }
+  UniqueFd publish() override;
+
+  std::vector<std::byte>& memory() { return memory_; }
+  std::atomic<int> in_flight = 0;
+
+ private:
+  FakeDevice& device_;
+  std::vector<std::byte> memory_;
+};
+
+class FakeDevice : public Device {
+ public:
+  explicit FakeDevice(const Fault& fault = {}) : fault_(fault) {}
+  ~FakeDevice() override {
+    EXPECT_EQ(segments, 0) << "a segment was not freed";
+    EXPECT_EQ(lanes, 0) << "a lane was not ended";
+  }
+
+  DeviceInfo info() const override {
+    return {.id = "fake:0",
+            .name = "late memory",
+            .uuid = "GPU-fake",
+            .pci = "",
+            .total_bytes = std::uint64_t{1} << 40,
+            .free_bytes = fault_.free};
+  }
+  std::uint64_t granularity() const override { return kGranularity; }
+  bool converts() const override { return fault_.converts; }
+  unsigned default_workers() const override { return 3; }
+  std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override {
+    EXPECT_EQ(bytes % kGranularity, 0u);
+    if (fault_.allocations >= 0 && allocations++ >= fault_.allocations) {
+      throw OutOfDeviceMemory("fake:0", bytes, 0);
+    }
+    return std::make_unique<FakeSegment>(*this, bytes);
+  }
+  std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
+
+  // Whether this is one too many of what may succeed `most` times (-1: always).
+  static bool fails(int most, std::atomic<int>& count) { return most >= 0 && count++ >= most; }
+
+  const Fault fault_;
+  int allocations = 0;
+  std::atomic<int> sends = 0;
+  std::atomic<int> drains = 0;
+  std::atomic<int> segments = 0;
+  std::atomic<int> lanes = 0;
+  std::atomic<int> published = 0;
+  std::atomic<std::size_t> pinned = 0;
+  std::atomic<std::size_t> most_pinned = 0;
+};
+
+FakeSegment::FakeSegment(FakeDevice& device, std::uint64_t bytes)
+    : device_(device), memory_(bytes, std::byte{0xdd}) {
+  ++device_.segments;
+}
+
+FakeSegment::~FakeSegment() {
+  EXPECT_EQ(in_flight, 0) << "freed while copies were under way";
+  --device_.segments;
+}
+
+UniqueFd FakeSegment::publish() {
+  EXPECT_EQ(in_flight, 0) << "published while copies were under way";
+  ++device_.published;
+  UniqueFd fd(::memfd_create("fake", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(fd.get(), memory_.data(), memory_.size(), 0),
+            static_cast<ssize_t>(memory_.size()));
+  return fd;
+}
+
+class FakeLane : public Lane {
+ public:
+  FakeLane(FakeDevice& device, std::size_t tile_bytes)
+      : device_(device), tiles_(3, std::vector<std::byte>(tile_bytes)) {
+    ++device_.lanes;
+    const std::size_t now = device_.pinned += 3 * tile_bytes;
+    std::size_t most = device_.most_pinned;
+    while (most < now && !device_.most_pinned.compare_exchange_weak(most, now)) {
+    }
+  }
+  ~FakeLane() override {
+    while (!copies_.empty()) arrive();
+    device_.pinned -= 3 * tiles_[0].size();
+    --device_.lanes;
+  }
+
+  std::span<std::byte> tile(DeviceSegment& segment, std::uint64_t offset,
+                            std::size_t length) override {
+    auto& fake = static_cast<FakeSegment&>(segment);
+    EXPECT_LE(length, tiles_[0].size());
+    EXPECT_LE(offset + length, fake.memory().size());
+    return hand_out(fake, offset, length);
+  }
+
+  void send() override {
+    if (FakeDevice::fails(device_.fault_.sends, device_.sends)) {
+      throw Error(ErrorCode::kDeviceFailed, "fake:0", "the copy failed");
+    }
+    if (device_.fault_.sends < 0) ++device_.sends;
+    ++next_.segment->in_flight;
+    copies_.push_back(next_);
+  }
+
+  std::span<std::byte> raw_tile(DeviceSegment& segment, std::uint64_t offset,
+                                std::size_t raw_bytes) override {
+    EXPECT_TRUE(device_.fault_.converts);
+    EXPECT_LE(raw_bytes, tiles_[0].size());
+    return hand_out(static_cast<FakeSegment&>(segment), offset, raw_bytes);
+  }
+
+  void send_converted(DType from, DType to, std::uint64_t count,
+                      ConversionCounts& counts) override {
+    next_.converts = true;
+    next_.from = from;
+    next_.to = to;
+    next_.count = count;
+    next_.counts = &counts;
+    send();
+  }
+
+  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
+    drain();
+    auto& fake = static_cast<FakeSegment&>(segment);
+    EXPECT_LE(out.size(), tiles_[0].size());
+    std::memcpy(out.data(), fake.memory().data() + offset, out.size());
+  }
+
+  void drain() override {
+    // The last sent arrives first: nothing says that copies keep their order.
+    std::ranges::reverse(copies_);
+    while (!copies_.empty()) arrive();
+    if (FakeDevice::fails(device_.fault_.drains, device_.drains)) {
+      throw Error(ErrorCode::kDeviceFailed, "fake:0", "a copy has failed");
+    }
+  }
+
+ private:
+  struct Copy {
+    FakeSegment* segment = nullptr;
+    std::uint64_t offset = 0;
+    std::span<std::byte> bytes = {};
+    bool converts = false;
+    DType from = DType::kU8;
+    DType to = DType::kU8;
+    std::uint64_t count = 0;
+    ConversionCounts* counts = nullptr;
+  };
+
+  std::span<std::byte> hand_out(FakeSegment& segment, std::uint64_t offset, std::size_t length) {
+    if (copies_.size() == tiles_.size()) arrive();
+    std::vector<std::byte>& tile = tiles_[turn_++ % tiles_.size()];
+    std::ranges::fill(tile, std::byte{0xee});
+    next_ = {.segment = &segment, .offset = offset, .bytes = {tile.data(), length}};
+    return next_.bytes;
+  }
+
+  void arrive() {
+    const Copy copy = copies_.front();
+    copies_.pop_front();
+    std::byte* out = copy.segment->memory().data() + copy.offset;
+    if (copy.converts) {
+      *copy.counts += convert_elements(
+          copy.from, copy.to, copy.count, copy.bytes,
+          std::span(out, static_cast<std::size_t>(copy.count * dtype_bits(copy.to) / 8)));
+    } else {
+      std::memcpy(out, copy.bytes.data(), copy.bytes.size());
+    }
+    if (device_.fault_.loses_a_byte && copy.offset == 0) out[77] ^= std::byte{1};
+    std::ranges::fill(copy.bytes, std::byte{0xee});
+    --copy.segment->in_flight;
+  }
+
+  FakeDevice& device_;
+  std::vector<std::vector<std::byte>> tiles_;
+  std::size_t turn_ = 0;
+  Copy next_;
+  std::deque<Copy> copies_;
+};
+
+std::unique_ptr<Lane> FakeDevice::lane(std::size_t tile_bytes) {
+  return std::make_unique<FakeLane>(*this, tile_bytes);
+}
+
+TEST_F(TransferTest, LateCopiesArriveWholeBeforeAnythingIsPublished) {
+  source(3 << 20);
+  for (std::uint64_t at = 0; at < (3 << 20) - 60'000; at += 55'555) add(at, 54'321);
+  FakeDevice device;
+
+  const Transferred result = copy(device, {.tile_bytes = 8192, .verify = true});
+
+  expect_all(result);
+}
+
+TEST_F(TransferTest, PinnedMemoryIsThreeTilesAWorkerWhateverTheSize) {
+  source(8 << 20);
+  add(0, 8 << 20);
+  FakeDevice device;
+
+  copy(device, {.workers = 4, .tile_bytes = 4096, .verify = true});
+
+  EXPECT_LE(device.most_pinned, 4u * 3 * 4096);
+  EXPECT_EQ(device.pinned, 0u);
+}
+
+TEST_F(TransferTest, ConversionsOnTheDeviceGiveWhatTheHostGives) {
+  source(2 << 20);
+  for (const DType from :
+       {DType::kF4, DType::kF6E2M3, DType::kF8E5M2, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const DType to : {DType::kF32, DType::kF16, DType::kBF16}) {
+      items_.emplace_back(request(40, from, {30'000}, "", to));
+      items_.emplace_back(request(48, from, {100, 64}, "::3,4:40", to));
+      add(3, 1000);
+    }
+  }
+  FakeDevice device({.converts = true});
+  FakeDevice plain;
+
+  const Transferred converted = copy(device, {.tile_bytes = 4096, .verify = true});
+  expect_all(converted);
+  const Transferred by_host = copy(plain, {.tile_bytes = 4096});
+
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    EXPECT_EQ(converted.counts[i].nan, by_host.counts[i].nan) << items_[i].label();
+    EXPECT_EQ(converted.counts[i].out_of_range, by_host.counts[i].out_of_range)
+        << items_[i].label();
+  }
+}
+
+TEST_F(TransferTest, VerifyNamesTheTensorAndTheByteThatIsWrong) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  FakeDevice device({.loses_a_byte = true});
+
+  try {
+    copy(device, {.tile_bytes = 4096, .verify = true});
+    ADD_FAILURE() << "a wrong byte was not seen";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDeviceFailed);
+    EXPECT_NE(std::string(error.what()).find("::t0\": byte 77 "), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(device.published, 0);
+}
+
+TEST_F(TransferTest, AFailureAnywhereDrainsAndFreesAndPublishesNothing) {
+  source(1 << 20);
+  for (std::uint64_t at = 0; at < (1 << 20); at += 1 << 18) add(at, 1 << 18);
+  for (const int sends : {0, 1, 7, 100}) {
+    FakeDevice device({.sends = sends});
+    EXPECT_EQ(code_of([&] { copy(device, {.tile_bytes = 4096}); }), ErrorCode::kDeviceFailed);
+    EXPECT_EQ(device.published, 0);
+  }
+  for (const int drains : {0, 1, 2, 5}) {
+    FakeDevice device({.drains = drains});
+    EXPECT_EQ(code_of([&] { copy(device, {.tile_bytes = 4096, .verify = true}); }),
+              ErrorCode::kDeviceFailed);
+    EXPECT_EQ(device.published, 0);
+  }
+}
+
+TEST_F(TransferTest, AnAllocationThatFailsFreesTheOnesBefore) {
+  source(1 << 20);
+  for (int i = 0; i < 3; ++i) items_.emplace_back(request(0, DType::kU8, {1 << 20}, "", {}));
+  layout_ = {.segment_bytes = {kGranularity, kGranularity, kGranularity},
+             .placements = {{0, 0}, {1, 0}, {2, 0}}};
+  FakeDevice device({.allocations = 2});
+
+  EXPECT_THROW(transfer(device, items_, layout_, {}), OutOfDeviceMemory);
+  EXPECT_EQ(device.segments, 0);
+}
+
+TEST_F(TransferTest, NothingIsAllocatedWhenThereIsNoRoom) {
+  source(4096);
+  add(0, 4096);
+  FakeDevice device({.allocations = 0, .free = kGranularity - 1});
+
+  try {
+    copy(device);
+    ADD_FAILURE();
+  } catch (const OutOfDeviceMemory& error) {
+    EXPECT_EQ(error.needed(), kGranularity);
+    EXPECT_EQ(error.free(), kGranularity - 1);
+  }
+  EXPECT_EQ(device.allocations, 0);
+}
+
+}  // namespace
+}  // namespace stfs::test
