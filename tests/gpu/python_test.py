@@ -171,6 +171,8 @@ class PythonTest(unittest.TestCase):
         self.assertIn("F32 [3, 4] on cpu", repr(tensor))
         self.assertEqual(tensor.__array_interface__["version"], 3)
         self.assertFalse(hasattr(tensor, "__cuda_array_interface__"))
+        with open("/proc/self/maps") as maps:
+            self.assertNotIn("libcuda", maps.read())  # host memory needs no driver
 
     def test_a_type_that_numpy_lacks_is_never_another(self):
         tensors = self.acquire("bf16", "f8", "f4")

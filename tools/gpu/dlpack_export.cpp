@@ -109,10 +109,9 @@ std::unique_ptr<Export<Managed>> make(std::shared_ptr<const LeasedTensor> tensor
 }  // namespace
 
 DLManagedTensorVersioned* export_dlpack(std::shared_ptr<const LeasedTensor> tensor, bool is_copy) {
-  const bool is_read_only = tensor->is_on_host() && !is_copy;
   auto made = make<DLManagedTensorVersioned>(std::move(tensor), is_copy);
   made->managed.version = dlpack::kVersion;
-  made->managed.flags = (is_read_only ? dlpack::kReadOnly : 0) | (is_copy ? dlpack::kIsCopied : 0);
+  made->managed.flags = is_copy ? dlpack::kIsCopied : dlpack::kReadOnly;
   return &made.release()->managed;
 }
 

@@ -182,8 +182,12 @@ DeviceInfo Leases::device_of(std::span<const Wanted> wanted, const AcquireReques
       text += (text.empty() ? "" : "; ") + list_of(names) +
               (names.size() == 1 ? " is on " : " are on ") + device_text(place);
     }
-    if (common && common->size() > 1) text += ": name one of the devices";
-    throw Error(ErrorCode::kUsage, is_elsewhere ? *request.device : "not on one device", text);
+    const bool is_ambiguous = common && common->size() > 1;
+    throw Error(ErrorCode::kUsage,
+                is_elsewhere   ? *request.device
+                : is_ambiguous ? "on several devices, name one of them"
+                               : "not on one device",
+                text);
   }
   return find_device(*common->begin());
 }

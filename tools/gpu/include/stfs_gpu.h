@@ -8,8 +8,9 @@
  *     fprintf(stderr, "%s\n", stfs_gpu_last_error());
  *
  * What was acquired stays where it is, and its memory mapped, until it is released, or the process
- * ends, however it ends. Pointers into device memory are for the device; pointers into host memory
- * are for reading: a store to them is a fault. The values never change.
+ * ends, however it ends. Pointers into device memory are for the device. All of it is for reading,
+ * since others see the same bytes: a store to host memory is a fault (SIGSEGV), and a kernel's
+ * store to device memory is one where the driver can protect it. The values never change.
  *
  * Threads: a connection, and what was acquired on it, may be used by many threads at once; acquires
  * on one connection take turns. Freeing is as free(3): once, and when no other thread is in a call
@@ -142,8 +143,7 @@ struct DLManagedTensor;
 
 /* The tensor for another library. The memory and the lease live until the consumer has called the
  * deleter, from any thread, whatever was released or disconnected by then. What is not a copy has
- * the flag READ_ONLY in host memory; device memory cannot be protected, and is shared: do not write
- * to it. No stream has to be waited for. */
+ * the flag READ_ONLY. No stream has to be waited for. */
 STFS_GPU_API int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
                                  struct DLManagedTensorVersioned** exported);
 

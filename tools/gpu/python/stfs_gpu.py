@@ -11,9 +11,10 @@ memory while anything refers to it: the Tensors that acquire() returned, or an a
 of them, whichever ends last.
 
 Nothing here may be written to: other processes see the same bytes. Host memory is mapped read-only,
-and a store to it is a fault (SIGSEGV); NumPy knows and raises instead. PyTorch has no read-only
-tensors: do not write to what it gives. A consumer that predates DLPack 1.0 cannot be told, and is
-refused for host memory with BufferError; `w.__dlpack__(copy=True)` gives it a copy of its own.
+and a store to it is a fault (SIGSEGV); so is a kernel's store to device memory, where the driver
+can protect it. NumPy knows and raises instead; PyTorch and CuPy have no read-only arrays: do not
+write to what they give. A consumer that predates DLPack 1.0 cannot be told, and is refused for host
+memory with BufferError; `w.__dlpack__(copy=True)` gives it a copy of its own.
 """
 
 import collections.abc
@@ -182,7 +183,7 @@ class _View:
         weakref.finalize(self, managed.deleter, exported).atexit = False
         self.interface = {
             "shape": shape, "typestr": code, "version": 3, "strides": None,
-            "data": (tensor.ptr, tensor._device_type == _DLPACK_CPU),
+            "data": (tensor.ptr, True),  # read-only
         }
 
     @property
