@@ -55,7 +55,7 @@ std::optional<std::vector<InheritedTensor>> inherited_tensors() {
 
 void check_place(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
                  std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes) {
-  const auto refuse = [&label] [[noreturn]] (const char* rule) {
+  const auto refuse = [&label](const char* rule) {
     throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
   };
   std::uint64_t bits = dtype_bits(dtype);
