@@ -1,5 +1,6 @@
 // run: no holder. The tensors belong to the command, and go with it.
 #include "core/error.h"
+#include "core/text.h"
 #include "tools/gpu/message.h"
 #include "tools/gpu/transfer.h"
 #include "tools/gpu/verbs.h"
@@ -104,7 +105,7 @@ int run(const GpuArguments& arguments) {
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
   const int error = errno;
-  std::fprintf(stderr, "stfs-gpu: %s: %s\n", arguments.command[0].c_str(),
+  std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(arguments.command[0]).c_str(),
                errno_text(error).c_str());
   return error == ENOENT ? kNoSuchCommand : kCannotRun;
 }

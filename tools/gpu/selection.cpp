@@ -200,6 +200,8 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
        at.increment(error)) {
+    // The views, where they are listed, show the same tensors again: only who names them gets them.
+    if (at->path().filename() == ".stfs") at.disable_recursion_pending();
     if (at->is_regular_file()) add_file(at->path().string(), options, items);
   }
   if (error) throw_errno(ErrorCode::kUnreadable, path, "", error.value());

@@ -1,0 +1,293 @@
+// Whoever reaches the holder's socket and means harm: refused, bounded, logged; others unaffected.
+#include "tests/gpu/tool.h"
+#include "tools/gpu/selection.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class GpuHolderFaults : public GpuToolTest {
+ protected:
+  void SetUp() override {
+    GpuToolTest::SetUp();
+    if (IsSkipped()) return;
+    running_ = std::make_unique<Process>(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
+    ASSERT_TRUE(eventually([&] { return holder() > 0; })) << running_->err();
+    tensor_ = small().string() + "::a";
+    ASSERT_EQ(gpu({"load", "--device", "cpu", tensor_}).status, 0);
+  }
+
+  UniqueFd connected() const {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    socket().copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+
+  static std::string frame(const std::string& body, std::uint32_t descriptors = 0) {
+    std::string bytes;
+    for (const std::size_t value : {body.size(), std::size_t{descriptors}}) {
+      for (unsigned i = 0; i < 4; ++i) bytes += static_cast<char>((value >> (8 * i)) & 0xff);
+    }
+    return bytes + body;
+  }
+
+  // As much as the holder takes now.
+  static std::size_t push(const UniqueFd& fd, std::string_view bytes) {
+    std::size_t sent = 0;
+    while (sent < bytes.size()) {
+      const ssize_t n =
+          ::send(fd.get(), bytes.data() + sent, bytes.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n > 0) sent += static_cast<std::size_t>(n);
+      if (n > 0) continue;
+      if (errno != EAGAIN) break;
+      pollfd room{fd.get(), POLLOUT, 0};
+      if (::poll(&room, 1, 500) == 0) break;
+    }
+    return sent;
+  }
+
+  static bool is_cut_off(const UniqueFd& fd) {
+    return eventually([&] {
+      char c = 0;
+      return ::recv(fd.get(), &c, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
+    });
+  }
+
+  std::uint64_t of_holder(const char* name) const {
+    std::ifstream file("/proc/" + std::to_string(running_->pid()) + "/status");
+    std::string word;
+    std::uint64_t value = 0;
+    while (file >> word) {
+      if (word == name && file >> value) return value;
+    }
+    return 0;
+  }
+  std::uint64_t most_kilobytes() const { return of_holder("VmHWM:"); }
+  std::size_t holder_descriptors() const {
+    return names_in("/proc/" + std::to_string(running_->pid()) + "/fd").size();
+  }
+
+  // Others are served as ever.
+  void expect_others_served() const {
+    EXPECT_TRUE(running_->running()) << running_->err();
+    const Outcome outcome = gpu({"get", "--device", "cpu", tensor_});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const std::string other = tensor_.substr(0, tensor_.size() - 1) + "b";
+    EXPECT_EQ(gpu({"load", "--device", "cpu", other}).status, 0);
+  }
+
+  std::unique_ptr<Process> running_;
+  std::string tensor_;
+};
+
+// A sanitized program keeps what it has freed for a while.
+#ifdef STFS_SANITIZED
+constexpr std::uint64_t kMostKilobytes = 4'000'000;
+#else
+constexpr std::uint64_t kMostKilobytes = 800'000;
+#endif
+
+TEST_F(GpuHolderFaults, RandomBytesEndTheConnectionThatSentThem) {
+  RandomBytes random(4);
+  for (int i = 0; i < 200; ++i) {
+    const UniqueFd fd = connected();
+    push(fd, random.bytes(1 + random.next() % 5000));
+    ::shutdown(fd.get(), SHUT_WR);
+  }
+  for (int i = 0; i < 200; ++i) {
+    const UniqueFd fd = connected();
+    push(fd, frame(random.bytes(random.next() % 500)));
+    EXPECT_TRUE(is_cut_off(fd));
+  }
+
+  expect_others_served();
+}
+
+TEST_F(GpuHolderFaults, HalfMessagesHoldUpNobodyAndAreBounded) {
+  const std::string half = frame(std::string(60 << 20, ' ')).substr(0, 59 << 20);
+  std::vector<UniqueFd> hogs;
+  for (int i = 0; i < 8; ++i) {
+    hogs.push_back(connected());
+    push(hogs.back(), half);
+  }
+
+  expect_others_served();
+
+  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+  EXPECT_NE(running_->err().find("cut off"), std::string::npos);
+}
+
+TEST_F(GpuHolderFaults, AMessageOfMillionsOfValuesIsRefused) {
+  std::string body = "{\"request\":\"load\",\"items\":[{}";
+  while (body.size() < (60 << 20)) body += ",{}";
+  const UniqueFd fd = connected();
+
+  push(fd, frame(body + "]}"));
+
+  EXPECT_TRUE(is_cut_off(fd));
+  expect_others_served();
+  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+}
+
+TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
+  const std::size_t before = holder_descriptors();
+  std::vector<int> descriptors(200, STDIN_FILENO);
+  for (int i = 0; i < 50; ++i) {
+    const UniqueFd fd = connected();
+    std::string bytes = frame("{\"request\":\"list\"}", 200);
+    iovec piece{bytes.data(), bytes.size()};
+    std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+    msghdr header{};
+    header.msg_iov = &piece;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    cmsghdr* c = CMSG_FIRSTHDR(&header);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(c), descriptors.data(), descriptors.size() * sizeof(int));
+    ASSERT_GT(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), 0);
+    EXPECT_TRUE(is_cut_off(fd));
+  }
+
+  EXPECT_LE(holder_descriptors(), before + 2);
+  expect_others_served();
+}
+
+TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
+  const Mounted mount({small("n.safetensors")});
+  ASSERT_EQ(gpu({"load", "--device", "cpu", mount.path().string()}).status, 0);
+  std::string many;
+  while (many.size() < (1 << 20)) many += frame("{\"request\":\"list\"}");
+  const UniqueFd fd = connected();
+  std::size_t taken = 0;
+  for (int i = 0; i < 64; ++i) {
+    const std::size_t sent = push(fd, many);
+    taken += sent;
+    if (sent < many.size()) break;
+  }
+
+  EXPECT_LT(taken, 16u << 20) << "bytes of requests";
+  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+  expect_others_served();
+}
+
+TEST_F(GpuHolderFaults, LoadsThatAreNotWaitedForDoNotPileUp) {
+  std::string request =
+      R"({"request":"load","uuid":"GPU-0","device":"cuda:0","items":[{"path":"/x",)"
+      R"("tensor":"t","device":1,"inode":1,"size":9,"mtime":1,"mtime_ns":1,)"
+      R"("offset":0,"dtype":"U8","shape":[9],"slice":"","as":""}]})";
+  const UniqueFd fd = connected();
+
+  for (int i = 0; i < 1000; ++i) push(fd, frame(request));
+
+  expect_others_served();
+  EXPECT_LT(most_kilobytes(), kMostKilobytes);
+}
+
+TEST_F(GpuHolderFaults, AClientThatNeverReleasesKeepsOnlyWhatItHas) {
+  kill_and_wait(running_->pid());
+  running_ = std::make_unique<Process>(
+      std::vector<std::string>{STFS_GPU_BINARY, "holder", "--memory-limit", "4MiB"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  {
+    std::optional<Client> hog = Client::connect("");
+    ASSERT_EQ(gpu({"load", "--device", "cpu", tensor_}).status, 0);
+    Selection selection;
+    const auto items = selection.resolve(tensor_);
+    LoadRequest request;
+    request.lease = true;
+    for (int i = 0; i < 100; ++i) hog->load(cpu_info(), items, request);
+    const std::string source = tensor_.substr(0, tensor_.size() - 1);
+
+    EXPECT_EQ(gpu({"load", "--device", "cpu", source + "b"}).status, 0) << "there is room for one";
+    EXPECT_EQ(gpu({"load", "--device", "cpu", source + "layers.0.w"}).status, 0) << "b made way";
+    EXPECT_EQ(resident(), (std::vector<std::string>{"a", "layers.0.w"}));
+  }
+  // It has gone, and so has its lease.
+  EXPECT_TRUE(eventually([&] {
+    std::optional<Client> client = Client::connect("");
+    for (const Resident& tensor : client->list()) {
+      if (!tensor.users.empty()) return false;
+    }
+    return true;
+  }));
+}
+
+TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
+  kill_and_wait(running_->pid());
+  running_ = std::make_unique<Process>(
+      std::vector<std::string>{"prlimit", "--nofile=40:40", STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  std::vector<UniqueFd> flood;
+  int cut = 0;
+  for (int i = 0; i < 100; ++i) flood.push_back(connected());
+  ASSERT_TRUE(
+      eventually([&] { return running_->err().find("too many open files") != std::string::npos; }));
+  for (const UniqueFd& fd : flood) {
+    char c = 0;
+    if (::recv(fd.get(), &c, 1, MSG_DONTWAIT) == 0) ++cut;
+  }
+  EXPECT_GT(cut, 0);
+  // Nothing is left to do: it sleeps, and does not look at the same connection again and again.
+  EXPECT_TRUE(eventually([&] {
+    std::ifstream file("/proc/" + std::to_string(running_->pid()) + "/wchan");
+    std::string where;
+    file >> where;
+    std::ifstream status("/proc/" + std::to_string(running_->pid()) + "/status");
+    std::string line;
+    while (std::getline(status, line)) {
+      if (line.starts_with("State:")) return line.find('S') != std::string::npos;
+    }
+    return false;
+  }));
+  flood.clear();
+
+  EXPECT_TRUE(eventually([&] { return holder() > 0; }));
+}
+
+TEST_F(GpuHolderFaults, ADeviceThatIsFullIsSaidAndWhatIsThereStays) {
+  expect_one_line(gpu({"load", "--device", "cpu", "--keep-free", "1000000GiB",
+                       tensor_.substr(0, tensor_.size() - 1) + "b"}),
+                  5, "out of memory");
+
+  expect_others_served();
+}
+
+TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 3000) GTEST_SKIP() << "needs 3000 open files";
+  rlimit raised{limit.rlim_max, limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+  {
+    std::vector<UniqueFd> flood;
+    for (int i = 0; i < 1100; ++i) flood.push_back(connected());
+    EXPECT_TRUE(is_cut_off(flood.back()));
+    EXPECT_NE(running_->err().find("refused a connection"), std::string::npos);
+  }
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+
+  EXPECT_TRUE(eventually([&] { return holder() > 0; }));
+  expect_others_served();
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,342 @@
+// The holder and its copiers: who is killed when, limits, sockets.
+#include "tests/gpu/tool.h"
+#include "tests/support/checkpoint_writer.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class GpuHolder : public GpuToolTest {
+ protected:
+  Outcome load(const std::string& tensor) const { return gpu({"load", "--device", "cpu", tensor}); }
+
+  UniqueFd listening(const std::string& path, int backlog) const {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const sockaddr_un address = address_of(path);
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(fd.get(), backlog), 0);
+    return fd;
+  }
+  static sockaddr_un address_of(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    return address;
+  }
+};
+
+TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
+  const auto source = small();
+
+  EXPECT_EQ(load(source.string() + "::a").status, 0);
+
+  const pid_t pid = holder();
+  ASSERT_GT(pid, 0);
+  EXPECT_EQ(::getsid(pid), pid == ::getsid(pid) ? pid : ::getsid(pid));
+  struct stat status {};
+  ASSERT_EQ(::stat(socket().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(load(source.string() + "::b").status, 0);
+  EXPECT_EQ(holder(), pid);
+}
+
+TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
+  const auto source = small();
+  std::vector<std::unique_ptr<Process>> loads;
+  for (int i = 0; i < 6; ++i) {
+    loads.push_back(start({"load", "--json", "--device", "cpu", source.string() + "::*"}));
+  }
+
+  std::uint64_t copied = 0;
+  for (const auto& process : loads) {
+    const Outcome outcome = process->wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    if (outcome.status == 0) {
+      copied += json::parse(outcome.out)["copied_bytes"].get<std::uint64_t>();
+    }
+  }
+
+  EXPECT_EQ(copied, 64u * 48 * 4 + 40 + 128 * 32 * 2);
+  EXPECT_EQ(resident().size(), 3u);
+}
+
+TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
+  MidLoad load = mid_load();
+  load.client->signal(SIGKILL);
+  load.client->wait();
+  ::kill(load.copier, SIGCONT);
+
+  const auto source = small();
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0);
+  EXPECT_EQ(resident(), Names{"a"});
+}
+
+TEST_F(GpuHolder, ACopierKilledInMidLoadFailsThatLoadAlone) {
+  MidLoad load = mid_load();
+  const pid_t before = holder();
+  kill_and_wait(load.copier);
+
+  expect_one_line(load.client->wait(), 5, "copier");
+  EXPECT_EQ(holder(), before);
+  EXPECT_EQ(resident(), Names{});
+  const auto source = small();
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0);
+}
+
+TEST_F(GpuHolder, ACopierKilledIdleIsReplaced) {
+  const auto source = small();
+  load(source.string() + "::a");
+  const pid_t first = copier();
+  ASSERT_GT(first, 0);
+  kill_and_wait(first);
+
+  EXPECT_EQ(load(source.string() + "::b").status, 0);
+  EXPECT_EQ(resident(), (Names{"a", "b"}));
+}
+
+TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
+  start_holder({"--copier-idle", "0"});
+  const auto source = small();
+  EXPECT_EQ(load(source.string() + "::a").status, 0);
+
+  EXPECT_TRUE(eventually([&] { return copier() == 0; }));
+  EXPECT_EQ(resident(), Names{"a"});
+  EXPECT_EQ(load(source.string() + "::b").status, 0);
+}
+
+TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
+  MidLoad load = mid_load();
+  const UniqueFd copier_end(
+      ::open(("/proc/" + std::to_string(load.copier)).c_str(), O_RDONLY | O_DIRECTORY));
+  kill_and_wait(holder());
+  ::kill(load.copier, SIGCONT);
+
+  expect_one_line(load.client->wait(), 5, "holder");
+  EXPECT_TRUE(eventually([&] { return ::faccessat(copier_end.get(), "stat", F_OK, 0) != 0; }))
+      << "the copier goes on for nobody";
+  const auto source = small();
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "another one is started";
+  EXPECT_EQ(resident(), Names{"a"});
+}
+
+TEST_F(GpuHolder, ASourceTruncatedInMidLoadPublishesNothing) {
+  MidLoad load = mid_load();
+  std::filesystem::resize_file(large(), 100'000);
+  ::kill(load.copier, SIGCONT);
+
+  expect_one_line(load.client->wait(), 3, "changed");
+  EXPECT_EQ(resident(), Names{});
+}
+
+TEST_F(GpuHolder, ASourceRewrittenInMidLoadPublishesNothing) {
+  MidLoad load = mid_load();
+  const UniqueFd file(::open(large().c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::pwrite(file.get(), "x", 1, 200'000), 1);
+  ::kill(load.copier, SIGCONT);
+
+  expect_one_line(load.client->wait(), 3, "changed");
+  EXPECT_EQ(resident(), Names{});
+}
+
+TEST_F(GpuHolder, ALimitIsKeptByEvictionOrSaid) {
+  const std::uint64_t mib = 1 << 20;
+  write_safetensors(file("m.safetensors"),
+                    {random_tensor("a", "U8", {33 * mib}), random_tensor("b", "U8", {33 * mib}),
+                     random_tensor("c", "U8", {33 * mib}), random_tensor("d", "U8", {70 * mib})});
+  const std::string source = file("m.safetensors").string();
+  start_holder({"--memory-limit", "68MiB"});
+  load(source + "::a");
+  load(source + "::b");
+  load(source + "::a");
+
+  EXPECT_EQ(load(source + "::c").status, 0);
+  EXPECT_EQ(resident(), (Names{"a", "c"}));
+  gpu({"pin", source + "::a"});
+  const Outcome full = load(source + "::d");
+  expect_one_line(full, 5, "out of memory");
+  for (const char* part : {"needed 70", "held 68", "evictable 34", "limit 68"}) {
+    EXPECT_NE(full.err.find(part), std::string::npos) << full.err;
+  }
+  EXPECT_EQ(resident(), (Names{"a", "c"}));
+  expect_one_line(gpu({"load", "--device", "cpu", "--keep-free", "1000000GiB", source + "::b"}), 5,
+                  "out of memory");
+}
+
+TEST_F(GpuHolder, AProgramThatIsGoneFailsEveryLoadAtOnce) {
+  const auto program = file("stfs-gpu-copy");
+  std::filesystem::copy_file(STFS_GPU_BINARY, program);
+  Process running({program.string(), "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  std::filesystem::remove(program);
+  const auto source = small();
+  const auto first = start({"load", "--device", "cpu", source.string() + "::a"});
+  const auto second = start({"load", "--device", "cpu", source.string() + "::b"});
+
+  expect_one_line(first->wait(), 5, "could not be started");
+  expect_one_line(second->wait(), 5, "could not be started");
+}
+
+TEST_F(GpuHolder, LeavesWhenItIsIdleForAsLongAsItWasTold) {
+  start_holder({"--exit-idle", "1"});
+  const auto source = small();
+  load(source.string() + "::a");
+  gpu({"evict", "--all"});
+
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(socket()); }));
+  EXPECT_EQ(load(source.string() + "::a").status, 0);
+}
+
+TEST_F(GpuHolder, EndsCleanlyOnSigterm) {
+  Process running({STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+
+  running.signal(SIGTERM);
+
+  EXPECT_EQ(running.wait().status, 0);
+  EXPECT_FALSE(std::filesystem::exists(socket()));
+}
+
+TEST_F(GpuHolder, ASecondOneLeavesTheFirstAlone) {
+  start_holder({});
+  const pid_t first = holder();
+
+  EXPECT_EQ(gpu({"holder"}).status, 0);
+  EXPECT_EQ(gpu({"holder", "--background"}).status, 0);
+
+  EXPECT_EQ(holder(), first);
+}
+
+TEST_F(GpuHolder, OneThatIsTooBusyToAnswerIsNotReplaced) {
+  const UniqueFd busy = listening(socket(), 0);
+  const sockaddr_un address = address_of(socket());
+  std::vector<UniqueFd> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.emplace_back(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ::connect(waiting.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  }
+  struct stat before {};
+  ASSERT_EQ(::stat(socket().c_str(), &before), 0);
+
+  EXPECT_EQ(gpu({"holder", "--background"}).status, 0);
+
+  struct stat after {};
+  ASSERT_EQ(::stat(socket().c_str(), &after), 0);
+  EXPECT_EQ(after.st_ino, before.st_ino);
+}
+
+TEST_F(GpuHolder, ADeadSocketIsReplacedAndAFileIsNot) {
+  listening(socket(), 1);  // closed at once
+  const auto source = small();
+  EXPECT_EQ(load(source.string() + "::a").status, 0);
+  kill_and_wait(holder());
+  std::filesystem::remove(socket());
+  write_file(socket(), "precious");
+
+  EXPECT_EQ(load(source.string() + "::a").status, 5);
+
+  EXPECT_EQ(read_file(socket()), "precious");
+}
+
+TEST_F(GpuHolder, ADirectoryOfAnotherUserIsRefused) {
+  const auto source = small();
+  const auto theirs = file("theirs");
+  std::filesystem::create_directory(theirs);
+  const RunOptions there{.environment = {"STFS_GPU_SOCKET=", "XDG_RUNTIME_DIR=" + theirs.string()}};
+  const auto load_there = [&] {
+    return gpu({"load", "--device", "cpu", source.string() + "::a"}, there);
+  };
+  ASSERT_EQ(::chmod(theirs.c_str(), 0777), 0);
+  expect_one_line(load_there(), 5, "not a directory of this user alone");
+  ASSERT_EQ(::chmod(theirs.c_str(), 0700), 0);
+  if (::geteuid() != 0) return;
+  ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
+
+  expect_one_line(load_there(), 5, "not a directory of this user alone");
+}
+
+TEST_F(GpuHolder, AForeignUserIsRefusedAndLogged) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be someone else";
+  Process running({STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  // As open as it can be made from outside: the holder itself must refuse.
+  ASSERT_EQ(::chmod(socket().c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(file("").c_str(), 0755), 0);
+
+  const Outcome foreign =
+      run({"setpriv", "--reuid=65534", "--clear-groups", "python3", "-c",
+           "import socket,sys\n"
+           "s=socket.socket(socket.AF_UNIX)\n"
+           "s.connect(sys.argv[1])\n"
+           "try:\n"
+           "  s.sendall(b'\\x13\\0\\0\\0\\0\\0\\0\\0{\"request\":\"list\"}  ')\n"
+           "  d=s.recv(100)\n"
+           "except OSError: d=b''\n"
+           "sys.exit(len(d))",
+           socket()});
+
+  EXPECT_EQ(foreign.status, 0) << foreign.err << "an answer was given";
+  EXPECT_TRUE(eventually([&] {
+    return running.err().find("refused a connection of user 65534") != std::string::npos;
+  }));
+  EXPECT_GT(holder(), 0);
+}
+
+TEST_F(GpuHolder, AClientDoesNotTalkToAForeignHolder) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be someone else";
+  const auto source = small();
+  for (const auto& path : {file(""), source}) {
+    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  }
+  ASSERT_EQ(::chmod(file("").c_str(), 0777), 0);
+  Process theirs({"setpriv", "--reuid=65534", "--clear-groups", STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(socket()) || !theirs.running(); }));
+  if (!theirs.running()) GTEST_SKIP() << "the other user cannot run the program here";
+
+  expect_one_line(load(source.string() + "::a"), 5, "another user's");
+}
+
+TEST_F(GpuHolder, TakesASocketThatWasHandedOver) {
+  const UniqueFd listener = listening(socket(), 16);
+  const std::string script =
+      "exec 3<&" + std::to_string(100) +
+      "; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder --exit-idle 1";
+  ASSERT_EQ(::dup2(listener.get(), 100), 100);  // inherited
+  Process activated({"/bin/bash", "-c", script, "bash", STFS_GPU_BINARY});
+  ::close(100);
+  const auto source = small();
+
+  EXPECT_EQ(load(source.string() + "::a").status, 0);
+  EXPECT_EQ(holder(), activated.pid());
+  gpu({"evict", "--all"});
+
+  EXPECT_EQ(activated.wait().status, 0);
+  EXPECT_TRUE(std::filesystem::exists(socket())) << "it belongs to who made it";
+}
+
+TEST_F(GpuHolder, WhatWasHandedOverMustListen) {
+  for (const char* script :
+       {"exec 3</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",
+        "exec 3<&-; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",
+        "export LISTEN_FDS=2 LISTEN_PID=$$; exec \"$1\" holder"}) {
+    expect_one_line(run({"/bin/bash", "-c", script, "bash", STFS_GPU_BINARY},
+                        {.limit = std::chrono::seconds(20)}),
+                    5, "LISTEN_FDS");
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test
