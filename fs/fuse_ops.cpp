@@ -27,6 +27,7 @@ FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem
 // Runs `answer`, which replies to the request and is all that a callback does.
 template <class Answer>
 void guarded(fuse_req_t request, const Answer& answer) noexcept {
+  Ledger* const ledger = context(request).ledger;
   try {
     answer();
   } catch (const std::bad_alloc&) {
@@ -34,6 +35,7 @@ void guarded(fuse_req_t request, const Answer& answer) noexcept {
   } catch (...) {
     fuse_reply_err(request, EIO);
   }
+  if (ledger != nullptr) ledger->count_answer();
 }
 
 struct stat to_stat(const Attributes& attributes) {
