@@ -86,6 +86,7 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& started) {
       events[2].fd = -1;
       is_ending_ = true;
       ::kill(worker, SIGTERM);
+      ::kill(worker, SIGCONT);  // it may have been stopped
     }
   }
   int status = 0;
