@@ -67,7 +67,7 @@ std::optional<int> Supervisor::run() {
 }
 
 // Waits for the worker's end and returns how it ended. A signal is passed on to it; if it does not
-// end then, it is killed.
+// end then, it is killed, and no longer waited for: it may hang in a disk's driver.
 int Supervisor::wait_for(pid_t worker, const UniqueFd& started) {
   constexpr int kMostMillisecondsToEnd = 10'000;
   const UniqueFd ended(static_cast<int>(::syscall(SYS_pidfd_open, worker, 0)));
@@ -75,8 +75,11 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& started) {
   while (true) {
     const int n = ::poll(events, 3, is_ending_ ? kMostMillisecondsToEnd : -1);
     if (n < 0 && errno == EINTR) continue;
-    if (n == 0) ::kill(worker, SIGKILL);
-    if (n == 0 || events[0].revents != 0) break;
+    if (n == 0) {
+      ::kill(worker, SIGKILL);
+      return SIGKILL;
+    }
+    if (events[0].revents != 0) break;
     if (events[1].revents != 0) {
       char byte = 0;
       events[1].fd = -1;  // once is enough

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -231,7 +232,9 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   const File f32{".stfs/f32/w", floats};
   const File slice{".stfs/slice/w/::2", rows};
   const File part{".stfs/slice/w/1", w().substr(kColumns * 2, kColumns * 2)};
-  const auto as_it_is = [&](const std::string& path) { return File{path, read_file(*mount / path)}; };
+  const auto as_it_is = [&](const std::string& path) {
+    return File{path, read_file(*mount / path)};
+  };
   const File digest = as_it_is(".stfs/sha256/layer.0.bias");
   const File subset = as_it_is(".stfs/subset/layer.*.safetensors");
   const File table = as_it_is(".stfs/tensors.json");
@@ -287,8 +290,7 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   std::printf("%d workers killed under %d readings of 16 readers, the longest took %d ms\n",
               static_cast<int>(killed), static_cast<int>(rounds()),
               static_cast<int>(worst / std::chrono::milliseconds(1)));
-  EXPECT_EQ(count_lines(mount->process().err(), "was killed by signal 9"),
-            static_cast<int>(kills));
+  EXPECT_EQ(count_lines(mount->process().err(), "was killed by signal 9"), static_cast<int>(kills));
   EXPECT_EQ(count_lines(mount->process().err(), ""), static_cast<int>(kills))
       << mount->process().err();
   EXPECT_LT(worst, std::chrono::seconds(60));
@@ -301,6 +303,49 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
   mount->process().signal(SIGTERM);
   EXPECT_EQ(mount->process().wait().status, 0);
   expect_nothing_left(mount->path());
+}
+
+TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
+  // Each worker begins without a page of the source in its page table.
+  constexpr std::uint64_t kBytes = 64 << 20;
+  constexpr std::size_t kPart = 1 << 20;
+  tensors_[0] = random_tensor("w", "U8", {kBytes});
+  write_safetensors(source(), tensors_);
+  const auto mount = this->mount({"-o", "cache=direct"});
+  std::atomic<bool> stop = false;
+  std::atomic<std::uint64_t> rounds = 0;
+  std::vector<std::thread> readers;
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    readers.emplace_back([&, i] {
+      RandomBytes random(i + 1);
+      std::string got(kPart, '\0');
+      const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
+      while (!stop && !HasFailure()) {
+        const std::uint64_t at = random.next() % (kBytes / kPart) * kPart;
+        const ssize_t n = ::pread64(fd, got.data(), kPart, static_cast<off64_t>(at));
+        EXPECT_EQ(n, static_cast<ssize_t>(kPart)) << std::strerror(errno);
+        EXPECT_EQ(std::memcmp(got.data(), w().data() + at, kPart), 0) << at;
+        ++rounds;
+      }
+      ::close(fd);
+    });
+  }
+
+  const std::uint64_t kills = long_or(200, 4);
+  for (std::uint64_t killed = 0; killed < kills && !HasFailure(); killed += 2) {
+    live_usefully(*mount);
+    kill_worker(*mount);
+    // The next one while it is young; a second young death would be taken for a request's fault.
+    const pid_t young = worker_of(*mount);
+    const std::uint64_t before = rounds;
+    while (rounds < before + killed % 16 && !HasFailure()) std::this_thread::yield();
+    ::kill(young, SIGKILL);
+    EXPECT_TRUE(eventually([&] { return is_gone(young); }));
+  }
+
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_TRUE(mount->process().running()) << mount->process().err();
 }
 
 TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
@@ -498,8 +543,7 @@ TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
   std::atomic<int> error = -1;
   std::thread reader([&] {
     char byte = 0;
-    const int fd =
-        ::open((*mount / ".stfs/sha256/layer.0.bias").c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = ::open((*mount / ".stfs/sha256/layer.0.bias").c_str(), O_RDONLY | O_CLOEXEC);
     error = ::read(fd, &byte, 1) < 0 ? errno : 0;
     ::close(fd);
   });
@@ -521,8 +565,7 @@ TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
   std::atomic<int> error = -1;
   std::thread reader([&] {
     char byte = 0;
-    const int fd =
-        ::open((*mount / ".stfs/sha256/layer.0.bias").c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = ::open((*mount / ".stfs/sha256/layer.0.bias").c_str(), O_RDONLY | O_CLOEXEC);
     error = ::read(fd, &byte, 1) < 0 ? errno : 0;
     ::close(fd);
   });
@@ -599,8 +642,13 @@ TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
   }
 
   mount->process().signal(SIGTERM);
+  int status = 0;
+  do {  // the end of a traced process is told to its tracer first
+    ASSERT_EQ(::waitpid(worker, &status, __WALL), worker);
+  } while (!WIFSIGNALED(status));
   const Outcome result = mount->process().wait();
 
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_TRUE(mounts_at(mount->path()).empty());
 }
@@ -634,9 +682,9 @@ TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
     EXPECT_EQ(mount->process().wait().status, 128 + SIGKILL);
 
     EXPECT_EQ(read_file(*mount / "w"), w());
-    EXPECT_TRUE(eventually(
-        [&] { return count_lines(mount->process().err(), "the supervisor has ended") == 1; }))
-        << mount->process().err();
+    EXPECT_TRUE(eventually([&] {
+      return count_lines(mount->process().err(), "the supervisor has ended") == 1;
+    })) << mount->process().err();
     if (by_signal) {
       ::kill(worker, SIGTERM);
     } else {
@@ -704,9 +752,9 @@ TEST_F(Supervise, InTheBackgroundItReturnsWhenTheMountAnswersAndLetsGoOfTheCalle
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
 
-  const Outcome result = sh(R"(out=$("$1" -o supervise "$2" "$3" 2>&1); echo "<$out>"; ls "$3")",
-                            {STFS_BINARY, source(), mountpoint},
-                            {.limit = std::chrono::seconds(30)});
+  const Outcome result =
+      sh(R"(out=$("$1" -o supervise "$2" "$3" 2>&1); echo "<$out>"; ls "$3")",
+         {STFS_BINARY, source(), mountpoint}, {.limit = std::chrono::seconds(30)});
 
   EXPECT_FALSE(result.timed_out);
   EXPECT_EQ(result.out, "<>\nlayer.0.bias\nlayer.1.bias\nw\n") << result.err;
