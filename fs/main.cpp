@@ -151,8 +151,7 @@ class Session {
   // Answers requests until the mount is taken away or a signal (SIGHUP, SIGINT, SIGTERM) asks to
   // end; both are a success. At most `threads` are answered at the same time. `lifeline` and
   // `on_orphaned` as for SignalWatch.
-  void run(
-      unsigned threads, int lifeline = -1, const std::function<void()>& on_orphaned = [] {});
+  void run(unsigned threads, int lifeline, const std::function<void()>& on_orphaned);
 
  private:
   void refuse_what_was_sent_before();
@@ -328,20 +327,18 @@ int mount(Options options) {
 
   std::optional<Ledger> ledger;
   std::optional<Supervisor> supervisor;
-  const bool handshake_was_read = options.supervise;
   if (options.supervise && !session.read_handshake()) {
     std::fprintf(stderr,
                  "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
                  "6.9 can): not supervised\n");
-    options.supervise = false;
-  }
-  if (options.supervise) {
+  } else if (options.supervise) {
     ledger.emplace(checkpoint.sources().size());
     supervisor.emplace(
         session.signals(), *ledger,
         Supervisor::Hooks{.ready = [&daemon] { daemon.ready(); },
                           .log = [&daemon](const std::string& line) { daemon.log(line); }});
     if (const auto status = supervisor->run()) return *status;
+    // From here on this process is a worker.
     context.ledger = &*ledger;
     context.on_mounted = [&] {
       daemon.ready_as_child();
@@ -358,13 +355,9 @@ int mount(Options options) {
                         [&daemon](const std::string& line) { daemon.log(line); });
   context.filesystem = &filesystem;
   const unsigned threads = options.threads != 0 ? options.threads : kMostThreads;
-  if (handshake_was_read) session.answer_handshake();
-  if (!supervisor) {
-    session.run(threads);
-    return 0;
-  }
-  session.take_over(supervisor->distrusts_requests());
-  session.run(threads, supervisor->lifeline(), [&daemon] {
+  if (options.supervise) session.answer_handshake();
+  if (supervisor) session.take_over(supervisor->distrusts_requests());
+  session.run(threads, supervisor ? supervisor->lifeline() : -1, [&daemon] {
     daemon.log("supervise: the supervisor has ended: serving goes on without one");
   });
   return 0;
