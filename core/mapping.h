@@ -42,6 +42,8 @@ class Mapping {
   // One fstat, under a microsecond. Call it before bytes are sent, and after bytes are read.
   int verify() const;
   bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // verify() saw it
+  // As if verify() had seen it: another process did.
+  void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
 
   // Whether the kernel has every page of a range at hand, so that it can be sent from the mapping
   // without waiting for a disk. True as well where the kernel does not tell (a file that is neither

@@ -40,15 +40,24 @@ Daemon::Daemon(bool foreground) : foreground_(foreground) {
   ::_exit(exit_status(ErrorCode::kMountFailed));
 }
 
-void Daemon::ready() {
-  notify_service_manager("READY=1");
-  if (foreground_) return;
+void Daemon::leave_terminal() const {
   ::setsid();
   if (::chdir("/") != 0) log("chdir: " + errno_text(errno));
   ::openlog("stfs", LOG_PID, LOG_DAEMON);
   if (const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC)); null) {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null.get(), fd);
   }
+}
+
+void Daemon::ready_as_child() {
+  parent_ = UniqueFd();
+  if (!foreground_) leave_terminal();
+}
+
+void Daemon::ready() {
+  notify_service_manager("READY=1");
+  if (foreground_) return;
+  leave_terminal();
   const char one = 1;
   if (::write(parent_.get(), &one, 1) != 1) {
     // The command was ended before the mount was ready, so nobody wants it any more.

@@ -22,11 +22,16 @@ class Daemon {
   // no more, this process sends itself SIGTERM: a command that was ended leaves no mount behind.
   void ready();
 
+  // The same for a child of this process, which leaves the parent to it.
+  void ready_as_child();
+
   // A line for the administrator: to standard error in the foreground, and to syslog in the
   // background once ready.
   void log(const std::string& line) const;
 
  private:
+  void leave_terminal() const;
+
   bool foreground_;
   UniqueFd parent_;  // the pipe on which the parent waits
 };

@@ -38,7 +38,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     : checkpoint_(checkpoint),
       options_(options),
       log_(std::move(log)),
-      views_(checkpoint, options.control),
+      views_(checkpoint, options.control, options.ledger),
       reported_(checkpoint.sources().size()),
       computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
                 [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
@@ -48,6 +48,11 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
   }
   statistics_.files = checkpoint.tensor_count();
+  for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
+    if (!options.ledger->has_changed(i)) continue;
+    checkpoint.sources()[i]->file.mark_changed();
+    reported_[i] = true;
+  }
 }
 
 Attributes FileSystem::attributes_of(Node node) const {
@@ -167,7 +172,9 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
 void FileSystem::report_changes() const {
   for (std::size_t i = 0; i < reported_.size(); ++i) {
     const Mapping& file = checkpoint_.sources()[i]->file;
-    if (!file.has_changed() || reported_[i].exchange(true)) continue;
+    if (!file.has_changed()) continue;
+    if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
+    if (reported_[i].exchange(true)) continue;
     log_(printable(file.path()) +
          ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
   }

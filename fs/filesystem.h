@@ -30,6 +30,7 @@ struct FileSystemOptions {
   gid_t gid = 0;
   mode_t umask = 0;  // taken away from 0444 for files and 0555 for directories
   ControlDirectory control = ControlDirectory::kHidden;
+  Ledger* ledger = nullptr;  // what this process takes from the one before it, and leaves
 };
 
 struct Attributes {

@@ -15,7 +15,8 @@ namespace stfs {
 
 // What the callbacks need; the session's user data. Outlives the session.
 struct FuseContext {
-  FileSystem* filesystem;
+  FileSystem* filesystem = nullptr;  // there before the first request
+  Ledger* ledger = nullptr;          // of a supervised worker
   bool direct = false;               // -o cache=direct: no pages of files are kept by the kernel
   unsigned max_read = 0;             // bytes a request, 0 for what kernel and libfuse agree on
   std::function<void()> on_mounted;  // called once, when the kernel has answered the handshake

@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -16,32 +17,48 @@ bool LookedUpNames::Equal::operator()(const Name* a, const Name* b) const {
   return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
 }
 
+void LookedUpNames::keep(std::unique_ptr<Name> name) {
+  Name* const kept = name.get();
+  by_number_.emplace(kept->number, std::move(name));
+  by_name_.insert(kept);
+}
+
+void LookedUpNames::restore(const std::function<std::optional<Content>(const Name& name)>& make) {
+  if (ledger_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  ledger_->restore([&](const Ledger::Name& left, std::uint32_t place) {
+    auto name = std::make_unique<Name>(Name{left.view, left.tensor, std::string(left.expression),
+                                            std::nullopt, left.number, left.lookups, place});
+    name->content = make(*name);
+    keep(std::move(name));
+  });
+  next_ = ledger_->next_number();
+}
+
 std::uint64_t LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
                                      std::string_view expression,
                                      const std::function<std::optional<Content>()>& make) {
   auto name =
       std::make_unique<Name>(Name{view, tensor, std::string(expression), std::nullopt, 0, 1});
-  const auto known = [&]() -> Name* {
+  // The ledger comes first: a lookup that the kernel never heard of costs a name that is kept too
+  // long, one that the ledger missed would cost the file.
+  const auto counted = [&]() -> Name* {
     const auto found = by_name_.find(name.get());
-    return found == by_name_.end() ? nullptr : *found;
+    if (found == by_name_.end()) return nullptr;
+    ++(*found)->lookups;
+    if (ledger_ != nullptr) ledger_->count((*found)->place, (*found)->lookups);
+    return *found;
   };
   {
     const std::lock_guard lock(mutex_);
-    if (Name* found = known()) {
-      ++found->lookups;
-      return found->number;
-    }
+    if (const Name* known = counted()) return known->number;
   }
   name->content = make();
   const std::lock_guard lock(mutex_);
-  if (Name* found = known()) {  // another thread was faster
-    ++found->lookups;
-    return found->number;
-  }
+  if (const Name* known = counted()) return known->number;  // another thread was faster
   const std::uint64_t number = name->number = next_++;
-  Name* const added = name.get();
-  by_number_.emplace(number, std::move(name));
-  by_name_.insert(added);
+  if (ledger_ != nullptr) name->place = ledger_->add({view, tensor, expression, number, 1});
+  keep(std::move(name));
   return number;
 }
 
@@ -58,10 +75,9 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     const auto found = by_number_.find(number);
     if (found == by_number_.end()) return;
     Name& name = *found->second;
-    if (name.lookups > lookups) {
-      name.lookups -= lookups;
-      return;
-    }
+    name.lookups -= std::min(lookups, name.lookups);
+    if (ledger_ != nullptr) ledger_->count(name.place, name.lookups);
+    if (name.lookups != 0) return;
     by_name_.erase(&name);
     by_number_.erase(found);
     // The allocator keeps the memory of small things; the kernel forgets many names at a time.

@@ -6,8 +6,10 @@
 #include "fs/fuse_ops.h"
 #include "fs/mount_table.h"
 #include "fs/options.h"
+#include "fs/supervisor.h"
 
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,9 +21,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,6 +42,11 @@ namespace {
 unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
 constexpr unsigned kMostThreads = 64;
 
+// Of version 7.40 of the protocol (Linux 6.9).
+constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the kernel can send again
+constexpr int kNotifyResend = 7;                      // asks for all that is not answered
+constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
+
 // Waits for SIGHUP, SIGINT and SIGTERM on a thread of its own, and ends the loop when one comes.
 // They are blocked everywhere else, from before the mount is there: a signal can come at no wrong
 // moment.
@@ -44,12 +57,16 @@ class SignalWatch {
   SignalWatch& operator=(const SignalWatch&) = delete;
   ~SignalWatch();
 
-  // Begins to watch for the loop that the calling thread is about to run.
-  void start(fuse_session* session);
+  // Begins to watch for the loop that the calling thread is about to run. When poll(2) shows
+  // POLLERR for `lifeline`, which may be -1, `on_orphaned` is called.
+  void start(fuse_session* session, int lifeline, const std::function<void()>& on_orphaned);
   void stop();
 
+  int fd() const { return signals_.get(); }
+
  private:
-  void watch(fuse_session* session, pthread_t loop) const;
+  void watch(fuse_session* session, pthread_t loop, int lifeline,
+             const std::function<void()>& on_orphaned) const;
 
   UniqueFd signals_;  // signalfd(2)
   UniqueFd stopped_;  // eventfd(2)
@@ -78,8 +95,11 @@ SignalWatch::SignalWatch() {
 
 SignalWatch::~SignalWatch() { stop(); }
 
-void SignalWatch::start(fuse_session* session) {
-  thread_ = std::thread([this, session, loop = ::pthread_self()] { watch(session, loop); });
+void SignalWatch::start(fuse_session* session, int lifeline,
+                        const std::function<void()>& on_orphaned) {
+  thread_ = std::thread([this, session, loop = ::pthread_self(), lifeline, on_orphaned] {
+    watch(session, loop, lifeline, on_orphaned);
+  });
 }
 
 void SignalWatch::stop() {
@@ -88,9 +108,15 @@ void SignalWatch::stop() {
   thread_.join();
 }
 
-void SignalWatch::watch(fuse_session* session, pthread_t loop) const {
-  pollfd events[] = {{stopped_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
-  while (::poll(events, 2, -1) < 0 && errno == EINTR) {
+void SignalWatch::watch(fuse_session* session, pthread_t loop, int lifeline,
+                        const std::function<void()>& on_orphaned) const {
+  pollfd events[] = {{stopped_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {lifeline, 0, 0}};
+  while (events[0].revents == 0 && events[1].revents == 0) {
+    if (::poll(events, 3, -1) < 0) continue;  // EINTR; nothing was written there
+    if (events[2].revents != 0) {
+      events[2] = {-1, 0, 0};
+      on_orphaned();
+    }
   }
   if (events[0].revents != 0) return;
   fuse_session_exit(session);
@@ -112,15 +138,29 @@ class Session {
   Session& operator=(const Session&) = delete;
   ~Session();
 
+  // Reads the kernel's handshake, so that each worker can be given it; says whether the kernel can
+  // send a worker the requests that the one before it did not answer.
+  bool read_handshake();
+  int signals() const { return signals_.fd(); }
+
+  // Learns from the handshake that was read what the kernel and this process agree on.
+  void answer_handshake();
+  // Asks for what the worker before this one did not answer. With `refuse` it is answered with EIO.
+  void take_over(bool refuse);
+
   // Answers requests until the mount is taken away or a signal (SIGHUP, SIGINT, SIGTERM) asks to
-  // end; both are a success. At most `threads` are answered at the same time.
-  void run(unsigned threads);
+  // end; both are a success. At most `threads` are answered at the same time. `lifeline` and
+  // `on_orphaned` as for SignalWatch.
+  void run(unsigned threads, int lifeline, const std::function<void()>& on_orphaned);
 
  private:
+  void refuse_what_was_sent_before();
+
   std::string place_;
   std::string device_;  // of the mount, as mountinfo names it
   SignalWatch signals_;
   fuse_session* session_ = nullptr;
+  std::string handshake_;  // a FUSE_INIT request
 };
 
 // The last line of what libfuse or fusermount3 wrote, without the name that begins it.
@@ -174,12 +214,69 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
 Session::~Session() {
   // libfuse unmounts by the path, where another mount may be by now, if this one was detached.
   const auto mount = mounted_at(place_);
-  if (!mount || mount->device == device_) fuse_session_unmount(session_);
+  if (!mount) {
+    // There is nothing left but its memory, and it must not say so.
+    capture_stderr([this] { fuse_session_unmount(session_); });
+  } else if (mount->device == device_) {
+    fuse_session_unmount(session_);
+  }
   fuse_session_destroy(session_);
 }
 
-void Session::run(unsigned threads) {
-  signals_.start(session_);
+bool Session::read_handshake() {
+  handshake_.resize(std::size_t{1} << 16);
+  ssize_t n = 0;
+  while ((n = ::read(fuse_session_fd(session_), handshake_.data(), handshake_.size())) < 0) {
+    if (errno != EINTR) throw_errno(ErrorCode::kMountFailed, place_, "handshake", errno);
+  }
+  handshake_.resize(static_cast<std::size_t>(n));
+  fuse_init_in init{};
+  if (handshake_.size() < sizeof(fuse_in_header) + sizeof init) return false;
+  std::memcpy(&init, handshake_.data() + sizeof(fuse_in_header), sizeof init);
+  const std::uint64_t flags = init.flags | std::uint64_t{init.flags2} << 32;
+  return (init.flags & FUSE_INIT_EXT) != 0 && (flags & kHasResend) != 0;
+}
+
+void Session::answer_handshake() {
+  // The kernel takes the first answer; for later ones it says that it does not wait for any.
+  std::string request = handshake_;
+  fuse_buf buffer{};
+  buffer.size = request.size();
+  buffer.mem = request.data();
+  fuse_session_process_buf(session_, &buffer);
+}
+
+void Session::take_over(bool refuse) {
+  const fuse_out_header again{sizeof again, kNotifyResend, 0};
+  if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // not mounted any more
+  if (refuse) refuse_what_was_sent_before();
+}
+
+void Session::refuse_what_was_sent_before() {
+  const int device = fuse_session_fd(session_);
+  pollfd readable{device, POLLIN, 0};
+  // These requests come before all new ones. Between them can be some that get no answer.
+  bool is_new = false;
+  while (!is_new && ::poll(&readable, 1, 0) > 0) {
+    fuse_buf buffer{};
+    const int n = fuse_session_receive_buf(session_, &buffer);
+    const std::unique_ptr<void, decltype(&std::free)> memory(buffer.mem, &std::free);
+    if (n < static_cast<int>(sizeof(fuse_in_header))) return;
+    fuse_in_header header{};
+    std::memcpy(&header, buffer.mem, sizeof header);
+    if ((header.unique & kWasSentBefore) != 0 && header.opcode != FUSE_INTERRUPT) {
+      const fuse_out_header refusal{sizeof refusal, -EIO, header.unique};
+      if (::write(device, &refusal, sizeof refusal) < 0) continue;  // the reader has gone
+    } else {
+      fuse_session_process_buf(session_, &buffer);
+      is_new = header.opcode != FUSE_INTERRUPT && header.opcode != FUSE_FORGET &&
+               header.opcode != FUSE_BATCH_FORGET;
+    }
+  }
+}
+
+void Session::run(unsigned threads, int lifeline, const std::function<void()>& on_orphaned) {
+  signals_.start(session_, lifeline, on_orphaned);
   fuse_loop_config* config = fuse_loop_cfg_create();
   fuse_loop_cfg_set_max_threads(config, threads);
   fuse_loop_cfg_set_idle_threads(config, std::min(threads, busy_threads()));
@@ -206,7 +303,8 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
-void mount(Options options) {
+// Returns the exit status.
+int mount(Options options) {
   options.mountpoint = resolve_mountpoint(options.mountpoint);
   check_mountpoint(options.mountpoint);
   UniqueFd lock = lock_mountpoint(options.mountpoint);
@@ -220,25 +318,49 @@ void mount(Options options) {
   }
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
-  FileSystem filesystem(checkpoint,
-                        {.uid = options.uid.value_or(::getuid()),
-                         .gid = options.gid.value_or(::getgid()),
-                         .umask = options.umask,
-                         .control = options.control},
-                        [&daemon](const std::string& line) { daemon.log(line); });
   ::malloc_trim(0);  // what parsing the headers needed
-  FuseContext context{.filesystem = &filesystem,
-                      .direct = options.direct,
+  FuseContext context{.direct = options.direct,
                       .max_read = options.max_read,
                       .on_mounted = [&daemon] { daemon.ready(); }};
   Session session(options, context);
   lock = UniqueFd();
-  // Requests that wait for a computation are answered before the session ends.
-  const struct Stop {
-    FileSystem& filesystem;
-    ~Stop() { filesystem.stop_computing(); }
-  } stop{filesystem};
-  session.run(options.threads != 0 ? options.threads : kMostThreads);
+
+  std::optional<Ledger> ledger;
+  std::optional<Supervisor> supervisor;
+  if (options.supervise && !session.read_handshake()) {
+    std::fprintf(stderr,
+                 "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
+                 "6.9 can): not supervised\n");
+  } else if (options.supervise) {
+    ledger.emplace(checkpoint.sources().size());
+    supervisor.emplace(
+        session.signals(), *ledger,
+        Supervisor::Hooks{.ready = [&daemon] { daemon.ready(); },
+                          .log = [&daemon](const std::string& line) { daemon.log(line); }});
+    if (const auto status = supervisor->run()) return *status;
+    // From here on this process is a worker.
+    context.ledger = &*ledger;
+    context.on_mounted = [&] {
+      daemon.ready_as_child();
+      supervisor->serving();
+    };
+  }
+
+  FileSystem filesystem(checkpoint,
+                        {.uid = options.uid.value_or(::getuid()),
+                         .gid = options.gid.value_or(::getgid()),
+                         .umask = options.umask,
+                         .control = options.control,
+                         .ledger = context.ledger},
+                        [&daemon](const std::string& line) { daemon.log(line); });
+  context.filesystem = &filesystem;
+  const unsigned threads = options.threads != 0 ? options.threads : kMostThreads;
+  if (options.supervise) session.answer_handshake();
+  if (supervisor) session.take_over(supervisor->distrusts_requests());
+  session.run(threads, supervisor ? supervisor->lifeline() : -1, [&daemon] {
+    daemon.log("supervise: the supervisor has ended: serving goes on without one");
+  });
+  return 0;
 }
 
 // What the caller left open is not ours to keep: a lock, a pipe that somebody waits on.
@@ -269,8 +391,7 @@ int run(int argc, char** argv) {
       unmount(resolve_mountpoint(options.mountpoint), options.lazy);
       break;
     case Options::Command::kMount:
-      mount(options);
-      break;
+      return mount(options);
   }
   return 0;
 }

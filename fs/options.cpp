@@ -38,6 +38,8 @@ Options for -o:
                             read around it
   allow_missing             mount without the shards and tensors that an index
                             names and that are not there
+  supervise                 a second process starts the one that serves anew when it
+                            dies; readers wait and see no error
   threads=N                 how many requests are answered at the same time
   uid=N, gid=N, umask=OCTAL owner and permissions of the files
   allow_other, ...          what mount.fuse3(8) lists
@@ -139,6 +141,8 @@ void apply(Options& options, const std::string& option) {
     options.direct = one_of("kernel", "direct") == 1;
   } else if (option == "allow_missing") {
     options.allow_missing = true;
+  } else if (option == "supervise") {
+    options.supervise = true;
   } else if (key == "threads") {
     options.threads = parse_number(option, value, 10, 1, 1024);
   } else if (key == "uid") {

@@ -21,6 +21,7 @@ struct Options {
   bool lazy = false;  // with kUnmount
   bool allow_missing = false;
   bool direct = false;
+  bool supervise = false;
   ControlDirectory control = ControlDirectory::kHidden;
   unsigned threads = 0;   // 0: chosen by the number of processors
   unsigned max_read = 0;  // bytes; 0: what kernel and libfuse agree on

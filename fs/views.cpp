@@ -166,8 +166,8 @@ std::optional<Views::Entry> Views::FlatDirectory::list(View view, std::uint64_t 
   return Entry{{view, false, number}, name};
 }
 
-Views::Views(const Checkpoint& checkpoint, ControlDirectory control)
-    : checkpoint_(checkpoint), control_(control) {
+Views::Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* ledger)
+    : checkpoint_(checkpoint), control_(control), looked_up_(ledger) {
   std::vector<std::string> headers;
   for (const auto& source : checkpoint.sources()) {
     const timespec& mtime = source->file.mtime();
@@ -180,6 +180,11 @@ Views::Views(const Checkpoint& checkpoint, ControlDirectory control)
   for (const auto& [key, value] : checkpoint.metadata()) keys.push_back(encode_component(key));
   header_ = FlatDirectory(std::move(headers));
   metadata_ = FlatDirectory(std::move(keys));
+  looked_up_.restore([this](const LookedUpNames::Name& name) {
+    return static_cast<View>(name.view) == View::kSubset
+               ? safetensors_file(checkpoint_, subset(name.expression))
+               : std::nullopt;
+  });
 }
 
 const PathTree* Views::tree_of(View view) const {
@@ -296,11 +301,16 @@ int Views::lookup_slice(View view, std::uint32_t tensor, std::string_view name, 
   return 0;
 }
 
+std::vector<std::uint32_t> Views::subset(std::string_view encoded) const {
+  const auto glob = decode_path(encoded);
+  if (!glob || glob->find('\0') != std::string::npos) return {};
+  return checkpoint_.match(std::span(&*glob, 1));
+}
+
 int Views::lookup_subset(std::string_view name, Node& node) {
   const auto encoded = without(kSafetensorsSuffix, name);
-  const auto glob = encoded ? decode_path(*encoded) : std::nullopt;
-  if (!glob || glob->find('\0') != std::string::npos) return ENOENT;
-  std::vector<std::uint32_t> tensors = checkpoint_.match(std::span(&*glob, 1));
+  if (!encoded) return ENOENT;
+  std::vector<std::uint32_t> tensors = subset(*encoded);
   if (tensors.empty()) return ENOENT;
   const std::uint64_t number =
       looked_up_.look_up(static_cast<std::uint8_t>(View::kSubset), 0, *encoded,

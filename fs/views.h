@@ -85,7 +85,9 @@ enum class ControlDirectory { kHidden, kVisible, kOff };
 
 class Views {
  public:
-  Views(const Checkpoint& checkpoint, ControlDirectory control);
+  // With a ledger, looked-up names are kept in it, and those that are there already are known. It
+  // outlives this.
+  Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* ledger = nullptr);
 
   bool exists(Node node) const;
 
@@ -144,6 +146,7 @@ class Views {
   int lookup_mirrored(Node directory, std::string_view name, Node& node) const;
   int lookup_slice(View view, std::uint32_t tensor, std::string_view name, Node& node);
   int lookup_subset(std::string_view name, Node& node);
+  std::vector<std::uint32_t> subset(std::string_view encoded) const;  // its tensors
   const PathTree* tree_of(View view) const;
   std::optional<Content> make(Node file) const;
   std::optional<Content> make_slice(const LookedUpNames::Name& name) const;

@@ -55,7 +55,7 @@ _stfs() {
       *=*) COMPREPLY=() ;;
       *)
         compopt -o nospace 2>/dev/null
-        mapfile -t COMPREPLY < <(compgen -P "$before" -W 'views= cache= allow_missing threads= uid=
+        mapfile -t COMPREPLY < <(compgen -P "$before" -W 'views= cache= allow_missing supervise threads= uid=
           gid= umask= allow_other default_permissions ro noexec fsname= max_read=' -- "$option")
         ;;
     esac

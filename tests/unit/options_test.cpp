@@ -173,6 +173,12 @@ TEST(Options, ThatAreNotOursGoOnToFuse) {
             (Strings{"allow_other", "max_background=5", "noexec"}));
 }
 
+TEST(Options, SuperviseIsOursAndNotPassedOn) {
+  EXPECT_FALSE(with("ro").supervise);
+  EXPECT_TRUE(with("supervise").supervise);
+  EXPECT_TRUE(with("supervise").mount_options.empty());
+}
+
 TEST(Options, OfRemountAreRefused) {
   EXPECT_NE(refused_option("remount").find("unmount it"), std::string::npos);
 }
@@ -185,7 +191,7 @@ TEST(Options, AreEscapedInMessages) {
 TEST(HelpText, NamesEveryOption) {
   const std::string help = help_text();
   for (const char* option : {"views=", "cache=", "allow_missing", "threads=", "uid=", "gid=",
-                             "umask=", "-f", "-u", "-z", "--help", "--version"}) {
+                             "umask=", "supervise", "-f", "-u", "-z", "--help", "--version"}) {
     EXPECT_NE(help.find(option), std::string::npos) << option;
   }
 }

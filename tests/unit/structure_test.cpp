@@ -171,7 +171,7 @@ TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
 }
 
 TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
-  for (const char* directory : {"tests/unit", "tests/mount", "tests/gpu"}) {
+  for (const char* directory : {"tests/unit", "tests/mount", "tests/gpu", "tests/faults"}) {
     const std::string build = read_file(kRoot / directory / "CMakeLists.txt");
     for (const std::string& name : names_in(kRoot / directory)) {
       if (!name.ends_with("_test.cpp")) continue;

@@ -1,0 +1,25 @@
+// Preloaded into stfs: read(2) of a FUSE handshake shows a kernel that cannot send requests again.
+#include <dlfcn.h>
+#include <linux/fuse.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+
+extern "C" ssize_t read(int fd, void* buffer, size_t size) {
+  using Read = ssize_t (*)(int, void*, size_t);
+  static const auto real = reinterpret_cast<Read>(::dlsym(RTLD_NEXT, "read"));
+  const ssize_t n = real(fd, buffer, size);
+  struct {
+    fuse_in_header header;
+    fuse_init_in init;
+  } request{};
+  if (n < static_cast<ssize_t>(sizeof request)) return n;
+  std::memcpy(&request, buffer, sizeof request);
+  if (request.header.opcode != FUSE_INIT || request.header.len != static_cast<std::uint32_t>(n)) {
+    return n;
+  }
+  request.init.flags2 &= ~(1U << (39 - 32));
+  std::memcpy(buffer, &request, sizeof request);
+  return n;
+}

@@ -1,0 +1,21 @@
+// Tests that take too long for CI: they run whole with STFS_LONG=1 in the environment, and in a
+// smaller form without it.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+namespace stfs::test {
+
+inline bool long_tests() {
+  const char* value = std::getenv("STFS_LONG");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+// A number of rounds: `whole` with STFS_LONG=1, else `few`.
+inline std::uint64_t long_or(std::uint64_t whole, std::uint64_t few) {
+  return long_tests() ? whole : few;
+}
+
+}  // namespace stfs::test

@@ -1,0 +1,186 @@
+#include "fs/ledger.h"
+
+#include "core/error.h"
+#include "fs/looked_up.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <map>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+std::optional<Content> nothing() { return std::nullopt; }
+
+// What a worker that begins now finds, by number.
+std::map<std::uint64_t, std::string> found_in(Ledger& ledger) {
+  std::map<std::uint64_t, std::string> found;
+  ledger.restore([&](const Ledger::Name& name, std::uint32_t) {
+    found[name.number] = std::to_string(name.view) + " " + std::to_string(name.tensor) + " " +
+                         std::string(name.expression) + " " + std::to_string(name.lookups);
+  });
+  return found;
+}
+
+TEST(Ledger, KeepsWhatIsLive) {
+  Ledger ledger(0);
+  ledger.add({3, 7, "0:1", 0, 1});
+  const std::uint32_t gone = ledger.add({4, 8, "gone", 1, 1});
+  const std::uint32_t place = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 2, 1});
+  ledger.count(place, 12);
+  ledger.count(gone, 0);
+
+  const auto found = found_in(ledger);
+
+  EXPECT_EQ(found, (std::map<std::uint64_t, std::string>{
+                       {0, "3 7 0:1 1"}, {2, "5 4294967295 " + std::string(255, 'x') + " 12"}}));
+  EXPECT_EQ(ledger.next_number(), 3U);
+}
+
+TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
+  Ledger ledger(0);
+  std::map<std::uint64_t, std::uint32_t> places;
+  std::map<std::uint64_t, std::string> expected;
+  std::uint64_t number = 0;
+  for (std::size_t round = 0; round < 5; ++round) {
+    for (std::size_t length = round; length <= Ledger::kLongestName; length += 1 + round) {
+      const std::string text(length, static_cast<char>('a' + round));
+      places[number] = ledger.add({1, 2, text, number, 1});
+      expected[number++] = "1 2 " + text + " 1";
+    }
+    for (auto place = places.begin(); place != places.end();) {
+      if (place->first % 3 != round % 3) {
+        ++place;
+        continue;
+      }
+      ledger.count(place->second, 0);
+      expected.erase(place->first);
+      place = places.erase(place);
+    }
+    // As a worker that begins would; it goes on with what it found.
+    EXPECT_EQ(found_in(ledger), expected);
+  }
+}
+
+TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {
+  Ledger ledger(0);
+  ledger.count(ledger.add({1, 2, "a", 41, 1}), 0);
+
+  EXPECT_TRUE(found_in(ledger).empty());
+  EXPECT_EQ(ledger.next_number(), 42U);
+}
+
+TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
+  Ledger ledger(0, 4096);
+  std::vector<std::uint32_t> places;
+  const auto fill = [&] {
+    for (std::uint64_t number = 0;; ++number) places.push_back(ledger.add({1, 2, "a", number, 1}));
+  };
+  EXPECT_THROW(fill(), std::bad_alloc);
+  EXPECT_EQ(places.size(), 64U);
+  EXPECT_EQ(found_in(ledger).size(), 64U);
+
+  ledger.count(places[5], 0);
+  EXPECT_THROW(ledger.add({1, 2, std::string(100, 'x'), 70, 1}), std::bad_alloc);
+  EXPECT_EQ(ledger.add({1, 2, "b", 71, 1}), places[5]);
+
+  EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 72, 1}), std::bad_alloc);
+}
+
+TEST(Ledger, RemembersWhichSourcesHaveChanged) {
+  Ledger ledger(5000);
+  ledger.mark_changed(4999);
+  EXPECT_FALSE(ledger.has_changed(0));
+  EXPECT_TRUE(ledger.has_changed(4999));
+}
+
+TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
+  Ledger ledger(0);
+  std::uint64_t last = 0;
+  for (int life = 0; life < 50; ++life) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const pid_t worker = ::fork();
+    ASSERT_GE(worker, 0);
+    if (worker == 0) {
+      LookedUpNames names(&ledger);
+      names.restore([](const auto&) { return nothing(); });
+      std::vector<std::uint64_t> numbers;
+      for (std::size_t i = 0;; ++i) {
+        const std::string text(i * 7 % 250, static_cast<char>('a' + i % 26));
+        numbers.push_back(names.look_up(9, 1, text + std::to_string(i), nothing));
+        if (i % 5 != 0) names.forget(numbers[i * 3 % numbers.size()], 1);
+        if (i == 20 && ::write(ends[1], "x", 1) != 1) ::_exit(1);
+        // What it leaves is bounded, so that a long wait for the signal does no harm.
+        if (i == 20'000) {
+          for (const std::uint64_t number : numbers) names.forget(number, 1);
+          numbers.clear();
+          i = 0;
+        }
+      }
+    }
+    char byte = 0;
+    ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+    ::kill(worker, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(worker, &status, 0), worker);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    ::close(ends[0]);
+    ::close(ends[1]);
+
+    for (const auto& [number, text] : found_in(ledger)) {
+      ASSERT_TRUE(text.starts_with("9 1 ")) << text;
+      ASSERT_LT(number, ledger.next_number());
+      // "9 1 " + letters all alike + digits + " " + lookups
+      const std::size_t letters = text.find_first_not_of(text[4], 4);
+      ASSERT_EQ(text.find_first_not_of("0123456789 ", letters), std::string::npos) << text;
+    }
+    ASSERT_GE(ledger.next_number(), last);
+    last = ledger.next_number();
+  }
+}
+
+TEST(LookedUpNamesInALedger, AreKnownToTheNextProcessUntilTheyAreForgotten) {
+  Ledger ledger(0);
+  std::uint64_t kept = 0;
+  std::uint64_t other = 0;
+  {
+    LookedUpNames names(&ledger);
+    kept = names.look_up(1, 2, "0:1", nothing);
+    names.look_up(1, 2, "0:1", nothing);
+    other = names.look_up(1, 2, "other", nothing);
+    names.forget(names.look_up(1, 2, "gone", nothing), 1);
+    names.forget(kept, 1);
+    names.look_up(1, 2, "0:1", nothing);
+  }
+
+  LookedUpNames names(&ledger);
+  std::vector<std::string> made;
+  names.restore([&](const LookedUpNames::Name& name) {
+    made.push_back(name.expression);
+    Content content;
+    content.literal(name.expression);
+    return std::optional(std::move(content));
+  });
+
+  EXPECT_EQ(names.size(), 2U);
+  EXPECT_EQ(made.size(), 2U);
+  ASSERT_NE(names.find(kept), nullptr);
+  EXPECT_EQ(names.find(kept)->expression, "0:1");
+  EXPECT_EQ(names.find(kept)->content->size(), 3U);
+  EXPECT_EQ(names.look_up(1, 2, "other", nothing), other);
+  EXPECT_GT(names.look_up(1, 2, "new", nothing), other);
+  names.forget(kept, 1);
+  EXPECT_NE(names.find(kept), nullptr);
+  names.forget(kept, 1);
+  EXPECT_EQ(names.find(kept), nullptr);
+}
+
+}  // namespace
+}  // namespace stfs::test
