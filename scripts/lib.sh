@@ -16,6 +16,10 @@ STFS_TEST_PACKAGES=(
   dpkg-dev file
 )
 
+# What the benchmarks run besides: peers, and the interpreter that runs them all.
+# shellcheck disable=SC2034
+STFS_BENCH_PACKAGES=(python3 python3-numpy squashfuse squashfs-tools findutils coreutils)
+
 # die STATUS MESSAGE: one line on standard error, then the end.
 die() {
   printf '%s: %s\n' "${0##*/}" "$2" >&2
