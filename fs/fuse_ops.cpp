@@ -81,6 +81,9 @@ void init(void* userdata, fuse_conn_info* connection) {
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
   if (context.max_read != 0) connection->max_read = context.max_read;
+  // Without this the kernel goes back to what it read ahead when the mount began, whatever has been
+  // set for its device since.
+  connection->max_readahead = std::numeric_limits<unsigned>::max();
   try {
     context.on_mounted();
   } catch (...) {
