@@ -16,10 +16,10 @@
 //
 // tests/bench/bench.py runs it.
 #include "core/posix.h"
+#include "tests/bench/walk.h"
 
 #include <CLI/CLI.hpp>
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -245,24 +245,6 @@ std::uint64_t open_all(const std::vector<Range>& ranges, const Options& options)
   });
 }
 
-// Every event is taken and nothing is kept.
-struct Walker {
-  using json = nlohmann::json;
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(std::int64_t) { return true; }
-  bool number_unsigned(std::uint64_t) { return true; }
-  bool number_float(double, const std::string&) { return true; }
-  bool string(std::string&) { return true; }
-  bool binary(json::binary_t&) { return true; }
-  bool start_object(std::size_t) { return true; }
-  bool end_object() { return true; }
-  bool start_array(std::size_t) { return true; }
-  bool end_array() { return true; }
-  bool key(std::string&) { return true; }
-  bool parse_error(std::size_t, const std::string&, const json::exception&) { return false; }
-};
-
 std::uint64_t walk_headers(const std::vector<Range>& ranges) {
   std::uint64_t time = 0;
   for (const Range& range : ranges) {
@@ -275,11 +257,8 @@ std::uint64_t walk_headers(const std::vector<Range>& ranges) {
     if (const int error = pread_exact(fd.get(), std::as_writable_bytes(json), 8)) {
       fail(range.path, error);
     }
-    Walker walker;
     bool is_json = false;
-    time += nanoseconds_of([&] {
-      is_json = nlohmann::json::sax_parse(json.data(), json.data() + json.size(), &walker);
-    });
+    time += nanoseconds_of([&] { is_json = bench::walk({json.data(), json.size()}); });
     if (!is_json) fail(range.path, EINVAL);
   }
   return time;
