@@ -1,5 +1,6 @@
 #include "fs/fuse_ops.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -139,7 +140,10 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
       return;
     }
     const bool is_computed = filesystem(request).is_computed(inode);
-    file->direct_io = is_computed || context(request).direct ? 1 : 0;
+    // A file that is opened with O_DIRECT reads around the cache anyway, and large reads of it are
+    // answered in parallel, which those of a file with direct_io are not.
+    const bool reads_around = (file->flags & O_DIRECT) != 0;
+    file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
     fuse_reply_open(request, file);
   });

@@ -399,11 +399,12 @@ class Bench:
         if not any(table.wants(f"{work} of {self.size.small} tensors") for work in works):
             return
         source = self.checkpoint("moe", "--tensors", str(self.size.small))
-        plain = self.directory / "plain"
+        plain = self.directory / "files/plain"
         names = self.directory / "names"
         with self.mounted(source) as mount:
             names.write_text("\n".join(sorted(os.listdir(mount))) + "\n")
             if not plain.exists():
+                plain.parent.mkdir(exist_ok=True)
                 run("cp", "-r", mount, plain.with_suffix(".partial"))
                 plain.with_suffix(".partial").rename(plain)
         kind = file_system_of(plain)
@@ -445,7 +446,7 @@ class Bench:
 
         @contextlib.contextmanager
         def mounted():
-            run("mount", "-o", "loop,ro", image, where)
+            run("mount", "-o", "loop,ro", image, where, stderr=subprocess.DEVNULL)
             try:
                 yield where / "plain"
             finally:
@@ -455,12 +456,7 @@ class Bench:
         stack.callback(image.unlink, missing_ok=True)
         count = len(os.listdir(directory))
         try:
-            inside = self.directory / "inside"
-            inside.mkdir()
-            stack.callback(inside.rmdir)
-            (directory).rename(inside / "plain")
-            stack.callback((inside / "plain").rename, directory)
-            run("mke2fs", "-q", "-F", "-t", "ext4", "-N", count + 1000, "-d", inside, image,
+            run("mke2fs", "-q", "-F", "-t", "ext4", "-N", count + 1000, "-d", directory.parent, image,
                 f"{64 + count * 6 // 1024}M", stderr=subprocess.DEVNULL)
             with mounted():
                 return mounted
