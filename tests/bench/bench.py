@@ -539,6 +539,9 @@ def main():
                         help="where the checkpoints are made, kept and taken again (default: a temporary one)")
     arguments = parser.parse_args()
 
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        say("bench.py: /dev/fuse is missing or may not be opened, so nothing can be mounted")
+        sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else 77)
     # An end by a signal unmounts and cleans up like any other.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
