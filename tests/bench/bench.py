@@ -399,12 +399,11 @@ class Bench:
         if not any(table.wants(f"{work} of {self.size.small} tensors") for work in works):
             return
         source = self.checkpoint("moe", "--tensors", str(self.size.small))
-        plain = self.directory / "files/plain"
+        plain = self.directory / "plain"
         names = self.directory / "names"
         with self.mounted(source) as mount:
             names.write_text("\n".join(sorted(os.listdir(mount))) + "\n")
             if not plain.exists():
-                plain.parent.mkdir(exist_ok=True)
                 run("cp", "-r", mount, plain.with_suffix(".partial"))
                 plain.with_suffix(".partial").rename(plain)
         kind = file_system_of(plain)
@@ -445,10 +444,10 @@ class Bench:
         where = self.directory / "image"
 
         @contextlib.contextmanager
-        def mounted():
-            run("mount", "-o", "loop,ro", image, where, stderr=subprocess.DEVNULL)
+        def mounted(mode="ro"):
+            run("mount", "-o", f"loop,{mode}", image, where, stderr=subprocess.DEVNULL)
             try:
-                yield where / "plain"
+                yield where / directory.name
             finally:
                 run("umount", where)
 
@@ -456,10 +455,11 @@ class Bench:
         stack.callback(image.unlink, missing_ok=True)
         count = len(os.listdir(directory))
         try:
-            run("mke2fs", "-q", "-F", "-t", "ext4", "-N", count + 1000, "-d", directory.parent, image,
-                f"{64 + count * 6 // 1024}M", stderr=subprocess.DEVNULL)
-            with mounted():
-                return mounted
+            run("mke2fs", "-q", "-F", "-t", "ext4", "-N", count + 1000, image, f"{64 + count * 6 // 1024}M",
+                stderr=subprocess.DEVNULL)
+            with mounted("rw"):
+                run("cp", "-r", directory, where)
+            return mounted
         except (OSError, subprocess.CalledProcessError):
             say("no ext4 image can be mounted: the peer of the first time is in the kernel's cache")
             return None
