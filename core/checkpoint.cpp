@@ -153,8 +153,10 @@ std::uint64_t Tensor::elements() const {
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
   for (const std::string& source : sources) load(source, options);
   by_name_ = number_tensors();
+  const bool all_plain = std::ranges::all_of(
+      sources_, [](const auto& source) { return source->header.all_names_plain; });
   tree_ = std::make_unique<const PathTree>([this](std::uint32_t number) { return name(number); },
-                                           by_name_);
+                                           by_name_, all_plain);
   merge_metadata();
 }
 
@@ -246,9 +248,9 @@ void Checkpoint::add_source(Source source) {
 
 std::vector<std::uint32_t> Checkpoint::number_tensors() {
   if (sources_.size() == 1) return sources_.front()->header.by_name;
-  std::vector<std::uint32_t> order =
+  auto [order, any_equal] =
       sorted_order(tensor_count(), [this](std::uint32_t number) { return name(number); });
-  for (std::size_t i = 1; i < order.size(); ++i) {
+  for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
     if (name(order[i]) != name(order[i - 1])) continue;
     const Tensor first = tensor(order[i - 1]);
     const Tensor second = tensor(order[i]);

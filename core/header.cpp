@@ -1,9 +1,11 @@
 #include "core/header.h"
 
+#include "core/path_names.h"
 #include "core/sort.h"
 #include "core/text.h"
 
 #include <nlohmann/json.hpp>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +23,128 @@ constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HE
 constexpr std::size_t kMaxDepth = 127;                 // nesting that serde_json accepts
 constexpr std::string_view kMetadataField = "__metadata__";
 
+// Asks for large pages where memory is about to be filled: fewer faults. Whether there are any is
+// the kernel's affair.
+void use_huge_pages(void* data, std::size_t bytes) {
+  constexpr std::uintptr_t kHugePage = 2 << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t end = (address + bytes) / kHugePage * kHugePage;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+// The text of a header in pieces, so that a long one is never in memory as a whole.
+class Text {
+ public:
+  Text() = default;
+  Text(const Text&) = delete;
+  Text& operator=(const Text&) = delete;
+  virtual ~Text() = default;
+
+  // The next piece, valid until the one after it is asked for; empty at the end, and after a NUL:
+  // nlohmann takes it for the end of its input, and JSON has none.
+  std::string_view next() {
+    if (has_nul_) return {};
+    const std::string_view piece = read();
+    has_nul_ = piece.find('\0') != std::string_view::npos;
+    return has_nul_ ? std::string_view{} : piece;
+  }
+  bool has_nul() const { return has_nul_; }
+
+  // All of it, for a message.
+  virtual std::string whole() const = 0;
+
+ private:
+  virtual std::string_view read() = 0;
+
+  bool has_nul_ = false;
+};
+
+class TextInMemory : public Text {
+ public:
+  explicit TextInMemory(std::string_view text) : text_(text) {}
+  std::string whole() const override { return std::string(text_); }
+
+ private:
+  std::string_view read() override { return std::exchange(left_, {}); }
+
+  std::string_view text_;
+  std::string_view left_ = text_;
+};
+
+class TextInFile : public Text {
+ public:
+  TextInFile(const Mapping& file, std::uint64_t offset, std::uint64_t length,
+             const std::string& place)
+      : file_(file),
+        begin_(offset),
+        end_(offset + length),
+        at_(offset),
+        place_(place),
+        buffer_(std::min(kPiece, length), '\0') {}
+
+  std::string whole() const override {
+    std::string text(end_ - begin_, '\0');
+    read_at(begin_, text);
+    return text;
+  }
+
+ private:
+  static constexpr std::uint64_t kPiece = 256 << 10;  // stays in the second-level cache
+
+  std::string_view read() override {
+    const std::span<char> piece(buffer_.data(), std::min(kPiece, end_ - at_));
+    read_at(at_, piece);
+    at_ += piece.size();
+    return {piece.data(), piece.size()};
+  }
+  void read_at(std::uint64_t offset, std::span<char> out) const {
+    if (const int error = file_.read(std::as_writable_bytes(out), offset)) {
+      throw_errno(ErrorCode::kUnreadable, place_, "header", error);
+    }
+  }
+
+  const Mapping& file_;
+  std::uint64_t begin_, end_, at_;
+  const std::string& place_;
+  std::string buffer_;
+};
+
+// The bytes of a Text, as nlohmann takes its input. The end is an iterator without a text.
+class TextIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  TextIterator() = default;
+  TextIterator(Text& text, std::string_view piece) : text_(&text) { take(piece); }
+
+  reference operator*() const { return *at_; }
+  TextIterator& operator++() {
+    ++at_;
+    return *this;
+  }
+  bool operator!=(const TextIterator&) { return at_ != end_ || refill(); }
+
+ private:
+  void take(std::string_view piece) {
+    at_ = piece.data();
+    end_ = piece.data() + piece.size();
+  }
+  // Out of line, since the parser asks before every byte.
+  [[gnu::noinline]] bool refill() {
+    take(text_->next());
+    return at_ != end_;
+  }
+
+  Text* text_ = nullptr;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
 // The SAX events of nlohmann/json, written straight into a Header. Which JSON forms are accepted
 // follows what serde derives for the reference's structures: a tensor is an object of its fields or
 // an array of them in order; a dtype is its name or {name: null}; unknown fields are ignored.
@@ -33,6 +157,8 @@ class HeaderReader {
     header_.names.reserve(json_length);
     header_.tensors.reserve(json_length / kBytesPerTensor);
     header_.dims.reserve(json_length / kBytesPerTensor);
+    use_huge_pages(header_.names.data(), header_.names.capacity());
+    use_huge_pages(header_.tensors.data(), header_.tensors.capacity() * sizeof(TensorRecord));
   }
 
   Header take() { return std::move(header_); }
@@ -267,6 +393,7 @@ class HeaderReader {
     tensor_.name_length = static_cast<std::uint32_t>(key.size());
     tensor_.shape_begin = header_.dims.size();
     header_.names += key;
+    header_.all_names_plain = header_.all_names_plain && is_plain_name(key);
     fields_ = 0;
     rank_ = 0;
     offset_count_ = 0;
@@ -376,8 +503,9 @@ std::string subject(std::string_view name) { return "tensor " + in_quotes(name) 
 // Fills header.by_name, which is where two equal names come to stand side by side.
 void sort_by_name(Header& header, const std::string& place) {
   const auto name_of = [&header](std::uint32_t i) { return header.name(header.tensors[i]); };
-  header.by_name = sorted_order(header.tensors.size(), name_of);
-  for (std::size_t i = 1; i < header.by_name.size(); ++i) {
+  auto [order, any_equal] = sorted_order(header.tensors.size(), name_of);
+  header.by_name = std::move(order);
+  for (std::size_t i = 1; any_equal && i < header.by_name.size(); ++i) {
     const std::string_view name = name_of(header.by_name[i]);
     if (name == name_of(header.by_name[i - 1])) {
       throw Error(ErrorCode::kDuplicateTensor, place, subject(name) + "the name occurs twice");
@@ -441,29 +569,29 @@ void validate(Header& header, std::uint64_t data_length, const std::string& plac
   for (TensorRecord& tensor : header.tensors) tensor.offset += data_begin;
 }
 
-}  // namespace
-
-Header parse_header(std::string_view json, std::uint64_t data_length, const std::string& place) {
-  HeaderReader reader(place, json.size());
-  // nlohmann takes a NUL for the end of its input and skips a byte-order mark; JSON has neither.
+Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
+             const std::string& place) {
+  HeaderReader reader(place, json_length);
+  // nlohmann skips a byte-order mark; JSON has none.
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-  const bool is_json = std::memchr(json.data(), 0, json.size()) == nullptr &&
-                       !json.starts_with(kByteOrderMark) &&
-                       nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
+  const std::string_view first = text.next();
+  const bool has_mark = first.starts_with(kByteOrderMark);
+  const bool is_json =
+      !has_mark && nlohmann::json::sax_parse(TextIterator(text, first), TextIterator(), &reader) &&
+      !text.has_nul();
   if (!is_json) {
     // The reference looks at the encoding of the whole header before it looks at the JSON.
-    if (!is_utf8(json)) {
+    if (!is_utf8(text.whole())) {
       throw Error(ErrorCode::kInvalidHeader, place, "header: not valid UTF-8");
     }
-    if (!reader.error()) {
+    if (has_mark || text.has_nul()) {
       throw Error(ErrorCode::kInvalidHeaderDeserialization, place,
-                  json.starts_with(kByteOrderMark) ? "header: begins with a byte-order mark"
-                                                   : "header: holds a NUL byte");
+                  has_mark ? "header: begins with a byte-order mark" : "header: holds a NUL byte");
     }
     throw Error(*reader.error());
   }
   Header header = reader.take();
-  header.json_length = json.size();
+  header.json_length = json_length;
   const auto by_offsets = [](const TensorRecord& a, const TensorRecord& b) {
     return std::pair(a.offset, a.length) < std::pair(b.offset, b.length);
   };
@@ -475,18 +603,22 @@ Header parse_header(std::string_view json, std::uint64_t data_length, const std:
   return header;
 }
 
+}  // namespace
+
+Header parse_header(std::string_view json, std::uint64_t data_length, const std::string& place) {
+  TextInMemory text(json);
+  return parse(text, json.size(), data_length, place);
+}
+
 Header read_header(const Mapping& file, const std::string& place) {
-  const auto read = [&](std::span<std::byte> buffer, std::uint64_t offset) {
-    if (const int error = file.read(buffer, offset)) {
-      throw_errno(ErrorCode::kUnreadable, place, "header", error);
-    }
-  };
   if (file.size() < kLengthBytes) {
     throw Error(ErrorCode::kHeaderTooSmall, place,
                 "header: the file has " + std::to_string(file.size()) + " bytes, fewer than 8");
   }
   std::array<std::uint8_t, kLengthBytes> prefix{};
-  read(std::as_writable_bytes(std::span(prefix)), 0);
+  if (const int error = file.read(std::as_writable_bytes(std::span(prefix)), 0)) {
+    throw_errno(ErrorCode::kUnreadable, place, "header", error);
+  }
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | prefix[i];
   if (length > kMaxJsonLength) {
@@ -497,9 +629,8 @@ Header read_header(const Mapping& file, const std::string& place) {
     throw Error(ErrorCode::kInvalidHeaderLength, place,
                 "header: length " + std::to_string(length) + " passes the end of the file");
   }
-  const auto json = std::make_unique_for_overwrite<char[]>(length);
-  read(std::as_writable_bytes(std::span(json.get(), length)), kLengthBytes);
-  return parse_header({json.get(), length}, file.size() - kLengthBytes - length, place);
+  TextInFile text(file, kLengthBytes, length, place);
+  return parse(text, length, file.size() - kLengthBytes - length, place);
 }
 
 }  // namespace stfs

@@ -41,6 +41,7 @@ struct Header {
   std::string names;                  // arena
   std::vector<std::uint64_t> dims;    // arena
   std::vector<std::pair<std::string, std::string>> metadata;  // `__metadata__`, sorted by key
+  bool all_names_plain = true;         // is_plain_name() holds for each (path_names.h)
   std::vector<std::uint32_t> by_name;  // indices of `tensors` in the bytewise order of their names
 
   std::string_view name(const TensorRecord& tensor) const {

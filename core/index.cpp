@@ -146,8 +146,9 @@ Index parse_index(std::string_view json, const std::string& place) {
   }
   for (Index::Entry& entry : index.entries) entry.shard = sorted_number[entry.shard];
 
-  const auto order = sorted_order(index.entries.size(),
-                                  [&](std::uint32_t i) { return index.name(index.entries[i]); });
+  const auto order = sorted_order(index.entries.size(), [&](std::uint32_t i) {
+                       return index.name(index.entries[i]);
+                     }).order;
   std::vector<Index::Entry> sorted;
   sorted.reserve(order.size());
   for (const std::uint32_t i : order) {

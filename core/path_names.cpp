@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
 
 namespace stfs {
 namespace {
@@ -76,6 +78,31 @@ int hex_value(char c) {
 }
 
 }  // namespace
+
+bool is_plain_name(std::string_view name) {
+  if (name.empty() || name.size() > kCutTo || name[0] == '.') return false;
+  // Eight bytes at a time: the top bit of a byte is set where it is one of those, and perhaps above
+  // such a byte.
+  constexpr std::uint64_t kOnes = 0x0101010101010101;
+  const auto below = [](std::uint64_t word, unsigned char c) { return (word - kOnes * c) & ~word; };
+  const auto equal = [&](std::uint64_t word, char c) {
+    return below(word ^ (kOnes * static_cast<unsigned char>(c)), 1);
+  };
+  const auto special = [&](std::uint64_t word) {
+    return below(word, 0x20) | equal(word, 0x7F) | equal(word, '%') | equal(word, '/');
+  };
+  std::uint64_t found = 0;
+  std::uint64_t word = kOnes * 'a';
+  const std::size_t whole = name.size() / sizeof word * sizeof word;
+  for (std::size_t i = 0; i < whole; i += sizeof word) {
+    std::memcpy(&word, name.data() + i, sizeof word);
+    found |= special(word);
+  }
+  word = kOnes * 'a';
+  std::memcpy(&word, name.data() + whole, name.size() - whole);
+  found |= special(word);
+  return (found & kOnes * 0x80) == 0;
+}
 
 EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes,
                         PathStyle style) {

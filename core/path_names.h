@@ -37,6 +37,10 @@ struct EncodedPath {
 EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes = {},
                         PathStyle style = PathStyle::kSlashes);
 
+// Whether a name is its own path in the root, and no directory is in it. Most names are; it may say
+// no of one that is, too.
+bool is_plain_name(std::string_view name);
+
 // `name` as one component: every `/` is encoded. For the entries of header/ and metadata/.
 std::string encode_component(std::string_view name);
 

@@ -9,32 +9,20 @@
 
 namespace stfs {
 
-PathTree::PathTree(NameOf name_of, std::vector<std::uint32_t> by_name)
-    : name_of_(std::move(name_of)) {
-  encode_names(by_name);
+PathTree::PathTree(NameOf name_of, std::vector<std::uint32_t> by_name, bool all_plain)
+    : name_of_(std::move(name_of)), any_special_(!all_plain) {
+  if (any_special_) encode_names(by_name);
   if (encoded_.empty()) {
     order_ = std::move(by_name);
   } else {
-    order_ = sorted_order(by_name.size(), [this](std::uint32_t tensor) { return path(tensor); });
+    order_ =
+        sorted_order(by_name.size(), [this](std::uint32_t tensor) { return path(tensor); }).order;
     refuse_collisions();
   }
   build_directories();
 }
 
 namespace {
-
-// Whether a name is its own path in the root, and no directory is in it. Most names are; the loop
-// has no early end so that it is vectorised.
-bool is_plain(std::string_view name) {
-  if (name.empty() || name.size() > kMaxComponent - 17 || name[0] == '.') return false;
-  unsigned char special = 0;
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    special = static_cast<unsigned char>(special | (byte < 0x20) | (byte == 0x7F) | (byte == '%') |
-                                         (byte == '/'));
-  }
-  return special == 0;
-}
 
 // The names, among those that came before in sorted order, that are prefixes of the one at hand.
 // Every such name came before it, and whatever stood between begins with that prefix too, so that a
@@ -61,16 +49,11 @@ class OpenPrefixes {
 }  // namespace
 
 void PathTree::encode_names(const std::vector<std::uint32_t>& by_name) {
-  // In the order of the tensors, since that is the order in which the names lie in memory.
-  for (std::uint32_t i = 0; i < by_name.size() && !any_special_; ++i) {
-    any_special_ = !is_plain(name_of_(i));
-  }
-  if (!any_special_) return;
   OpenPrefixes prefixes;
   for (const std::uint32_t tensor : by_name) {
     const std::string_view name = name_of_(tensor);
     prefixes.advance(name);
-    if (!is_plain(name)) keep(tensor, encode_path(name, prefixes.lengths()));
+    if (!is_plain_name(name)) keep(tensor, encode_path(name, prefixes.lengths()));
     prefixes.open(name);
   }
   std::ranges::sort(encoded_, {}, &EncodedName::tensor);
@@ -95,7 +78,7 @@ void PathTree::encode_dotted_names(std::uint32_t count) {
   const auto key_of = [&](std::uint32_t i) {
     return std::string_view(keys).substr(begins[i], begins[i + 1] - begins[i]);
   };
-  const std::vector<std::uint32_t> by_key = sorted_order(count, key_of);
+  const std::vector<std::uint32_t> by_key = sorted_order(count, key_of).order;
   OpenPrefixes prefixes;
   for (std::size_t first = 0; first < by_key.size();) {
     const std::string_view key = key_of(by_key[first]);
@@ -119,7 +102,8 @@ PathTree PathTree::with_dots(NameOf name_of, std::uint32_t count) {
   PathTree tree(std::move(name_of));
   tree.any_special_ = true;
   tree.encode_dotted_names(count);
-  tree.order_ = sorted_order(count, [&tree](std::uint32_t tensor) { return tree.path(tensor); });
+  tree.order_ =
+      sorted_order(count, [&tree](std::uint32_t tensor) { return tree.path(tensor); }).order;
   tree.refuse_collisions();
   tree.build_directories();
   return tree;

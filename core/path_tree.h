@@ -25,8 +25,9 @@ class PathTree {
   using NameOf = std::function<std::string_view(std::uint32_t)>;
 
   // `by_name` holds the numbers of the tensors in the bytewise order of their names, which are all
-  // different. Throws kPathCollision when two shortened paths are equal.
-  PathTree(NameOf name_of, std::vector<std::uint32_t> by_name);
+  // different; `all_plain` says that is_plain_name() holds for each, which saves looking again.
+  // Throws kPathCollision when two shortened paths are equal.
+  PathTree(NameOf name_of, std::vector<std::uint32_t> by_name, bool all_plain = false);
 
   // The tree view: `.` makes directories too. Of names whose paths would then be the same, those
   // with a `.` have it written as %2E.
@@ -87,7 +88,7 @@ class PathTree {
   std::vector<std::uint32_t> order_;  // tensors by path
   std::vector<EncodedName> encoded_;  // by tensor
   std::string arena_;                 // their paths
-  bool any_special_ = false;          // some name is encoded, or has a directory in it
+  bool any_special_ = false;          // some name may be encoded, or have a directory in it
   bool may_collide_ = false;
   std::vector<Directory> directories_;  // in pre-order, so sorted by (first, prefix_length)
 };

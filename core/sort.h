@@ -2,21 +2,29 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace stfs {
 namespace detail {
 
-// A string's number, and eight of its bytes as a number that sorts as the bytes do.
+// A string with its number, and eight of its bytes as a number that sorts as the bytes do.
 struct SortKey {
   std::uint64_t chunk;
+  const char* data;
+  std::uint32_t size;
   std::uint32_t index;
+
+  std::string_view text() const { return {data, size}; }
 };
 
 // The bytes [depth, depth+8) of `text`, big-endian, zero-padded.
@@ -29,85 +37,150 @@ inline std::uint64_t chunk_at(std::string_view text, std::size_t depth) {
 }
 
 // Sorts a few keys by the bytes of their texts from `depth` on; quick when they are in order.
-template <class TextOf>
-void insertion_sort(std::span<SortKey> keys, const TextOf& text_of, std::size_t depth) {
+// Returns whether two are equal.
+inline bool insertion_sort(std::span<SortKey> keys, std::size_t depth) {
+  bool any_equal = false;
   for (std::size_t i = 1; i < keys.size(); ++i) {
     const SortKey key = keys[i];
-    const std::string_view text = text_of(key.index).substr(depth);
+    const std::string_view text = key.text().substr(depth);
     std::size_t to = i;
-    for (; to > 0 && text < text_of(keys[to - 1].index).substr(depth); --to)
+    for (; to > 0; --to) {
+      const int order = text.compare(keys[to - 1].text().substr(depth));
+      any_equal = any_equal || order == 0;
+      if (order >= 0) break;
       keys[to] = keys[to - 1];
+    }
     keys[to] = key;
+  }
+  return any_equal;
+}
+
+// Sorts keys, a range at a time.
+class KeySorter {
+ public:
+  struct Range {
+    std::size_t begin, end, depth;  // texts are equal up to `depth`
+  };
+
+  explicit KeySorter(std::span<SortKey> keys) : keys_(keys) {}
+
+  // Sorts a range by the eight bytes from its depth on, or as a whole if it is small; adds what is
+  // left to be sorted to `work`.
+  void split(Range range, std::vector<Range>& work);
+  bool any_equal() const { return any_equal_; }  // two texts were equal
+
+ private:
+  std::span<SortKey> keys_;
+  bool any_equal_ = false;
+};
+
+inline void KeySorter::split(Range range, std::vector<Range>& work) {
+  constexpr std::size_t kSmall = 16;  // below this, comparing whole texts is as fast
+  const std::span part = keys_.subspan(range.begin, range.end - range.begin);
+  if (part.size() <= kSmall) {
+    any_equal_ = insertion_sort(part, range.depth) || any_equal_;
+    return;
+  }
+  bool is_equal = true;
+  bool is_sorted = true;
+  bool any_ended = false;
+  for (std::size_t i = 0; i < part.size(); ++i) {
+    part[i].chunk = chunk_at(part[i].text(), range.depth);
+    any_ended = any_ended || part[i].size <= range.depth + 8;
+    if (i == 0) continue;
+    is_equal = is_equal && part[i].chunk == part[i - 1].chunk;
+    is_sorted = is_sorted && part[i].chunk >= part[i - 1].chunk;
+  }
+  if (is_equal && !any_ended) {  // a common beginning goes on
+    work.push_back({range.begin, range.end, range.depth + 8});
+    return;
+  }
+  if (!is_sorted) std::ranges::stable_sort(part, {}, &SortKey::chunk);
+  // Texts that end inside the chunk are zero-padded, so "a" and "a\0" share a chunk. Within a
+  // chunk the ended ones come first, shorter before longer; those of one length are equal.
+  for (std::size_t begin = 0; begin < part.size();) {
+    std::size_t end = begin + 1;
+    while (end < part.size() && part[end].chunk == part[begin].chunk) ++end;
+    const auto same = part.subspan(begin, end - begin);
+    std::size_t ended = 0;
+    if (any_ended && same.size() > 1) {
+      const auto rest = std::stable_partition(
+          same.begin(), same.end(), [&](const auto& key) { return key.size <= range.depth + 8; });
+      ended = static_cast<std::size_t>(rest - same.begin());
+      std::ranges::stable_sort(same.first(ended), {}, &SortKey::size);
+      const auto equal = std::ranges::adjacent_find(same.first(ended), {}, &SortKey::size);
+      any_equal_ = any_equal_ || equal != same.first(ended).end();
+    }
+    if (same.size() - ended > 1) {
+      work.push_back({range.begin + begin + ended, range.begin + end, range.depth + 8});
+    }
+    begin = end;
   }
 }
 
 }  // namespace detail
 
-// The numbers 0..count-1 in the bytewise order of text_of(number), a std::string_view; equal texts
-// in the order of their numbers. Eight bytes of every text are compared at a time, so that long
-// common beginnings are passed over once and not at every comparison. Recursion is by a worklist:
-// the depth of the stack does not depend on the texts.
-template <class TextOf>
-std::vector<std::uint32_t> sorted_order(std::size_t count, const TextOf& text_of) {
-  std::vector<std::uint32_t> order(count);
-  std::iota(order.begin(), order.end(), 0U);
-  const auto before = [&](std::uint32_t a, std::uint32_t b) { return text_of(a) < text_of(b); };
-  if (std::ranges::is_sorted(order, before)) return order;
+// What sorted_order() found.
+struct SortedOrder {
+  std::vector<std::uint32_t> order;
+  bool any_equal = false;  // two texts are equal, and so stand side by side
+};
 
-  constexpr std::size_t kSmall = 16;  // below this, comparing whole texts is as fast
-  std::vector<detail::SortKey> keys(count);
-  for (std::uint32_t i = 0; i < count; ++i) keys[i].index = i;
-  struct Range {
-    std::size_t begin, end, depth;
-  };
-  std::vector<Range> work{{0, count, 0}};
-  while (!work.empty()) {
-    const Range range = work.back();
-    work.pop_back();
-    const std::span part = std::span(keys).subspan(range.begin, range.end - range.begin);
-    if (part.size() <= kSmall) {
-      detail::insertion_sort(part, text_of, range.depth);
-      continue;
-    }
-    bool is_equal = true;
-    bool is_sorted = true;
-    bool any_ended = false;
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      const std::string_view text = text_of(part[i].index);
-      part[i].chunk = detail::chunk_at(text, range.depth);
-      any_ended = any_ended || text.size() <= range.depth + 8;
-      if (i == 0) continue;
-      is_equal = is_equal && part[i].chunk == part[i - 1].chunk;
-      is_sorted = is_sorted && part[i].chunk >= part[i - 1].chunk;
-    }
-    if (is_equal && !any_ended) {  // a common beginning goes on
-      work.push_back({range.begin, range.end, range.depth + 8});
-      continue;
-    }
-    if (!is_sorted) std::ranges::stable_sort(part, {}, &detail::SortKey::chunk);
-    // Texts that end inside the chunk are zero-padded, so "a" and "a\0" share a chunk. Within a
-    // chunk the ended ones come first, shorter before longer.
-    const auto size_of = [&](const detail::SortKey& key) { return text_of(key.index).size(); };
-    for (std::size_t begin = 0; begin < part.size();) {
-      std::size_t end = begin + 1;
-      while (end < part.size() && part[end].chunk == part[begin].chunk) ++end;
-      const auto same = part.subspan(begin, end - begin);
-      std::size_t ended = 0;
-      if (any_ended && same.size() > 1) {
-        const auto rest = std::stable_partition(same.begin(), same.end(), [&](const auto& key) {
-          return size_of(key) <= range.depth + 8;
-        });
-        ended = static_cast<std::size_t>(rest - same.begin());
-        std::ranges::stable_sort(same.first(ended), {}, size_of);
-      }
-      if (same.size() - ended > 1) {
-        work.push_back({range.begin + begin + ended, range.begin + end, range.depth + 8});
-      }
-      begin = end;
-    }
+// The numbers 0..count-1 in the bytewise order of text_of(number), a std::string_view of a text
+// that stays where it is and is shorter than 4 GiB; equal texts in the order of their numbers.
+// Eight bytes of every text are compared at a time, so that long common beginnings are passed over
+// once and not at every comparison. Recursion is by worklists: the depth of the stack does not
+// depend on the texts. Many texts are sorted by several threads.
+template <class TextOf>
+SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
+  SortedOrder result;
+  result.order.resize(count);
+  std::iota(result.order.begin(), result.order.end(), 0U);
+  bool all_sorted = true;
+  for (std::uint32_t i = 1; i < count && all_sorted; ++i) {
+    const int order = std::string_view(text_of(i - 1)).compare(text_of(i));
+    all_sorted = order <= 0;
+    result.any_equal = result.any_equal || order == 0;
   }
-  std::ranges::transform(keys, order.begin(), &detail::SortKey::index);
-  return order;
+  if (all_sorted) return result;
+
+  std::vector<detail::SortKey> keys(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::string_view text = text_of(i);
+    keys[i] = {0, text.data(), static_cast<std::uint32_t>(text.size()), i};
+  }
+
+  // Split until there are parts to share out; then every thread takes one after the other.
+  constexpr std::size_t kParts = 32;
+  constexpr std::size_t kMany = 1 << 16;  // texts that are worth a thread
+  std::vector<detail::KeySorter::Range> parts{{0, count, 0}};
+  detail::KeySorter splitter(keys);
+  for (std::size_t i = 0; i < parts.size() && parts.size() - i < kParts; ++i) {
+    splitter.split(std::exchange(parts[i], {}), parts);
+  }
+  std::atomic<std::size_t> next = 0;
+  const auto sort_parts = [&] {
+    detail::KeySorter sorter(keys);
+    std::vector<detail::KeySorter::Range> work;
+    for (std::size_t i = 0; (i = next++) < parts.size();) {
+      work.push_back(parts[i]);
+      while (!work.empty()) {
+        const detail::KeySorter::Range range = work.back();
+        work.pop_back();
+        sorter.split(range, work);
+      }
+    }
+    return sorter.any_equal();
+  };
+  std::vector<std::future<bool>> others;
+  const unsigned most = std::min(std::thread::hardware_concurrency(), 4U);
+  for (std::size_t i = 1; i < std::min<std::size_t>(most, count / kMany); ++i) {
+    others.push_back(std::async(std::launch::async, sort_parts));
+  }
+  result.any_equal = sort_parts() || splitter.any_equal() || result.any_equal;
+  for (std::future<bool>& other : others) result.any_equal = other.get() || result.any_equal;
+  std::ranges::transform(keys, result.order.begin(), &detail::SortKey::index);
+  return result;
 }
 
 }  // namespace stfs

@@ -1,5 +1,6 @@
 #include "fs/fuse_ops.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -85,6 +86,9 @@ void init(void* userdata, fuse_conn_info* connection) {
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
   if (context.max_read != 0) connection->max_read = context.max_read;
+  // Without this the kernel goes back to what it read ahead when the mount began, whatever has been
+  // set for its device since.
+  connection->max_readahead = std::numeric_limits<unsigned>::max();
   try {
     context.on_mounted();
   } catch (...) {
@@ -140,7 +144,10 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
       return;
     }
     const bool is_computed = filesystem(request).is_computed(inode);
-    file->direct_io = is_computed || context(request).direct ? 1 : 0;
+    // A file that is opened with O_DIRECT reads around the cache anyway, and large reads of it are
+    // answered in parallel, which those of a file with direct_io are not.
+    const bool reads_around = (file->flags & O_DIRECT) != 0;
+    file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
     fuse_reply_open(request, file);
   });

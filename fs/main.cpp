@@ -209,6 +209,7 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
                 said.empty() ? "the mount failed" : last_line(said));
   }
   if (const auto mount = mounted_at(place_)) device_ = mount->device;
+  raise_readahead(device_);
 }
 
 Session::~Session() {

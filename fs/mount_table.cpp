@@ -156,6 +156,13 @@ UniqueFd lock_mountpoint(const std::string& path) {
   return directory;
 }
 
+void raise_readahead(const std::string& device) {
+  const std::string path = "/sys/class/bdi/" + device + "/read_ahead_kb";
+  unsigned now = 0;
+  if (!(std::ifstream(path) >> now) || now >= kReadaheadKib) return;
+  std::ofstream(path) << kReadaheadKib;  // refused to users other than root, which is no error
+}
+
 void unmount(const std::string& path, bool lazy) {
   const auto mount = mounted_at(path);
   if (!mount) fail(path, "nothing is mounted there");

@@ -34,6 +34,11 @@ void check_mountpoint(const std::string& path);
 // nothing is mounted there. Throws Error kMountFailed when another process is about to mount there.
 UniqueFd lock_mountpoint(const std::string& path);
 
+// How much the kernel reads ahead in the files of a mount, as far as that is permitted: root may.
+// The kernel's own 128 KiB keep a reader waiting. A larger value that is set already stays.
+constexpr unsigned kReadaheadKib = 2048;
+void raise_readahead(const std::string& device);
+
 // Unmounts an stfs mount, by umount2(2) where that is permitted and by fusermount3(1) where not.
 // Throws Error kMountFailed, also when what is mounted there is not stfs.
 void unmount(const std::string& path, bool lazy);

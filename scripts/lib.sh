@@ -6,7 +6,7 @@
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
-  libgtest-dev libbenchmark-dev
+  libgtest-dev
 )
 # What the tests run besides: the fuzz preset's compiler, the tools that read the mounts, and those
 # that build and check the package.
@@ -15,6 +15,10 @@ STFS_TEST_PACKAGES=(
   clang libclang-rt-dev attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file
 )
+
+# What the benchmarks run besides: peers, and the interpreter that runs them all.
+# shellcheck disable=SC2034
+STFS_BENCH_PACKAGES=(python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils)
 
 # die STATUS MESSAGE: one line on standard error, then the end.
 die() {

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -308,6 +309,19 @@ TEST_F(Opening, WhatIsNotThereIsENOENTAndADirectoryIsEISDIR) {
   char byte;
   EXPECT_EQ(::read(directory, &byte, 1), -1);
   EXPECT_EQ(errno, EISDIR);
+}
+
+TEST_F(Opening, TheKernelReadsAheadWhereThatIsPermitted) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {10}, 1)});
+  const Mounted mount({dir / "m.safetensors"});
+  struct stat status {};
+  ASSERT_EQ(::stat(mount.path().c_str(), &status), 0);
+  const std::string setting = "/sys/class/bdi/" + std::to_string(major(status.st_dev)) + ":" +
+                              std::to_string(minor(status.st_dev)) + "/read_ahead_kb";
+  if (::access(setting.c_str(), W_OK) != 0) GTEST_SKIP() << setting << " cannot be written";
+
+  EXPECT_GE(std::stoul(read_file(setting)), 2048U);
 }
 
 TEST_F(Opening, AModelOfRealShapesReadsBack) {

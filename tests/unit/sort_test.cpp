@@ -24,7 +24,8 @@ std::vector<std::uint32_t> order_by_model(const std::vector<std::string>& texts)
 }
 
 std::vector<std::uint32_t> order_of(const std::vector<std::string>& texts) {
-  return sorted_order(texts.size(), [&](std::uint32_t i) { return std::string_view(texts[i]); });
+  return sorted_order(texts.size(), [&](std::uint32_t i) { return std::string_view(texts[i]); })
+      .order;
 }
 
 // A text whose lengths lie around multiples of eight, out of few different bytes.
@@ -50,6 +51,23 @@ TEST(SortedOrder, IsTheOneOfAStableSort) {
     for (std::string& text : texts) text = beginning + random_text(random, alphabet);
 
     ASSERT_EQ(order_of(texts), order_by_model(texts)) << "round " << round;
+  }
+}
+
+TEST(SortedOrder, SaysWhetherTwoAreEqual) {
+  RandomBytes random(2);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<std::string> texts(random.next() % 60);
+    const std::string beginning(random.next() % 20, 'p');
+    for (std::string& text : texts) text = beginning + random_text(random, "\0ab"s);
+    std::vector<std::string> sorted = texts;
+    std::ranges::sort(sorted);
+    const bool any_equal = std::ranges::adjacent_find(sorted) != sorted.end();
+
+    const SortedOrder order =
+        sorted_order(texts.size(), [&](std::uint32_t i) { return std::string_view(texts[i]); });
+
+    ASSERT_EQ(order.any_equal, any_equal) << "round " << round;
   }
 }
 
