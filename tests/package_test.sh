@@ -16,12 +16,19 @@ fail() {
   exit 1
 }
 
+library=$(basename "$(readlink -f "$build/tools/gpu/libstfs_gpu.so")")
+
 # The files of an installation, below its prefix; zsh's directory depends on the prefix.
 expected() {
   cat <<LIST
 bin/stfs
 bin/stfs-gpu
 bin/stfs-info
+include/stfs_gpu.h
+lib/libstfs_gpu.so
+lib/libstfs_gpu.so.0
+lib/$library
+lib/pkgconfig/stfs_gpu.pc
 lib/systemd/system/stfs@.service
 lib/systemd/user/stfs-gpu.service
 lib/systemd/user/stfs-gpu.socket
@@ -33,10 +40,13 @@ share/doc/stfs/LICENSE
 share/doc/stfs/README.md
 share/doc/stfs/SEMANTICS.md
 share/doc/stfs/TROUBLESHOOTING.md
+share/doc/stfs/examples/acquire.c
 share/doc/stfs/examples/example.conf
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
+share/man/man3/stfs_gpu.3
+share/stfs/python/stfs_gpu.py
 share/zsh/$1/_stfs
 share/zsh/$1/_stfs-gpu
 share/zsh/$1/_stfs-info
@@ -49,7 +59,7 @@ same_list() {
 
 DESTDIR=$work/root cmake --install "$build" --prefix /opt/stfs >/dev/null
 same_list 'cmake --install' "$(expected site-functions)" \
-  "$(cd "$work/root/opt/stfs" && find . -type f -printf '%P\n')"
+  "$(cd "$work/root/opt/stfs" && find . ! -type d -printf '%P\n')"
 [[ $(find "$work/root" -mindepth 1 -maxdepth 1) == "$work/root/opt" ]] ||
   fail 'cmake --install: a file outside the prefix'
 "$work/root/opt/stfs/bin/stfs" --version | grep -q '[0-9]' || fail 'stfs --version prints no version'
@@ -61,6 +71,26 @@ grep -q '^ExecStart=/opt/stfs/bin/stfs-gpu ' "$work/root/opt/stfs/lib/systemd/us
   fail 'the user unit does not start the installed program'
 grep -q '^ExecStart=/opt/stfs/bin/stfs ' "$work/root/opt/stfs/lib/systemd/system/stfs@.service" ||
   fail 'the unit does not start the installed program'
+
+# The library, as a program and a script use it that were made with this tree alone.
+prefix=$work/root/opt/stfs
+export STFS_GPU_SOCKET=$work/holder
+"$build/tests/support/make_checkpoint" --preset tiny "$work/checkpoint" >/dev/null
+tensor=$work/checkpoint/model.safetensors::layer.0.bias
+read -ra flags < <(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs stfs_gpu)
+cc -std=c99 -Wall -Wextra -Werror -pedantic "$prefix/share/doc/stfs/examples/acquire.c" \
+  -o "$work/acquire" "${flags[@]}" || fail 'the example does not build with pkg-config'
+LD_LIBRARY_PATH=$prefix/lib "$work/acquire" --device cpu "$tensor" |
+  grep -q '^layer.0.bias F32 \[64\] 256 bytes on cpu ' || fail 'the example prints another tensor'
+holder=$("$prefix/bin/stfs-gpu" doctor | sed -n 's/.*runs as process \([0-9]*\).*/\1/p')
+[[ $(readlink "/proc/$holder/exe") == "$prefix/bin/stfs-gpu" ]] ||
+  fail 'the library started another holder'
+kill "$holder"
+PYTHONPATH=$prefix/share/stfs/python PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-gpu" run \
+  --device cpu "$tensor" -- /usr/bin/python3 -c '
+import stfs_gpu
+print(stfs_gpu.acquire()[0].numpy().shape)' | grep -qx '(64,)' ||
+  fail 'the Python module does not find its library'
 
 if ! command -v dpkg-deb >/dev/null; then
   printf 'package_test: no dpkg-deb: the package was not built\n'
@@ -88,10 +118,11 @@ remove=stfs
 mapfile -t installed < <(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$' | sed 's|^\.||')
 [[ $(/usr/bin/stfs --version) == "$("$work/root/opt/stfs/bin/stfs" --version)" ]] ||
   fail 'the installed stfs is another'
-dpkg -r stfs >/dev/null
+ldconfig -p | grep -F 'libstfs_gpu.so.0 ' >/dev/null || fail 'the linker does not find the library'
+dpkg --purge stfs >/dev/null  # a package with a library has scripts, which -r alone keeps
 remove=''
 for file in "${installed[@]}"; do
-  [[ ! -e $file ]] || fail "$file: left behind by dpkg -r"
+  [[ ! -e $file ]] || fail "$file: left behind by dpkg --purge"
 done
-[[ ! -e /usr/share/doc/stfs ]] || fail '/usr/share/doc/stfs: left behind by dpkg -r'
-! dpkg-query -W stfs >/dev/null 2>&1 || fail 'dpkg still knows the package after dpkg -r'
+[[ ! -e /usr/share/doc/stfs ]] || fail '/usr/share/doc/stfs: left behind by dpkg --purge'
+! dpkg-query -W stfs >/dev/null 2>&1 || fail 'dpkg still knows the package after dpkg --purge'

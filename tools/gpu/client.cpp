@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 extern char** environ;
 
@@ -64,13 +66,22 @@ UniqueFd connect_to(const std::string& path) {
   throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
 }
 
-// Runs `program holder --background`, which returns once it listens.
-void start_holder(const std::string& program) {
+// Runs `program holder --background`, which returns once it listens at `path`.
+void start_holder(const std::string& program, const std::string& path) {
   std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
   std::array<char*, 6> argv{};
   for (std::size_t i = 0; i < words.size(); ++i) argv[i] = words[i].data();
+  std::string socket = "STFS_GPU_SOCKET=" + path;
+  std::vector<char*> environment{socket.data()};
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!std::string_view(*variable).starts_with("STFS_GPU_SOCKET=")) {
+      environment.push_back(*variable);
+    }
+  }
+  environment.push_back(nullptr);
   pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, program.c_str(), nullptr, nullptr, argv.data(), environ);
+  const int error =
+      ::posix_spawnp(&pid, program.c_str(), nullptr, nullptr, argv.data(), environment.data());
   if (error != 0) throw_errno(ErrorCode::kDeviceFailed, program, "the holder", error);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
@@ -153,16 +164,16 @@ std::string holder_socket_path() {
 Client::Client(UniqueFd socket)
     : channel_(std::move(socket), {.body_bytes = std::size_t{256} << 20}) {}
 
-std::optional<Client> Client::connect(const std::string& program) {
-  const std::string path = holder_socket_path();
-  UniqueFd socket = connect_to(path);
-  if (!socket && program.empty()) return std::nullopt;
-  if (!socket) {
-    start_holder(program);
-    socket = connect_to(path);
-    if (!socket) fail(path, "the holder that was started does not listen there");
+std::optional<Client> Client::connect(const std::string& program, const std::string& socket) {
+  const std::string path = socket.empty() ? holder_socket_path() : socket;
+  UniqueFd connection = connect_to(path);
+  if (!connection && program.empty()) return std::nullopt;
+  if (!connection) {
+    start_holder(program, path);
+    connection = connect_to(path);
+    if (!connection) fail(path, "the holder that was started does not listen there");
   }
-  return Client(std::move(socket));
+  return Client(std::move(connection));
 }
 
 Message Client::ask(const Json& body, const LoadRequest* request) {

@@ -89,9 +89,10 @@ struct HolderStatus {
 
 class Client {
  public:
-  // Connects. Without a holder: starts one (`program` is stfs-gpu; it becomes a daemon), or returns
-  // nothing when `program` is empty.
-  static std::optional<Client> connect(const std::string& program);
+  // Connects to the holder that listens at `socket`; empty: at holder_socket_path(). Without a
+  // holder: starts one there (`program` is stfs-gpu; it becomes a daemon), or returns nothing when
+  // `program` is empty.
+  static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
   void release(const std::string& device_uuid, std::span<const std::string> keys);

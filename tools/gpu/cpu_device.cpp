@@ -45,7 +45,10 @@ std::string first_word(const char* path) {
 class Mapped {
  public:
   Mapped(int fd, std::uint64_t bytes, int protection) : bytes_(bytes) {
-    void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    // For reading a private mapping shows the same pages; kernels before 6.7 refuse a shared one of
+    // a memfd that is sealed against writing.
+    const int sharing = (protection & PROT_WRITE) != 0 ? MAP_SHARED : MAP_PRIVATE;
+    void* data = ::mmap(nullptr, bytes, protection, sharing, fd, 0);
     if (data == MAP_FAILED) fail("mmap", errno);
     data_ = static_cast<std::byte*>(data);
   }

@@ -1,0 +1,20 @@
+// Bytes to send to a device, and the way there.
+#pragma once
+
+#include "tools/gpu/device.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace stfs::test {
+
+// Bytes that are different for each seed and place.
+std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size);
+
+// Sends `bytes` to [at, at+size) of the segment in tiles of `tile_bytes`.
+void send_all(Lane& lane, DeviceSegment& segment, std::span<const std::byte> bytes,
+              std::size_t tile_bytes, std::uint64_t at = 0);
+
+}  // namespace stfs::test

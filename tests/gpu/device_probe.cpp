@@ -1,0 +1,281 @@
+// Asks a GPU what on_device wants to know, and prints one JSON object.
+//
+//   device_probe devices
+//   device_probe attributes DEVICE
+//   device_probe ceilings DEVICE BYTES    copies of so much at once, GB/s (10^9)
+//   device_probe survival DEVICE BYTES    does memory live by its descriptor alone?
+//   device_probe mapping DEVICE FILE      a file by plain copies from its mapping, GB/s
+//
+// DEVICE is what stfs-gpu takes. Exit status 0, 1 when memory did not survive, 2 for wrong usage, 5
+// when the device failed.
+#include "core/mapping.h"
+#include "core/posix.h"
+#include "tests/gpu/device_pattern.h"
+#include "tools/gpu/device.h"
+#include "tools/gpu/driver.h"
+
+#include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kTile = 4 << 20;
+constexpr int kRepetitions = 5;
+
+// What the verbs that copy need: the primary context, current, for the life of the process.
+struct Session {
+  explicit Session(const DeviceInfo& info) : cuda(cuda_driver()) {
+    const int ordinal = std::stoi(info.id.substr(info.id.find(':') + 1));
+    cuda.check(cuda.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+    cuda.check(cuda.cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    cuda.check(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session() {
+    cuda.cuCtxPopCurrent(&context);
+    cuda.cuDevicePrimaryCtxRelease(device);
+  }
+
+  const CudaDriver& cuda;
+  CUdevice device = 0;
+  CUcontext context = nullptr;
+};
+
+// The best of several repetitions, GB/s.
+double best_rate(std::uint64_t bytes, const std::function<void()>& copy) {
+  double best = 0;
+  for (int i = 0; i < kRepetitions; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    copy();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, static_cast<double>(bytes) / took.count() / 1e9);
+  }
+  return best;
+}
+
+json as_json(const DeviceInfo& info) {
+  return {{"id", info.id},
+          {"name", info.name},
+          {"uuid", info.uuid},
+          {"pci", info.pci},
+          {"total_bytes", info.total_bytes},
+          {"free_bytes", info.free_bytes}};
+}
+
+json attributes(const DeviceInfo& info) {
+  const Session session(info);
+  json result = as_json(open_cuda(info)->info());
+  result["cuda"] = session.cuda.version;
+  const auto add = [&](const char* name, CUdevice_attribute which) {
+    int value = 0;
+    session.cuda.check(session.cuda.cuDeviceGetAttribute(&value, which, session.device), name);
+    result[name] = value;
+  };
+  add("compute_capability_major", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+  add("compute_capability_minor", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  add("copy_engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
+  add("virtual_memory_management", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+  add("posix_descriptors", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  add("rdma_with_vmm", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  add("pageable_access", CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+  add("numa_node", CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+  result["findings"] = cuda_findings();
+  return result;
+}
+
+json ceilings(const DeviceInfo& info, std::size_t bytes) {
+  const Session session(info);
+  const CudaDriver& cuda = session.cuda;
+  CUdeviceptr device = 0;
+  void* pinned = nullptr;
+  CUstream stream = nullptr;
+  cuda.check(cuda.cuMemAlloc(&device, bytes), "cuMemAlloc");
+  cuda.check(cuda.cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+  cuda.check(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  std::vector<std::byte> pageable = pattern(1, bytes);
+  std::memcpy(pinned, pageable.data(), bytes);
+  const auto wait = [&] { cuda.check(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize"); };
+
+  json result{{"bytes", bytes}};
+  result["pinned_to_device"] = best_rate(bytes, [&] {
+    cuda.check(cuda.cuMemcpyHtoDAsync(device, pinned, bytes, stream), "cuMemcpyHtoDAsync");
+    wait();
+  });
+  result["pageable_to_device"] = best_rate(bytes, [&] {
+    cuda.check(cuda.cuMemcpyHtoD(device, pageable.data(), bytes), "cuMemcpyHtoD");
+    cuda.check(cuda.cuStreamSynchronize(nullptr), "cuStreamSynchronize");
+  });
+  result["device_to_pinned"] = best_rate(bytes, [&] {
+    cuda.check(cuda.cuMemcpyDtoHAsync(pinned, device, bytes, stream), "cuMemcpyDtoHAsync");
+    wait();
+  });
+  result["pinned_copy"] = best_rate(bytes, [&] {  // of the host, one thread, a tile at a time
+    for (std::size_t at = 0; at < bytes; at += kTile)
+      std::memcpy(pinned, pageable.data() + at, std::min(kTile, bytes - at));
+  });
+
+  cuda.cuStreamDestroy(stream);
+  cuda.cuMemFreeHost(pinned);
+  cuda.cuMemFree(device);
+  return result;
+}
+
+void send_descriptor(int socket, int fd) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fd)> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  if (sendmsg(socket, &message, 0) != 1)
+    throw_errno(ErrorCode::kDeviceFailed, "", "sendmsg", errno);
+}
+
+// None when the other end is gone.
+UniqueFd receive_descriptor(int socket) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return {};
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return {};
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  return UniqueFd(fd);
+}
+
+// The child writes a pattern into device memory, exports it and is killed. The parent has had no
+// context until then: as a holder, it has the descriptor and nothing else.
+json survival(const std::string& device_name, std::size_t bytes) {
+  std::array<int, 2> ends{};
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw_errno(ErrorCode::kDeviceFailed, "", "socketpair", errno);
+  const UniqueFd ours(ends[0]);
+  UniqueFd theirs(ends[1]);
+  const std::vector<std::byte> written = pattern(42, bytes);
+
+  const pid_t child = fork();
+  if (child < 0) throw_errno(ErrorCode::kDeviceFailed, "", "fork", errno);
+  if (child == 0) {
+    try {
+      const auto device = open_cuda(find_device(device_name));
+      const auto segment = device->allocate(bytes);
+      const auto lane = device->lane(kTile);
+      send_all(*lane, *segment, written, kTile);
+      lane->drain();
+      send_descriptor(theirs.get(), segment->publish().get());
+      std::raise(SIGKILL);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "device_probe: %s\n", error.what());
+    }
+    _exit(5);
+  }
+  theirs = UniqueFd();
+  UniqueFd fd = receive_descriptor(ours.get());
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (!fd || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
+    throw Error(ErrorCode::kDeviceFailed, "", "the exporting process failed");
+
+  const DeviceInfo info = find_device(device_name);
+  const Session session(info);
+  const auto device = open_cuda(info);
+  const std::uint64_t free_while_held = device->info().free_bytes;
+  json result{{"bytes", bytes}, {"exporter", "killed"}};
+  std::vector<std::byte> read(bytes);
+  const auto begin = std::chrono::steady_clock::now();
+  auto mapped = map_cuda_segment(info, fd.get(), bytes);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  session.cuda.check(session.cuda.cuMemcpyDtoH(read.data(), mapped->address(), bytes),
+                     "cuMemcpyDtoH");
+  result["map_milliseconds"] = took.count();
+  result["survives"] = read == written;
+  fd = UniqueFd();
+  session.cuda.check(session.cuda.cuMemcpyDtoH(read.data(), mapped->address(), bytes),
+                     "cuMemcpyDtoH");
+  result["mapping_outlives_descriptor"] = read == written;
+  mapped.reset();
+  const std::uint64_t free_afterwards = device->info().free_bytes;
+  result["bytes_freed_with_the_last_user"] =
+      free_afterwards > free_while_held ? free_afterwards - free_while_held : 0;
+  return result;
+}
+
+json from_mapping(const DeviceInfo& info, const std::string& path) {
+  const Session session(info);
+  const CudaDriver& cuda = session.cuda;
+  const Mapping file(path);
+  const std::size_t bytes = file.bytes().size();
+  CUdeviceptr device = 0;
+  cuda.check(cuda.cuMemAlloc(&device, bytes), "cuMemAlloc");
+  json result{{"bytes", bytes}};
+  result["mapping_to_device"] = best_rate(bytes, [&] {
+    cuda.check(cuda.cuMemcpyHtoD(device, file.bytes().data(), bytes), "cuMemcpyHtoD");
+    cuda.check(cuda.cuStreamSynchronize(nullptr), "cuStreamSynchronize");
+  });
+  cuda.cuMemFree(device);
+  return result;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const auto usage = [] { throw Error(ErrorCode::kUsage, "", "see the head of its source"); };
+  json result;
+  if (arguments.empty()) usage();
+  const std::string& verb = arguments[0];
+  if (verb == "devices" && arguments.size() == 1) {
+    result = json::array();
+    for (const DeviceInfo& info : cuda_infos()) result.push_back(as_json(info));
+  } else if (verb == "attributes" && arguments.size() == 2) {
+    result = attributes(find_device(arguments[1]));
+  } else if (verb == "ceilings" && arguments.size() == 3) {
+    result = ceilings(find_device(arguments[1]), std::stoull(arguments[2]));
+  } else if (verb == "survival" && arguments.size() == 3) {
+    result = survival(arguments[1], std::stoull(arguments[2]));
+  } else if (verb == "mapping" && arguments.size() == 3) {
+    result = from_mapping(find_device(arguments[1]), arguments[2]);
+  } else {
+    usage();
+  }
+  std::printf("%s\n", result.dump(2).c_str());
+  return result.is_object() && !result.value("survives", true) ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace stfs::test
+
+int main(int argc, char** argv) {
+  try {
+    return stfs::test::run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const stfs::Error& error) {
+    std::fprintf(stderr, "device_probe: %s\n", error.what());
+    return stfs::exit_status(error.code());
+  }
+}

@@ -1,0 +1,101 @@
+// The driver's table as a process meets it: a process finds its driver once, so each of these is
+// one of its own.
+#include "tests/support/files.h"
+#include "tests/support/process.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+Outcome probe(const std::vector<std::string>& arguments, std::vector<std::string> environment,
+              const std::string& driver = STFS_FAKE_DRIVER) {
+  environment.push_back("STFS_GPU_DRIVER=" + driver);
+  std::vector<std::string> command{STFS_DEVICE_PROBE};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return run(command, {.environment = environment});
+}
+
+void expect_one_line(const Outcome& outcome, const std::string& part) {
+  EXPECT_EQ(outcome.status, 5) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+}
+
+TEST(CudaDriver, ThatIsNotThereIsOneLineAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+
+  const Outcome outcome = probe({"devices"}, {}, "/nonexistent/libcuda.so.1");
+
+  expect_one_line(outcome, "there is no NVIDIA driver: /nonexistent/libcuda.so.1");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST(CudaDriver, ThatLacksAFunctionSaysWhich) {
+  expect_one_line(probe({"devices"}, {}, "libm.so.6"), "libm.so.6: no function cuInit");
+}
+
+TEST(CudaDriver, ThatCannotStartSaysWhy) {
+  // 803: the kernel's module is of another version.
+  expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuInit:1:803"}), "cuInit: error 803");
+  expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuDriverGetVersion:1"}),
+                  "cuDriverGetVersion: CUDA_ERROR_UNKNOWN");
+}
+
+TEST(CudaDriver, WithoutADeviceSaysSo) {
+  expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_DEVICES=0"}),
+                  "cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected");
+}
+
+TEST(CudaDriver, WithoutAnErrorsNameGivesItsNumber) {
+  expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuInit:1,cuGetErrorName:1"}),
+                  "cuInit: error 999");
+  expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuInit:1,cuGetErrorString:1"}),
+                  "cuInit: CUDA_ERROR_UNKNOWN\n");
+}
+
+TEST(CudaDriver, KeepsMemoryForWhoeverHasItsDescriptor) {
+  const TempDir directory;
+  const std::string report = directory / "report";
+
+  const Outcome outcome = probe({"survival", "cuda:0", "4194304"},
+                                {"STFS_FAKE_CUDA_LATE=always", "STFS_FAKE_CUDA_REPORT=" + report});
+
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("\"survives\": true"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("\"mapping_outlives_descriptor\": true"), std::string::npos);
+  EXPECT_NE(outcome.out.find("\"bytes_freed_with_the_last_user\": 4194304"), std::string::npos);
+  const std::string text = read_file(report);
+  EXPECT_EQ(text.find("leaked"), std::string::npos) << text;
+  EXPECT_EQ(text.find("misuse"), std::string::npos) << text;
+  EXPECT_NE(text.find("peak pinned bytes"), std::string::npos) << text;
+}
+
+TEST(CudaDriver, IsMeasuredWithoutLeavingAnythingBehind) {
+  const TempDir directory;
+  const std::string report = directory / "report";
+  write_file(directory / "file", std::string(1 << 20, 'x'));
+  const std::vector<std::string> environment{"STFS_FAKE_CUDA_REPORT=" + report};
+
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"devices"},
+           {"attributes", "cuda:0"},
+           {"ceilings", "cuda:0", "1048576"},
+           {"mapping", "cuda:0", (directory / "file").string()}}) {
+    const Outcome outcome = probe(arguments, environment);
+    EXPECT_EQ(outcome.status, 0) << arguments[0] << ": " << outcome.err;
+  }
+
+  const std::string text = read_file(report);
+  EXPECT_EQ(text.find("leaked"), std::string::npos) << text;
+  EXPECT_EQ(text.find("misuse"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,19 @@
+/* The public header is C99 by itself, and says what it says: compiled with -std=c99 -pedantic. */
+#include "tools/gpu/include/stfs_gpu.h"
+
+#include <stddef.h>
+
+/* The layout that programs are built with. It may only grow at its end. */
+#define LAYOUT(name, condition) typedef char name[(condition) ? 1 : -1]
+LAYOUT(options_begin_with_size, offsetof(stfs_gpu_acquire_options, size) == 0);
+LAYOUT(options_pin, offsetof(stfs_gpu_acquire_options, pin) == 4 * sizeof(void*) + 8);
+LAYOUT(info_begins_with_size, offsetof(stfs_gpu_tensor_info, size) == 0);
+LAYOUT(info_ordinal, offsetof(stfs_gpu_tensor_info, device_ordinal) == 92);
+
+int header_test_uses_all(void);
+int header_test_uses_all(void) {
+  stfs_gpu_acquire_options options = STFS_GPU_ACQUIRE_OPTIONS_INIT;
+  stfs_gpu_tensor_info info = {sizeof info, NULL, NULL, NULL, 0, 0, NULL,
+                               0,           NULL, NULL, NULL, 0, 0};
+  return options.size == sizeof options && info.size == sizeof info;
+}

@@ -1,0 +1,286 @@
+// libstfs_gpu with a holder of its own: loads, shares, leases; on host memory.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/process.h"
+#include "tools/gpu/dlpack.h"
+#include "tools/gpu/include/stfs_gpu.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using ::testing::IsSubstring;
+
+class LibraryHolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_safetensors(source(), tensors_);
+    ::setenv("STFS_GPU_SOCKET", socket().c_str(), 1);
+    holder_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
+    ASSERT_TRUE(eventually([this] {
+      return stfs_gpu_connect(nullptr, 0, &connection_) == STFS_GPU_OK;
+    })) << stfs_gpu_last_error();
+  }
+
+  void TearDown() override {
+    release();
+    stfs_gpu_disconnect(std::exchange(connection_, nullptr));
+    ::unsetenv("STFS_GPU_SOCKET");
+    if (!holder_) return;
+    holder_->signal(SIGTERM);
+    EXPECT_EQ(holder_->wait().status, 0) << holder_->err();
+  }
+
+  void kill_holder() {
+    holder_->signal(SIGKILL);
+    holder_->wait();
+    holder_.reset();
+  }
+
+  std::string socket() const { return dir_ / "socket"; }
+  std::string source() const { return dir_ / "m.safetensors"; }
+  std::string name(const std::string& tensor) const { return source() + "::" + tensor; }
+
+  int acquire(const std::vector<std::string>& names, const stfs_gpu_acquire_options& options) {
+    release();
+    std::vector<const char*> pointers;
+    for (const std::string& name : names) pointers.push_back(name.c_str());
+    return stfs_gpu_acquire(connection_, pointers.data(), pointers.size(), &options, &acquired_);
+  }
+  void release() { stfs_gpu_release(std::exchange(acquired_, nullptr)); }
+
+  static stfs_gpu_acquire_options loading() {
+    stfs_gpu_acquire_options options = STFS_GPU_ACQUIRE_OPTIONS_INIT;
+    options.device = "cpu";
+    options.load_if_missing = 1;
+    return options;
+  }
+
+  static std::string bytes_of(const stfs_gpu_tensors* tensors, std::size_t index) {
+    stfs_gpu_tensor_info info{};
+    info.size = sizeof info;
+    EXPECT_EQ(stfs_gpu_info(tensors, index, &info), STFS_GPU_OK) << stfs_gpu_last_error();
+    return {reinterpret_cast<const char*>(info.pointer), info.bytes};
+  }
+
+  // The processes that lease a tensor, by `stfs-gpu ls`; nothing when it is not resident.
+  std::optional<std::vector<pid_t>> users(const std::string& tensor) const {
+    for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out)) {
+      if (row.at("label") == name(tensor)) return row.at("users").get<std::vector<pid_t>>();
+    }
+    return std::nullopt;
+  }
+
+  TempDir dir_;
+  const std::vector<Tensor> tensors_{random_tensor("a.w", "F32", {4, 6}, 1),
+                                     random_tensor("a.b", "BF16", {10}, 2),
+                                     random_tensor("c", "U8", {3 << 20}, 3)};
+  std::optional<Process> holder_;
+  stfs_gpu_connection* connection_ = nullptr;
+  stfs_gpu_tensors* acquired_ = nullptr;
+};
+
+const std::vector<pid_t> kNobody;
+
+TEST_F(LibraryHolder, LoadsWhatIsMissing) {
+  const stfs_gpu_acquire_options options = loading();
+
+  ASSERT_EQ(acquire({name("c"), name("a.*")}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+
+  ASSERT_EQ(stfs_gpu_count(acquired_), 3U);
+  EXPECT_EQ(bytes_of(acquired_, 0), tensors_[2].bytes);
+  EXPECT_EQ(bytes_of(acquired_, 1), tensors_[0].bytes);
+  EXPECT_EQ(bytes_of(acquired_, 2), tensors_[1].bytes);
+  EXPECT_EQ(users("c"), std::vector<pid_t>{::getpid()});
+}
+
+TEST_F(LibraryHolder, FindsWhereATensorIsResident) {
+  stfs_gpu_acquire_options options = STFS_GPU_ACQUIRE_OPTIONS_INIT;
+
+  EXPECT_EQ(acquire({name("a.w")}, options), STFS_GPU_DEVICE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "not resident", stfs_gpu_last_error());
+  options.load_if_missing = 1;
+  EXPECT_EQ(acquire({name("a.w")}, options), STFS_GPU_USAGE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "no device is named", stfs_gpu_last_error());
+  EXPECT_EQ(users("a.w"), std::nullopt);
+
+  ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name("a.w")}).status, 0);
+  options.load_if_missing = 0;
+  ASSERT_EQ(acquire({name("a.w")}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+  EXPECT_EQ(bytes_of(acquired_, 0), tensors_[0].bytes);
+}
+
+TEST_F(LibraryHolder, TakesTheOptionsOfLoad) {
+  stfs_gpu_acquire_options options = loading();
+  options.shard = "1/2@0";
+  options.as = "f32";
+  options.verify = 1;
+  options.pin = 1;
+
+  ASSERT_EQ(acquire({name("a.w")}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+
+  EXPECT_EQ(bytes_of(acquired_, 0), tensors_[0].bytes.substr(48));
+  const auto rows = nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out);
+  EXPECT_EQ(rows.at(0).at("pinned"), true);
+}
+
+TEST_F(LibraryHolder, ATensorIsLeasedUntilItsLastUserHasGone) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  stfs_gpu_tensors* second = std::exchange(acquired_, nullptr);
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(acquired_, 0, 0, &exported), STFS_GPU_OK);
+
+  stfs_gpu_disconnect(std::exchange(connection_, nullptr));
+  stfs_gpu_release(second);
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+  release();
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+  exported->deleter(exported);
+  EXPECT_EQ(users("a.w"), kNobody);
+}
+
+TEST_F(LibraryHolder, WhatAFailedAcquireLeasedIsGivenBack) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  release();
+
+  EXPECT_NE(acquire({name("a.w"), name("nothing")}, loading()), STFS_GPU_OK);
+
+  EXPECT_EQ(acquired_, nullptr);
+  EXPECT_EQ(users("a.w"), kNobody);
+}
+
+// A process that acquires a tensor, says so, and waits to be killed.
+class Lessee {
+ public:
+  explicit Lessee(const std::string& name) {
+    int ready[2];
+    EXPECT_EQ(::pipe(ready), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const char* names[] = {name.c_str()};
+      stfs_gpu_connection* connection = nullptr;
+      stfs_gpu_tensors* tensors = nullptr;
+      const bool is_there =
+          stfs_gpu_connect(nullptr, 0, &connection) == STFS_GPU_OK &&
+          stfs_gpu_acquire(connection, names, 1, nullptr, &tensors) == STFS_GPU_OK;
+      if (::write(ready[1], is_there ? "y" : "n", 1) == 1) ::pause();
+      ::_exit(1);
+    }
+    char answer = 'n';
+    EXPECT_EQ(::read(ready[0], &answer, 1), 1);
+    EXPECT_EQ(answer, 'y');
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
+  ~Lessee() { kill(); }
+  Lessee(const Lessee&) = delete;
+  Lessee& operator=(const Lessee&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void kill() {
+    if (pid_ < 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST_F(LibraryHolder, AKilledProcessGivesItsLeasesBack) {
+  ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name("a.w")}).status, 0);
+  Lessee lessee(name("a.w"));
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{lessee.pid()});
+
+  lessee.kill();
+
+  EXPECT_TRUE(eventually([this] { return users("a.w") == kNobody; }));
+}
+
+TEST_F(LibraryHolder, WhatIsMappedStaysWhenTheHolderIsKilled) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
+
+  kill_holder();
+
+  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
+  EXPECT_EQ(acquire({name("c")}, loading()), STFS_GPU_DEVICE);
+  EXPECT_STRNE(stfs_gpu_last_error(), "");
+  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
+  stfs_gpu_release(kept);
+}
+
+TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  stfs_gpu_tensors* before = std::exchange(acquired_, nullptr);
+  const Tensor changed = random_tensor("a.w", "F32", {4, 6}, 9);
+  write_safetensors(dir_ / "new", {changed});
+  std::filesystem::rename(dir_ / "new", source());
+
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+
+  EXPECT_EQ(bytes_of(before, 0), tensors_[0].bytes);
+  EXPECT_EQ(bytes_of(acquired_, 0), changed.bytes);
+  stfs_gpu_release(before);
+}
+
+TEST_F(LibraryHolder, ManyThreadsAcquireAndReleaseOnOneConnection) {
+  std::atomic<int> failures = 0;
+  std::vector<std::thread> threads;
+
+  for (std::size_t i = 0; i < 6; ++i) {
+    threads.emplace_back([this, i, &failures] {
+      const stfs_gpu_acquire_options options = loading();
+      const std::size_t index = i % tensors_.size();
+      const std::string tensor = name(tensors_[index].name);
+      const char* names[] = {tensor.c_str()};
+      for (int round = 0; round < 20; ++round) {
+        stfs_gpu_tensors* tensors = nullptr;
+        if (stfs_gpu_acquire(connection_, names, 1, &options, &tensors) != STFS_GPU_OK ||
+            bytes_of(tensors, 0) != tensors_[index].bytes)
+          ++failures;
+        stfs_gpu_release(tensors);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(failures, 0);
+  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNobody) << tensor.name;
+}
+
+TEST_F(LibraryHolder, StartsAHolderWhereNoneListens) {
+  const std::string other = dir_ / "other";
+  stfs_gpu_connection* connection = nullptr;
+
+  ASSERT_EQ(stfs_gpu_connect(other.c_str(), STFS_GPU_START_HOLDER, &connection), STFS_GPU_OK)
+      << stfs_gpu_last_error();
+
+  const std::string found =
+      run({STFS_GPU_BINARY, "doctor"}, {.environment = {"STFS_GPU_SOCKET=" + other}}).out;
+  const std::string_view words = "runs as process ";
+  const std::size_t at = found.find(words);
+  ASSERT_NE(at, std::string::npos) << found;
+  const pid_t holder = std::stoi(found.substr(at + words.size()));
+  stfs_gpu_disconnect(connection);
+  ::kill(holder, SIGTERM);
+  EXPECT_TRUE(eventually([holder] { return ::kill(holder, 0) != 0; }));
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,399 @@
+"""The Python module, with a holder of its own, NumPy, and consumers of DLPack.
+
+Run by ctest with STFS_GPU_BINARY, STFS_GPU_LIBRARY and PYTHONPATH set.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy
+
+import stfs_gpu
+
+BINARY = os.environ["STFS_GPU_BINARY"]
+NUMPY = tuple(map(int, numpy.__version__.split(".")[:2]))
+
+
+def write_checkpoint(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def mappings():
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:stfs-gpu" in line for line in maps)
+
+
+ARRAYS = {
+    "f32": ("F32", numpy.arange(12, dtype="<f4").reshape(3, 4) / 7),
+    "f64": ("F64", numpy.array([1.5, -2.5], "<f8")),
+    "f16": ("F16", numpy.array([[1, 2], [3, 65504]], "<f2")),
+    "c64": ("C64", numpy.array([1 + 2j, -3j], "<c8")),
+    "i64": ("I64", numpy.array([-1, 2**62], "<i8")),
+    "u32": ("U32", numpy.array([[[7]]], "<u4")),
+    "i16": ("I16", numpy.array([-2, 3], "<i2")),
+    "u8": ("U8", numpy.arange(256, dtype="u1")),
+    "bool": ("BOOL", numpy.array([True, False, True, True])),
+    "scalar": ("F32", numpy.array(42, "<f4")),
+}
+RAW = {
+    "bf16": ("BF16", [2, 2], b"\x80\x3f\x00\x40\x40\x40\x80\x40"),
+    "f8": ("F8_E4M3", [3], b"\x01\x02\x03"),
+    "f4": ("F4", [4], b"\x21\x43"),
+    "empty": ("F32", [0, 5], b""),
+}
+
+
+# A consumer of DLPack, written from its specification and not from the module under test.
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
+                ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32),
+                ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64), ("tensor", DLTensor)]
+    names = b"dltensor_versioned", b"used_dltensor_versioned"
+
+
+class Unversioned(ctypes.Structure):
+    _fields_ = [("tensor", DLTensor), ("manager_ctx", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p)]
+    names = b"dltensor", b"used_dltensor"
+
+
+Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def api(name, result, *arguments):
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+capsule_name = api("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
+capsule_pointer = api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+capsule_rename = api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+
+
+class Consumer:
+    """Looks into a capsule, and counts how often its deleter is called."""
+
+    def __init__(self, capsule, kind):
+        self.kind, self.calls = kind, 0
+        self.address = capsule_pointer(capsule, kind.names[0])
+        self.managed = kind.from_address(self.address)
+        self.original = Deleter(self.managed.deleter)
+        self.counting = Deleter(self.count)
+        self.managed.deleter = ctypes.cast(self.counting, ctypes.c_void_p).value
+
+    def count(self, address):
+        self.calls += 1
+        self.original(address)
+
+    def consume(self, capsule):
+        capsule_rename(capsule, self.kind.names[1])
+
+    def delete(self):
+        self.counting(self.address)
+
+
+class PythonTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.source = os.path.join(cls.directory.name, "m.safetensors")
+        tensors = {name: (dtype, list(array.shape), array.tobytes())
+                   for name, (dtype, array) in ARRAYS.items()}
+        write_checkpoint(cls.source, {**tensors, **RAW})
+        os.environ["STFS_GPU_SOCKET"] = os.path.join(cls.directory.name, "socket")
+        cls.holder = subprocess.Popen([BINARY, "holder"])
+        for _ in range(1000):
+            try:
+                cls.connection = stfs_gpu.connect(start_holder=False)
+                break
+            except stfs_gpu.Error:
+                time.sleep(0.02)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.connection.close()
+        cls.holder.terminate()
+        cls.holder.wait()
+        cls.directory.cleanup()
+
+    def setUp(self):
+        gc.collect()
+        self.assertEqual(mappings(), 0)
+
+    def acquire(self, *names, **options):
+        options = {"device": "cpu", "load_if_missing": True, **options}
+        return self.connection.acquire(*[f"{self.source}::{name}" for name in names], **options)
+
+    def test_numpy_sees_the_values_of_the_source(self):
+        tensors = self.acquire("*")
+        self.assertEqual(sorted(tensors.names()), sorted([*ARRAYS, *RAW]))
+        for name, (dtype, expected) in ARRAYS.items():
+            tensor = tensors[name]
+            array = tensor.numpy()
+            self.assertEqual(tensor.dtype, dtype)
+            self.assertEqual(tensor.shape, expected.shape)
+            self.assertEqual(tensor.nbytes, expected.nbytes)
+            self.assertEqual(array.dtype, expected.dtype, name)
+            numpy.testing.assert_array_equal(array, expected)
+            self.assertEqual(array.ctypes.data, tensor.ptr)
+            numpy.testing.assert_array_equal(numpy.asarray(tensor), expected)
+
+    def test_a_tensor_says_what_it_is(self):
+        tensor = self.acquire("f32")[0]
+        self.assertEqual(tensor.name, "f32")
+        self.assertEqual(tensor.label, f"{self.source}::f32")
+        self.assertEqual(tensor.device, "cpu")
+        self.assertTrue(tensor.uuid.startswith("CPU-"))
+        self.assertEqual(tensor.__dlpack_device__(), (1, 0))
+        self.assertIn("F32 [3, 4] on cpu", repr(tensor))
+        self.assertEqual(tensor.__array_interface__["version"], 3)
+        self.assertFalse(hasattr(tensor, "__cuda_array_interface__"))
+        with open("/proc/self/maps") as maps:
+            self.assertNotIn("libcuda", maps.read())  # host memory needs no driver
+
+    def test_a_type_that_numpy_lacks_is_never_another(self):
+        tensors = self.acquire("bf16", "f8", "f4")
+        try:
+            import ml_dtypes
+            bf16 = numpy.dtype(ml_dtypes.bfloat16)
+        except ImportError:
+            bf16 = numpy.dtype("V2")
+        self.assertEqual(tensors["bf16"].numpy().dtype, bf16)
+        self.assertEqual(numpy.asarray(tensors["bf16"]).dtype, bf16)
+        self.assertEqual(tensors["bf16"].numpy().tobytes(), RAW["bf16"][2])
+        self.assertEqual(tensors["f8"].numpy().itemsize, 1)
+        self.assertFalse(hasattr(tensors["bf16"], "__array_interface__"))
+        with self.assertRaises(TypeError):
+            tensors["f4"].numpy()
+        with self.assertRaises(TypeError):
+            numpy.asarray(tensors["f4"])
+        self.assertEqual(tensors["f4"].raw().tobytes(), RAW["f4"][2])
+        self.assertEqual(tensors["f4"].raw().dtype, numpy.uint8)
+
+    def test_conversions_and_shards(self):
+        converted = self.acquire("bf16", as_="f32")[0].numpy()
+        numpy.testing.assert_array_equal(converted, [[1, 2], [3, 4]])
+        part = self.acquire("f32", shard="1/2@1")[0].numpy()
+        numpy.testing.assert_array_equal(part, ARRAYS["f32"][1][:, 2:])
+
+    def test_no_elements(self):
+        tensor = self.acquire("empty")[0]
+        self.assertEqual(tensor.ptr, 0)
+        for array in (tensor.numpy(), numpy.asarray(tensor)):
+            self.assertEqual(array.shape, (0, 5))
+            self.assertEqual(array.dtype, numpy.float32)
+
+    def test_arrays_cannot_be_written_to(self):
+        tensor = self.acquire("f32")[0]
+        for array in (tensor.numpy(), numpy.asarray(tensor), tensor.raw()):
+            with self.assertRaises(ValueError):
+                array[...] = 0
+        copy = numpy.array(tensor)
+        copy[...] = 0
+
+    def test_an_array_keeps_the_memory(self):
+        expected = ARRAYS["f32"][1]
+        tensors = self.acquire("f32")
+        tensor = tensors[0]
+        by_method, by_interface = tensor.numpy(), numpy.asarray(tensor)
+        tensors.release()
+        with self.assertRaises(stfs_gpu.Error):
+            tensor.numpy()
+        del tensors, tensor
+        gc.collect()
+        numpy.testing.assert_array_equal(by_method, expected)
+        numpy.testing.assert_array_equal(by_interface, expected)
+        del by_method
+        self.assertEqual(mappings(), 1)
+        del by_interface
+        self.assertEqual(mappings(), 0)
+
+    def test_a_tensor_keeps_what_it_came_from(self):
+        tensor = self.acquire("f32")[0]
+        gc.collect()
+        numpy.testing.assert_array_equal(tensor.numpy(), ARRAYS["f32"][1])
+
+    def test_with_blocks(self):
+        with stfs_gpu.connect(start_holder=False) as connection:
+            with connection.acquire(f"{self.source}::f32", device="cpu",
+                                    load_if_missing=True) as tensors:
+                self.assertEqual(mappings(), 1)
+            self.assertEqual(mappings(), 0)
+        with self.assertRaises(stfs_gpu.Error) as caught:
+            connection.acquire(f"{self.source}::f32")
+        self.assertEqual(caught.exception.status, stfs_gpu.USAGE)
+        self.assertEqual(len(tensors), 1)
+
+    def test_errors_carry_their_status(self):
+        for names, options, status in (
+                (["/nowhere"], {}, stfs_gpu.UNREADABLE),
+                ([f"{self.source}::nothing"], {}, stfs_gpu.USAGE),
+                ([f"{self.source}::f32"], {"shard": "0/5@0"}, stfs_gpu.USAGE),
+                ([f"{self.source}::f32"], {"device": "toaster"}, stfs_gpu.USAGE)):
+            with self.assertRaises(stfs_gpu.Error) as caught:
+                self.connection.acquire(*names, **options)
+            self.assertEqual(caught.exception.status, status, str(caught.exception))
+            self.assertTrue(str(caught.exception))
+        with self.assertRaises(ValueError):
+            self.connection.acquire("a\0b")
+
+    def test_names(self):
+        tensors = self.acquire("f32", "f64")
+        self.assertEqual(tensors[1].name, "f64")
+        self.assertIs(tensors[f"{self.source}::f64"], tensors[1])
+        with self.assertRaises(KeyError):
+            tensors["nothing"]
+        with self.assertRaises(KeyError):
+            self.acquire("f32", "f32")["f32"]
+        self.assertEqual([t.name for t in tensors], ["f32", "f64"])
+
+    def test_a_versioned_capsule(self):
+        tensor = self.acquire("f32")[0]
+        capsule = tensor.__dlpack__(max_version=(1, 0))
+        self.assertEqual(capsule_name(capsule), b"dltensor_versioned")
+        consumer = Consumer(capsule, Versioned)
+        managed = consumer.managed
+        self.assertEqual(managed.major, 1)
+        self.assertEqual(managed.flags, 1)  # read-only
+        self.assertEqual(managed.tensor.data, tensor.ptr)
+        self.assertEqual((managed.tensor.code, managed.tensor.bits, managed.tensor.lanes),
+                         (2, 32, 1))
+        self.assertEqual(managed.tensor.shape[:2], [3, 4])
+        self.assertEqual(managed.tensor.strides[:2], [4, 1])
+
+        consumer.consume(capsule)
+        del capsule, tensor
+        gc.collect()
+        self.assertEqual(consumer.calls, 0)
+        self.assertEqual(mappings(), 1)
+        consumer.delete()
+        self.assertEqual(consumer.calls, 1)
+        self.assertEqual(mappings(), 0)
+
+    def test_a_capsule_that_no_one_consumes_deletes_itself_once(self):
+        for kind, options in ((Versioned, {"max_version": (1, 1)}), (Unversioned, {"copy": True})):
+            tensor = self.acquire("f32")[0]
+            capsule = tensor.__dlpack__(**options)
+            consumer = Consumer(capsule, kind)
+            del tensor, capsule
+            self.assertEqual(consumer.calls, 1, kind)
+            self.assertEqual(mappings(), 0)
+
+    def test_a_capsule_may_end_while_an_exception_is_raised(self):
+        tensor = self.acquire("f32")[0]
+
+        def fail():
+            capsule = tensor.__dlpack__(max_version=(1, 0))
+            consumers.append(Consumer(capsule, Versioned))
+            raise KeyError("kept")
+
+        consumers = []
+        with self.assertRaises(KeyError) as caught:
+            fail()
+        self.assertEqual(caught.exception.args, ("kept",))
+        del caught
+        gc.collect()
+        self.assertEqual(consumers[0].calls, 1)
+
+    def test_a_capsule_may_live_until_the_interpreter_ends(self):
+        script = ("import stfs_gpu, builtins\n"
+                  "t = stfs_gpu.acquire(%r, device='cpu', load_if_missing=True)\n"
+                  "builtins.kept = [t[0].__dlpack__(max_version=(1, 0)), t[0].numpy(), t]\n"
+                  % f"{self.source}::f32")
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_an_old_consumer_is_refused_unless_it_gets_a_copy(self):
+        tensor = self.acquire("f32")[0]
+        with self.assertRaises(BufferError):
+            tensor.__dlpack__()
+        with self.assertRaises(BufferError):
+            tensor.__dlpack__(max_version=(0, 8))
+        capsule = tensor.__dlpack__(copy=True)
+        self.assertEqual(capsule_name(capsule), b"dltensor")
+        versioned = tensor.__dlpack__(copy=True, max_version=(1, 0))
+        self.assertEqual(Consumer(versioned, Versioned).managed.flags, 2)  # a copy
+
+    def test_numpy_consumes_capsules(self):
+        tensor = self.acquire("f32")[0]
+
+        class Copied:
+            def __dlpack__(self, **options):
+                return tensor.__dlpack__(**{**options, "copy": True})
+
+            def __dlpack_device__(self):
+                return tensor.__dlpack_device__()
+
+        array = numpy.from_dlpack(Copied())
+        numpy.testing.assert_array_equal(array, ARRAYS["f32"][1])
+        if NUMPY >= (2, 1):
+            view = numpy.from_dlpack(tensor)
+            self.assertFalse(view.flags.writeable)
+            self.assertEqual(view.ctypes.data, tensor.ptr)
+        else:  # it knows no DLPack 1.0
+            with self.assertRaises(BufferError):
+                numpy.from_dlpack(tensor)
+
+    def test_what_dlpack_cannot_give(self):
+        tensor = self.acquire("f32")[0]
+        with self.assertRaises(ValueError):
+            tensor.__dlpack__(stream=1, max_version=(1, 0))
+        with self.assertRaises(BufferError):
+            tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0))
+        tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
+
+    def test_threads(self):
+        failures = []
+
+        def work(name):
+            for _ in range(20):
+                with self.acquire(name) as tensors:
+                    if not numpy.array_equal(tensors[0].numpy(), ARRAYS[name][1]):
+                        failures.append(name)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("f32", "i64", "u8")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+    def test_a_command_has_what_run_gave_it(self):
+        script = ("import stfs_gpu\n"
+                  "t = stfs_gpu.acquire()\n"
+                  "print([(x.name, x.numpy().tolist()) for x in t])\n"
+                  "print(stfs_gpu.acquire(%r)[0].numpy().tolist())\n" % f"{self.source}::i64")
+        command = [BINARY, "run", "--device", "cpu", f"{self.source}::i64", f"{self.source}::f64",
+                   "--", sys.executable, "-c", script]
+        environment = {**os.environ, "STFS_GPU_SOCKET": "/nowhere/socket"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, "[('i64', [-1, 4611686018427387904]), ('f64', [1.5, -2.5])]\n"
+                                      "[-1, 4611686018427387904]\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

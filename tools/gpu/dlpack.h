@@ -1,0 +1,79 @@
+// The structs of DLPack, version 1.1: how array libraries hand memory to each other. Written from
+// the specification (https://dmlc.github.io/dlpack/latest/c_api.html), layout and numbers alone.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct DLPackVersion {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+
+struct DLDevice {
+  std::int32_t device_type;  // DLDeviceType
+  std::int32_t device_id;
+};
+
+struct DLDataType {
+  std::uint8_t code;  // DLDataTypeCode
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+
+struct DLTensor {
+  void* data;  // null when there are no elements
+  DLDevice device;
+  std::int32_t ndim;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements
+  std::uint64_t byte_offset;
+};
+
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  std::uint64_t flags;
+  DLTensor dl_tensor;
+};
+
+}  // extern "C"
+
+namespace stfs::dlpack {
+
+inline constexpr DLPackVersion kVersion{1, 1};
+
+inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::int32_t kCuda = 2;
+
+inline constexpr std::uint64_t kReadOnly = 1;
+inline constexpr std::uint64_t kIsCopied = 2;
+
+enum class Code : std::uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBfloat = 4,
+  kComplex = 5,
+  kBool = 6,
+  // Since 1.1. Of elements smaller than a byte the first stands in the lowest bits.
+  kFloat8E4M3Fn = 10,
+  kFloat8E4M3Fnuz = 11,
+  kFloat8E5M2 = 12,
+  kFloat8E5M2Fnuz = 13,
+  kFloat8E8M0Fnu = 14,
+  kFloat6E2M3Fn = 15,
+  kFloat6E3M2Fn = 16,
+  kFloat4E2M1Fn = 17,
+};
+
+}  // namespace stfs::dlpack

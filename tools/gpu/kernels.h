@@ -1,0 +1,12 @@
+// The kernels that nvcc compiled into this build: a fat binary for cuModuleLoadData, with machine
+// code for each major architecture and PTX for those to come. Empty in a build without nvcc.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace stfs {
+
+std::span<const std::byte> embedded_kernels();
+
+}  // namespace stfs

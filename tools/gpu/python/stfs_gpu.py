@@ -1,0 +1,450 @@
+"""Tensors that stfs-gpu keeps in device memory, for NumPy, PyTorch, CuPy, JAX.
+
+    import stfs_gpu
+    with stfs_gpu.connect() as connection:
+        w = connection.acquire("/mnt/w/lm_head.weight", device="cpu", load_if_missing=True)[0]
+        w.numpy()                       # host memory: a read-only view, nothing is copied
+        torch.from_dlpack(w)            # device memory (or host memory, see below): the same
+
+One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). What is acquired stays in
+memory while anything refers to it: the Tensors that acquire() returned, or an array made from one
+of them, whichever ends last.
+
+Nothing here may be written to: other processes see the same bytes. Host memory is mapped read-only,
+and a store to it is a fault (SIGSEGV); so is a kernel's store to device memory, where the driver
+can protect it. NumPy knows and raises instead; PyTorch and CuPy have no read-only arrays: do not
+write to what they give. A consumer that predates DLPack 1.0 cannot be told, and is refused for host
+memory with BufferError; `w.__dlpack__(copy=True)` gives it a copy of its own.
+"""
+
+import collections.abc
+import ctypes
+import glob
+import os
+import threading
+import weakref
+
+__all__ = ["Connection", "Error", "Tensor", "Tensors", "acquire", "connect", "version"]
+
+INVALID, USAGE, UNREADABLE, DEVICE = 1, 2, 3, 5  # Error.status: the exit statuses of stfs-gpu
+
+_START_HOLDER = 1
+_EXPORT_COPY = 1
+_DLPACK_CPU, _DLPACK_CUDA = 1, 2
+
+# dtype -> the code of NumPy's array interface. BF16 and the 8-bit floats have none.
+_CODES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2",
+    "U32": "<u4", "I32": "<i4", "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8",
+    "U64": "<u8",
+}
+# dtype -> its name in ml_dtypes, and what it is without: bytes of the same width.
+_ML_DTYPES = {
+    "BF16": ("bfloat16", "V2"), "F8_E4M3": ("float8_e4m3fn", "V1"),
+    "F8_E5M2": ("float8_e5m2", "V1"), "F8_E8M0": ("float8_e8m0fnu", "V1"),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", "V1"), "F8_E5M2FNUZ": ("float8_e5m2fnuz", "V1"),
+}
+
+
+class Error(Exception):
+    """A call that failed. `status` is what stfs-gpu would have exited with."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
+
+
+class _Options(ctypes.Structure):  # stfs_gpu_acquire_options
+    _fields_ = [
+        ("size", ctypes.c_size_t), ("device", ctypes.c_char_p), ("as_", ctypes.c_char_p),
+        ("shard", ctypes.c_char_p), ("load_if_missing", ctypes.c_int32),
+        ("verify", ctypes.c_int32), ("pin", ctypes.c_int32),
+    ]
+
+
+class _Info(ctypes.Structure):  # stfs_gpu_tensor_info
+    _fields_ = [
+        ("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("label", ctypes.c_char_p),
+        ("key", ctypes.c_char_p), ("pointer", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
+        ("dtype", ctypes.c_char_p), ("rank", ctypes.c_size_t),
+        ("shape", ctypes.POINTER(ctypes.c_uint64)), ("device", ctypes.c_char_p),
+        ("device_uuid", ctypes.c_char_p), ("device_type", ctypes.c_int32),
+        ("device_ordinal", ctypes.c_int32),
+    ]
+
+
+class _DLTensor(ctypes.Structure):  # DLPack 1.1; without its nested structs
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):  # DLManagedTensor
+    _fields_ = [("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", _Deleter)]
+    capsule, consumed = b"dltensor", b"used_dltensor"
+
+
+class _ManagedVersioned(ctypes.Structure):  # DLManagedTensorVersioned
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+        ("deleter", _Deleter), ("flags", ctypes.c_uint64), ("tensor", _DLTensor),
+    ]
+    capsule, consumed = b"dltensor_versioned", b"used_dltensor_versioned"
+
+
+def _load_library():
+    """$STFS_GPU_LIBRARY; or what was installed with this file; or where the linker finds it."""
+    chosen = os.environ.get("STFS_GPU_LIBRARY")
+    if chosen:
+        return ctypes.CDLL(chosen)
+    # PREFIX/share/stfs/python/stfs_gpu.py
+    prefix = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 3))
+    for place in ("lib", "lib64", "lib/*"):
+        for path in glob.glob(os.path.join(glob.escape(prefix), place, "libstfs_gpu.so.0")):
+            return ctypes.CDLL(path)
+    return ctypes.CDLL("libstfs_gpu.so.0")
+
+
+def _declare(library):
+    def function(name, result, *arguments):
+        getattr(library, name).restype = result
+        getattr(library, name).argtypes = arguments
+
+    handle, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+    function("stfs_gpu_last_error", ctypes.c_char_p)
+    function("stfs_gpu_version", ctypes.c_char_p)
+    function("stfs_gpu_connect", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, out)
+    function("stfs_gpu_disconnect", None, handle)
+    function("stfs_gpu_acquire", ctypes.c_int, handle, ctypes.POINTER(ctypes.c_char_p),
+             ctypes.c_size_t, ctypes.POINTER(_Options), out)
+    function("stfs_gpu_release", None, handle)
+    function("stfs_gpu_count", ctypes.c_size_t, handle)
+    function("stfs_gpu_info", ctypes.c_int, handle, ctypes.c_size_t, ctypes.POINTER(_Info))
+    for name in ("stfs_gpu_export", "stfs_gpu_export_unversioned"):
+        function(name, ctypes.c_int, handle, ctypes.c_size_t, ctypes.c_uint, out)
+    return library
+
+
+_library = _declare(_load_library())
+
+
+def _check(status):
+    if status != 0:
+        raise Error(status, _library.stfs_gpu_last_error().decode(errors="replace"))
+
+
+def version():
+    return _library.stfs_gpu_version().decode()
+
+
+# Prototypes of our own: those of ctypes.pythonapi are shared with every other module.
+def _python_api(name, result, *arguments):
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+_CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_capsule_new = _python_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
+                           _CapsuleDestructor)
+# The destructor has a capsule that nothing refers to any more: it must not become an object again.
+_capsule_is_valid = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+_capsule_pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p,
+                               ctypes.c_char_p)
+
+
+def _destructor_of(managed):
+    # What it needs are defaults: at the interpreter's end the module's names go first.
+    def destroy(capsule, managed=managed, name=managed.capsule, is_valid=_capsule_is_valid,
+                pointer=_capsule_pointer):
+        if is_valid(capsule, name):  # a consumer renames it, and calls the deleter itself
+            address = pointer(capsule, name)
+            managed.from_address(address).deleter(address)
+
+    destructor = _CapsuleDestructor(destroy)
+    # Capsules hold its address and not a reference: it is never freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(destructor))
+    return destructor
+
+
+_destructors = {managed: _destructor_of(managed) for managed in (_Managed, _ManagedVersioned)}
+
+
+class _View:
+    """A tensor's memory as long as this lives, for an array that refers to it."""
+
+    def __init__(self, tensor, code, shape):
+        exported = tensor._export(_library.stfs_gpu_export, 0)
+        managed = _ManagedVersioned.from_address(exported)
+        weakref.finalize(self, managed.deleter, exported).atexit = False
+        self.interface = {
+            "shape": shape, "typestr": code, "version": 3, "strides": None,
+            "data": (tensor.ptr, True),  # read-only
+        }
+
+    @property
+    def __array_interface__(self):
+        return self.interface
+
+
+class _Handle:
+    """A handle of the library, freed when it is closed and no call uses it, or forgotten."""
+
+    def __init__(self, handle, free):
+        self._value, self._lock, self._calls, self._is_closed = handle, threading.Lock(), 0, False
+        self._free = weakref.finalize(self, free, handle)
+        self._free.atexit = False  # the end of the process frees it too
+
+    def __enter__(self):
+        with self._lock:
+            if self._is_closed:
+                raise Error(USAGE, "used after it was closed or released")
+            self._calls += 1
+        return self._value
+
+    def __exit__(self, *exception):
+        with self._lock:
+            self._calls -= 1
+            is_last = self._is_closed and self._calls == 0
+        if is_last:
+            self._free()
+
+    def close(self):
+        with self._lock:
+            self._is_closed = True
+            is_last = self._calls == 0
+        if is_last:
+            self._free()
+
+
+class Tensor:
+    """One tensor in device memory.
+
+    name           in the checkpoint; `label` says the source, the slice and the type too
+    dtype          as the safetensors format names it, "BF16"
+    shape, nbytes
+    device, uuid   "cuda:0" or "cpu"; "GPU-..."
+    ptr            the address there, 0 when there are no bytes; valid while the Tensors are
+    key            equal exactly when the bytes are the same
+    """
+
+    def __init__(self, handle, index):
+        self._handle, self._index = handle, index
+        info = _Info(size=ctypes.sizeof(_Info))
+        with handle as tensors:
+            _check(_library.stfs_gpu_info(tensors, index, ctypes.byref(info)))
+            self._fill(info)
+
+    def _fill(self, info):
+        self._device_type, self._device_ordinal = info.device_type, info.device_ordinal
+        self._view = None
+        self.name = info.name.decode()
+        self.label = info.label.decode(errors="surrogateescape")
+        self.key = info.key.decode(errors="surrogateescape")
+        self.dtype = info.dtype.decode()
+        self.shape = tuple(info.shape[:info.rank])
+        self.nbytes = info.bytes
+        self.device = info.device.decode()
+        self.uuid = info.device_uuid.decode()
+        self.ptr = info.pointer
+
+    def __repr__(self):
+        return f"<stfs_gpu.Tensor {self.label!r} {self.dtype} {list(self.shape)} on {self.device}>"
+
+    def _export(self, function, flags):
+        exported = ctypes.c_void_p()
+        with self._handle as tensors:
+            _check(function(tensors, self._index, flags, ctypes.byref(exported)))
+        return exported.value
+
+    def numpy(self):
+        """A read-only NumPy array of host memory, without a copy.
+
+        BF16 and the 8-bit floats, which NumPy lacks, are of their ml_dtypes type where that package
+        is installed, else void of the same width ("V2", "V1"): never another type's numbers. The
+        types of 4 and 6 bits have no array: see raw().
+        """
+        import numpy
+
+        code = _CODES.get(self.dtype)
+        if code is None and self.dtype not in _ML_DTYPES:
+            raise TypeError(f"{self.dtype} has elements smaller than a byte: use raw() or DLPack")
+        if code is not None:
+            return self._array(numpy, code, self.shape)
+        ml_name, code = _ML_DTYPES[self.dtype]
+        array = self._array(numpy, "|" + code, self.shape)
+        try:
+            import ml_dtypes
+        except ImportError:
+            return array
+        ml_dtype = getattr(ml_dtypes, ml_name, None)
+        return array if ml_dtype is None else array.view(ml_dtype)
+
+    def raw(self):
+        """The bytes, as a read-only array of unsigned bytes, whatever the type."""
+        import numpy
+
+        return self._array(numpy, "|u1", (self.nbytes,))
+
+    def _array(self, numpy, code, shape):
+        if self._device_type != _DLPACK_CPU:
+            raise TypeError(f"on {self.device}: NumPy sees host memory alone; use DLPack")
+        if self.nbytes == 0:
+            array = numpy.empty(shape, code)
+            array.flags.writeable = False
+            return array
+        return numpy.asarray(_View(self, code, shape))
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError("another dtype takes a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def _interface(self, device_type):
+        # Absent where it cannot be: consumers ask whether there is one.
+        if self._device_type != device_type:
+            raise AttributeError(f"on {self.device}")
+        if self.dtype not in _CODES:
+            raise AttributeError(f"{self.dtype} has no code in the array interface")
+        if self._view is None:  # whoever reads it refers to this object, and this to the memory
+            self._view = _View(self, _CODES[self.dtype], self.shape)
+        return self._view.interface
+
+    @property
+    def __array_interface__(self):
+        if self.nbytes == 0:  # NumPy takes no null pointer: it asks __array__ next
+            raise AttributeError("no bytes")
+        return self._interface(_DLPACK_CPU)
+
+    @property
+    def __cuda_array_interface__(self):
+        # No "stream": the values were there before the tensor could be acquired.
+        return dict(self._interface(_DLPACK_CUDA))
+
+    def __dlpack_device__(self):
+        return (self._device_type, self._device_ordinal)
+
+    def __dlpack__(self, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule; any stream will do, since no copy is under way.
+
+        Versioned when `max_version` says that the consumer knows DLPack 1.0.
+        """
+        if self._device_type == _DLPACK_CPU and stream is not None:
+            raise ValueError("host memory has no streams: stream must be None")
+        if dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__():
+            raise BufferError(f"on {self.device}, and cannot be exported to {tuple(dl_device)}")
+        is_versioned = max_version is not None and max_version[0] >= 1
+        managed = _ManagedVersioned if is_versioned else _Managed
+        function = (_library.stfs_gpu_export if is_versioned
+                    else _library.stfs_gpu_export_unversioned)
+        try:
+            exported = self._export(function, _EXPORT_COPY if copy else 0)
+        except Error as error:
+            raise BufferError(str(error)) from error
+        return _capsule_new(exported, managed.capsule, _destructors[managed])
+
+
+class Tensors(collections.abc.Sequence):
+    """What one acquire() gave, in the order asked for; tensors["w"] finds one by its name or label.
+
+    Leaving a `with` block, or release(), lets go of them; arrays that were made from them stay
+    valid.
+    """
+
+    def __init__(self, handle):
+        self._handle = _Handle(handle, _library.stfs_gpu_release)
+        count = _library.stfs_gpu_count(handle)
+        self._all = [Tensor(self._handle, index) for index in range(count)]
+
+    def __len__(self):
+        return len(self._all)
+
+    def __getitem__(self, which):
+        if not isinstance(which, str):
+            return self._all[which]
+        found = [t for t in self._all if t.label == which] or [
+            t for t in self._all if t.name == which]
+        if len(found) != 1:
+            raise KeyError(which if not found else f"{which}: several have this name")
+        return found[0]
+
+    def names(self):
+        return [tensor.name for tensor in self._all]
+
+    def release(self):
+        self._handle.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.release()
+
+
+class Connection:
+    """A connection to the holder. May be used by many threads."""
+
+    def __init__(self, handle):
+        self._handle = _Handle(handle, _library.stfs_gpu_disconnect)
+
+    def acquire(self, *names, device=None, as_=None, shard=None, load_if_missing=False,
+                verify=False, pin=False):
+        """Acquires what the names name (as for stfs-gpu), all of it or nothing, as Tensors.
+
+        device   "cuda:0", a UUID, "cpu"; None: where they are resident
+        as_      "f32", "f16", "bf16": converted
+        shard    "RANK/WORLD@DIM": a part of each
+        load_if_missing   copy what is not resident to the device that is named
+        verify, pin       as the options of `stfs-gpu load`
+
+        Without names: everything that `stfs-gpu run` gave this process.
+        """
+        options = _Options(
+            size=ctypes.sizeof(_Options), device=_encode(device), as_=_encode(as_),
+            shard=_encode(shard), load_if_missing=load_if_missing, verify=verify, pin=pin)
+        array = (ctypes.c_char_p * len(names))(*map(_encode, names))
+        tensors = ctypes.c_void_p()
+        with self._handle as connection:
+            _check(_library.stfs_gpu_acquire(connection, array, len(names), ctypes.byref(options),
+                                             ctypes.byref(tensors)))
+        return Tensors(tensors.value)
+
+    def close(self):
+        """Ends the connection; what was acquired stays until it is released."""
+        self._handle.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+def _encode(text):
+    if text is None:
+        return None
+    encoded = os.fsencode(text)  # of str, bytes, and paths
+    if b"\0" in encoded:
+        raise ValueError("a NUL in a name")
+    return encoded
+
+
+def connect(path=None, start_holder=True):
+    """Connects to the holder on the socket at `path`; None: this user's."""
+    handle = ctypes.c_void_p()
+    _check(_library.stfs_gpu_connect(_encode(path), _START_HOLDER if start_holder else 0,
+                                     ctypes.byref(handle)))
+    return Connection(handle.value)
+
+
+def acquire(*names, **options):
+    """connect().acquire(...) for a program that needs one."""
+    with connect() as connection:
+        return connection.acquire(*names, **options)
