@@ -248,9 +248,6 @@ TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
   EXPECT_GT(cut, 0);
   // Nothing is left to do: it sleeps, and does not look at the same connection again and again.
   EXPECT_TRUE(eventually([&] {
-    std::ifstream file("/proc/" + std::to_string(running_->pid()) + "/wchan");
-    std::string where;
-    file >> where;
     std::ifstream status("/proc/" + std::to_string(running_->pid()) + "/status");
     std::string line;
     while (std::getline(status, line)) {
