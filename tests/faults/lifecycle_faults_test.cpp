@@ -136,7 +136,7 @@ TEST_P(LifecycleFaults, ReadersOfADaemonThatIsStoppedResumeWhenItGoesOn) {
 
 TEST_P(LifecycleFaults, SigtermUnderReadersEndsCleanlyAndANewMountServesThem) {
   Readers readers(mountpoint() / "w", w_.bytes, 16);
-  const std::uint64_t cycles = long_or(200, 10);
+  const std::uint64_t cycles = long_or(200, 4);
   for (std::uint64_t i = 0; i < cycles; ++i) {
     Process daemon(
         {STFS_BINARY, "-f", "-o", GetParam(), "-o", "cache=direct", source(), mountpoint()});

@@ -583,7 +583,10 @@ TEST_F(Supervise, WhenNoWorkerLivesItIsGivenUpWithOneLine) {
   const auto mount = this->mount();
 
   while (mount->process().running()) {
-    for (const pid_t pid : processes_with(mount->path())) {
+    const std::vector<pid_t> found = processes_with(mount->path());
+    // When it gives up it looks for leaks, in a sanitized build, by a child that is no worker.
+    if (count_lines(mount->process().err(), "given up") != 0) break;
+    for (const pid_t pid : found) {
       if (pid != mount->process().pid()) ::kill(pid, SIGKILL);
     }
   }
