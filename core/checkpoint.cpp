@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <set>
 
 namespace stfs {
 namespace {
@@ -30,17 +29,13 @@ struct Found {
 
 Found look_in(const std::string& path) {
   Found found;
-  std::error_code error;
-  fs::directory_iterator entry(path, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::string name = entry->path().filename().string();
+  for (std::string& name : names_in(path)) {
     if (name.ends_with(kIndexSuffix)) {
       found.indexes.push_back(std::move(name));
     } else if (name.ends_with(kFileSuffix)) {
       found.files.push_back(std::move(name));
     }
   }
-  if (error) throw_errno(ErrorCode::kUnreadable, path, "", error.value());
   std::ranges::sort(found.indexes);
   std::ranges::sort(found.files);
   return found;
@@ -262,17 +257,29 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
 }
 
 void Checkpoint::merge_metadata() {
-  std::map<std::string, std::string> merged;
-  std::set<std::string> conflicts;
+  std::vector<Metadata::Entry> all;
+  std::size_t count = 0;
+  for (const auto& source : sources_) count += source->header.metadata.size();
+  all.reserve(count);
   for (const auto& source : sources_) {
-    for (const auto& [key, value] : source->header.metadata) {
-      const auto [entry, is_new] = merged.try_emplace(key, value);
-      if (!is_new && entry->second != value) conflicts.insert(key);
-    }
+    const Metadata& metadata = source->header.metadata;
+    for (std::size_t i = 0; i < metadata.size(); ++i) all.push_back(metadata[i]);
   }
-  for (const std::string& key : conflicts) merged.erase(key);
-  metadata_.assign(merged.begin(), merged.end());
-  metadata_conflicts_.assign(conflicts.begin(), conflicts.end());
+  if (sources_.size() > 1) std::ranges::sort(all);
+  // Entries of one key stand together. One is kept where all have one value.
+  auto to = all.begin();
+  for (auto first = all.begin(); first != all.end();) {
+    const std::string_view key = first->first;
+    const auto last = std::find_if(first, all.end(), [&](const auto& e) { return e.first != key; });
+    if (first->second == std::prev(last)->second) {
+      *to++ = *first;
+    } else {
+      metadata_conflicts_.emplace_back(key);
+    }
+    first = last;
+  }
+  all.erase(to, all.end());
+  metadata_ = std::move(all);
 }
 
 std::string_view Checkpoint::name(std::uint32_t number) const {

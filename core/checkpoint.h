@@ -74,7 +74,7 @@ class Checkpoint {
   const std::vector<std::unique_ptr<const Source>>& sources() const { return sources_; }
 
   // `__metadata__` of all sources, sorted by key. A key with different values is left out.
-  const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
+  const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
 
   const std::vector<MissingTensor>& missing() const { return missing_; }
@@ -96,7 +96,7 @@ class Checkpoint {
       0};  // number of the first tensor of each source; then the count
   std::vector<std::uint32_t> by_name_;
   std::unique_ptr<const PathTree> tree_;
-  std::vector<std::pair<std::string, std::string>> metadata_;
+  std::vector<Metadata::Entry> metadata_;
   std::vector<std::string> metadata_conflicts_;
   std::vector<MissingTensor> missing_;
   std::vector<std::string> warnings_;

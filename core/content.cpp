@@ -81,6 +81,7 @@ std::vector<Content::Span>::const_iterator Content::span_at(std::uint64_t offset
 
 int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) const {
   if (offset >= size_ || length == 0) return 0;
+  const std::uint64_t begin = offset;
   const std::uint64_t end = offset + std::min(length, size_ - offset);
   const auto first = span_at(offset);
   if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) {
@@ -91,38 +92,46 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
-    const int error =
-        std::visit(Overloaded{[&](const std::string& bytes) {
-                                reading.pieces.push_back(piece(bytes.data() + skip, take));
-                                return 0;
-                              },
-                              [&](const Extent& extent) {
-                                const std::uint64_t from = extent.offset + skip;
-                                if (!extent.source->is_resident(from, take)) {
-                                  // The kernel would wait for the disk after the check, for as
-                                  // long as a disk may take. Read, and check afterwards.
-                                  return fill(reading, take, [&](std::span<std::byte> buffer) {
-                                    return extent.source->read(buffer, from);
-                                  });
-                                }
-                                if (sent_from.empty() || sent_from.back() != extent.source) {
-                                  sent_from.push_back(extent.source);
-                                }
-                                const std::span bytes = extent.source->bytes();
-                                reading.pieces.push_back(piece(bytes.data() + from, take));
-                                return 0;
-                              },
-                              [&](const std::unique_ptr<const Producer>& producer) {
-                                return fill(reading, take, [&](std::span<std::byte> buffer) {
-                                  return producer->produce(skip, buffer);
-                                });
-                              }},
-                   span->kind);
+    const int error = std::visit(
+        Overloaded{[&](const std::string& bytes) {
+                     reading.pieces.push_back(piece(bytes.data() + skip, take));
+                     return 0;
+                   },
+                   [&](const Extent& extent) {
+                     const std::uint64_t from = extent.offset + skip;
+                     if (!extent.source->is_leased() || !extent.source->is_resident(from, take)) {
+                       // The bytes could change after the check, while they are copied
+                       // or while the kernel waits for the disk, for as long as a disk
+                       // may take. Read, and check afterwards.
+                       return fill(reading, take, [&](std::span<std::byte> buffer) {
+                         return extent.source->read(buffer, from);
+                       });
+                     }
+                     if (std::ranges::find(sent_from, extent.source) == sent_from.end()) {
+                       sent_from.push_back(extent.source);
+                     }
+                     const std::span bytes = extent.source->bytes();
+                     reading.pieces.push_back(piece(bytes.data() + from, take));
+                     return 0;
+                   },
+                   [&](const std::unique_ptr<const Producer>& producer) {
+                     return fill(reading, take, [&](std::span<std::byte> buffer) {
+                       return producer->produce(skip, buffer);
+                     });
+                   }},
+        span->kind);
     if (error != 0) return error;
     offset += take;
   }
-  // Last, since filling a buffer may have taken long.
+  // Last, since filling a buffer may have taken long, and who wants to write waits for the guards.
   for (const Mapping* source : sent_from) {
+    Mapping::Guard guard = source->guard();
+    if (!guard.owns_lock()) {  // somebody is about to write
+      reading = {};
+      return fill(reading, end - begin,
+                  [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
+    }
+    reading.guards.push_back(std::move(guard));
     if (const int error = source->verify()) return error;
   }
   return 0;

@@ -50,8 +50,10 @@ class Producer {
 };
 
 // What a read has to send: pieces that point into mappings, literals, or the buffer held here.
+// While it lives, the bytes that the pieces point to do not change.
 struct Reading {
   std::vector<iovec> pieces;
+  std::vector<Mapping::Guard> guards;
   std::vector<std::unique_ptr<std::byte[]>> buffers;
 };
 
@@ -66,9 +68,10 @@ class Content {
 
   std::uint64_t size() const { return size_; }  // bytes
 
-  // Adds the pieces for [offset, offset+length), cut at the end, to `reading`. Nothing is added
-  // when offset lies at or past the end. Every source that is touched is verified last. A range of
-  // many small spans comes as one filled buffer, so that the number of pieces stays under
+  // Fills `reading`, which is empty, with the pieces for [offset, offset+length), cut at the end.
+  // None when offset lies at or past the end. Every source that is touched is verified last. Pieces
+  // point into a mapping only where its bytes can be kept from changing until they are sent. A
+  // range of many small spans comes as one filled buffer, so that the number of pieces stays under
   // kMaxPieces.
   int read(std::uint64_t offset, std::uint64_t length, Reading& reading) const;
 

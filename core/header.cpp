@@ -199,7 +199,7 @@ class HeaderReader {
       case Expect::kDType:
         return dtype(value) && field_done();
       case Expect::kMetadataValue:
-        header_.metadata.emplace_back(std::move(metadata_key_), std::move(value));
+        header_.metadata.add(metadata_key_, value);
         expect_ = Expect::kMetadataKey;
         return true;
       default:
@@ -453,10 +453,11 @@ class HeaderReader {
     return true;
   }
   bool metadata_done() {
-    std::ranges::sort(header_.metadata);
-    const auto twice = std::ranges::adjacent_find(
-        header_.metadata, [](const auto& a, const auto& b) { return a.first == b.first; });
-    if (twice != header_.metadata.end()) return duplicate_key(twice->first);
+    header_.metadata.sort();
+    for (std::size_t i = 1; i < header_.metadata.size(); ++i) {
+      const std::string_view key = header_.metadata[i].first;
+      if (key == header_.metadata[i - 1].first) return duplicate_key(std::string(key));
+    }
     in_metadata_ = false;
     expect_ = Expect::kTopKey;
     return true;
@@ -604,6 +605,23 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
 }
 
 }  // namespace
+
+void Metadata::add(std::string_view key, std::string_view value) {
+  entries_.push_back({text_.size(), static_cast<std::uint32_t>(key.size()),
+                      static_cast<std::uint32_t>(value.size())});
+  (text_ += key) += value;
+}
+
+void Metadata::sort() {
+  const auto key_of = [this](const Lengths& entry) {
+    return std::string_view(text_).substr(entry.begin, entry.key);
+  };
+  if (!std::ranges::is_sorted(entries_, {}, key_of)) {
+    std::ranges::sort(entries_, [&](const Lengths& a, const Lengths& b) {
+      return std::pair(key_of(a), a.begin) < std::pair(key_of(b), b.begin);
+    });
+  }
+}
 
 Header parse_header(std::string_view json, std::uint64_t data_length, const std::string& place) {
   TextInMemory text(json);

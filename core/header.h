@@ -33,6 +33,30 @@ struct TensorRecord {
   DType dtype = DType::kBool;
 };
 
+// `__metadata__`: keys and values in one arena, since a header may be made of nothing else.
+class Metadata {
+ public:
+  using Entry = std::pair<std::string_view, std::string_view>;  // key and value, borrowed
+
+  std::size_t size() const { return entries_.size(); }
+  Entry operator[](std::size_t i) const {
+    const auto& [begin, key, value] = entries_[i];
+    const std::string_view text = text_;
+    return {text.substr(begin, key), text.substr(begin + key, value)};
+  }
+
+  void add(std::string_view key, std::string_view value);
+  void sort();  // by key; equal keys stay in the order in which they were added
+
+ private:
+  struct Lengths {
+    std::uint64_t begin;
+    std::uint32_t key, value;  // bytes
+  };
+  std::string text_;
+  std::vector<Lengths> entries_;
+};
+
 // A parsed header. Immutable once the checkpoint is loaded; the views it returns live as long as
 // it.
 struct Header {
@@ -40,8 +64,8 @@ struct Header {
   std::vector<TensorRecord> tensors;  // in the order of their bytes; ties as they stand in the JSON
   std::string names;                  // arena
   std::vector<std::uint64_t> dims;    // arena
-  std::vector<std::pair<std::string, std::string>> metadata;  // `__metadata__`, sorted by key
-  bool all_names_plain = true;         // is_plain_name() holds for each (path_names.h)
+  Metadata metadata;                  // sorted by key, all different
+  bool all_names_plain = true;        // is_plain_name() holds for each (path_names.h)
   std::vector<std::uint32_t> by_name;  // indices of `tensors` in the bytewise order of their names
 
   std::string_view name(const TensorRecord& tensor) const {

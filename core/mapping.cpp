@@ -1,5 +1,6 @@
 #include "core/mapping.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <mutex>
 #include <utility>
 
 namespace stfs {
@@ -35,6 +37,30 @@ Mapping::Mapping(Mapping&& other) noexcept
 
 Mapping::~Mapping() {
   if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+Mapping::Guard Mapping::guard() const {
+  if (!leased_) return {};
+  Guard guard(guards_, std::try_to_lock);
+  // Asked again under the lock: whoever gives the lease back clears this first, and then waits.
+  if (guard.owns_lock() && !leased_) guard.unlock();
+  return guard;
+}
+
+void Mapping::take_lease() const {
+  const f_owner_ex thread{F_OWNER_TID, ::gettid()};
+  if (::fcntl(fd_.get(), F_SETOWN_EX, &thread) != 0) return;
+  leased_ = ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
+}
+
+void Mapping::give_back_lease_if_asked() const {
+  if (leased_ && ::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK) give_back_lease();
+}
+
+void Mapping::give_back_lease() const {
+  if (!leased_.exchange(false)) return;
+  const std::lock_guard none_alive(guards_);
+  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
 }
 
 int Mapping::verify() const {

@@ -1,9 +1,9 @@
 // A source file: open, mapped whole and read-only, and known by the identity it had when it was
 // mapped. Everything stfs serves comes from mappings.
 //
-// The mapping itself is for the kernel: hand `bytes()` to writev and a file that was truncated in
-// the meantime turns into EFAULT. Code of ours that looks at the bytes uses `read`, since a load
-// from a truncated mapping is SIGBUS.
+// The mapping itself is for the kernel: hand `bytes()` to writev, under a `guard()`, and a file
+// that was truncated in the meantime turns into EFAULT. Code of ours that looks at the bytes uses
+// `read`, since a load from a truncated mapping is SIGBUS.
 //
 // Thread safety: all const members may be called from any thread. The mapping must outlive every
 // span that was taken from it.
@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <shared_mutex>
 #include <span>
 #include <string>
 
@@ -34,6 +35,19 @@ class Mapping {
   dev_t device() const { return device_; }
   ino_t inode() const { return inode_; }
 
+  // Keeps the bytes from changing while it lives: what was verified under it stays true. Empty (it
+  // owns no lock) where that cannot be had; bytes from the mapping may then be of another version,
+  // whenever they were verified.
+  using Guard = std::shared_lock<std::shared_mutex>;
+  Guard guard() const;
+  bool is_leased() const { return leased_; }  // whether guard() is likely to be had
+
+  // For Leases, on its thread: the lease that guards stand for. The kernel asks for it back with
+  // SIGIO to the thread that took it; giving it back waits for the guards that are alive.
+  void take_lease() const;
+  void give_back_lease_if_asked() const;
+  void give_back_lease() const;
+
   // The mapped bytes. For the kernel only (see above).
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
@@ -47,7 +61,7 @@ class Mapping {
 
   // Whether the kernel has every page of a range at hand, so that it can be sent from the mapping
   // without waiting for a disk. True as well where the kernel does not tell (a file that is neither
-  // owned nor writable, mincore(2)).
+  // owned nor writable, mincore(2)); such a file cannot be leased without a special capability.
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
 
   // Fills `buffer` from `offset`; 0 or the errno of the read. The bytes are those of the mapped
@@ -67,6 +81,8 @@ class Mapping {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   mutable std::atomic<bool> changed_ = false;
+  mutable std::atomic<bool> leased_ = false;
+  mutable std::shared_mutex guards_;
 };
 
 }  // namespace stfs

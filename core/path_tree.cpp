@@ -120,25 +120,34 @@ std::string_view PathTree::path(std::uint32_t tensor) const {
 }
 
 void PathTree::build_directories() {
+  if (any_special_) {
+    // More than there are, where directories are shared; what is not used stays virtual. Growing
+    // would take three times the memory of a name that is made of directories.
+    std::size_t slashes = 0;
+    for (const std::uint32_t tensor : order_) {
+      slashes += static_cast<std::size_t>(std::ranges::count(path(tensor), '/'));
+    }
+    directories_.reserve(slashes + 1);
+  }
   directories_.push_back({0, static_cast<std::uint32_t>(order_.size()), 0, 0});
   if (!any_special_) return;
-  std::vector<std::uint32_t> open{kRoot};
+  std::uint32_t open = kRoot;  // the innermost one that is not complete
   std::string_view previous;
   for (std::uint32_t i = 0; i < order_.size(); ++i) {
     const std::string_view path = this->path(order_[i]);
     const auto common =
         static_cast<std::size_t>(std::ranges::mismatch(previous, path).in1 - previous.begin());
-    while (directories_[open.back()].prefix_length > common) {
-      directories_[open.back()].last = i;
-      open.pop_back();
+    while (directories_[open].prefix_length > common) {
+      directories_[open].last = i;
+      open = directories_[open].parent;
     }
-    std::size_t from = directories_[open.back()].prefix_length;
+    std::size_t from = directories_[open].prefix_length;
     for (std::size_t slash; (slash = path.find('/', from)) != std::string_view::npos;) {
       from = slash + 1;
       const auto number = static_cast<std::uint32_t>(directories_.size());
-      directories_.push_back({i, static_cast<std::uint32_t>(order_.size()),
-                              static_cast<std::uint32_t>(from), open.back()});
-      open.push_back(number);
+      directories_.push_back(
+          {i, static_cast<std::uint32_t>(order_.size()), static_cast<std::uint32_t>(from), open});
+      open = number;
     }
     previous = path;
   }

@@ -1,12 +1,16 @@
 #include "core/posix.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <system_error>
+#include <utility>
 
 namespace stfs {
 
@@ -64,6 +68,40 @@ std::string read_file(const std::string& path, std::uint64_t limit) {
     throw_errno(ErrorCode::kUnreadable, path, "", error);
   }
   return text;
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  struct Close {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  const std::unique_ptr<DIR, Close> directory(::opendir(path.c_str()));
+  if (!directory) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(directory.get());
+    if (entry == nullptr) break;
+    names.emplace_back(entry->d_name);
+  }
+  if (errno != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return names;
+}
+
+std::thread start_thread(std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  int error = 0;
+  try {
+    thread = std::thread(std::move(body));
+  } catch (const std::system_error& refused) {
+    error = refused.code().value();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) throw_errno(ErrorCode::kMountFailed, "", "starting a thread", error);
+  return thread;
 }
 
 std::string absolute_path(const std::string& path) {

@@ -8,9 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace stfs {
 
@@ -56,6 +59,13 @@ int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset);
 
 // A whole small file as a string (an index file). Throws kUnreadable; refuses over `limit` bytes.
 std::string read_file(const std::string& path, std::uint64_t limit);
+
+// The names in a directory, in any order, "." and ".." too. Throws kUnreadable. (The iterators of
+// <filesystem> abort when memory is out.)
+std::vector<std::string> names_in(const std::string& path);
+
+// Starts a thread that takes no signals. Throws Error kMountFailed when there are too many.
+std::thread start_thread(std::function<void()> body);
 
 // The absolute path with symbolic links resolved. Throws kUnreadable.
 std::string absolute_path(const std::string& path);

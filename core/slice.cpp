@@ -64,6 +64,7 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   if (expression.empty()) return false;
   bool has_ellipsis = false;
   while (!expression.empty()) {
+    if (items.size() > kSliceMaxRank) return false;  // one more than that, for `...`
     const std::size_t comma = expression.find(',');
     Item& item = items.emplace_back();
     if (!parse_item(expression.substr(0, comma), item)) return false;
@@ -196,7 +197,7 @@ std::uint64_t Slice::size() const {
 int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
                  std::vector<Range>& ranges) {
   std::vector<Item> items;
-  if (!parse_items(expression, items)) return EINVAL;
+  if (shape.size() > kSliceMaxRank || !parse_items(expression, items)) return EINVAL;
   const bool has_ellipsis =
       std::ranges::find(items, Item::Kind::kEllipsis, &Item::kind) != items.end();
   const std::size_t named = items.size() - (has_ellipsis ? 1 : 0);

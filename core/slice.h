@@ -23,6 +23,9 @@
 
 namespace stfs {
 
+// As many dimensions as NumPy has. A tensor of more has no slices.
+inline constexpr std::size_t kSliceMaxRank = 64;
+
 // What an expression takes of one dimension.
 struct Range {
   std::uint64_t start;
@@ -31,7 +34,8 @@ struct Range {
   bool keeps_dimension;  // false for an integer
 };
 
-// Fills `ranges`, one a dimension. Returns 0; EINVAL for bad syntax and too many indices; ERANGE
+// Fills `ranges`, one a dimension. Returns 0; EINVAL for bad syntax and too many indices or
+// dimensions; ERANGE
 // for an integer outside its dimension.
 int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
                  std::vector<Range>& ranges);

@@ -1,14 +1,18 @@
 // A text of many rows, each a function of its number: the catalogue, the header of a merged file.
-// Nothing is kept but where every 64th row begins, so a table of a million rows costs 128 KiB.
+// Nothing is kept but where every 64th row begins, so a table of a million rows costs 128 KiB; and
+// of rows that are very long, the last 64 that were read, so that neither many readers nor many
+// small reads make them again and again.
 //
-// Thread safety: as that of the function, which must give the same row for the same number for
-// ever.
+// Thread safety: all const members, if the function is safe to call from several threads. It must
+// give the same row for the same number for ever.
 #pragma once
 
 #include "core/content.h"
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +30,15 @@ class Table : public Producer {
   int produce(std::uint64_t offset, std::span<std::byte> out) const override;
 
  private:
+  void append_block(std::size_t block, std::string& text) const;
+
   std::uint64_t rows_;
   AppendRow append_row_;
   std::vector<std::uint64_t> block_begin_;
   std::uint64_t size_ = 0;
+  mutable std::mutex long_mutex_;
+  mutable std::string long_text_;
+  mutable std::optional<std::size_t> long_block_;  // whose text it is
 };
 
 }  // namespace stfs

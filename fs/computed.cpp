@@ -1,22 +1,23 @@
 #include "fs/computed.h"
 
-#include <pthread.h>
+#include "core/posix.h"
 
 #include <cerrno>
-#include <csignal>
 #include <new>
 #include <utility>
 
 namespace stfs {
 
 Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { compute(); });
-  threads_.emplace_back([this] { answer_cancelled(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  try {
+    for (unsigned i = 0; i < threads; ++i) {
+      threads_.push_back(start_thread([this] { compute(); }));
+    }
+    threads_.push_back(start_thread([this] { answer_cancelled(); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 void Computed::stop() {

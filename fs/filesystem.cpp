@@ -16,6 +16,7 @@ namespace stfs {
 namespace {
 
 constexpr std::size_t kMaxXattr = 65536;  // XATTR_SIZE_MAX of the kernel
+constexpr std::size_t kMaxName = 255;     // f_namemax
 constexpr std::uint64_t kFirstEntry = 2;  // offsets 0 and 1 are "." and ".."
 
 struct Xattr {
@@ -32,6 +33,12 @@ constexpr std::array<Xattr, 6> kXattrs{{
     {"user.stfs.length", [](const Tensor& t) { return std::to_string(t.length); }},
 }};
 
+std::vector<const Mapping*> files_of(const Checkpoint& checkpoint) {
+  std::vector<const Mapping*> files;
+  for (const auto& source : checkpoint.sources()) files.push_back(&source->file);
+  return files;
+}
+
 }  // namespace
 
 FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log)
@@ -39,6 +46,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       options_(options),
       log_(std::move(log)),
       views_(checkpoint, options.control, options.ledger),
+      leases_(files_of(checkpoint)),
       reported_(checkpoint.sources().size()),
       computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
                 [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
@@ -76,6 +84,7 @@ Attributes FileSystem::attributes_of(Node node) const {
 int FileSystem::lookup(std::uint64_t directory, std::string_view name, Attributes& attributes) {
   const Node parent = node_of(directory);
   if (!parent.is_directory || !views_.exists(parent)) return ENOENT;
+  if (name.size() > kMaxName) return ENAMETOOLONG;
   Node node{};
   if (const int error = views_.lookup(parent, name, node)) return error;
   attributes = attributes_of(node);
@@ -106,7 +115,7 @@ int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEnt
   return 0;
 }
 
-int FileSystem::find_content(std::uint64_t inode, std::optional<Content>& scratch,
+int FileSystem::find_content(std::uint64_t inode, Views::Made& scratch,
                              const Content*& content) const {
   const Node node = node_of(inode);
   if (!views_.exists(node)) return ENOENT;
@@ -116,7 +125,7 @@ int FileSystem::find_content(std::uint64_t inode, std::optional<Content>& scratc
 }
 
 int FileSystem::open(std::uint64_t inode) const {
-  std::optional<Content> scratch;
+  Views::Made scratch;
   const Content* content = nullptr;
   if (const int error = find_content(inode, scratch, content)) return error;
   const int error = content->verify();
@@ -131,7 +140,7 @@ bool FileSystem::is_computed(std::uint64_t inode) const {
 
 int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
                      const Send& send) const {
-  std::optional<Content> scratch;
+  Views::Made scratch;
   const Content* content = nullptr;
   if (const int error = find_content(inode, scratch, content)) return error;
   Reading reading;
@@ -188,7 +197,10 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   if (!tensor) return ENODATA;
   for (const Xattr& xattr : kXattrs) {
     if (xattr.name != name) continue;
-    value = xattr.value(checkpoint_.tensor(*tensor));
+    const Tensor shown = checkpoint_.tensor(*tensor);
+    // A shape of a hundred megabytes need not be written to see that it is too long.
+    if (name == "user.stfs.shape" && shown.shape.size() > kMaxXattr) return E2BIG;
+    value = xattr.value(shown);
     return value.size() > kMaxXattr ? E2BIG : 0;
   }
   return ENODATA;

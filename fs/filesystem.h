@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/checkpoint.h"
+#include "core/leases.h"
 #include "fs/computed.h"
 #include "fs/views.h"
 
@@ -57,8 +58,8 @@ class FileSystem {
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
 
-  // Fills `attributes`: 0, ENOENT, or for a slice EINVAL and ERANGE. What a lookup found is kept
-  // until it was forgotten as often.
+  // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, or for a slice EINVAL and ERANGE. What a lookup
+  // found is kept until it was forgotten as often.
   int lookup(std::uint64_t directory, std::string_view name, Attributes& attributes);
   void forget(std::uint64_t inode, std::uint64_t lookups);
   std::size_t looked_up_names() const { return views_.looked_up_names(); }
@@ -107,8 +108,7 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
-  int find_content(std::uint64_t inode, std::optional<Content>& scratch,
-                   const Content*& content) const;
+  int find_content(std::uint64_t inode, Views::Made& scratch, const Content*& content) const;
   void report_changes() const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
@@ -116,6 +116,7 @@ class FileSystem {
   FileSystemOptions options_;
   Log log_;
   Views views_;
+  Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source
   Computed computed_;                                // the last member: its threads use the others

@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -97,7 +98,7 @@ SignalWatch::~SignalWatch() { stop(); }
 
 void SignalWatch::start(fuse_session* session, int lifeline,
                         const std::function<void()>& on_orphaned) {
-  thread_ = std::thread([this, session, loop = ::pthread_self(), lifeline, on_orphaned] {
+  thread_ = start_thread([this, session, loop = ::pthread_self(), lifeline, on_orphaned] {
     watch(session, loop, lifeline, on_orphaned);
   });
 }
@@ -202,25 +203,40 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
     mounted = fuse_session_mount(session_, place_.c_str());
   });
   fuse_opt_free_args(&arguments);
-  if (session_ == nullptr) throw Error(ErrorCode::kUsage, "-o", last_line(said));
+  if (session_ == nullptr) {
+    const std::string line = last_line(said);
+    if (line.ends_with("memory allocation failed")) throw std::bad_alloc();
+    throw Error(ErrorCode::kUsage, "-o", line);
+  }
   if (mounted != 0) {
     fuse_session_destroy(session_);
     throw Error(ErrorCode::kMountFailed, place_,
                 said.empty() ? "the mount failed" : last_line(said));
   }
-  if (const auto mount = mounted_at(place_)) device_ = mount->device;
+  try {
+    if (const auto mount = mounted_at(place_)) device_ = mount->device;
+  } catch (...) {  // no destructor will run
+    fuse_session_unmount(session_);
+    fuse_session_destroy(session_);
+    throw;
+  }
   raise_readahead(device_);
 }
 
 Session::~Session() {
   // libfuse unmounts by the path, where another mount may be by now, if this one was detached.
-  const auto mount = mounted_at(place_);
-  if (!mount) {
+  bool is_ours = true;
+  bool is_gone = false;
+  try {
+    const auto mount = mounted_at(place_);
+    is_gone = !mount;
+    is_ours = is_gone || mount->device == device_;
     // There is nothing left but its memory, and it must not say so.
-    capture_stderr([this] { fuse_session_unmount(session_); });
-  } else if (mount->device == device_) {
-    fuse_session_unmount(session_);
+    if (is_gone) capture_stderr([this] { fuse_session_unmount(session_); });
+  } catch (...) {
+    // Out of memory to look: more likely than not it is ours, and it must not be left behind.
   }
+  if (is_ours && !is_gone) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
 }
 
@@ -281,9 +297,12 @@ void Session::run(unsigned threads, int lifeline, const std::function<void()>& o
   fuse_loop_config* config = fuse_loop_cfg_create();
   fuse_loop_cfg_set_max_threads(config, threads);
   fuse_loop_cfg_set_idle_threads(config, std::min(threads, busy_threads()));
+  // What libfuse would print is in its answer too, but for a thread that it cannot start: -1.
+  fuse_set_log_func([](fuse_log_level, const char*, va_list) {});
   const int result = fuse_session_loop_mt(session_, config);
   fuse_loop_cfg_destroy(config);
   signals_.stop();
+  if (result == -1) throw Error(ErrorCode::kMountFailed, place_, "libfuse cannot start a thread");
   if (result < 0) throw_errno(ErrorCode::kMountFailed, place_, "serving ended", -result);
 }
 

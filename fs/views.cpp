@@ -23,6 +23,7 @@ bool any(const Tensor&) { return true; }
 bool fits_numpy(const Tensor& tensor) {
   return npy_code(tensor.dtype) && tensor.shape.size() <= kNpyMaxRank;
 }
+bool can_be_sliced(const Tensor& tensor) { return tensor.shape.size() <= kSliceMaxRank; }
 bool is_floating(const Tensor& tensor) { return has_f32(tensor.dtype); }
 bool is_floating_and_fits(const Tensor& tensor) {
   return is_floating(tensor) && tensor.shape.size() <= kNpyMaxRank;
@@ -42,7 +43,7 @@ constexpr std::array<Mirror, 11> kMirrors{{
     {View::kNpy, kNpySuffix, fits_numpy},
     {View::kF32, "", is_floating},
     {View::kNpyF32, kNpySuffix, is_floating_and_fits},
-    {View::kSlice, "", any, true},
+    {View::kSlice, "", can_be_sliced, true},
     {View::kNpySlice, "", fits_numpy, true},
     {View::kTree, "", any},
     {View::kSafetensors, kSafetensorsSuffix, any},
@@ -145,41 +146,45 @@ Node node_of(std::uint64_t inode) {
   return {static_cast<View>(view), (bits >> kFileShift & 1) == 0, bits & kNumberMask};
 }
 
-Views::FlatDirectory::FlatDirectory(std::vector<std::string> names) {
-  for (std::string& name : names) {
-    const auto number = static_cast<std::uint32_t>(entries_.size());
-    entries_.emplace_back(std::move(name), number);
-  }
-  std::ranges::sort(entries_);
+void Views::FlatDirectory::add(std::string_view name) {
+  entries_.push_back({names_.size(), static_cast<std::uint32_t>(name.size()),
+                      static_cast<std::uint32_t>(entries_.size())});
+  names_ += name;
+}
+
+void Views::FlatDirectory::sort() {
+  const auto text_of = [this](const Name& name) { return text(name); };
+  if (!std::ranges::is_sorted(entries_, {}, text_of)) std::ranges::sort(entries_, {}, text_of);
 }
 
 std::optional<Node> Views::FlatDirectory::lookup(View view, std::string_view name) const {
-  const auto found =
-      std::ranges::lower_bound(entries_, name, {}, &std::pair<std::string, std::uint32_t>::first);
-  if (found == entries_.end() || found->first != name) return std::nullopt;
-  return Node{view, false, found->second};
+  const auto found = std::ranges::lower_bound(entries_, name, {},
+                                              [this](const Name& entry) { return text(entry); });
+  if (found == entries_.end() || text(*found) != name) return std::nullopt;
+  return Node{view, false, found->number};
 }
 
 std::optional<Views::Entry> Views::FlatDirectory::list(View view, std::uint64_t cursor) const {
   if (cursor >= entries_.size()) return std::nullopt;
-  const auto& [name, number] = entries_[static_cast<std::size_t>(cursor)];
-  return Entry{{view, false, number}, name};
+  const Name& name = entries_[static_cast<std::size_t>(cursor)];
+  return Entry{{view, false, name.number}, std::string(text(name))};
 }
 
 Views::Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* ledger)
     : checkpoint_(checkpoint), control_(control), looked_up_(ledger) {
-  std::vector<std::string> headers;
   for (const auto& source : checkpoint.sources()) {
     const timespec& mtime = source->file.mtime();
     if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
       newest_ = mtime;
     }
-    headers.push_back(encode_component(source->label) + ".json");
+    header_.add(encode_component(source->label) + ".json");
   }
-  std::vector<std::string> keys;
-  for (const auto& [key, value] : checkpoint.metadata()) keys.push_back(encode_component(key));
-  header_ = FlatDirectory(std::move(headers));
-  metadata_ = FlatDirectory(std::move(keys));
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    metadata_.add(encode_component(key));
+    metadata_bytes_ += key.size() + value.size();
+  }
+  header_.sort();
+  metadata_.sort();
   looked_up_.restore([this](const LookedUpNames::Name& name) {
     return static_cast<View>(name.view) == View::kSubset
                ? safetensors_file(checkpoint_, subset(name.expression))
@@ -409,7 +414,8 @@ std::optional<Content> Views::make(Node file) const {
       return std::move(content.extent(source.file, 8, source.header.json_length));
     }
     case View::kMetadata:
-      return std::move(content.literal(checkpoint_.metadata()[low(file.number)].second));
+      return std::move(
+          content.literal(std::string(checkpoint_.metadata()[low(file.number)].second)));
     case View::kControl:
       break;
     case View::kSlice:
@@ -447,14 +453,25 @@ std::optional<Content> Views::make(Node file) const {
   }
 }
 
-const Content* Views::content(Node file, std::optional<Content>& scratch) const {
+// Whether the recipe of a file would hold much text itself.
+bool Views::holds_much(Node file) const {
+  constexpr std::size_t kMuch = 1 << 20;  // bytes
+  if (file.view == View::kMetadata) return metadata_bytes_ > kMuch;
+  if (file.view != View::kJson && file.view != View::kSafetensors) return false;
+  const Tensor tensor = checkpoint_.tensor(low(file.number));
+  const std::size_t metadata = file.view == View::kSafetensors ? metadata_bytes_ : 0;
+  return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() + metadata > kMuch;
+}
+
+const Content* Views::content(Node file, Made& scratch) const {
   if (file.view == View::kSubset) {
     const LookedUpNames::Name* name = looked_up_.find(file.number);
     return name != nullptr && name->content ? &*name->content : nullptr;
   }
   if (file.view != View::kControl) {
-    scratch = make(file);
-    return scratch ? &*scratch : nullptr;
+    if (holds_much(file)) scratch.turn = std::unique_lock(turn_);
+    scratch.content = make(file);
+    return scratch.content ? &*scratch.content : nullptr;
   }
   Kept<Content>& kept = file.number == kInfoJson      ? info_
                         : file.number == kTensorsJson ? tensors_json_
@@ -485,7 +502,7 @@ std::uint64_t Views::size(Node file) const {
     default:
       break;
   }
-  std::optional<Content> scratch;
+  Made scratch;
   const Content* made = content(file, scratch);
   return made == nullptr ? 0 : made->size();
 }

@@ -106,10 +106,18 @@ class Views {
   // Listing, as PathTree::list: begin at cursor 0, go on at what `next` was set to.
   std::optional<Entry> list(Node directory, std::uint64_t cursor, std::uint64_t& next) const;
 
+  // A recipe that was made for one call. Those that hold much text themselves (a name or a shape
+  // may have a hundred megabytes) are made one at a time, so that many readers take no more memory
+  // than one: the next is made when this is gone.
+  struct Made {
+    std::unique_lock<std::mutex> turn;
+    std::optional<Content> content;
+  };
+
   // The recipe of a file that is not computed. `scratch` holds it when it is made for this call,
   // and must then live as long as what is returned. Null when the file would break the format's
   // limit of 100 MB for a header (EFBIG).
-  const Content* content(Node file, std::optional<Content>& scratch) const;
+  const Content* content(Node file, Made& scratch) const;
 
   // Whether a file's bytes are computed when it is read, and its size is not known before.
   bool is_computed(Node node) const;
@@ -133,13 +141,23 @@ class Views {
   class FlatDirectory {
    public:
     FlatDirectory() = default;
-    explicit FlatDirectory(std::vector<std::string> names);
+    void add(std::string_view name);
+    void sort();  // when all have been added
     std::size_t size() const { return entries_.size(); }
     std::optional<Node> lookup(View view, std::string_view name) const;
     std::optional<Entry> list(View view, std::uint64_t cursor) const;
 
    private:
-    std::vector<std::pair<std::string, std::uint32_t>> entries_;  // sorted by name
+    struct Name {
+      std::uint64_t begin;
+      std::uint32_t length;
+      std::uint32_t number;
+    };
+    std::string_view text(const Name& name) const {
+      return std::string_view(names_).substr(name.begin, name.length);
+    }
+    std::string names_;  // arena: `__metadata__` may have millions of keys
+    std::vector<Name> entries_;
   };
 
   bool is_looked_up(Node node) const;
@@ -149,6 +167,7 @@ class Views {
   std::vector<std::uint32_t> subset(std::string_view encoded) const;  // its tensors
   const PathTree* tree_of(View view) const;
   std::optional<Content> make(Node file) const;
+  bool holds_much(Node file) const;
   std::optional<Content> make_slice(const LookedUpNames::Name& name) const;
 
   const Checkpoint& checkpoint_;
@@ -156,7 +175,9 @@ class Views {
   timespec newest_{};
   FlatDirectory header_;    // numbers are those of Checkpoint::sources
   FlatDirectory metadata_;  // and of Checkpoint::metadata
+  std::size_t metadata_bytes_ = 0;
   LookedUpNames looked_up_;
+  mutable std::mutex turn_;
   mutable Kept<Content> info_, tensors_json_, tensors_tsv_, merged_;
   mutable Kept<PathTree> dotted_;
 };

@@ -13,7 +13,7 @@ STFS_BUILD_PACKAGES=(
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
   clang libclang-rt-dev attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
-  dpkg-dev file
+  dpkg-dev file e2fsprogs mount util-linux
 )
 
 # What the benchmarks run besides: peers, and the interpreter that runs them all.

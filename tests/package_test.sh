@@ -38,6 +38,7 @@ share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
 share/doc/stfs/LICENSE
 share/doc/stfs/README.md
+share/doc/stfs/SECURITY.md
 share/doc/stfs/SEMANTICS.md
 share/doc/stfs/TROUBLESHOOTING.md
 share/doc/stfs/examples/acquire.c

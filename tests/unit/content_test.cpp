@@ -1,6 +1,7 @@
 // Recipes against a string that holds the same bytes.
 #include "core/content.h"
 
+#include "core/leases.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <fcntl.h>
@@ -162,6 +163,8 @@ TEST_F(ContentTest, OfNoSpansIsEmpty) {
 TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
   Content content;
   for (std::uint64_t i = 0; i < 1000; ++i) content.extent(*source_, i * 10, 10);
+  const Leases leases({source_.get()});
+  if (!source_->is_leased()) GTEST_SKIP() << "no leases on this file system";
   Reading reading;
 
   ASSERT_EQ(content.read(0, kMost, reading), 0);
@@ -186,6 +189,8 @@ TEST_F(ContentTest, DoesNotJoinExtentsWithAGapOrOfAnotherSource) {
 TEST_F(ContentTest, SendsALargeExtentFromTheMapping) {
   Content content;
   content.literal("header").extent(*source_, 0, bytes_.size());
+  const Leases leases({source_.get()});
+  if (!source_->is_leased()) GTEST_SKIP() << "no leases on this file system";
   Reading reading;
 
   ASSERT_EQ(content.read(0, kMost, reading), 0);
@@ -336,6 +341,7 @@ TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
   const Mapping source((dir / "f").string());
   Content content;
   content.extent(source, 0, 10).production(std::make_unique<RewritingProducer>(dir / "f"));
+  const Leases leases({&source});
   Reading reading;
 
   EXPECT_EQ(content.read(0, content.size(), reading), ESTALE);

@@ -573,7 +573,9 @@ TEST(Header, KeepsMetadataSortedByKey) {
   const Header header = parse(R"({"__metadata__":{"b":"2","a":"1","\u0000":"\n"}})", 0);
 
   using Pairs = std::vector<std::pair<std::string, std::string>>;
-  EXPECT_EQ(header.metadata, (Pairs{{"\0"s, "\n"}, {"a", "1"}, {"b", "2"}}));
+  Pairs found;
+  for (std::size_t i = 0; i < header.metadata.size(); ++i) found.emplace_back(header.metadata[i]);
+  EXPECT_EQ(found, (Pairs{{"\0"s, "\n"}, {"a", "1"}, {"b", "2"}}));
 }
 
 TEST(Header, DecodesEscapesInNames) {

@@ -1,0 +1,37 @@
+#include "core/leases.h"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+namespace stfs {
+
+Leases::Leases(std::vector<const Mapping*> files) : files_(std::move(files)) {
+  thread_ = start_thread([this] { watch(); });  // SIGIO waits there until it is asked for
+  ready_.wait(false);
+}
+
+Leases::~Leases() {
+  stopping_ = true;
+  ::pthread_kill(thread_.native_handle(), SIGIO);
+  thread_.join();
+}
+
+void Leases::watch() {
+  for (const Mapping* file : files_) file->take_lease();
+  ready_ = true;
+  ready_.notify_one();
+  sigset_t io;
+  sigemptyset(&io);
+  sigaddset(&io, SIGIO);
+  // One signal may stand for several leases, so all are looked at.
+  while (!stopping_) {
+    int signal = 0;
+    sigwait(&io, &signal);
+    for (const Mapping* file : files_) file->give_back_lease_if_asked();
+  }
+  for (const Mapping* file : files_) file->give_back_lease();
+}
+
+}  // namespace stfs

@@ -1,0 +1,130 @@
+// Calls that fail while a checkpoint is loaded and mounted: one line, the right exit status,
+// nothing left mounted. tests/support/failing_calls makes the Nth call of a kind fail.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/long_tests.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class FailingCalls : public MountTest {
+ protected:
+  void SetUp() override {
+#ifdef STFS_SANITIZED
+    GTEST_SKIP() << "a sanitizer must be the first library, and these calls are its own";
+#endif
+    MountTest::SetUp();
+  }
+  FailingCalls() {
+    std::filesystem::create_directory(mountpoint());
+    std::filesystem::create_directory(dir_ / "model");
+    write_safetensors(dir_ / "model/1.safetensors", {random_tensor("a", "U8", {100}, 1)});
+    write_safetensors(dir_ / "model/2.safetensors", {random_tensor("b/c", "U8", {100}, 2)},
+                      Metadata{{"key", "value"}});
+    write_index(dir_ / "model/model.safetensors.index.json",
+                {{"a", "1.safetensors"}, {"b/c", "2.safetensors"}}, 200);
+  }
+  ~FailingCalls() override { unmount_all(mountpoint()); }
+
+  std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
+
+  // Mounts while the Nth call fails (and those after it, with `on`).
+  Outcome mount(const std::string& call, unsigned long at, bool on,
+                const std::string& least = "0") const {
+    std::vector<std::string> environment = {
+        std::string("LD_PRELOAD=") + STFS_FAILING_CALLS, "STFS_FAIL_CALL=" + call,
+        "STFS_FAIL_AT=" + std::to_string(at), "STFS_FAIL_SIZE=" + least};
+    if (on) environment.emplace_back("STFS_FAIL_ON=1");
+    return run({STFS_BINARY, dir_ / "model", mountpoint()},
+               {.environment = environment, .limit = std::chrono::seconds(30)});
+  }
+
+  // It failed as it should, or mounted all the same and works; nothing is left. Whether it failed.
+  bool expect_clean(const Outcome& result, const std::string& what) const {
+    EXPECT_FALSE(result.timed_out) << what;
+    EXPECT_TRUE(result.status == 0 || result.status == 3 || result.status == 4)
+        << what << ": " << result.status << ": " << result.err;
+    if (result.status == 0) {
+      EXPECT_EQ(names_in(mountpoint()).size(), 2u) << what;
+      EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0) << what;
+    } else {
+      EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << what << result.err;
+      EXPECT_TRUE(result.err.starts_with("stfs: ")) << what << result.err;
+    }
+    EXPECT_TRUE(mounts_at(mountpoint()).empty()) << what << " left a mount";
+    EXPECT_TRUE(eventually([&] { return processes_with(mountpoint()).empty(); }))
+        << what << " left a process";
+    unmount_all(mountpoint());
+    return result.status != 0;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(FailingCalls, OfOpenAreUnreadableSources) {
+  for (const unsigned long at : {1UL, 2UL, 3UL}) {
+    const Outcome result = mount("open", at, false);
+    EXPECT_TRUE(expect_clean(result, "open " + std::to_string(at)));
+    EXPECT_EQ(result.status, 3) << result.err;
+    EXPECT_NE(result.err.find("Too many open files"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(FailingCalls, OfMmapAreUnreadableSources) {
+  for (const unsigned long at : {1UL, 2UL}) {
+    const Outcome result = mount("mmap", at, false);
+    EXPECT_TRUE(expect_clean(result, "mmap " + std::to_string(at)));
+    EXPECT_EQ(result.status, 3) << result.err;
+    EXPECT_NE(result.err.find(".safetensors"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(FailingCalls, OfPreadAreUnreadableSources) {
+  for (unsigned long at = 1; at <= 5; ++at) {
+    const Outcome result = mount("pread", at, false);
+    EXPECT_TRUE(expect_clean(result, "pread " + std::to_string(at)));
+    EXPECT_EQ(result.status, 3) << result.err;
+    EXPECT_NE(result.err.find("Input/output error"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(FailingCalls, OfThreadsAreAFailedMountOrAWorkingOne) {
+  int failed = 0;
+  for (unsigned long at = 1; at <= 8; ++at) {
+    for (const bool on : {false, true}) {
+      const Outcome result = mount("pthread_create", at, on);
+      if (expect_clean(result, "pthread_create " + std::to_string(at))) {
+        ++failed;
+        EXPECT_EQ(result.status, 4) << result.err;
+      }
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+TEST_F(FailingCalls, OfMallocAreOneLineWhereverTheyCome) {
+  int failed = 0;
+  for (unsigned long at = 1; at < long_or(20'000, 1000); at += long_or(1, 23)) {
+    for (const bool on : {false, true}) {
+      if (expect_clean(mount("malloc", at, on), "malloc " + std::to_string(at))) ++failed;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+TEST_F(FailingCalls, OfLargeAllocationsSayThatMemoryIsOut) {
+  const Outcome result = mount("malloc", 1, true, "50");
+
+  EXPECT_TRUE(expect_clean(result, "malloc"));
+  EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,353 @@
+// A source on a disk that fails in places, stalls, or answers slowly: an error stays where it is,
+// and who waits for the disk waits alone.
+#include "tests/support/checkpoint_reader.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSize = 4 << 20;  // bytes of the tensor that the faults are in
+
+// A directory that is seen through tests/support/faulty_fs.
+class FaultyDisk {
+ public:
+  explicit FaultyDisk(const std::filesystem::path& directory)
+      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory}) {
+    std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
+    if (!eventually([this] { return !server_.running() || !mounts_at(path_).empty(); }) ||
+        !server_.running()) {
+      throw std::runtime_error("faulty_fs did not mount: " + server_.err());
+    }
+  }
+  ~FaultyDisk() {
+    tell("release");
+    unmount_all(path_);
+  }
+
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+  void tell(const std::string& line) const {
+    const int fd = ::open((path_ / "control").c_str(), O_WRONLY | O_CLOEXEC);
+    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size())) << line;
+    ::close(fd);
+  }
+  void fail_or_stall(const char* verb, std::string_view name, std::size_t begin,
+                     std::size_t end) const {
+    tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
+         std::to_string(end));
+  }
+  // Waits until as many reads wait for the disk.
+  [[nodiscard]] bool stalls(int reads) const {
+    return eventually([&] { return waiting() >= reads; });
+  }
+  int waiting() const { return std::stoi(read_file(path_ / "control")); }
+
+ private:
+  static std::filesystem::path made(const std::filesystem::path& directory) {
+    std::filesystem::create_directory(directory);
+    return directory;
+  }
+
+  TempDir dir_;
+  std::filesystem::path path_;
+  Process server_;
+};
+
+// One read of a range: its errno, or 0.
+int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
+               std::string& out) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  out.assign(length, '\0');
+  std::size_t filled = 0;
+  int error = 0;
+  while (filled < length && error == 0) {
+    const ssize_t got =
+        ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
+    if (got < 0) error = errno;
+    if (got == 0) error = ENODATA;  // a false end of file
+    if (got > 0) filled += static_cast<std::size_t>(got);
+  }
+  ::close(fd);
+  return error;
+}
+
+class SourceOnFaultyDisk : public MountTest {
+ protected:
+  SourceOnFaultyDisk()
+      : w_(random_tensor("w", "BF16", {kSize / 2}, 1)), v_(random_tensor("v", "U8", {kSize}, 2)) {
+    std::filesystem::create_directory(dir_ / "files");
+    std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
+    source_ = dir_ / "files/m.safetensors";
+    write_safetensors(source_, {w_, v_});
+    offset_ = entries_of(source_).at("w").offset;
+  }
+  void SetUp() override {
+    MountTest::SetUp();
+    if (!IsSkipped() && !HasFatalFailure()) disk_ = std::make_unique<FaultyDisk>(dir_ / "files");
+  }
+
+  // The bytes [begin, end) of tensor w.
+  void spoil(const char* verb, std::size_t begin, std::size_t end) const {
+    disk_->fail_or_stall(verb, "m.safetensors", offset_ + begin, offset_ + end);
+  }
+  // What is left when a page cannot be read: every other byte, in reads of `length`.
+  void expect_error_in(const std::filesystem::path& file, const std::string& bytes,
+                       std::size_t begin, std::size_t end, std::size_t length) {
+    std::string got;
+    std::size_t errors = 0;
+    for (std::size_t at = 0; at < bytes.size(); at += length) {
+      const std::size_t take = std::min(length, bytes.size() - at);
+      const int error = read_range(file, at, take, got);
+      // The disk's pages are whole, and begin elsewhere than the tensor's.
+      const bool must_fail = at < end && begin < at + take;
+      const bool may_fail = at < end + 2 * kPage && begin < at + take + 2 * kPage;
+      errors += error != 0 ? 1 : 0;
+      if (must_fail) {
+        EXPECT_EQ(error, EIO) << file << " at " << at;
+      }
+      if (!may_fail) {
+        EXPECT_EQ(error, 0) << file << " at " << at;
+      }
+      if (error == 0) {
+        EXPECT_TRUE(got == bytes.substr(at, take)) << file << " at " << at;
+      }
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(errors, 0u);
+  }
+
+  TempDir dir_;
+  Tensor w_, v_;
+  std::filesystem::path source_;  // below the faulty disk
+  std::size_t offset_ = 0;        // of tensor w in it
+  std::unique_ptr<FaultyDisk> disk_;
+};
+
+class FailingDisk : public SourceOnFaultyDisk, public ::testing::WithParamInterface<const char*> {
+ protected:
+  static std::vector<std::string> options() { return {"-o", std::string("cache=") + GetParam()}; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Cache, FailingDisk, ::testing::Values("kernel", "direct"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(FailingDisk, IsEIOForThatRangeAlone) {
+  const Mounted mount({*disk_ / "m.safetensors"}, options());
+  const std::size_t bad = 1 << 20;
+  spoil("fail", bad, bad + kPage);
+  std::string floats;
+  for (std::size_t i = 0; i < w_.bytes.size(); i += 2)
+    floats += std::string(2, '\0') + w_.bytes.substr(i, 2);
+
+  expect_error_in(mount / "w", w_.bytes, bad, bad + kPage, kPage);
+  expect_error_in(mount / ".stfs/slice/w/0:2000000", w_.bytes.substr(0, 4'000'000), bad,
+                  bad + kPage, kPage);
+  expect_error_in(mount / ".stfs/f32/w", floats, 2 * bad, 2 * (bad + kPage), 2 * kPage);
+  EXPECT_TRUE(read_file(mount / "v") == v_.bytes);
+  EXPECT_EQ(run({"cat", mount / ".stfs/sha256/w"}).status, 1);
+  EXPECT_EQ(run({"cat", mount / ".stfs/sha256/v"}).status, 0);
+  EXPECT_EQ(run({"cat", mount / ".stfs/stats/w.json"}).status, 1);
+  EXPECT_EQ(names_in(mount.path()), (std::vector<std::string>{"v", "w"}));
+}
+
+TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {
+  const Mounted mount({*disk_ / "m.safetensors"}, options());
+  spoil("stall", 1 << 20, 3 << 20);
+  constexpr int kWaiting = 8;
+  std::vector<std::thread> waiting;
+  std::atomic<int> right = 0;
+  for (int i = 0; i < kWaiting; ++i) {
+    waiting.emplace_back([&, i] {
+      std::string got;
+      const std::size_t at = (1 << 20) + static_cast<std::size_t>(i) * 200'000;
+      if (read_range(mount / "w", at, 50'000, got) == 0 && got == w_.bytes.substr(at, 50'000))
+        ++right;
+    });
+  }
+
+  EXPECT_TRUE(disk_->stalls(kWaiting / 2)) << "nobody waits for the disk";
+  EXPECT_TRUE(read_file(mount / "v") == v_.bytes);
+  std::string got;
+  EXPECT_EQ(read_range(mount / "w", 0, 100'000, got), 0) << "the same tensor, where it is good";
+  EXPECT_TRUE(got == w_.bytes.substr(0, 100'000));
+  EXPECT_FALSE(read_file(mount / ".stfs/tensors.json").empty());
+  EXPECT_EQ(names_in(mount / ".stfs/f32"), std::vector<std::string>{"w"});
+  EXPECT_EQ(right, 0);
+
+  disk_->tell("release");
+  for (std::thread& thread : waiting) thread.join();
+  EXPECT_EQ(right, kWaiting);
+}
+
+TEST_P(FailingDisk, ThatStallsCanBeUnmountedLazilyAndTheDaemonEndsWithIt) {
+  Mounted mount({*disk_ / "m.safetensors"}, options());
+  const pid_t daemon = mount.daemon();
+  spoil("stall", 0, kSize);
+  Process reader({"cat", mount / "w"});
+  ASSERT_TRUE(disk_->stalls(1));
+
+  EXPECT_EQ(run({STFS_BINARY, "-u", "-z", mount.path()}).status, 0);
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+  reader.signal(SIGKILL);
+  disk_->tell("release");
+
+  reader.wait();
+  EXPECT_TRUE(eventually([&] { return ::kill(daemon, 0) != 0; })) << "the daemon lives on";
+}
+
+TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
+  ForegroundMount mount({*disk_ / "m.safetensors"}, options());
+  spoil("stall", 0, kSize);
+  Process reader({"cat", mount / "w"});
+  ASSERT_TRUE(disk_->stalls(1));
+
+  mount.process().signal(SIGTERM);
+  reader.signal(SIGKILL);
+  disk_->tell("release");
+
+  reader.wait();
+  EXPECT_EQ(mount.process().wait().status, 0);
+  EXPECT_TRUE(mounts_at(mount.path()).empty());
+}
+
+TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
+  const Mounted mount({*disk_ / "m.safetensors"}, options());
+  disk_->tell("slow 2");
+  std::vector<std::thread> readers;
+  std::atomic<int> right = 0;
+
+  for (int i = 0; i < 4; ++i) {
+    readers.emplace_back([&, i] {
+      const Tensor& tensor = i % 2 == 0 ? v_ : w_;
+      if (read_file(mount / tensor.name) == tensor.bytes) ++right;
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+
+  EXPECT_EQ(right, 4);
+}
+
+// The disk holds the read up, and meanwhile the file is rewritten: what the disk then gives is of
+// the new version.
+TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
+  for (const char* path : {"w", ".stfs/f32/w", ".stfs/slice/w/::2", ".stfs/merged.safetensors"}) {
+    write_safetensors(source_, {w_, v_});
+    const Mounted mount({*disk_ / "m.safetensors"}, options());
+    spoil("stall", 0, 2 * kSize);
+    std::string got;
+    int error = 0;
+    std::thread reader([&] { error = read_range(mount / path, 1 << 20, kPage, got); });
+    const bool stalled = disk_->stalls(1);
+
+    write_safetensors(source_, {random_tensor("w", "BF16", {kSize / 2}, 3), v_});
+    disk_->tell("release");
+    reader.join();
+
+    EXPECT_TRUE(stalled) << path;
+    EXPECT_EQ(error, ESTALE) << path;
+  }
+}
+
+// As above, by a user to whom mincore(2) tells nothing and who may take no lease.
+TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSource) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+  if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+  struct stat64 helper = {};
+  if (::stat64("/usr/bin/fusermount3", &helper) != 0 || (helper.st_mode & S_ISUID) == 0)
+    GTEST_SKIP() << "no setuid fusermount3";
+  std::filesystem::create_directory(dir_ / "nobodys");
+  ASSERT_EQ(::chown((dir_ / "nobodys").c_str(), 65534, 65534), 0);
+  std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
+  spoil("stall", 1 << 20, 2 << 20);
+  // In a mount namespace of its own, where everybody may use /dev/fuse. Prints what was read.
+  Process reader({"unshare", "-m", "/bin/bash", "-c", R"sh(
+      set -e
+      mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse
+      nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+      nobody "$1/stfs" -o cache=direct "$2" "$1/nobodys"
+      nobody dd if="$1/nobodys/w" bs=4096 skip=300 count=1 status=none || echo refused
+      nobody "$1/stfs" -u -z "$1/nobodys")sh",
+                  "sh", dir_.path(), *disk_ / "m.safetensors"});
+  const bool stalled =
+      eventually([&] { return !reader.running() || disk_->waiting() > 0; }) && reader.running();
+
+  write_safetensors(source_, {random_tensor("w", "BF16", {kSize / 2}, 3), v_});
+  disk_->tell("release");
+  const Outcome read = reader.wait();
+
+  EXPECT_TRUE(stalled);
+  EXPECT_EQ(read.status, 0) << read.err;
+  EXPECT_EQ(read.out, "refused\n") << read.err;
+}
+
+// A file system on a loop device whose image is cut off under it.
+TEST(TruncatedDisk, IsEIOForWhatIsCutOffAndTheRestIsRead) {
+  const std::string reason = mount_unavailable();
+  if (!reason.empty()) GTEST_SKIP() << "no mount is possible: " << reason;
+  if (::geteuid() != 0) GTEST_SKIP() << "a loop device needs root";
+  const TempDir dir;
+  const struct Unmount {
+    std::filesystem::path path;
+    ~Unmount() { unmount_all(path); }
+  } unmount_at_the_end{dir / "disk"};
+  const Tensor first = random_tensor("first", "U8", {kSize}, 1);
+  const Tensor last = random_tensor("last", "U8", {kSize}, 2);
+  write_safetensors(dir / "m.safetensors", {first, last});
+  const std::filesystem::path disk = dir / "disk";
+  std::filesystem::create_directory(disk);
+  const Outcome made = sh(R"sh(
+      truncate -s 32M "$1/image" && mkfs.ext4 -q -b 4096 -O ^has_journal "$1/image"
+      mount -o loop "$1/image" "$1/disk" && cp "$1/m.safetensors" "$1/disk/"
+      umount "$1/disk" && mount -o loop,ro "$1/image" "$1/disk"
+      filefrag -v -b4096 "$1/disk/m.safetensors" | tr -s '.:' ' ' | awk '$2 ~ /^[0-9]+$/ && $5 > last {last = $5} END {print last}')sh",
+                          {dir.path()});
+  if (made.status != 0) {
+    unmount_all(disk);
+    GTEST_SKIP() << "no loop device with ext4: " << made.err;
+  }
+  {
+    const Mounted mount({disk / "m.safetensors"});
+    // The image ends a little before the last block that the file has on the disk.
+    std::filesystem::resize_file(dir / "image", (std::stoull(made.out) - 255) * kPage);
+    std::string got;
+    std::size_t errors = 0;
+
+    for (const Tensor& tensor : {first, last}) {
+      for (std::size_t at = 0; at < kSize; at += kPage) {
+        const std::size_t offset = entries_of(dir / "m.safetensors").at(tensor.name).offset;
+        const int of_the_disk = read_range(disk / "m.safetensors", offset + at, kPage, got);
+        const int error = read_range(mount / tensor.name, at, kPage, got);
+        EXPECT_EQ(error, of_the_disk) << tensor.name << " at " << at;
+        if (error != 0) {
+          EXPECT_EQ(error, EIO) << tensor.name << " at " << at;
+          ++errors;
+        } else {
+          EXPECT_TRUE(got == tensor.bytes.substr(at, kPage)) << tensor.name << " at " << at;
+        }
+      }
+    }
+
+    EXPECT_GE(errors, 255u);
+    EXPECT_LT(errors, 2 * kSize / kPage) << "everything is lost";
+    EXPECT_EQ(names_in(mount.path()), (std::vector<std::string>{"first", "last"}));
+  }
+  unmount_all(disk);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,133 @@
+// What an index can name that is no shard: refused at once, whatever it is. And what the Hub's
+// cache is made of: links, and links to links.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Entry {
+  const char* name;
+  std::string shard;  // as the index writes it
+  int status;         // of the command
+  std::function<void(const fs::path& directory)> make;
+};
+
+const Entry kEntries[] = {
+    {"ParentDirectory", "../outside.safetensors", 1, [](auto&) {}},
+    {"ParentInTheMiddle", "sub/../../outside.safetensors", 1,
+     [](auto& d) { fs::create_directory(d / "sub"); }},
+    {"ParentAtTheEnd", "sub/..", 1, [](auto& d) { fs::create_directory(d / "sub"); }},
+    {"AbsolutePath", "/etc/passwd", 1, [](auto&) {}},
+    {"EmptyName", "", 1, [](auto&) {}},
+    {"TheDirectoryItself", ".", 3, [](auto&) {}},
+    {"ADirectory", "d", 3, [](auto& d) { fs::create_directory(d / "d"); }},
+    {"AFileWithASlash", "good.safetensors/", 3, [](auto&) {}},
+    {"AFifo", "fifo", 3, [](auto& d) { ASSERT_EQ(::mkfifo((d / "fifo").c_str(), 0666), 0); }},
+    {"ALinkToAFifo", "link", 3,
+     [](auto& d) {
+       ASSERT_EQ(::mkfifo((d / "fifo").c_str(), 0666), 0);
+       fs::create_symlink("fifo", d / "link");
+     }},
+    {"ALinkToADevice", "link", 3, [](auto& d) { fs::create_symlink("/dev/zero", d / "link"); }},
+    {"ALinkToATerminal", "link", 3, [](auto& d) { fs::create_symlink("/dev/tty", d / "link"); }},
+    {"ALinkToItself", "link", 3, [](auto& d) { fs::create_symlink("link", d / "link"); }},
+    {"LinksInACircle", "a", 3,
+     [](auto& d) {
+       fs::create_symlink("b", d / "a");
+       fs::create_symlink("a", d / "b");
+     }},
+    {"ALinkToProcMem", "link", 1,
+     [](auto& d) { fs::create_symlink("/proc/self/cmdline", d / "link"); }},
+    {"ASocket", "socket", 3,
+     [](auto& d) {
+       sockaddr_un address{};
+       address.sun_family = AF_UNIX;
+       std::strncpy(address.sun_path, (d / "socket").c_str(), sizeof address.sun_path - 1);
+       const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+       ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+       ::close(fd);
+     }},
+    {"ANameOf100KB", std::string(100'000, 'n'), 3, [](auto&) {}},
+    {"APathOf10000Directories",
+     [] {
+       std::string path;
+       for (int i = 0; i < 10'000; ++i) path += "d/";
+       return path + "f";
+     }(),
+     3, [](auto&) {}},
+    {"WhatIsNotThere", "absent.safetensors", 3, [](auto&) {}},
+    {"ALinkToNothing", "link", 3, [](auto& d) { fs::create_symlink("absent", d / "link"); }},
+};
+
+class IndexEntry : public MountTest, public ::testing::WithParamInterface<Entry> {};
+
+INSTANTIATE_TEST_SUITE_P(Is, IndexEntry, ::testing::ValuesIn(kEntries),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(IndexEntry, IsRefusedAtOnceInOneLine) {
+  const TempDir dir;
+  const fs::path model = dir / "model";
+  fs::create_directory(model);
+  fs::create_directory(dir / "mnt");
+  write_safetensors(model / "good.safetensors", {random_tensor("a", "U8", {10})});
+  write_safetensors(dir / "outside.safetensors", {random_tensor("b", "U8", {10})});
+  GetParam().make(model);
+  write_index(model / "model.safetensors.index.json",
+              {{"a", "good.safetensors"}, {"b", GetParam().shard}});
+
+  const Outcome result =
+      run({STFS_BINARY, model, dir / "mnt"}, {.limit = std::chrono::seconds(20)});
+
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.status, GetParam().status) << result.err.substr(0, 300);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+  EXPECT_TRUE(mounts_at(dir / "mnt").empty());
+  unmount_all(dir / "mnt");
+}
+
+class HubLayout : public MountTest {};
+
+TEST_F(HubLayout, OfLinksToBlobsWorks) {
+  const TempDir dir;
+  const fs::path repository = dir / "models--org--name";
+  const fs::path snapshot = repository / "snapshots/0123abc";
+  fs::create_directories(repository / "blobs");
+  fs::create_directories(snapshot);
+  fs::create_directories(repository / "refs");
+  const Tensor a = random_tensor("a", "U8", {100}, 1);
+  const Tensor b = random_tensor("b", "U8", {100}, 2);
+  write_safetensors(repository / "blobs/aaaa", {a});
+  write_safetensors(repository / "blobs/bbbb", {b});
+  write_index(repository / "blobs/cccc", {{"a", "1.safetensors"}, {"b", "2.safetensors"}}, 200);
+  write_file(repository / "refs/main", "0123abc");
+  for (const auto& [name, blob] :
+       {std::pair{"1.safetensors", "aaaa"}, std::pair{"2.safetensors", "bbbb"},
+        std::pair{"model.safetensors.index.json", "cccc"}}) {
+    fs::create_symlink(fs::path("../../blobs") / blob, snapshot / name);
+  }
+  fs::create_directory_symlink(snapshot, dir / "by-link");
+
+  for (const fs::path& source :
+       {snapshot, snapshot / "model.safetensors.index.json", fs::path(dir / "by-link")}) {
+    const Mounted mount({source});
+    EXPECT_EQ(read_file(mount / "a"), a.bytes) << source;
+    EXPECT_EQ(read_file(mount / "b"), b.bytes) << source;
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test

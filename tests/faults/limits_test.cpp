@@ -1,0 +1,183 @@
+// Few descriptors, many shards, many mounts, many readers, little memory: it works, or says in one
+// line when it is mounted what is missing.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/daemon_figures.h"
+#include "tests/support/long_tests.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class Limits : public MountTest {
+ protected:
+  ~Limits() override { unmount_all(dir_ / "mnt"); }
+
+  std::filesystem::path made(const char* name) const {
+    std::filesystem::create_directory(dir_ / name);
+    return dir_ / name;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
+  const int shards = static_cast<int>(long_or(5000, 500));
+  const std::filesystem::path model = made("model");
+  std::map<std::string, std::string> map;
+  for (int i = 0; i < shards; ++i) {
+    const std::string name = "t" + std::to_string(i);
+    map[name] = name + ".safetensors";
+    write_safetensors(model / map[name], {random_tensor(name, "U8", {1})});
+  }
+  write_index(model / "model.safetensors.index.json", map);
+  const std::string mountpoint = made("mnt");
+
+  // The hard limit too, which stfs cannot raise.
+  const Outcome refused = sh(R"(ulimit -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
+  const std::size_t left = mounts_at(mountpoint).size();
+  const Outcome mounted = sh(R"(ulimit -S -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
+
+  EXPECT_EQ(refused.status, 3) << refused.err;
+  EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
+  EXPECT_NE(refused.err.find("Too many open files"), std::string::npos) << refused.err;
+  EXPECT_EQ(left, 0u);
+  EXPECT_EQ(mounted.status, 0) << mounted.err;
+  EXPECT_EQ(names_in(mountpoint).size(), static_cast<std::size_t>(shards));
+}
+
+TEST_F(Limits, AThousandMountsOfOneCheckpoint) {
+  const std::size_t count = long_or(1000, 40);
+  write_safetensors(dir_ / "m.safetensors", {random_tensor("w", "U8", {100})});
+  const std::string bytes = random_tensor("w", "U8", {100}).bytes;
+  std::vector<std::unique_ptr<Mounted>> mounts;
+
+  for (std::size_t i = 0; i < count; ++i) {
+    mounts.push_back(std::make_unique<Mounted>(std::vector<std::string>{dir_ / "m.safetensors"}));
+  }
+
+  for (const auto& mount : mounts) EXPECT_EQ(read_file(*mount / "w"), bytes);
+  if (long_tests()) {
+    std::printf("resident memory of one of %zu daemons: %.1f MB\n", count,
+                static_cast<double>(DaemonFigures(mounts[0]->daemon()).resident) / 1e6);
+  }
+}
+
+TEST_F(Limits, TenThousandOpenFilesCostTheDaemonNothing) {
+  const rlim_t files = 10'000;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit before = limit;
+  limit.rlim_cur = std::min(limit.rlim_max, files + 100);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < files + 100) GTEST_SKIP() << "at most " << limit.rlim_max << " descriptors";
+  write_safetensors(dir_ / "m.safetensors", {random_tensor("w", "U8", {100})});
+  const Mounted mount({dir_ / "m.safetensors"});
+  const DaemonFigures empty(mount.daemon());
+  std::vector<int> open;
+
+  for (rlim_t i = 0; i < files; ++i) {
+    open.push_back(
+        ::open((mount / (i % 2 == 0 ? "w" : ".stfs/slice/w/1:")).c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_GE(open.back(), 0) << i;
+  }
+
+  const DaemonFigures full(mount.daemon());
+  EXPECT_LE(full.descriptors, empty.descriptors + 4);
+  EXPECT_EQ(read_file(mount / "w").size(), 100u);
+  for (const int fd : open) ::close(fd);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_F(Limits, ThreeHundredReadersAtOnce) {
+  const Tensor tensor = random_tensor("w", "BF16", {512, 1024});
+  write_safetensors(dir_ / "m.safetensors", {tensor});
+  for (const char* cache : {"cache=kernel", "cache=direct"}) {
+    const Mounted mount({dir_ / "m.safetensors"}, {"-o", cache});
+    std::atomic<int> right = 0;
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 300; ++i) {
+      readers.emplace_back([&] { right += read_file(mount / "w") == tensor.bytes ? 1 : 0; });
+    }
+    for (std::thread& reader : readers) reader.join();
+    EXPECT_EQ(right, 300) << cache;
+  }
+}
+
+TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "a sanitizer needs more";
+#endif
+  const std::filesystem::path v1 = "/sys/fs/cgroup/memory";
+  const bool is_v1 = std::filesystem::exists(v1 / "memory.limit_in_bytes");
+  const std::filesystem::path group =
+      (is_v1 ? v1 : std::filesystem::path("/sys/fs/cgroup")) / dir_.path().filename();
+  std::error_code error;
+  std::filesystem::create_directory(group, error);
+  if (error) GTEST_SKIP() << group << ": " << error.message();
+  const struct Remove {
+    std::filesystem::path path;
+    ~Remove() {
+      eventually([&] { return ::rmdir(path.c_str()) == 0; });
+    }
+  } remove{group};
+  const std::filesystem::path limit = group / (is_v1 ? "memory.limit_in_bytes" : "memory.max");
+  if (!std::filesystem::exists(limit)) GTEST_SKIP() << "no memory cgroup at " << group;
+  write_file(limit, "67108864");
+  // A hole of 2 GiB with a few bytes at its end.
+  const std::uint64_t size = 2ULL << 30;
+  HeaderBuilder header;
+  header.add("hole", "U8", {size - 4096}, size - 4096);
+  header.add("end", "U8", {4096}, 4096);
+  const Tensor end = random_tensor("end", "U8", {4096});
+  const std::string begin = safetensors_bytes(header.finish(), "");
+  write_file(dir_ / "m.safetensors", begin);
+  std::filesystem::resize_file(dir_ / "m.safetensors", begin.size() + size - 4096);
+  {
+    const int fd = ::open((dir_ / "m.safetensors").c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    ASSERT_EQ(::write(fd, end.bytes.data(), 4096), 4096);
+    ::close(fd);
+  }
+
+  const Outcome mounted = sh(R"(echo $$ >"$1/cgroup.procs"; exec "$2" "$3" "$4")",
+                             {group, STFS_BINARY, dir_ / "m.safetensors", made("mnt")});
+  ASSERT_EQ(mounted.status, 0) << mounted.err;
+  std::vector<std::thread> readers;
+  std::atomic<int> right = 0;
+  for (int i = 0; i < 8; ++i) {
+    readers.emplace_back([&, i] {
+      const std::string path = dir_ / (i % 2 == 0 ? "mnt/hole" : "mnt/.stfs/merged.safetensors");
+      const Outcome read = run({"dd", "if=" + path, "of=/dev/null", "bs=1M", "status=none",
+                                "count=" + std::to_string(long_or(2048, 256))});
+      right += read.status == 0 ? 1 : 0;
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+
+  EXPECT_EQ(right, 8);
+  EXPECT_EQ(read_file(dir_ / "mnt/end"), end.bytes);
+  const std::vector<pid_t> daemon = processes_with(dir_ / "mnt");
+  ASSERT_EQ(daemon.size(), 1u) << "the daemon was killed";
+  if (long_tests()) {
+    std::printf("most resident memory in 64 MiB: %.1f MB\n",
+                static_cast<double>(DaemonFigures(daemon[0]).most_resident) / 1e6);
+  }
+  EXPECT_EQ(run({STFS_BINARY, "-u", dir_ / "mnt"}).status, 0);
+  EXPECT_TRUE(eventually([&] { return processes_with(dir_ / "mnt").empty(); }));
+}
+
+}  // namespace
+}  // namespace stfs::test

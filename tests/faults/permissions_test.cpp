@@ -1,0 +1,141 @@
+// Who may read is who the options say: other users, set-uid programs, and mounters who are not
+// root. All of it in mount namespaces of their own, where everybody may use /dev/fuse.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class Permissions : public MountTest {
+ protected:
+  Permissions() {
+    std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
+    write_safetensors(dir_ / "m.safetensors", {random_tensor("w", "U8", {100})});
+    std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
+    std::filesystem::create_directory(dir_ / "mnt");
+  }
+  void SetUp() override {
+    MountTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root to become others";
+    if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+    if (run({"unshare", "-m", "true"}).status != 0) GTEST_SKIP() << "no mount namespaces";
+    struct stat64 helper = {};
+    if (::stat64("/usr/bin/fusermount3", &helper) != 0 || (helper.st_mode & S_ISUID) == 0)
+      GTEST_SKIP() << "no setuid fusermount3";
+  }
+
+  // Runs a script as root in which `as UID command...` runs a command as another user, `stfs`,
+  // `source` and `mnt` are those of the test, and user_allow_other is set.
+  Outcome in_namespace(const std::string& script) const {
+    return run({"unshare", "-m", "/bin/bash", "-c", R"sh(
+cd "$1"
+rm -f fuse; mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse || exit 99
+echo user_allow_other >fuse.conf
+[[ -e /etc/fuse.conf ]] && mount --bind fuse.conf /etc/fuse.conf
+as() { local uid=$1; shift; setpriv --reuid="$uid" --regid="$uid" --clear-groups "$@"; }
+stfs=$1/stfs source=$1/m.safetensors mnt=$1/mnt
+trap 'umount -l "$mnt" 2>/dev/null' EXIT
+may_read() { if as "$1" cat "$mnt/w" >/dev/null 2>&1; then echo "$1 reads"; else echo "$1 does not"; fi; }
+)sh" + script,
+                "sh", dir_.path()},
+               {.limit = std::chrono::seconds(60)});
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Permissions, OfAMountByRootAreThoseOfItsOptions) {
+  struct Case {
+    const char* options;
+    const char* expected;
+  };
+  for (const auto& [options, expected] : {
+           Case{"ro", "0 reads\n1000 does not\n1001 does not\n"},
+           Case{"allow_other", "0 reads\n1000 reads\n1001 reads\n"},
+           Case{"allow_other,umask=077,uid=1000", "0 reads\n1000 reads\n1001 does not\n"},
+           Case{"allow_other,umask=027,gid=1001", "0 reads\n1000 does not\n1001 reads\n"},
+           Case{"allow_other,umask=0777", "0 does not\n1000 does not\n1001 does not\n"},
+           Case{"uid=1000,gid=1000", "0 reads\n1000 does not\n1001 does not\n"},
+           Case{"allow_root", "0 reads\n1000 does not\n1001 does not\n"},
+       }) {
+    const Outcome result =
+        in_namespace(std::string("\"$stfs\" -o ") + options +
+                     R"sh( "$source" "$mnt"; may_read 0; may_read 1000; may_read 1001)sh");
+    // Root may read whatever the modes say: it has CAP_DAC_OVERRIDE.
+    std::string wanted = expected;
+    if (wanted.starts_with("0 does not")) wanted.replace(0, 10, "0 reads");
+    EXPECT_EQ(result.out, wanted) << options << ": " << result.err;
+  }
+}
+
+TEST_F(Permissions, OfAMountByAUserAreHisAloneUnlessOthersAreAllowed) {
+  const std::string script = R"sh(chown 1000 "$mnt"; as 1000 "$stfs" $options "$source" "$mnt"
+      may_read 0; may_read 1000; may_read 1001
+      stat -c '%u %g %a' "$mnt/w" 2>/dev/null || as 1000 stat -c '%u %g %a' "$mnt/w"
+      as 1001 "$stfs" -u "$mnt" 2>/dev/null && echo "1001 unmounted it"
+      as 1000 "$stfs" -u "$mnt" && echo unmounted)sh";
+
+  const Outcome alone = in_namespace("options=\n" + script);
+  const Outcome others = in_namespace("options='-o allow_other'\n" + script);
+
+  EXPECT_EQ(alone.out, "0 does not\n1000 reads\n1001 does not\n1000 1000 444\nunmounted\n")
+      << alone.err;
+  EXPECT_EQ(others.out, "0 reads\n1000 reads\n1001 reads\n1000 1000 444\nunmounted\n")
+      << others.err;
+}
+
+TEST_F(Permissions, EveryWayOfMountingIsNosuidNodevReadOnly) {
+  const std::string look = R"sh(grep " $mnt " /proc/self/mountinfo | cut -d' ' -f6)sh";
+  const std::string ways[] = {
+      R"sh("$stfs" -o suid,dev,rw "$source" "$mnt"; )sh" + look,
+      R"sh(chown 1000 "$mnt"; as 1000 "$stfs" -o suid,dev,rw "$source" "$mnt"; )sh" + look,
+      R"sh("$stfs" -f -o dev,suid "$source" "$mnt" & pid=$!
+           while kill -0 $pid && ! mountpoint -q "$mnt"; do :; done; )sh" +
+          look + "; kill $pid; wait $pid",
+      R"sh(mount -t tmpfs none /usr/local/bin && cp "$stfs" /usr/local/bin/stfs
+           mount -t fuse.stfs "$source" "$mnt" -o suid,dev,rw; )sh" +
+          look,
+      R"sh(mount -t tmpfs none /usr/local/bin && cp "$stfs" /usr/local/bin/stfs
+           mount.fuse3 "stfs#$source" "$mnt" -o suid,dev,rw; )sh" +
+          look,
+  };
+
+  for (const std::string& way : ways) {
+    const Outcome result = in_namespace(way);
+    EXPECT_TRUE(result.out.starts_with("ro,nosuid,nodev")) << way << result.out << result.err;
+  }
+}
+
+TEST_F(Permissions, OfASourceThatTheMounterMayNotReadAreKept) {
+  const Outcome result = in_namespace(R"sh(chown 1000 "$mnt"; chmod 600 "$source"
+      as 1000 "$stfs" "$source" "$mnt"; echo $?; mountpoint -q "$mnt" && echo mounted
+      chmod 644 "$source"; mkdir private; mv "$source" private/; chmod 700 private
+      as 1000 "$stfs" "$1/private/m.safetensors" "$mnt"; echo $?
+      as 1000 "$stfs" "$1/private" "$mnt"; echo $?)sh");
+
+  EXPECT_EQ(result.out, "3\n3\n3\n") << result.err;
+  EXPECT_NE(result.err.find("Permission denied"), std::string::npos) << result.err;
+}
+
+// A set-uid program that runs stfs for a user: what counts is who it has become, and no option lets
+// the caller do more than fusermount3 lets that user do.
+TEST_F(Permissions, OfASetUidCallerAreThoseOfTheUserItBecame) {
+  const Outcome result = in_namespace(R"sh(
+      chown 1000 "$mnt" stfs; chmod 4755 stfs; chown 1000 "$source"; chmod 600 "$source"
+      as 1001 "$stfs" "$source" "$mnt"; echo $?
+      mountpoint -q "$mnt" && { may_read 1000; may_read 1001; })sh");
+
+  // Either it is refused, or the mount is the file owner's and nobody else reads it.
+  EXPECT_EQ(result.out.find("1001 reads"), std::string::npos) << result.out << result.err;
+}
+
+}  // namespace
+}  // namespace stfs::test

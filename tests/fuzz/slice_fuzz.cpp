@@ -1,0 +1,65 @@
+// Any text as a slice of any tensor: it is refused with EINVAL or ERANGE, or what it cuts out lies
+// in the tensor and has the size of its shape.
+//
+// The input: a byte for the type, a byte for the rank, as many 64-bit dimensions, and the
+// expression.
+#include "core/dtype.h"
+#include "core/slice.h"
+#include "tests/fuzz/check.h"
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace stfs::fuzz {
+namespace {
+
+using Wide = unsigned __int128;
+
+// The bits of a tensor; 0 for one that the format refuses (core/header.cpp).
+std::uint64_t legal_bits(DType dtype, const std::vector<std::uint64_t>& shape) {
+  std::uint64_t bits = dtype_bits(dtype);
+  for (const std::uint64_t dimension : shape)
+    if (__builtin_mul_overflow(bits, dimension, &bits)) return 0;
+  return bits % 8 == 0 ? bits : 0;
+}
+
+void run(std::string_view input) {
+  if (input.size() < 2) return;
+  const auto dtype = static_cast<DType>(static_cast<unsigned char>(input[0]) % kDTypeCount);
+  const std::size_t rank = static_cast<unsigned char>(input[1]) % (kSliceMaxRank + 4);
+  input.remove_prefix(2);
+  if (input.size() < rank * 8) return;
+  std::vector<std::uint64_t> shape(rank);
+  if (rank > 0) std::memcpy(shape.data(), input.data(), rank * 8);
+  const std::uint64_t bits = legal_bits(dtype, shape);
+  if (bits == 0) return;
+
+  Slice slice;
+  const int error = parse_slice(input.substr(rank * 8), dtype, shape, slice);
+
+  check(error == 0 || error == EINVAL || error == ERANGE);
+  if (error != 0) return;
+  check(slice.shape.size() <= rank);
+  Wide elements = 1;
+  for (const std::uint64_t dimension : slice.shape) elements *= dimension;
+  check(elements * dtype_bits(dtype) == Wide{slice.size()} * 8);
+  if (slice.run == 0) return;
+  Wide end = Wide{slice.begin} + slice.run;  // of the last run
+  for (const Slice::Loop& loop : slice.loops) {
+    check(loop.count >= 2);
+    end += Wide{loop.count - 1} * loop.stride;
+  }
+  check(end * 8 <= bits);
+}
+
+}  // namespace
+}  // namespace stfs::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  stfs::fuzz::run({reinterpret_cast<const char*>(data), size});
+  return 0;
+}

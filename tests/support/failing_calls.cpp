@@ -1,0 +1,118 @@
+// A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from one on.
+//
+//   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which
+//   STFS_FAIL_AT=N                                          the Nth of them, counted from 1
+//   STFS_FAIL_ON=1                                          and all that follow
+//   STFS_FAIL_SIZE=BYTES                                    malloc and mmap: only of so much at
+//   least
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+// Set by the first thing that main() calls: what the loader and the run-time library do before (the
+// memory that C++ keeps for exceptions) is not the program's.
+std::atomic<bool> is_started = false;
+
+// Whether this call of `kind` is to fail. getenv does not allocate.
+bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
+  if (!is_started) return false;
+  const char* wanted = ::getenv("STFS_FAIL_CALL");
+  if (wanted == nullptr || std::strcmp(wanted, kind) != 0) return false;
+  const char* least = ::getenv("STFS_FAIL_SIZE");
+  if (least != nullptr && size < std::strtoul(least, nullptr, 10)) return false;
+  static std::atomic<unsigned long> count = 0;
+  const unsigned long number = ++count;
+  const char* at = ::getenv("STFS_FAIL_AT");
+  const unsigned long first = at == nullptr ? 1 : std::strtoul(at, nullptr, 10);
+  return number == first || (number > first && ::getenv("STFS_FAIL_ON") != nullptr);
+}
+
+template <class Function>
+Function real(const char* name) {
+  return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+int opened(const char* symbol, const char* path, int flags, va_list arguments) {
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  static const auto next = real<int (*)(const char*, int, ...)>(symbol);
+  // Devices and what the loader opens are left alone.
+  if (path[0] == '/' && std::strstr(path, ".safetensors") != nullptr && fails("open")) {
+    errno = EMFILE;
+    return -1;
+  }
+  return next(path, flags, mode);
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const int fd = opened("open", path, flags, arguments);
+  va_end(arguments);
+  return fd;
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const int fd = opened("open64", path, flags, arguments);
+  va_end(arguments);
+  return fd;
+}
+
+void* mmap(void* address, std::size_t length, int protection, int flags, int fd, off_t offset) {
+  static const auto next = real<void* (*)(void*, std::size_t, int, int, int, off_t)>("mmap");
+  if (fd >= 0 && (flags & MAP_SHARED) != 0 && fails("mmap", length)) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return next(address, length, protection, flags, fd, offset);
+}
+
+ssize_t pread(int fd, void* buffer, std::size_t length, off_t offset) {
+  static const auto next = real<ssize_t (*)(int, void*, std::size_t, off_t)>("pread");
+  if (fails("pread", length)) {
+    errno = EIO;
+    return -1;
+  }
+  return next(fd, buffer, length, offset);
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
+                   void* argument) {
+  static const auto next =
+      real<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  if (fails("pthread_create")) return EAGAIN;
+  return next(thread, attributes, start, argument);
+}
+
+int close_range(unsigned first, unsigned last, int flags) {
+  is_started = true;
+  return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
+}
+
+extern void* __libc_malloc(std::size_t);
+void* malloc(std::size_t size) {
+  if (fails("malloc", size)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return __libc_malloc(size);
+}
+
+}  // extern "C"
