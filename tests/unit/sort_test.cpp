@@ -71,6 +71,16 @@ TEST(SortedOrder, SaysWhetherTwoAreEqual) {
   }
 }
 
+TEST(SortedOrder, OfManyTextsIsTheSame) {  // so many that several threads sort
+  std::vector<std::string> texts;
+  for (int i = 0; i < 200'000; ++i) {
+    texts.push_back("model.layers." + std::to_string(i % 61) + ".experts." +
+                    std::to_string(i * 7 % 190'000));
+  }
+
+  EXPECT_EQ(order_of(texts), order_by_model(texts));
+}
+
 TEST(SortedOrder, TakesWhatIsSortedOrReversed) {
   std::vector<std::string> texts;
   for (int i = 0; i < 3000; ++i)
