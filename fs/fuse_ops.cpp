@@ -1,10 +1,8 @@
 #include "fs/fuse_ops.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -173,18 +171,6 @@ void read_computed(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t
                    });
 }
 
-// Brings the pages of a reply into this process's page table. While the kernel does that itself, in
-// the middle of a reply, SIGKILL turns the reply into an error; once they are there it does not.
-void make_present(std::span<const iovec> pieces) {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  for (const iovec& piece : pieces) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(piece.iov_base);
-    const std::uintptr_t first = begin / page * page;
-    // Where it fails (a truncated source) the reply will too.
-    ::madvise(reinterpret_cast<void*>(first), begin + piece.iov_len - first, MADV_POPULATE_READ);
-  }
-}
-
 void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
   guarded(request, [&] {
     if (filesystem(request).is_computed(inode)) {
@@ -193,7 +179,6 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     }
     const int error = filesystem(request).read(
         inode, static_cast<std::uint64_t>(offset), size, [&](std::span<const iovec> pieces) {
-          if (context(request).ledger != nullptr) make_present(pieces);
           // The kernel copies from the mapping. Should the source be truncated at this moment, the
           // write fails with EFAULT and the kernel answers the reader with EIO.
           if (pieces.empty()) {

@@ -14,8 +14,10 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +33,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -263,7 +266,36 @@ void Session::answer_handshake() {
   fuse_session_process_buf(session_, &buffer);
 }
 
+// A supervised worker's ways to and from /dev/fuse. While the kernel copies and has to bring a page
+// of this process's memory in first, SIGKILL makes the copy fail, and the reader gets EIO. So the
+// pages are brought in before. These are left by pthread_cancel(3), so they may not be noexcept.
+ssize_t read_request(int fd, void* buffer, std::size_t size, void*) {
+  // A request that wants an answer is a name or two long.
+  constexpr std::size_t kLongest = 4096;
+  auto* const bytes = static_cast<volatile char*>(buffer);
+  bytes[0] = 0;
+  bytes[std::min(size, kLongest) - 1] = 0;
+  return ::read(fd, buffer, size);
+}
+
+ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(piece.iov_base);
+    const std::uintptr_t first = begin / page * page;
+    // Where it fails (a truncated source) the reply will too.
+    ::madvise(reinterpret_cast<void*>(first), begin + piece.iov_len - first, MADV_POPULATE_READ);
+  }
+  return ::writev(fd, pieces, count);
+}
+
 void Session::take_over(bool refuse) {
+  fuse_custom_io io{};
+  io.read = read_request;
+  io.writev = write_reply;
+  if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
+    throw_errno(ErrorCode::kMountFailed, place_, "supervise", -error);
+  }
   const fuse_out_header again{sizeof again, kNotifyResend, 0};
   if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // not mounted any more
   if (refuse) refuse_what_was_sent_before();
