@@ -520,5 +520,55 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasRewritten) {
   EXPECT_EQ(content.verify(), ESTALE) << "so that an open fails too";
 }
 
+// The canonical expression.
+
+std::string canonical(std::string_view expression, const Dims& shape) {
+  std::vector<Range> ranges;
+  EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
+  return canonical_expression(ranges, shape);
+}
+
+// Which indices of each dimension are taken, and which dimensions are kept.
+std::vector<std::vector<std::uint64_t>> taken(std::string_view expression, const Dims& shape) {
+  std::vector<Range> ranges;
+  EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
+  std::vector<std::vector<std::uint64_t>> indices;
+  for (const Range& range : ranges) {
+    std::vector<std::uint64_t>& all = indices.emplace_back();
+    if (!range.keeps_dimension) all.push_back(kMost);
+    for (std::uint64_t i = 0; i < range.count; ++i) all.push_back(range.start + i * range.step);
+  }
+  return indices;
+}
+
+TEST(CanonicalSlice, IsEqualExactlyWhenTheSameElementsAreTaken) {
+  for (const Dims& shape : {Dims{1}, Dims{2}, Dims{5}, Dims{0}, Dims{4, 1}, Dims{0, 3}}) {
+    std::vector<std::string> items{"..."};
+    for (const char* item : {"0", "-1", ":", "1:", ":1", "0:0", "3:2", "::2", "::3", "1::2", "0:1",
+                             "0:3:2", "0:4:2", "-2:", ":100", "-100:100:1", "0:5:4", "0:2:7"}) {
+      items.emplace_back(item);
+      if (shape.size() == 2) items.push_back(":," + std::string(item));
+      if (shape.size() == 2) items.push_back(std::string(item) + ",:");
+    }
+    std::erase_if(items, [&](const std::string& item) { return error_of(item, shape) != 0; });
+    for (const std::string& a : items) {
+      for (const std::string& b : items) {
+        EXPECT_EQ(canonical(a, shape) == canonical(b, shape), taken(a, shape) == taken(b, shape))
+            << a << " and " << b << " of " << shape.size() << " dimensions";
+      }
+      if (canonical(a, shape).empty()) continue;
+      EXPECT_EQ(taken(canonical(a, shape), shape), taken(a, shape)) << "as an expression: " << a;
+      EXPECT_EQ(canonical(canonical(a, shape), shape), canonical(a, shape)) << a;
+    }
+  }
+}
+
+TEST(CanonicalSlice, OfTheWholeIsEmpty) {
+  EXPECT_EQ(canonical("...", {}), "");
+  EXPECT_EQ(canonical(":,0:9,::1", {4, 9, 1}), "");
+  EXPECT_EQ(canonical("0", {1}), "0") << "a dimension is dropped";
+  EXPECT_EQ(canonical("-1,-3:,::2", {4, 9, 5}), "3,6:9,0:5:2");
+}
+
 }  // namespace
 }  // namespace stfs::test
