@@ -79,12 +79,13 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& started) {
       ::kill(worker, SIGKILL);
       return SIGKILL;
     }
-    if (events[0].revents != 0) break;
+    // First, since a worker may have ended as soon as it served.
     if (events[1].revents != 0) {
       char byte = 0;
       events[1].fd = -1;  // once is enough
       if (::read(started.get(), &byte, 1) == 1 && !std::exchange(has_served_, true)) hooks_.ready();
     }
+    if (events[0].revents != 0) break;
     if (events[2].revents != 0) {
       events[2].fd = -1;
       is_ending_ = true;

@@ -196,7 +196,10 @@ TEST_F(GpuHolderFaults, LoadsThatAreNotWaitedForDoNotPileUp) {
       R"("offset":0,"dtype":"U8","shape":[9],"slice":"","as":""}]})";
   const UniqueFd fd = connected();
 
-  for (int i = 0; i < 1000; ++i) push(fd, frame(request));
+  const std::string load = frame(request);
+  for (int i = 0; i < 1000; ++i) {
+    if (push(fd, load) < load.size()) break;  // it takes no more
+  }
 
   expect_others_served();
   EXPECT_LT(most_kilobytes(), kMostKilobytes);
