@@ -27,7 +27,7 @@ class GpuHolderFaults : public GpuToolTest {
     running_ = std::make_unique<Process>(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
     ASSERT_TRUE(eventually([&] { return holder() > 0; })) << running_->err();
     tensor_ = small().string() + "::a";
-    ASSERT_EQ(gpu({"load", "--device", "cpu", tensor_}).status, 0);
+    ASSERT_EQ(gpu({"load", "--device", device(), tensor_}).status, 0);
   }
 
   UniqueFd connected() const {
@@ -86,10 +86,10 @@ class GpuHolderFaults : public GpuToolTest {
   // Others are served as ever.
   void expect_others_served() const {
     EXPECT_TRUE(running_->running()) << running_->err();
-    const Outcome outcome = gpu({"get", "--device", "cpu", tensor_});
+    const Outcome outcome = gpu({"get", "--device", device(), tensor_});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     const std::string other = tensor_.substr(0, tensor_.size() - 1) + "b";
-    EXPECT_EQ(gpu({"load", "--device", "cpu", other}).status, 0);
+    EXPECT_EQ(gpu({"load", "--device", device(), other}).status, 0);
   }
 
   std::unique_ptr<Process> running_;
@@ -173,7 +173,7 @@ TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
 
 TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
   const Mounted mount({small("n.safetensors")});
-  ASSERT_EQ(gpu({"load", "--device", "cpu", mount.path().string()}).status, 0);
+  ASSERT_EQ(gpu({"load", "--device", device(), mount.path().string()}).status, 0);
   std::string many;
   while (many.size() < (1 << 20)) many += frame("{\"request\":\"list\"}");
   const UniqueFd fd = connected();
@@ -212,7 +212,7 @@ TEST_F(GpuHolderFaults, AClientThatNeverReleasesKeepsOnlyWhatItHas) {
   ASSERT_TRUE(eventually([&] { return holder() > 0; }));
   {
     std::optional<Client> hog = Client::connect("");
-    ASSERT_EQ(gpu({"load", "--device", "cpu", tensor_}).status, 0);
+    ASSERT_EQ(gpu({"load", "--device", device(), tensor_}).status, 0);
     Selection selection;
     const auto items = selection.resolve(tensor_);
     LoadRequest request;
@@ -220,8 +220,9 @@ TEST_F(GpuHolderFaults, AClientThatNeverReleasesKeepsOnlyWhatItHas) {
     for (int i = 0; i < 100; ++i) hog->load(cpu_info(), items, request);
     const std::string source = tensor_.substr(0, tensor_.size() - 1);
 
-    EXPECT_EQ(gpu({"load", "--device", "cpu", source + "b"}).status, 0) << "there is room for one";
-    EXPECT_EQ(gpu({"load", "--device", "cpu", source + "layers.0.w"}).status, 0) << "b made way";
+    EXPECT_EQ(gpu({"load", "--device", device(), source + "b"}).status, 0)
+        << "there is room for one";
+    EXPECT_EQ(gpu({"load", "--device", device(), source + "layers.0.w"}).status, 0) << "b made way";
     EXPECT_EQ(resident(), (std::vector<std::string>{"a", "layers.0.w"}));
   }
   // It has gone, and so has its lease.
@@ -264,7 +265,7 @@ TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
 }
 
 TEST_F(GpuHolderFaults, ADeviceThatIsFullIsSaidAndWhatIsThereStays) {
-  expect_one_line(gpu({"load", "--device", "cpu", "--keep-free", "1000000GiB",
+  expect_one_line(gpu({"load", "--device", device(), "--keep-free", "1000000GiB",
                        tensor_.substr(0, tensor_.size() - 1) + "b"}),
                   5, "out of memory");
 

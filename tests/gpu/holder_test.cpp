@@ -39,7 +39,9 @@ int answered_as(uid_t user, const std::string& path) {
 
 class GpuHolder : public GpuToolTest {
  protected:
-  Outcome load(const std::string& tensor) const { return gpu({"load", "--device", "cpu", tensor}); }
+  Outcome load(const std::string& tensor) const {
+    return gpu({"load", "--device", device(), tensor});
+  }
 
   UniqueFd listening(const std::string& path, int backlog) const {
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -75,7 +77,7 @@ TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;
   for (int i = 0; i < 6; ++i) {
-    loads.push_back(start({"load", "--json", "--device", "cpu", source.string() + "::*"}));
+    loads.push_back(start({"load", "--json", "--device", device(), source.string() + "::*"}));
   }
 
   std::uint64_t copied = 0;
@@ -189,8 +191,8 @@ TEST_F(GpuHolder, ALimitIsKeptByEvictionOrSaid) {
     EXPECT_NE(full.err.find(part), std::string::npos) << full.err;
   }
   EXPECT_EQ(resident(), (Names{"a", "c"}));
-  expect_one_line(gpu({"load", "--device", "cpu", "--keep-free", "1000000GiB", source + "::b"}), 5,
-                  "out of memory");
+  expect_one_line(gpu({"load", "--device", device(), "--keep-free", "1000000GiB", source + "::b"}),
+                  5, "out of memory");
 }
 
 TEST_F(GpuHolder, AProgramThatIsGoneFailsEveryLoadAtOnce) {
@@ -200,8 +202,8 @@ TEST_F(GpuHolder, AProgramThatIsGoneFailsEveryLoadAtOnce) {
   ASSERT_TRUE(eventually([&] { return holder() > 0; }));
   std::filesystem::remove(program);
   const auto source = small();
-  const auto first = start({"load", "--device", "cpu", source.string() + "::a"});
-  const auto second = start({"load", "--device", "cpu", source.string() + "::b"});
+  const auto first = start({"load", "--device", device(), source.string() + "::a"});
+  const auto second = start({"load", "--device", device(), source.string() + "::b"});
 
   expect_one_line(first->wait(), 5, "could not be started");
   expect_one_line(second->wait(), 5, "could not be started");
@@ -274,7 +276,7 @@ TEST_F(GpuHolder, ADirectoryOfAnotherUserIsRefused) {
   std::filesystem::create_directory(theirs);
   const RunOptions there{.environment = {"STFS_GPU_SOCKET=", "XDG_RUNTIME_DIR=" + theirs.string()}};
   const auto load_there = [&] {
-    return gpu({"load", "--device", "cpu", source.string() + "::a"}, there);
+    return gpu({"load", "--device", device(), source.string() + "::a"}, there);
   };
   ASSERT_EQ(::chmod(theirs.c_str(), 0777), 0);
   expect_one_line(load_there(), 5, "not a directory of this user alone");

@@ -22,11 +22,11 @@ using Names = std::vector<std::string>;
 class GpuLoad : public GpuToolTest {
  protected:
   json load(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), {"load", "--device", "cpu", "--verify"});
+    arguments.insert(arguments.begin(), {"load", "--device", device(), "--verify"});
     return gpu_json(arguments);
   }
   std::string got(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), {"get", "--device", "cpu"});
+    arguments.insert(arguments.begin(), {"get", "--device", device()});
     const json rows = gpu_json(arguments);
     std::string bytes;
     for (const json& row : rows) bytes += bytes_of(row);
@@ -40,8 +40,8 @@ TEST_F(GpuLoad, ATensorByItsPath) {
 
   const json loaded = load({mount / "a"});
 
-  EXPECT_EQ(loaded["device"], "cpu");
-  EXPECT_TRUE(loaded["uuid"].get<std::string>().starts_with("CPU-"));
+  EXPECT_EQ(loaded["device"], device());
+  EXPECT_TRUE(loaded["uuid"].get<std::string>().starts_with(device() == "cpu" ? "CPU-" : "GPU-"));
   EXPECT_EQ(loaded["copied_bytes"], 64 * 48 * 4);
   EXPECT_EQ(loaded["tensors"][0]["dtype"], "F32");
   EXPECT_EQ(loaded["tensors"][0]["shape"], (json{64, 48}));
@@ -151,12 +151,12 @@ TEST_F(GpuLoad, ShardsAreDividedEvenlyOrNotAtAll) {
   EXPECT_TRUE(got({"--shard", "1/2@1", mount / "a"}) == read_file(mount / ".stfs/slice/a/:,24:"));
   load({"--shard", "1/2@0", mount / ".stfs/slice/a/3,8:16"});
   EXPECT_TRUE(got({mount / ".stfs/slice/a/3,12:16"}) == read_file(mount / ".stfs/slice/a/3,12:16"));
-  expect_one_line(gpu({"load", "--device", "cpu", "--shard", "0/5@0", mount / "a"}), 2, "64");
-  expect_one_line(gpu({"load", "--device", "cpu", "--shard", "0/2@2", mount / "a"}), 2);
+  expect_one_line(gpu({"load", "--device", device(), "--shard", "0/5@0", mount / "a"}), 2, "64");
+  expect_one_line(gpu({"load", "--device", device(), "--shard", "0/2@2", mount / "a"}), 2);
   for (const char* wrong : {"2/2@0", "0/0@0", "a", "1/2", "1@0", "-1/2@0", "0/2@0x", "0/2@",
                             "0/99999999999999999999999@0"}) {
-    expect_one_line(gpu({"load", "--device", "cpu", std::string("--shard=") + wrong, mount / "a"}),
-                    2);
+    expect_one_line(
+        gpu({"load", "--device", device(), std::string("--shard=") + wrong, mount / "a"}), 2);
   }
 }
 
@@ -167,15 +167,15 @@ TEST_F(GpuLoad, ConversionsWarnOfWhatTheyMet) {
   write_safetensors(file("m.safetensors"), {{"w", "F32", {6}, bytes}, {"i", "I32", {1}, "0123"}});
   const std::string source = file("m.safetensors").string();
 
-  const Outcome outcome = gpu({"load", "--device", "cpu", "--as", "f16", source + "::w"});
+  const Outcome outcome = gpu({"load", "--device", device(), "--as", "f16", source + "::w"});
 
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.err.find("2 values out of range"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("1 NaN"), std::string::npos) << outcome.err;
   EXPECT_TRUE(got({"--as", "f16", source + "::w"}) ==
               std::string("\x00\x3c\x00\x7c\x00\xfc\x00\x7e\x00\x7c\x00\x41", 12));
-  expect_one_line(gpu({"load", "--device", "cpu", "--as", "f16", source + "::i"}), 2, "I32");
-  expect_one_line(gpu({"load", "--device", "cpu", "--as", "f64", source + "::w"}), 2);
+  expect_one_line(gpu({"load", "--device", device(), "--as", "f16", source + "::i"}), 2, "I32");
+  expect_one_line(gpu({"load", "--device", device(), "--as", "f64", source + "::w"}), 2);
 }
 
 TEST_F(GpuLoad, WhatIsResidentIsNotLoadedAgain) {
@@ -188,10 +188,11 @@ TEST_F(GpuLoad, WhatIsResidentIsNotLoadedAgain) {
 }
 
 TEST_F(GpuLoad, AnotherProcessMapsTheSameMemoryAndCannotWriteIt) {
+  if (device() != "cpu") GTEST_SKIP() << "only memory of the host is opened by its path and sealed";
   const auto source = small();
   const Mounted mount({source});
   load({mount / "a"});
-  const json row = gpu_json({"get", "--device", "cpu", mount / "a"})[0];
+  const json row = gpu_json({"get", "--device", device(), mount / "a"})[0];
   const auto path = row["path"].get<std::string>();
 
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -218,7 +219,7 @@ TEST_F(GpuLoad, AnEmptyTensorIsATensor) {
   const Mounted mount({file("m.safetensors")});
 
   load({mount.path().string()});
-  const json row = gpu_json({"get", "--device", "cpu", mount / "e"})[0];
+  const json row = gpu_json({"get", "--device", device(), mount / "e"})[0];
 
   EXPECT_EQ(row["bytes"], 0);
   EXPECT_EQ(row["shape"], (json{0, 4}));
@@ -230,7 +231,7 @@ TEST_F(GpuLoad, WhatIsNoTensorIsAUsageErrorAndWhatIsNotThereUnreadable) {
   const auto source = small();
   const Mounted mount({source});
   const auto load_of = [&](const std::string& name) {
-    return gpu({"load", "--device", "cpu", name});
+    return gpu({"load", "--device", device(), name});
   };
 
   expect_one_line(load_of(source), 2, "SOURCE::NAME");
@@ -244,7 +245,7 @@ TEST_F(GpuLoad, WhatIsNoTensorIsAUsageErrorAndWhatIsNotThereUnreadable) {
   write_file(file("broken.safetensors"), "broken");
   expect_one_line(load_of(file("broken.safetensors").string() + "::w"), 1);
   EXPECT_EQ(resident(), Names{});
-  expect_one_line(gpu({"load", "--device", "cpu"}), 2);
+  expect_one_line(gpu({"load", "--device", device()}), 2);
 }
 
 TEST_F(GpuLoad, ASourceThatWasReplacedOrRewrittenSinceTheMountIsRefused) {
@@ -255,7 +256,7 @@ TEST_F(GpuLoad, ASourceThatWasReplacedOrRewrittenSinceTheMountIsRefused) {
                      random_tensor("layers.0.w", "BF16", {128, 32}, 3)});
   std::filesystem::rename(file("new"), source);
 
-  expect_one_line(gpu({"load", "--device", "cpu", mount / "a"}), 3, "version");
+  expect_one_line(gpu({"load", "--device", device(), mount / "a"}), 3, "version");
 
   EXPECT_EQ(resident(), Names{});
 }
@@ -266,7 +267,7 @@ TEST_F(GpuLoad, AChangedSourceIsLoadedAnewAndNeverServedStale) {
   const std::string before = got({tensor});
   write_safetensors(file("m.safetensors"), {random_tensor("a", "F32", {64, 48}, 77)});
 
-  expect_one_line(gpu({"get", "--device", "cpu", tensor}), 5);
+  expect_one_line(gpu({"get", "--device", device(), tensor}), 5);
   EXPECT_GT(load({tensor})["copied_bytes"], 0);
 
   EXPECT_FALSE(got({tensor}) == before);
@@ -278,8 +279,8 @@ TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   const auto source = small();
   const Mounted mount({source});
 
-  const json plan = gpu_json({"plan", "--device", "cpu", mount.path().string()});
-  const Outcome dry = gpu({"load", "--dry-run", "--device", "cpu", mount.path().string()});
+  const json plan = gpu_json({"plan", "--device", device(), mount.path().string()});
+  const Outcome dry = gpu({"load", "--dry-run", "--device", device(), mount.path().string()});
 
   EXPECT_EQ(plan["tensors"].size(), 3u);
   EXPECT_EQ(plan["copy_bytes"], 64 * 48 * 4 + 40 + 128 * 32 * 2);
@@ -288,7 +289,7 @@ TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   EXPECT_EQ(dry.status, 0);
   EXPECT_EQ(holder(), 0) << "no holder was needed";
   load({mount / "a"});
-  EXPECT_EQ(gpu_json({"plan", "--device", "cpu", mount.path().string()})["copy_bytes"],
+  EXPECT_EQ(gpu_json({"plan", "--device", device(), mount.path().string()})["copy_bytes"],
             40 + 128 * 32 * 2);
 }
 
@@ -299,15 +300,16 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
 
   EXPECT_EQ(gpu_json({"devices"}).back()["device"], "cpu");
   EXPECT_EQ(gpu_json({"ls"}).size(), 1u);
-  EXPECT_EQ(gpu_json({"ls", "--device", "cpu"})[0]["label"], source.string() + "::a");
-  EXPECT_EQ(gpu_json({"get", "--device", "cpu", mount / "a"})[0]["device"], "cpu");
+  EXPECT_EQ(gpu_json({"ls", "--device", device()})[0]["label"], source.string() + "::a");
+  EXPECT_EQ(gpu_json({"get", "--device", device(), mount / "a"})[0]["device"], device());
   EXPECT_EQ(gpu_json({"pin", mount / "a"})["count"], 1);
   EXPECT_EQ(gpu_json({"unpin", "--all"})["count"], 1);
   EXPECT_FALSE(gpu_json({"doctor"}).empty());
-  EXPECT_GT(gpu_json({"bench", "--device", "cpu", "--rounds", "1", mount / "a"})["ratio"], 0.0);
+  EXPECT_GT(gpu_json({"bench", "--device", device(), "--rounds", "1", mount / "a"})["ratio"], 0.0);
   EXPECT_EQ(gpu_json({"evict", mount / "a"})["count"], 1);
-  const std::string uuid = gpu_json({"devices"}).back()["uuid"];
-  EXPECT_NE(gpu({"load", "--device", "cpu", mount / "a"}).out.find(uuid), std::string::npos);
+  const json all = gpu_json({"devices"});
+  const std::string uuid = (device() == "cpu" ? all.back() : all.front())["uuid"];
+  EXPECT_NE(gpu({"load", "--device", device(), mount / "a"}).out.find(uuid), std::string::npos);
   EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
 }
 
@@ -339,7 +341,7 @@ TEST_F(GpuLoad, WithoutAHolderNothingIsResident) {
   const auto source = small();
   const std::string tensor = source.string() + "::a";
 
-  expect_one_line(gpu({"get", "--device", "cpu", tensor}), 5, "no holder");
+  expect_one_line(gpu({"get", "--device", device(), tensor}), 5, "no holder");
   expect_one_line(gpu({"evict", tensor}), 5);
   expect_one_line(gpu({"pin", tensor}), 5);
   EXPECT_EQ(gpu_json({"ls"}), json::array());
@@ -377,7 +379,7 @@ TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
   const Mounted mount({source});
 
   const Outcome outcome =
-      gpu({"run", "--device", "cpu", "--verify", mount.path().string(), "--", "bash", "-c",
+      gpu({"run", "--device", device(), "--verify", mount.path().string(), "--", "bash", "-c",
            "cat $STFS_GPU_TENSORS; for fd in /proc/self/fd/*; do readlink $fd; done >&2; exit 42"});
 
   EXPECT_EQ(outcome.status, 42);
@@ -390,7 +392,8 @@ TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
       "for t in json.load(open(os.environ['STFS_GPU_TENSORS'])):\n"
       "  m=mmap.mmap(t['fd'],t['segment_bytes'],prot=mmap.PROT_READ)\n"
       "  sys.stdout.buffer.write(m[t['offset']:t['offset']+t['bytes']])\n";
-  const Outcome read = gpu({"run", "--device", "cpu", mount / "a", "--", "python3", "-c", script});
+  const Outcome read =
+      gpu({"run", "--device", device(), mount / "a", "--", "python3", "-c", script});
   EXPECT_EQ(read.status, 0) << read.err;
   EXPECT_TRUE(read.out == read_file(mount / "a"));
 }
@@ -399,21 +402,21 @@ TEST_F(GpuLoad, RunEndsAsEnvDoesWhenTheCommandCannotBeRun) {
   const auto source = small();
   write_file(file("script"), "no program");
   const auto with = [&](const std::string& command) {
-    return gpu({"run", "--device", "cpu", source.string() + "::a", "--", command});
+    return gpu({"run", "--device", device(), source.string() + "::a", "--", command});
   };
 
   expect_one_line(with("/no/such/command\x1b[31m"), 127);
   expect_one_line(with(file("script")), 126);
   EXPECT_EQ(with("/no/such\x1b[31m").err.find('\x1b'), std::string::npos);
-  expect_one_line(gpu({"run", "--device", "cpu", source.string() + "::a"}), 2, "command");
-  expect_one_line(gpu({"run", "--device", "cpu", source.string() + "::a", "--"}), 2, "command");
-  expect_one_line(gpu({"run", "--device", "cpu", source.string() + "::x", "--", "true"}), 2);
+  expect_one_line(gpu({"run", "--device", device(), source.string() + "::a"}), 2, "command");
+  expect_one_line(gpu({"run", "--device", device(), source.string() + "::a", "--"}), 2, "command");
+  expect_one_line(gpu({"run", "--device", device(), source.string() + "::x", "--", "true"}), 2);
 }
 
 TEST_F(GpuLoad, RunDescribesPathsThatAreNotUtf8) {
   const auto source = small("m\xff.safetensors");
 
-  const Outcome outcome = gpu({"run", "--device", "cpu", source.string() + "::a", "--", "bash",
+  const Outcome outcome = gpu({"run", "--device", device(), source.string() + "::a", "--", "bash",
                                "-c", "cat $STFS_GPU_TENSORS"});
 
   EXPECT_EQ(outcome.status, 0) << outcome.err;

@@ -13,6 +13,11 @@
 
 namespace stfs::test {
 
+std::string device() {
+  const char* chosen = std::getenv("STFS_TEST_DEVICE");
+  return chosen == nullptr ? "cpu" : chosen;
+}
+
 void kill_and_wait(pid_t pid) {
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;
@@ -100,8 +105,8 @@ GpuToolTest::MidLoad GpuToolTest::mid_load() const {
   const std::string head = safetensors_bytes(header.finish(), "");
   write_file(large(), head);
   std::filesystem::resize_file(large(), head.size() + bytes);
-  MidLoad load{start({"load", "--device", "cpu", "--as", "f32", "--workers", "1", "--tile", "4096",
-                      "--verify", large().string() + "::large"}),
+  MidLoad load{start({"load", "--device", device(), "--as", "f32", "--workers", "1", "--tile",
+                      "4096", "--verify", large().string() + "::large"}),
                0};
   const auto has_segment = [&] {
     load.copier = copier();

@@ -18,6 +18,9 @@ namespace stfs::test {
 
 using nlohmann::json;
 
+// The device that these tests load to: $STFS_TEST_DEVICE, else "cpu".
+std::string device();
+
 // Kills a process, whoever's child it is, and waits for its end.
 void kill_and_wait(pid_t pid);
 
