@@ -83,13 +83,8 @@ typedef struct stfs_gpu_acquire_options {
   int32_t pin;             /* nonzero: keep them resident when no one uses them any more */
 } stfs_gpu_acquire_options;
 
-#ifdef __cplusplus
-#define STFS_GPU_ACQUIRE_OPTIONS_INIT \
-  { sizeof(stfs_gpu_acquire_options), nullptr, nullptr, nullptr, 0, 0, 0 }
-#else
 #define STFS_GPU_ACQUIRE_OPTIONS_INIT \
   { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0 }
-#endif
 
 /* Acquires tensors, all of them or none. Each of `count` names is what stfs-gpu takes: a path in a
  * mount (a tensor, a slice, a view; a directory names every tensor below it), SOURCE::NAME, or
