@@ -9,6 +9,7 @@
 namespace stfs {
 
 Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
+  threads_.reserve(threads + 1);  // there is no room for failure once a thread runs
   try {
     for (unsigned i = 0; i < threads; ++i) {
       threads_.push_back(start_thread([this] { compute(); }));

@@ -199,31 +199,30 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
   fuse_args arguments = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
 
   int mounted = -1;
-  const std::string said = capture_stderr([&] {
-    session_ =
-        fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
-    if (session_ == nullptr) return;
-    mounted = fuse_session_mount(session_, place_.c_str());
-  });
-  fuse_opt_free_args(&arguments);
-  if (session_ == nullptr) {
-    const std::string line = last_line(said);
-    if (line.ends_with("memory allocation failed")) throw std::bad_alloc();
-    throw Error(ErrorCode::kUsage, "-o", line);
-  }
-  if (mounted != 0) {
-    fuse_session_destroy(session_);
-    throw Error(ErrorCode::kMountFailed, place_,
-                said.empty() ? "the mount failed" : last_line(said));
-  }
   try {
+    const std::string said = capture_stderr([&] {
+      session_ =
+          fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
+      if (session_ != nullptr) mounted = fuse_session_mount(session_, place_.c_str());
+    });
+    if (session_ == nullptr) {
+      const std::string line = last_line(said);
+      if (line.ends_with("memory allocation failed")) throw std::bad_alloc();
+      throw Error(ErrorCode::kUsage, "-o", line);
+    }
+    if (mounted != 0) {
+      throw Error(ErrorCode::kMountFailed, place_,
+                  said.empty() ? "the mount failed" : last_line(said));
+    }
     if (const auto mount = mounted_at(place_)) device_ = mount->device;
+    raise_readahead(device_);
   } catch (...) {  // no destructor will run
-    fuse_session_unmount(session_);
-    fuse_session_destroy(session_);
+    if (mounted == 0) fuse_session_unmount(session_);
+    if (session_ != nullptr) fuse_session_destroy(session_);
+    fuse_opt_free_args(&arguments);
     throw;
   }
-  raise_readahead(device_);
+  fuse_opt_free_args(&arguments);
 }
 
 Session::~Session() {
