@@ -17,7 +17,7 @@ namespace stfs::test {
 namespace {
 
 // The number that /proc/PID/status gives for a field, in bytes.
-std::uint64_t status_of(pid_t pid, const std::string& field) {
+[[maybe_unused]] std::uint64_t status_of(pid_t pid, const std::string& field) {
   const std::string status = read_file("/proc/" + std::to_string(pid) + "/status");
   const std::size_t at = status.find(field + ":");
   if (at == std::string::npos) return 0;
