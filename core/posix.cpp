@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -54,6 +55,25 @@ int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset) {
     offset += static_cast<std::uint64_t>(n);
   }
   return 0;
+}
+
+int write_exact(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return 0;
+}
+
+std::optional<std::string> extended_attribute(const std::string& path, const char* name) {
+  std::string value(65536, '\0');  // XATTR_SIZE_MAX
+  const ssize_t length = ::getxattr(path.c_str(), name, value.data(), value.size());
+  if (length < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) return std::nullopt;
+  if (length < 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  value.resize(static_cast<std::size_t>(length));
+  return value;
 }
 
 std::string read_file(const std::string& path, std::uint64_t limit) {

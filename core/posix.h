@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -56,6 +57,13 @@ struct stat stat_of(int fd, const std::string& path);
 // Fills `buffer` from `offset` on; a short read is repeated, EINTR is retried.
 // Returns 0, or errno; ESTALE when the file ends first (it has been truncated since it was opened).
 int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset);
+
+// Writes all of `bytes`; EINTR is retried. Returns 0 or errno.
+int write_exact(int fd, std::span<const std::byte> bytes);
+
+// An extended attribute of the file at `path`; none when it has none of that name, or its file
+// system has none at all. Throws kUnreadable.
+std::optional<std::string> extended_attribute(const std::string& path, const char* name);
 
 // A whole small file as a string (an index file). Throws kUnreadable; refuses over `limit` bytes.
 std::string read_file(const std::string& path, std::uint64_t limit);

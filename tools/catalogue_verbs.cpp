@@ -8,8 +8,6 @@
 #include "tools/terminal.h"
 #include "tools/verbs.h"
 
-#include <sys/xattr.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -66,15 +64,8 @@ void print_table(const std::vector<Tensor>& tensors) {
 }
 
 std::string attribute(const std::string& path, const char* name) {
-  std::string value(65536, '\0');  // XATTR_SIZE_MAX
-  const ssize_t length = ::getxattr(path.c_str(), name, value.data(), value.size());
-  if (length < 0) {
-    const bool absent = errno == ENODATA || errno == EOPNOTSUPP;
-    throw Error(ErrorCode::kUnreadable, path,
-                absent ? "not a tensor in a mount of stfs" : errno_text(errno));
-  }
-  value.resize(static_cast<std::size_t>(length));
-  return value;
+  if (auto value = extended_attribute(path, name)) return *std::move(value);
+  throw Error(ErrorCode::kUnreadable, path, "not a tensor in a mount of stfs");
 }
 
 }  // namespace

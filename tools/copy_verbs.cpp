@@ -40,11 +40,8 @@ void write_content(const Content& content, int fd, const std::string& source, co
     if (const int error = content.copy(offset, chunk)) {
       throw_errno(ErrorCode::kUnreadable, source, "", error);
     }
-    for (std::span<const std::byte> rest = chunk; !rest.empty();) {
-      const ssize_t n = ::write(fd, rest.data(), rest.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_errno(ErrorCode::kUnreadable, to, "", errno);
-      rest = rest.subspan(static_cast<std::size_t>(n));
+    if (const int error = write_exact(fd, chunk)) {
+      throw_errno(ErrorCode::kUnreadable, to, "", error);
     }
     if (bar != nullptr) bar->add(length);
     offset += length;

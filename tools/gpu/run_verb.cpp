@@ -16,6 +16,8 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 
 namespace stfs {
@@ -30,15 +32,6 @@ int inherit(UniqueFd fd) {
   const int copy = ::fcntl(fd.get(), F_DUPFD, 3);  // without close-on-exec
   if (copy < 0) throw_errno(ErrorCode::kDeviceFailed, "a segment", "", errno);
   return copy;
-}
-
-void write_all(int fd, const std::string& text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_errno(ErrorCode::kDeviceFailed, "memfd", "", errno);
-    at += static_cast<std::size_t>(n);
-  }
 }
 
 }  // namespace
@@ -70,7 +63,7 @@ int run(const GpuArguments& arguments) {
   std::vector<std::uint64_t> sizes;
   for (const Item& item : items) sizes.push_back(item.bytes());
   std::unique_ptr<Device> device = open_device(info);
-  const Layout layout = lay_out(sizes, device->granularity());
+  const Layout layout = lay_out(sizes);
   Transferred transferred = transfer(*device, items, layout, options);
   device.reset();  // the command gets the memory, not a context
 
@@ -95,7 +88,10 @@ int run(const GpuArguments& arguments) {
   }
   UniqueFd description(::memfd_create("stfs-gpu-tensors", MFD_CLOEXEC));
   if (!description) throw_errno(ErrorCode::kDeviceFailed, "memfd", "", errno);
-  write_all(description.get(), tensors.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  const std::string text = tensors.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (const int error = write_exact(description.get(), std::as_bytes(std::span(text)))) {
+    throw_errno(ErrorCode::kDeviceFailed, "memfd", "", error);
+  }
   const int described = inherit(std::move(description));
   ::setenv("STFS_GPU_TENSORS", ("/proc/self/fd/" + std::to_string(described)).c_str(), 1);
 

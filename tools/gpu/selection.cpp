@@ -5,7 +5,6 @@
 
 #include <glob.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 
 #include <algorithm>
 #include <array>
@@ -21,16 +20,6 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const std::string& place, const std::string& text) {
   throw Error(ErrorCode::kUsage, place, text);
-}
-
-// An extended attribute of a file; none when it has none of that name.
-std::optional<std::string> attribute(const std::string& path, const char* name) {
-  std::string value(65536, '\0');  // XATTR_SIZE_MAX
-  const ssize_t length = ::getxattr(path.c_str(), name, value.data(), value.size());
-  if (length < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) return std::nullopt;
-  if (length < 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
-  value.resize(static_cast<std::size_t>(length));
-  return value;
 }
 
 struct stat status_of(const fs::path& path) {
@@ -210,13 +199,13 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
 void Selection::add_file(const std::string& path, const SelectionOptions& options,
                          std::vector<Item>& items) {
   Shown shown{.raw = path, .slice = "", .as = std::nullopt};
-  std::optional<std::string> name = attribute(path, "user.stfs.name");
+  std::optional<std::string> name = extended_attribute(path, "user.stfs.name");
   if (!name) {
     if (auto other = shown_by(path)) shown = std::move(*other);
-    name = attribute(shown.raw.string(), "user.stfs.name");
+    name = extended_attribute(shown.raw.string(), "user.stfs.name");
   }
-  const auto source = attribute(shown.raw.string(), "user.stfs.source");
-  const auto offset = attribute(shown.raw.string(), "user.stfs.offset");
+  const auto source = extended_attribute(shown.raw.string(), "user.stfs.source");
+  const auto offset = extended_attribute(shown.raw.string(), "user.stfs.offset");
   if (!name || !source || !offset) {
     refuse(path,
            "not a tensor in a mount of stfs (of a checkpoint that is not mounted: "
