@@ -1,24 +1,15 @@
 // stfs-info: the same checkpoints without a mount.
-#include "core/error.h"
-#include "core/posix.h"
-#include "core/text.h"
+#include "tools/command_line.h"
 #include "tools/verbs.h"
 
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <exception>
 #include <functional>
-#include <new>
 #include <string>
-#include <vector>
 
 namespace stfs {
 namespace {
-
-constexpr char kGuard = '\x01';
 
 int run(int argc, char** argv) {
   CLI::App app("Look into a safetensors checkpoint without mounting it.", "stfs-info");
@@ -120,23 +111,7 @@ int run(int argc, char** argv) {
       ->option_text("FILE");
   add_allow_missing(verb);
 
-  try {
-    // CLI11 takes "[a]" for a list of its own; a byte before it keeps it from that.
-    std::vector<std::string> words(argv + 1, argv + argc);
-    for (std::string& word : words) {
-      if (word.starts_with('[')) word.insert(0, 1, kGuard);
-    }
-    std::ranges::reverse(words);  // as CLI11 wants them
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::string text = error.what();
-    std::ranges::replace(text, '\n', ' ');
-    throw Error(ErrorCode::kUsage, "", printable(text) + " (try stfs-info --help)");
-  }
-  const auto unguard = [](std::string& word) {
-    if (word.starts_with(kGuard)) word.erase(0, 1);
-  };
+  if (const auto status = parse_words(app, {argv + 1, argv + argc})) return *status;
   for (std::string* word : {&arguments.source, &arguments.other, &arguments.tensor,
                             &arguments.output, &arguments.slice}) {
     unguard(*word);
@@ -154,20 +129,6 @@ int run(int argc, char** argv) {
 }  // namespace stfs
 
 int main(int argc, char** argv) {
-  try {
-    const int status = stfs::run(argc, argv);
-    if (std::fflush(stdout) != 0) {
-      std::fprintf(stderr, "stfs-info: standard output: %s\n", stfs::errno_text(errno).c_str());
-      return stfs::exit_status(stfs::ErrorCode::kUnreadable);
-    }
-    return status;
-  } catch (const stfs::Error& error) {
-    std::fprintf(stderr, "stfs-info: %s\n", error.what());
-    return stfs::exit_status(error.code());
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "stfs-info: out of memory\n");
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stfs-info: %s\n", stfs::printable(error.what()).c_str());
-  }
-  return stfs::exit_status(stfs::ErrorCode::kUnreadable);
+  return stfs::run_to_exit("stfs-info", stfs::ErrorCode::kUnreadable,
+                           [&] { return stfs::run(argc, argv); });
 }

@@ -1,29 +1,24 @@
 // stfs-gpu: mapped tensors in device memory.
 #include "core/error.h"
-#include "core/posix.h"
-#include "core/text.h"
+#include "tools/command_line.h"
 #include "tools/gpu/client.h"
 #include "tools/gpu/copier.h"
 #include "tools/gpu/verbs.h"
 
 #include <CLI/CLI.hpp>
-#include <sys/resource.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <exception>
+#include <chrono>
 #include <filesystem>
 #include <functional>
-#include <new>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace stfs {
 namespace {
 
-constexpr char kGuard = '\x01';
 constexpr int kCopierSocket = 3;  // as the holder passes it
 
 int run_command(int argc, char** argv) {
@@ -46,14 +41,17 @@ int run_command(int argc, char** argv) {
   };
   std::string as;
   std::string shard;
+  const auto add_names = [&](CLI::App* verb) {
+    return verb->add_option("TENSOR", arguments.tensors,
+                            "paths in a mount, directories there, or SOURCE::NAME");
+  };
   const auto add_tensors = [&](CLI::App* verb) {
     verb->add_option("--as", as, "convert floating types")
         ->check(CLI::IsMember({"f32", "f16", "bf16"}).description(""))
         ->option_text("f32|f16|bf16");
     verb->add_option("--shard", shard, "only a rank's part: 0/8@1 is the first of eight of dim 1")
         ->option_text("RANK/WORLD@DIM");
-    return verb->add_option("TENSOR", arguments.tensors,
-                            "paths in a mount, directories there, or SOURCE::NAME");
+    return add_names(verb);
   };
   const auto add_json = [&](CLI::App* verb) {
     verb->add_flag("--json", arguments.json, "print JSON");
@@ -121,7 +119,7 @@ int run_command(int argc, char** argv) {
 
   verb = add_verb("bench", "measure a load against the device's limit", bench);
   add_device(verb)->required();
-  add_tensors(verb)->required();
+  add_names(verb)->required();
   add_copying(verb);
   verb->add_option("--rounds", arguments.rounds, "measurements of each")
       ->check(CLI::Range(1, 1000).description(""))
@@ -157,34 +155,21 @@ int run_command(int argc, char** argv) {
   add_device(verb)->required();
   verb->add_option("--idle", copier_idle, "");
 
-  try {
-    std::vector<std::string> words(argv + 1, argv + argc);
-    if (!words.empty() && words.front() == "run") {
-      const auto dashes = std::ranges::find(words, "--");
-      if (dashes != words.end()) {
-        arguments.command.assign(dashes + 1, words.end());
-        words.erase(dashes, words.end());
-      }
-      const bool is_help = std::ranges::find(words, "--help") != words.end();
-      if (arguments.command.empty() && !is_help) {
-        throw Error(ErrorCode::kUsage, "", "run needs a command: run TENSOR... -- COMMAND");
-      }
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words.front() == "run") {
+    const auto dashes = std::ranges::find(words, "--");
+    if (dashes != words.end()) {
+      arguments.command.assign(dashes + 1, words.end());
+      words.erase(dashes, words.end());
     }
-    // CLI11 takes "[a]" for a list of its own; a byte before it keeps it from that.
-    for (std::string& word : words) {
-      if (word.starts_with('[')) word.insert(0, 1, kGuard);
+    const bool is_help = std::ranges::any_of(
+        words, [](const std::string& word) { return word == "-h" || word == "--help"; });
+    if (arguments.command.empty() && !is_help) {
+      throw Error(ErrorCode::kUsage, "", "run needs a command: run TENSOR... -- COMMAND");
     }
-    std::ranges::reverse(words);  // as CLI11 wants them
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::string text = error.what();
-    std::ranges::replace(text, '\n', ' ');
-    throw Error(ErrorCode::kUsage, "", printable(text) + " (try stfs-gpu --help)");
   }
-  for (std::string& tensor : arguments.tensors) {
-    if (tensor.starts_with(kGuard)) tensor.erase(0, 1);
-  }
+  if (const auto status = parse_words(app, std::move(words))) return *status;
+  std::ranges::for_each(arguments.tensors, unguard);
   if (!as.empty()) {
     arguments.selection.as = as == "f32" ? DType::kF32 : as == "f16" ? DType::kF16 : DType::kBF16;
   }
@@ -198,20 +183,6 @@ int run_command(int argc, char** argv) {
 }  // namespace stfs
 
 int main(int argc, char** argv) {
-  try {
-    const int status = stfs::run_command(argc, argv);
-    if (std::fflush(stdout) != 0) {
-      std::fprintf(stderr, "stfs-gpu: standard output: %s\n", stfs::errno_text(errno).c_str());
-      return stfs::exit_status(stfs::ErrorCode::kUnreadable);
-    }
-    return status;
-  } catch (const stfs::Error& error) {
-    std::fprintf(stderr, "stfs-gpu: %s\n", error.what());
-    return stfs::exit_status(error.code());
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "stfs-gpu: out of memory\n");
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stfs-gpu: %s\n", stfs::printable(error.what()).c_str());
-  }
-  return stfs::exit_status(stfs::ErrorCode::kDeviceFailed);
+  return stfs::run_to_exit("stfs-gpu", stfs::ErrorCode::kDeviceFailed,
+                           [&] { return stfs::run_command(argc, argv); });
 }

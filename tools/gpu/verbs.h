@@ -17,7 +17,6 @@ struct GpuArguments {
   std::string device;                // as find_device() takes it; empty: not named
   std::vector<std::string> tensors;  // as Selection::resolve() takes them
   std::vector<std::string> command;  // of run
-  std::string source;                // of bench
   SelectionOptions selection;
   bool all = false;
   bool force = false;

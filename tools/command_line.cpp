@@ -1,0 +1,61 @@
+#include "tools/command_line.h"
+
+#include "core/posix.h"
+#include "core/text.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr char kGuard = '\x01';
+
+}  // namespace
+
+std::optional<int> parse_words(CLI::App& app, std::vector<std::string> words) {
+  try {
+    for (std::string& word : words) {
+      if (word.starts_with('[')) word.insert(0, 1, kGuard);
+    }
+    std::ranges::reverse(words);  // as CLI11 wants them
+    app.parse(std::move(words));
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::string text = error.what();
+    std::ranges::replace(text, '\n', ' ');
+    throw Error(ErrorCode::kUsage, "", printable(text) + " (try " + app.get_name() + " --help)");
+  }
+}
+
+void unguard(std::string& word) {
+  if (word.starts_with(kGuard)) word.erase(0, 1);
+}
+
+int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
+  try {
+    const int status = command();
+    if (std::fflush(stdout) != 0) {
+      std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());
+      return exit_status(ErrorCode::kUnreadable);
+    }
+    return status;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "%s: out of memory\n", program);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", program, printable(error.what()).c_str());
+  }
+  return exit_status(otherwise);
+}
+
+}  // namespace stfs
