@@ -116,8 +116,7 @@ class Copier {
       options.stop = &stop;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
-      Transferred result =
-          transfer(*device_, items, lay_out(sizes, device_->granularity()), options);
+      Transferred result = transfer(*device_, items, lay_out(sizes), options);
       Json counts = Json::array();
       for (const ConversionCounts& count : result.counts) {
         counts.push_back({{"out_of_range", count.out_of_range}, {"nan", count.nan}});

@@ -19,6 +19,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -83,28 +84,41 @@ class Ceiling {
     for (const Item& item : items) bytes_ += item.bytes();
   }
 
-  // Read and stored by plain threads, each with its share of every tensor: pread into shared
-  // memory. On a GPU there is no such thing to compare with.
+  // Read by plain threads straight to where it shall stand, a tile at a time: what is left of a
+  // load when nothing is planned, checked or shared. On a GPU there is no such thing.
   void plain_copy() const {
+    struct Piece {
+      const UniqueFd* file;
+      std::uint64_t from;
+      DeviceSegment* segment;
+      std::uint64_t at;
+      std::size_t length;
+    };
+    std::map<std::string, UniqueFd> files;
     std::vector<std::unique_ptr<DeviceSegment>> segments;
+    std::vector<Piece> pieces;
     for (const Item& item : items_) {
       if (item.bytes() == 0) continue;
+      const ItemRequest& request = item.request();
+      if (!files.contains(request.path)) files.emplace(request.path, open_regular(request.path));
       segments.push_back(device_.allocate(rounded(item.bytes())));
-      const UniqueFd file = open_regular(item.request().path);
-      std::atomic<std::uint64_t> next = 0;
-      in_threads(workers_, [&](unsigned) {
-        const std::unique_ptr<Lane> lane = device_.lane(tile_);
-        for (std::uint64_t at = next.fetch_add(tile_); at < item.bytes();
-             at = next.fetch_add(tile_)) {
-          const auto length =
-              static_cast<std::size_t>(std::min<std::uint64_t>(tile_, item.bytes() - at));
-          if (const int error = pread_exact(file.get(), lane->tile(*segments.back(), at, length),
-                                            item.request().offset + at)) {
-            throw_errno(ErrorCode::kUnreadable, item.request().path, "", error);
-          }
-        }
-      });
+      for (std::uint64_t at = 0; at < item.bytes(); at += tile_) {
+        pieces.push_back(
+            {&files.at(request.path), request.offset + at, segments.back().get(), at,
+             static_cast<std::size_t>(std::min<std::uint64_t>(tile_, item.bytes() - at))});
+      }
     }
+    std::atomic<std::size_t> next = 0;
+    in_threads(workers_, [&](unsigned) {
+      const std::unique_ptr<Lane> lane = device_.lane(tile_);
+      for (std::size_t i = next++; i < pieces.size(); i = next++) {
+        const Piece& piece = pieces[i];
+        const std::span<std::byte> place = lane->tile(*piece.segment, piece.at, piece.length);
+        if (const int error = pread_exact(piece.file->get(), place, piece.from)) {
+          throw_errno(ErrorCode::kUnreadable, "the source", "", error);
+        }
+      }
+    });
   }
 
   // The same tiles sent again and again, without reading anything into them: the bus.
@@ -209,6 +223,12 @@ int bench(const GpuArguments& arguments) {
   for (const std::string& tensor : arguments.tensors) {
     std::ranges::move(selection.resolve(tensor), std::back_inserter(items));
   }
+  for (const Item& item : items) {
+    if (item.converts() || !item.request().slice.empty()) {
+      throw Error(ErrorCode::kUsage, "",
+                  in_quotes(item.label()) + ": bench copies whole tensors in their own type");
+    }
+  }
   TransferOptions options;
   options.workers = arguments.workers != 0 ? arguments.workers : device->default_workers();
   if (arguments.tile_bytes != 0)
@@ -216,7 +236,7 @@ int bench(const GpuArguments& arguments) {
   const Ceiling ceiling(*device, items, options.workers, options.tile_bytes);
   std::vector<std::uint64_t> sizes;
   for (const Item& item : items) sizes.push_back(item.bytes());
-  const Layout layout = lay_out(sizes, device->granularity());
+  const Layout layout = lay_out(sizes);
   const bool is_host = device->info().id == "cpu";
   std::vector<Series> all{
       {"load", [&] { transfer(*device, items, layout, options); }},

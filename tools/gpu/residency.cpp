@@ -12,10 +12,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kGranularity = 2 << 20;  // of segments, on every device
-constexpr unsigned kMaxAttempts = 3;             // of an order that a copier never saw
-constexpr std::size_t kMaxNamed = 8;             // tensors that one message names
-constexpr std::size_t kMaxDevices = 64;          // that are loaded to at a time
+constexpr unsigned kMaxAttempts = 3;     // of an order that a copier never saw
+constexpr std::size_t kMaxNamed = 8;     // tensors that one message names
+constexpr std::size_t kMaxDevices = 64;  // that are loaded to at a time
 
 Json error_body(int status, const std::string& text) {
   return {{"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -154,7 +153,7 @@ bool Residency::begin(Load& load) {
     finish(load);
     return false;
   }
-  load.layout = lay_out(sizes, kGranularity);
+  load.layout = lay_out(sizes);
   const std::uint64_t needed = load.layout.bytes();
   const std::uint64_t held = room(load.uuid).held;
   if (memory_limit_ != 0 && (needed > memory_limit_ || held > memory_limit_ - needed)) {

@@ -143,8 +143,7 @@ int plan(const GpuArguments& arguments) {
     sizes.push_back(item.bytes());
     bytes += item.bytes();
   }
-  constexpr std::uint64_t kGranularity = 2 << 20;
-  const std::uint64_t needed = lay_out(sizes, kGranularity).bytes();
+  const std::uint64_t needed = lay_out(sizes).bytes();
   const bool fits = needed + arguments.keep_free <= device.free_bytes;
   if (arguments.json) {
     Json tensors = Json::array();
