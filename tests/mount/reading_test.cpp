@@ -30,7 +30,7 @@ constexpr std::size_t kPage = 4096;
 class Fd {
  public:
   explicit Fd(const std::filesystem::path& path, int flags = O_RDONLY)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {}
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {}
   ~Fd() {
     if (fd_ >= 0) ::close(fd_);
   }
