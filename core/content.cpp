@@ -99,12 +99,14 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                    },
                    [&](const Extent& extent) {
                      const std::uint64_t from = extent.offset + skip;
-                     if (!extent.source->is_leased() || !extent.source->is_resident(from, take)) {
+                     const bool at_hand = extent.source->is_resident(from, take);
+                     if (!at_hand || !extent.source->is_leased()) {
                        // The bytes could change after the check, while they are copied
                        // or while the kernel waits for the disk, for as long as a disk
                        // may take. Read, and check afterwards.
                        return fill(reading, take, [&](std::span<std::byte> buffer) {
-                         return extent.source->read(buffer, from);
+                         return at_hand ? extent.source->read(buffer, from)
+                                        : extent.source->read_in_turn(buffer, from);
                        });
                      }
                      if (std::ranges::find(sent_from, extent.source) == sent_from.end()) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <mutex>
 #include <utility>
@@ -97,6 +98,23 @@ int Mapping::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) 
 
 int Mapping::read(std::span<std::byte> buffer, std::uint64_t offset) const {
   const int error = read_unverified(buffer, offset);
+  const int changed = verify();
+  return changed != 0 ? changed : error;
+}
+
+int Mapping::read_in_turn(std::span<std::byte> buffer, std::uint64_t offset) const {
+  constexpr std::chrono::milliseconds kPatience{10};
+  constexpr std::size_t kBlock = 128 << 10;  // bytes; small beside what the kernel reads ahead
+  int error = 0;
+  {
+    const std::unique_lock turn(turn_, kPatience);
+    while (error == 0 && !buffer.empty()) {
+      const std::span block = buffer.first(std::min(buffer.size(), kBlock));
+      error = read_unverified(block, offset);
+      buffer = buffer.subspan(block.size());
+      offset += block.size();
+    }
+  }
   const int changed = verify();
   return changed != 0 ? changed : error;
 }

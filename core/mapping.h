@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <mutex>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -72,6 +73,11 @@ class Mapping {
   // the errno of the read (EIO). The bytes are valid only when 0 is returned.
   int read(std::span<std::byte> buffer, std::uint64_t offset) const;
 
+  // As read(), for bytes that the disk has to be asked for: one call at a time and in blocks, which
+  // the kernel recognises as a sequential reader and reads ahead for (readahead(9)). A call that
+  // does not get its turn soon, since the disk stalls, reads all the same.
+  int read_in_turn(std::span<std::byte> buffer, std::uint64_t offset) const;
+
  private:
   std::string path_;
   UniqueFd fd_;
@@ -83,6 +89,7 @@ class Mapping {
   mutable std::atomic<bool> changed_ = false;
   mutable std::atomic<bool> leased_ = false;
   mutable std::shared_mutex guards_;
+  mutable std::timed_mutex turn_;
 };
 
 }  // namespace stfs

@@ -9,12 +9,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -377,6 +380,34 @@ TEST(Mapping, ReadsPastTheEndAsStale) {
 
   EXPECT_EQ(file.read(out, 8), ESTALE);
   EXPECT_EQ(file.read(out, 5), 0);
+}
+
+TEST(Mapping, ReadersInTurnGetTheBytesOfTheirRanges) {
+  const TempDir dir;
+  const std::string bytes = RandomBytes(4).bytes(1'000'000);
+  write_file(dir / "f", bytes);
+  const Mapping file((dir / "f").string());
+  std::atomic<int> right = 0;
+  std::vector<std::thread> readers;
+
+  for (std::size_t i = 0; i < 8; ++i) {
+    readers.emplace_back([&, i] {
+      // More than a block, less than one, and none.
+      for (const std::size_t length : {300'000UL, 131'072UL, 131'073UL, 1UL, 0UL}) {
+        std::string out(length, '\0');
+        if (file.read_in_turn(std::as_writable_bytes(std::span(out)), i * 80'000) == 0 &&
+            out == bytes.substr(i * 80'000, length)) {
+          ++right;
+        }
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(right, 8 * 5);
+  std::vector<std::byte> beyond(500'000);
+  EXPECT_EQ(file.read_in_turn(beyond, 600'000), ESTALE);
+  std::filesystem::resize_file(dir / "f", 999'999);
+  EXPECT_EQ(file.read_in_turn(std::span(beyond).first(10), 0), ESTALE);
 }
 
 }  // namespace
