@@ -12,6 +12,7 @@ import os
 import pathlib
 import random
 import re
+import select
 import shutil
 import signal
 import statistics
@@ -152,7 +153,16 @@ class Programs:
             self.unmount(mountpoint)
 
     def unmount(self, mountpoint):
-        subprocess.run([self.stfs, "-u", mountpoint], check=True)
+        """Returns when the daemon has ended too, and with it its mapping of the source."""
+        daemon = os.pidfd_open(int(self.daemon_of(mountpoint).name))
+        try:
+            subprocess.run([self.stfs, "-u", mountpoint], check=True)
+            ended = select.poll()
+            ended.register(daemon, select.POLLIN)
+            if not ended.poll(20_000):
+                raise RuntimeError(f"the daemon of {mountpoint} does not end")
+        finally:
+            os.close(daemon)
 
     def daemon_of(self, mountpoint):
         """The process that serves a mount."""
@@ -349,16 +359,10 @@ class Bench:
 
         def fresh():
             os.sync()
-            deadline = time.monotonic() + 20
-            while True:
-                measure("drop", every)
-                left = measure("resident", every)
-                if left <= 0.02 * sum(length for _, length, _ in every):
-                    return
-                # The daemon of the last mount may still be ending, with the file mapped.
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"{left} bytes of the source stay in memory")
-                time.sleep(0.05)
+            measure("drop", every)
+            left = measure("resident", every)
+            if left > 0.02 * sum(length for _, length, _ in every):
+                raise RuntimeError(f"{left} bytes of the source stay in memory")
 
         def through_mount(files, *options):
             with self.mounted(self.big):

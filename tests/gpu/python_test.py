@@ -7,12 +7,12 @@ import ctypes
 import gc
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
 import numpy
@@ -123,14 +123,16 @@ class PythonTest(unittest.TestCase):
         tensors = {name: (dtype, list(array.shape), array.tobytes())
                    for name, (dtype, array) in ARRAYS.items()}
         write_checkpoint(cls.source, {**tensors, **RAW})
-        os.environ["STFS_GPU_SOCKET"] = os.path.join(cls.directory.name, "socket")
-        cls.holder = subprocess.Popen([BINARY, "holder"])
-        for _ in range(1000):
-            try:
-                cls.connection = stfs_gpu.connect(start_holder=False)
-                break
-            except stfs_gpu.Error:
-                time.sleep(0.02)
+        path = os.environ["STFS_GPU_SOCKET"] = os.path.join(cls.directory.name, "socket")
+        # Activated by its socket, so that it can be connected to before it runs.
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            fd = listener.fileno()
+            cls.holder = subprocess.Popen(
+                ["sh", "-c", f'LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" holder 3<&{fd}', BINARY],
+                pass_fds=[fd])
+        cls.connection = stfs_gpu.connect(start_holder=False)
 
     @classmethod
     def tearDownClass(cls):
