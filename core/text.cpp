@@ -138,9 +138,10 @@ std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
     return "@" + std::to_string(seconds);  // a time that RFC 3339 cannot write
   }
   std::array<char, 32> date{};
-  std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &utc);
+  std::strftime(date.data(), date.size(), "%m-%dT%H:%M:%S", &utc);
   std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%s.%09lldZ", date.data(),
+  // strftime writes a year before 1000 with fewer digits than RFC 3339 wants.
+  std::snprintf(buffer.data(), buffer.size(), "%04d-%s.%09lldZ", utc.tm_year + 1900, date.data(),
                 static_cast<long long>(nanoseconds));
   return buffer.data();
 }

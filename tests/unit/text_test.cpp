@@ -132,5 +132,18 @@ TEST(Rfc3339, IsUtcWithNanoseconds) {
   EXPECT_EQ(rfc3339(-1, 0), "1969-12-31T23:59:59.000000000Z");
 }
 
+// A source may have any time that its file system can hold.
+TEST(Rfc3339, HasFourDigitsForTheYear) {
+  EXPECT_EQ(rfc3339(-40000000000, 0), "0702-06-15T00:53:20.000000000Z");
+}
+
+TEST(Rfc3339, CannotWriteAYearOfMoreThanFourDigitsOrBeforeYearZero) {
+  EXPECT_EQ(rfc3339(253402300799, 0), "9999-12-31T23:59:59.000000000Z");
+  EXPECT_EQ(rfc3339(253402300800, 7), "@253402300800");
+  EXPECT_EQ(rfc3339(-62167219200, 0), "0000-01-01T00:00:00.000000000Z");
+  EXPECT_EQ(rfc3339(-62167219201, 0), "@-62167219201");
+  EXPECT_EQ(rfc3339(std::numeric_limits<std::int64_t>::max(), 0), "@9223372036854775807");
+}
+
 }  // namespace
 }  // namespace stfs::test
