@@ -205,6 +205,14 @@ TEST_F(CheckpointTest, OfAFifoForAnIndexIsRefusedAndDoesNotHang) {
                  "not a regular file");
 }
 
+TEST_F(CheckpointTest, RefusesAnIndexLargerThanAGibibyteUnread) {
+  write_index(dir_ / "model.safetensors.index.json", {});
+  fs::resize_file(dir_ / "model.safetensors.index.json", (std::uintmax_t{1} << 30) + 1);  // a hole
+
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
+                 "model.safetensors.index.json: larger than 1073741824 bytes, refused");
+}
+
 TEST_F(CheckpointTest, OfADeviceIsRefused) {
   expect_refused({"/dev/zero"}, ErrorCode::kUnreadable, 3, "not a regular file");
 }
