@@ -21,8 +21,9 @@
 
 namespace {
 
-// Set by the first thing that main() calls: what the loader and the run-time library do before (the
-// memory that C++ keeps for exceptions) is not the program's.
+// True from the first thing that main() calls until it has returned: what the loader and the
+// run-time library do before (the memory that C++ keeps for exceptions) and after (the counts of a
+// coverage build are written then) is not the program's.
 std::atomic<bool> is_started = false;
 
 // Whether this call of `kind` is to fail. getenv does not allocate.
@@ -102,7 +103,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
 }
 
 int close_range(unsigned first, unsigned last, int flags) {
-  is_started = true;
+  if (!is_started.exchange(true)) std::atexit([] { is_started = false; });
   return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
 }
 
