@@ -16,6 +16,10 @@ STFS_TEST_PACKAGES=(
   dpkg-dev file e2fsprogs mount util-linux
 )
 
+# What makes the report of `test --coverage`.
+# shellcheck disable=SC2034
+STFS_COVERAGE_PACKAGES=(gcovr)
+
 # What the benchmarks run besides: peers, and the interpreter that runs them all.
 # shellcheck disable=SC2034
 STFS_BENCH_PACKAGES=(python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils)
