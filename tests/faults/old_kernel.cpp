@@ -1,4 +1,5 @@
-// Preloaded into stfs: read(2) of a FUSE handshake shows a kernel that cannot send requests again.
+// Preloaded into stfs: read(2) of a FUSE handshake shows a kernel that cannot send requests again,
+// and that has directories opened before it lists them.
 #include <dlfcn.h>
 #include <linux/fuse.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@ extern "C" ssize_t read(int fd, void* buffer, size_t size) {
   if (request.header.opcode != FUSE_INIT || request.header.len != static_cast<std::uint32_t>(n)) {
     return n;
   }
+  request.init.flags &= ~static_cast<std::uint32_t>(FUSE_NO_OPENDIR_SUPPORT);
   request.init.flags2 &= ~(1U << (39 - 32));
   std::memcpy(buffer, &request, sizeof request);
   return n;

@@ -558,6 +558,8 @@ TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
   EXPECT_EQ(error, EIO);
   EXPECT_EQ(names_in(mount->path()).size(), 1u);
   EXPECT_TRUE(mount->process().running());
+  mount->process().signal(SIGTERM);
+  EXPECT_EQ(mount->process().wait().status, 0);
 }
 
 TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
@@ -851,6 +853,7 @@ TEST_F(Supervise, OnAKernelThatCannotSendRequestsAgainItIsAnOrdinaryMount) {
 
   ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint).empty(); }));
   EXPECT_EQ(read_file(mountpoint / "w"), w());
+  EXPECT_EQ(names_in(mountpoint).size(), tensors_.size());
   EXPECT_EQ(processes_with(mountpoint).size(), 1u);
   process.signal(SIGTERM);
   const Outcome result = process.wait();

@@ -331,6 +331,30 @@ TEST_F(Lifecycle, AMountpointThatIsAlreadyAMountIsBusy) {
   EXPECT_EQ(names_in(mount.path()).size(), 2u);
 }
 
+TEST_F(Lifecycle, AMountpointWithAnotherFileSystemOnItIsBusy) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mounting tmpfs needs root";
+  ASSERT_EQ(::mount("tmpfs", mountpoint().c_str(), "tmpfs", 0, "size=1m"), 0);
+
+  const Outcome result = stfs({source(), mountpoint()});
+
+  expect_one_line(result, 4);
+  EXPECT_NE(result.err.find("a mount of type tmpfs is there"), std::string::npos) << result.err;
+  EXPECT_EQ(mounts_at(mountpoint()).size(), 1u);
+}
+
+TEST_F(Lifecycle, WithoutTheFuseDeviceTheMountFailsAndSaysSo) {
+  if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev"}).status != 0)
+    GTEST_SKIP() << "no mount namespaces";
+
+  const Outcome result =
+      run({"unshare", "-m", "/bin/bash", "-c",
+           "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$@\"", "sh",
+           STFS_BINARY, source(), mountpoint()});
+
+  expect_one_line(result, 4);
+  EXPECT_NE(result.err.find("/dev/fuse: No such file"), std::string::npos) << result.err;
+}
+
 TEST_F(Lifecycle, ABrokenMountpointIsReportedInTheForegroundToo) {
   expect_one_line(stfs({"-f", source(), dir_ / "absent"}), 4);
 }

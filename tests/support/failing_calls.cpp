@@ -5,6 +5,7 @@
 //   STFS_FAIL_ON=1                                          and all that follow
 //   STFS_FAIL_SIZE=BYTES                                    malloc and mmap: only of so much at
 //   least
+//   STFS_FAIL_MOST=BYTES                                    and of no more than so much
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,6 +34,8 @@ bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   if (wanted == nullptr || std::strcmp(wanted, kind) != 0) return false;
   const char* least = ::getenv("STFS_FAIL_SIZE");
   if (least != nullptr && size < std::strtoul(least, nullptr, 10)) return false;
+  const char* most = ::getenv("STFS_FAIL_MOST");
+  if (most != nullptr && size > std::strtoul(most, nullptr, 10)) return false;
   static std::atomic<unsigned long> count = 0;
   const unsigned long number = ++count;
   const char* at = ::getenv("STFS_FAIL_AT");
