@@ -63,7 +63,7 @@ class Checkpoint {
   Tensor tensor(std::uint32_t number) const;
   std::string_view name(std::uint32_t number) const;
 
-  std::optional<std::uint32_t> find(std::string_view name) const;
+  std::optional<std::uint32_t> find(std::string_view wanted) const;
 
   // The tensors whose names match one of the globs, as fnmatch(3) without flags matches them (`*`
   // crosses `/` and `.`), in the order of their bytes; all of them when there are no globs.

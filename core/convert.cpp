@@ -109,7 +109,7 @@ void from_nibbles(const std::byte* in, std::span<float> out) {
 void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::span<float> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const std::size_t bit = i * 6;
-    unsigned window = std::to_integer<unsigned>(in[bit / 8]);
+    auto window = std::to_integer<unsigned>(in[bit / 8]);
     if (bit % 8 > 2) window |= std::to_integer<unsigned>(in[bit / 8 + 1]) << 8;
     out[i] = table[window >> (bit % 8) & 63];
   }
@@ -230,7 +230,7 @@ class Float32 : public Producer {
   }
 
  private:
-  static constexpr std::size_t kRawBytes = 48 * 1024;  // read at a time; stays in the cache
+  static constexpr std::size_t kRawBytes = 48 << 10;  // read at a time; stays in the cache
 
   Content raw_;
   DType dtype_;

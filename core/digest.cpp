@@ -15,7 +15,7 @@ int sha256(const Content& content, const std::atomic<bool>& stop, std::string& h
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
                                                                         &EVP_MD_CTX_free);
   if (!context || EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) != 1) return ENOMEM;
-  constexpr std::uint64_t kChunk = 256 * 1024;  // stays in the second-level cache
+  constexpr std::uint64_t kChunk = 256 << 10;  // stays in the second-level cache
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   for (std::uint64_t offset = 0; offset < content.size();) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;

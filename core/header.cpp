@@ -30,7 +30,8 @@ void use_huge_pages(void* data, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
   const std::uintptr_t end = (address + bytes) / kHugePage * kHugePage;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin >= end) return;
+  ::madvise(static_cast<std::byte*>(data) + (begin - address), end - begin, MADV_HUGEPAGE);
 }
 
 // The text of a header in pieces, so that a long one is never in memory as a whole.

@@ -117,7 +117,7 @@ class Gather : public Producer {
 
  private:
   static constexpr std::uint64_t kPage = 4096;
-  static constexpr std::uint64_t kWindow = 256 * 1024;  // bytes read at a time
+  static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
 
   int gather(std::uint64_t offset, std::span<std::byte> out) const {
     std::vector<std::byte> scratch;

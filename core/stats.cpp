@@ -86,7 +86,7 @@ class Collector {
 };
 
 // A whole number of elements of each type, of sub-byte ones too.
-constexpr std::size_t kChunk = 192 * 1024;
+constexpr std::size_t kChunk = 192 << 10;
 
 template <class T>
 void add_as(Collector& collector, std::span<const std::byte> bytes) {

@@ -28,7 +28,7 @@ struct Rows {
       text += '}';
       return;
     }
-    const std::size_t i = static_cast<std::size_t>(row - 1);
+    const auto i = static_cast<std::size_t>(row - 1);
     const Tensor tensor = checkpoint->tensor(tensors[i]);
     if (i > 0 || !checkpoint->metadata().empty()) text += ',';
     text += json_string(tensor.name);
@@ -75,7 +75,8 @@ std::optional<Content> safetensors_file(const Checkpoint& checkpoint,
   for (unsigned i = 0; i < kLengthBytes; ++i) prefix += static_cast<char>(length >> (8 * i) & 0xFF);
 
   Content content;
-  content.literal(std::move(prefix)).production(std::move(table));
+  content.literal(std::move(prefix));
+  content.production(std::move(table));
   content.literal(std::string(static_cast<std::size_t>(padding), ' '));
   for (const std::uint32_t number : rows->tensors) {
     const Tensor tensor = checkpoint.tensor(number);

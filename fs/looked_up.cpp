@@ -18,9 +18,8 @@ bool LookedUpNames::Equal::operator()(const Name* a, const Name* b) const {
 }
 
 void LookedUpNames::keep(std::unique_ptr<Name> name) {
-  Name* const kept = name.get();
-  by_number_.emplace(kept->number, std::move(name));
-  by_name_.insert(kept);
+  const std::uint64_t number = name->number;
+  by_name_.insert(by_number_.emplace(number, std::move(name)).first->second.get());
 }
 
 void LookedUpNames::restore(const std::function<std::optional<Content>(const Name& name)>& make) {

@@ -195,6 +195,7 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
     words.insert(words.end(), {"-o", escape_option(option)});
   }
   std::vector<char*> argv;
+  argv.reserve(words.size());
   for (std::string& word : words) argv.push_back(word.data());
   fuse_args arguments = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
 
@@ -280,10 +281,10 @@ ssize_t read_request(int fd, void* buffer, std::size_t size, void*) {
 ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(piece.iov_base);
-    const std::uintptr_t first = begin / page * page;
+    auto* const bytes = static_cast<std::byte*>(piece.iov_base);
+    const std::size_t into_page = reinterpret_cast<std::uintptr_t>(bytes) % page;
     // Where it fails (a truncated source) the reply will too.
-    ::madvise(reinterpret_cast<void*>(first), begin + piece.iov_len - first, MADV_POPULATE_READ);
+    ::madvise(bytes - into_page, into_page + piece.iov_len, MADV_POPULATE_READ);
   }
   return ::writev(fd, pieces, count);
 }

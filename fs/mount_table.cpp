@@ -80,7 +80,7 @@ std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::stri
   std::istringstream lines{std::string(mountinfo)};
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
-    const std::vector<std::string> fields{std::istream_iterator<std::string>(words), {}};
+    const std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
     std::size_t dash = 6;
     while (dash < fields.size() && fields[dash] != "-") ++dash;
     if (dash + 2 >= fields.size() || unescape(fields[4]) != path) continue;
@@ -110,7 +110,7 @@ std::string resolve_mountpoint(const std::string& path) {
   const std::string above = slash == std::string::npos ? "." : trimmed.substr(0, slash + 1);
   if (error != ENOENT && !name.empty()) {
     if (const auto directory = resolve(above)) {
-      const std::string whole =
+      std::string whole =
           std::string(directory.get()) + (directory.get()[1] == '\0' ? "" : "/") + name;
       if (mounted_at(whole)) return whole;
     }

@@ -132,7 +132,7 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
     progress(a.length);
     return std::nullopt;  // the same bytes of the same file
   }
-  constexpr std::uint64_t kChunk = 256 * 1024;
+  constexpr std::uint64_t kChunk = 256 << 10;
   std::vector<std::byte> chunk_a(std::min(kChunk, a.length));
   std::vector<std::byte> chunk_b(chunk_a.size());
   for (std::uint64_t offset = 0; offset < a.length && !stop;) {
@@ -233,12 +233,15 @@ int diff(const Arguments& arguments) {
   std::vector<Pair> pairs;
   std::uint64_t bytes = 0;
   for (std::size_t i = 0, j = 0; i < in_a.size() || j < in_b.size();) {
-    const auto order = i == in_a.size()   ? std::strong_ordering::greater
-                       : j == in_b.size() ? std::strong_ordering::less
-                                          : a.name(in_a[i]) <=> b.name(in_b[j]);
+    auto order = std::strong_ordering::less;
+    if (i == in_a.size()) {
+      order = std::strong_ordering::greater;
+    } else if (j < in_b.size()) {
+      order = a.name(in_a[i]) <=> b.name(in_b[j]);
+    }
     Pair pair;
-    if (order <= 0) pair.a = a.tensor(in_a[i++]);
-    if (order >= 0) pair.b = b.tensor(in_b[j++]);
+    if (std::is_lteq(order)) pair.a = a.tensor(in_a[i++]);
+    if (std::is_gteq(order)) pair.b = b.tensor(in_b[j++]);
     if (pair.a && pair.b) bytes += pair.a->length;
     pairs.push_back(pair);
   }

@@ -18,8 +18,6 @@
 #include <utility>
 #include <vector>
 
-extern char** environ;
-
 namespace stfs {
 namespace {
 
@@ -62,7 +60,7 @@ UniqueFd connect_to(const std::string& path) {
     }
     return fd;
   }
-  if (errno == ENOENT || errno == ECONNREFUSED) return UniqueFd();
+  if (errno == ENOENT || errno == ECONNREFUSED) return {};
   throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
 }
 

@@ -65,8 +65,8 @@ class Mapped {
 
 class CpuSegment : public DeviceSegment {
  public:
-  explicit CpuSegment(std::uint64_t bytes) : bytes_(bytes) {
-    fd_ = UniqueFd(::memfd_create("stfs-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  explicit CpuSegment(std::uint64_t bytes)
+      : bytes_(bytes), fd_(::memfd_create("stfs-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail("memfd", errno);
     mapped_ = std::make_unique<Mapped>(fd_.get(), bytes, PROT_READ | PROT_WRITE);
     // Huge pages where the system grants them to shared memory (shmem_enabled); it may refuse.

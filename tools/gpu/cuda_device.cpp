@@ -58,9 +58,9 @@ class Current {
   }
   // For destructors: once more when it fails, since what they give back must be idle first.
   Current(const CudaDriver& cuda, CUcontext context, std::nothrow_t) noexcept
-      : cuda_(cuda),
-        is_pushed_(cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS ||
-                   cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
+      : cuda_(cuda), is_pushed_(cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS) {
+    if (!is_pushed_) is_pushed_ = cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS;
+  }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
   ~Current() {
@@ -760,6 +760,7 @@ std::vector<DeviceInfo> cuda_infos() {
   const CudaDriver& cuda = cuda_driver();
   std::vector<DeviceInfo> infos;
   const int count = device_count(cuda);
+  infos.reserve(static_cast<std::size_t>(count));
   for (int ordinal = 0; ordinal < count; ++ordinal)
     infos.push_back(describe(cuda, ordinal, device_at(cuda, ordinal)));
   return infos;
@@ -776,9 +777,9 @@ std::unique_ptr<MappedSegment> map_cuda_segment(const DeviceInfo& info, int fd,
 
 std::vector<std::string> cuda_findings() {
   std::vector<std::string> findings;
-  findings.push_back(embedded_kernels().empty()
-                         ? "kernels: none in this build (no nvcc): --as converts on the host"
-                         : "kernels: in this build: --as converts on the device");
+  findings.emplace_back(embedded_kernels().empty()
+                            ? "kernels: none in this build (no nvcc): --as converts on the host"
+                            : "kernels: in this build: --as converts on the device");
   for (const char* node : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
     findings.push_back(std::string(node) + ": " +
                        (access(node, R_OK | W_OK) == 0 ? "may be used" : errno_text(errno)));

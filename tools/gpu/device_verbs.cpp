@@ -235,6 +235,7 @@ int bench(const GpuArguments& arguments) {
     options.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
   const Ceiling ceiling(*device, items, options.workers, options.tile_bytes);
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(items.size());
   for (const Item& item : items) sizes.push_back(item.bytes());
   const Layout layout = lay_out(sizes);
   const bool is_host = device->info().id == "cpu";

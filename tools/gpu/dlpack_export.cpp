@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -68,7 +67,8 @@ struct Export {
 };
 
 template <class Managed>
-std::unique_ptr<Export<Managed>> make(std::shared_ptr<const LeasedTensor> tensor, bool is_copy) {
+std::unique_ptr<Export<Managed>> make(const std::shared_ptr<const LeasedTensor>& tensor,
+                                      bool is_copy) {
   if (is_copy && !tensor->is_on_host()) {
     throw Error(ErrorCode::kUsage, tensor->device().id,
                 in_quotes(tensor->label()) + ": copies are made of host memory alone");
@@ -97,7 +97,7 @@ std::unique_ptr<Export<Managed>> make(std::shared_ptr<const LeasedTensor> tensor
     std::memcpy(made->copy.get(), description.data, tensor->bytes());
     description.data = made->copy.get();
   }
-  if (!is_copy) made->tensor = std::move(tensor);
+  if (!is_copy) made->tensor = tensor;
 
   made->managed.manager_ctx = made.get();
   made->managed.deleter = [](Managed* self) {
@@ -108,21 +108,22 @@ std::unique_ptr<Export<Managed>> make(std::shared_ptr<const LeasedTensor> tensor
 
 }  // namespace
 
-DLManagedTensorVersioned* export_dlpack(std::shared_ptr<const LeasedTensor> tensor, bool is_copy) {
-  auto made = make<DLManagedTensorVersioned>(std::move(tensor), is_copy);
+DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor>& tensor,
+                                        bool is_copy) {
+  auto made = make<DLManagedTensorVersioned>(tensor, is_copy);
   made->managed.version = dlpack::kVersion;
   made->managed.flags = is_copy ? dlpack::kIsCopied : dlpack::kReadOnly;
   return &made.release()->managed;
 }
 
-DLManagedTensor* export_dlpack_unversioned(std::shared_ptr<const LeasedTensor> tensor,
+DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTensor>& tensor,
                                            bool is_copy) {
   if (tensor->is_on_host() && !is_copy) {
     throw Error(ErrorCode::kUsage, tensor->device().id,
                 in_quotes(tensor->label()) +
                     ": read-only, which DLPack before 1.0 cannot say: export a copy");
   }
-  return &make<DLManagedTensor>(std::move(tensor), is_copy).release()->managed;
+  return &make<DLManagedTensor>(tensor, is_copy).release()->managed;
 }
 
 }  // namespace stfs

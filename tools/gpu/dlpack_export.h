@@ -13,12 +13,13 @@
 namespace stfs {
 
 // Throws Error kUsage where a copy cannot be made.
-DLManagedTensorVersioned* export_dlpack(std::shared_ptr<const LeasedTensor> tensor, bool is_copy);
+DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor>& tensor,
+                                        bool is_copy);
 
 // For consumers older than DLPack 1.0. That struct cannot say read-only, and DLPack's Python
 // specification asks for a refusal then: throws Error kUsage for host memory too. Device memory is
 // exported all the same, since array libraries of GPUs have no read-only arrays anyway.
-DLManagedTensor* export_dlpack_unversioned(std::shared_ptr<const LeasedTensor> tensor,
+DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTensor>& tensor,
                                            bool is_copy);
 
 }  // namespace stfs

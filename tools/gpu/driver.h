@@ -68,6 +68,7 @@ namespace stfs {
 struct CudaDriver {
   std::string library;  // as it was asked for
   int version = 0;      // of CUDA: 13000 is 13.0
+// NOLINTNEXTLINE(bugprone-macro-parentheses): it declares what it is given
 #define STFS_MEMBER(name) decltype(&::name) name = nullptr;
   STFS_CUDA_FUNCTIONS(STFS_MEMBER)
 #undef STFS_MEMBER

@@ -28,8 +28,6 @@
 #include <memory>
 #include <utility>
 
-extern char** environ;
-
 namespace stfs {
 namespace {
 
@@ -84,7 +82,7 @@ UniqueFd locked(const std::string& socket_path) {
 UniqueFd handed_over() {
   const char* pid = std::getenv("LISTEN_PID");
   const char* count = std::getenv("LISTEN_FDS");
-  if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return UniqueFd();
+  if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return {};
   if (std::string_view(count) != "1") fail("LISTEN_FDS", EINVAL);
   UniqueFd fd(kFirstHandedOver);
   int listens = 0;
@@ -102,7 +100,7 @@ UniqueFd handed_over() {
 UniqueFd listen_at(const std::string& path) {
   const sockaddr_un address = address_of(path);
   const UniqueFd lock = locked(path);
-  if (has_listener(address)) return UniqueFd();
+  if (has_listener(address)) return {};
   UniqueFd fd = stream_socket();
   struct stat status {};
   if (::lstat(path.c_str(), &status) == 0) {
@@ -321,6 +319,7 @@ class Holder : public Outlet {
     const std::string name = device == "cpu" ? device : uuid;
     std::vector<std::string> words{options_.program, "copier", "--device", name, "--idle", idle};
     std::vector<char*> argv;
+    argv.reserve(words.size() + 1);
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;

@@ -68,7 +68,7 @@ Leases::Leases(std::string socket, std::string program)
 }
 
 std::shared_ptr<Leases> Leases::connect(std::string socket, std::string program) {
-  const std::shared_ptr<Leases> leases(new Leases(std::move(socket), std::move(program)));
+  std::shared_ptr<Leases> leases(new Leases(std::move(socket), std::move(program)));
   if (!leases->inherited_) leases->client();
   return leases;
 }

@@ -267,10 +267,11 @@ void Residency::publish(Load& load, Message message) {
     const auto [out_of_range, nan] = met[i];
     const std::string name = in_quotes(item.label());
     if (out_of_range > 0) {
-      load.warnings.push_back(to_json_text(name + ": " + std::to_string(out_of_range) +
-                                           " values out of range became infinite"));
+      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(out_of_range) +
+                                              " values out of range became infinite"));
     }
-    if (nan > 0) load.warnings.push_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
+    if (nan > 0)
+      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
   }
 }
 

@@ -135,15 +135,15 @@ class Residency {
 
   std::optional<std::uint64_t> find(const std::string& uuid, const std::string& key) const;
   std::vector<std::uint64_t> meant(const Json& body) const;  // by a filter
-  void remove(std::uint64_t tensor);                         // from the index
-  void unlease(std::uint64_t tensor, std::uint64_t count);
-  void drop_if_unused(std::uint64_t tensor);
+  void remove(std::uint64_t id);                             // a tensor, from the index
+  void unlease(std::uint64_t id, std::uint64_t count);
+  void drop_if_unused(std::uint64_t id);
   Room room(const std::string& uuid) const;
   // Evicts least recently used segments until `bytes` are given back; nothing when there are not as
   // many.
   bool make_room(const std::string& uuid, std::uint64_t bytes);
   bool evictable(const Segment& segment, std::uint64_t& last_used) const;
-  Json row(std::uint64_t tensor) const;
+  Json row(std::uint64_t id) const;
 
   Outlet& outlet_;
   std::uint64_t memory_limit_;

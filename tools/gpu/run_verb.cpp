@@ -61,6 +61,7 @@ int run(const GpuArguments& arguments) {
   options.progress = [&](std::uint64_t bytes) { bar.add(bytes); };
 
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(items.size());
   for (const Item& item : items) sizes.push_back(item.bytes());
   std::unique_ptr<Device> device = open_device(info);
   const Layout layout = lay_out(sizes);
