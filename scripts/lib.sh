@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by quickstart and test: which Debian packages stfs needs, and how to install those that are
+# Shared by the scripts here: which Debian packages stfs needs, and how to install those that are
 # missing. Sourced by bash; defines names and does nothing else.
 
 # What it takes to configure and build every preset but fuzz.
@@ -19,6 +19,10 @@ STFS_TEST_PACKAGES=(
 # What makes the report of `test --coverage`.
 # shellcheck disable=SC2034
 STFS_COVERAGE_PACKAGES=(gcovr)
+
+# What looks for defects in the sources.
+# shellcheck disable=SC2034
+STFS_LINT_PACKAGES=(clang-tidy cppcheck findutils coreutils)
 
 # What the benchmarks run besides: peers, and the interpreter that runs them all.
 # shellcheck disable=SC2034
