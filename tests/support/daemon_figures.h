@@ -20,13 +20,13 @@ struct DaemonFigures {
       if (at == std::string::npos) return 0;
       return std::strtoull(status.c_str() + status.find(':', at) + 1, nullptr, 10);
     };
-    resident = field("VmRSS") << 10;
+    resident = field("RssAnon") << 10;
     most_resident = field("VmHWM") << 10;
     threads = field("Threads");
     descriptors = names_in(process + "/fd").size();
   }
 
-  std::uint64_t resident = 0;       // bytes
+  std::uint64_t resident = 0;  // bytes of its own: without pages of the source that it has mapped
   std::uint64_t most_resident = 0;  // bytes, ever
   std::uint64_t threads = 0;
   std::uint64_t descriptors = 0;
