@@ -306,6 +306,11 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu_json({"unpin", "--all"})["count"], 1);
   EXPECT_FALSE(gpu_json({"doctor"}).empty());
   EXPECT_GT(gpu_json({"bench", "--device", device(), "--rounds", "1", mount / "a"})["ratio"], 0.0);
+  // What is computed on its way has no plain copy to be compared with.
+  for (const char* computed : {".stfs/slice/a/0:2,:", ".stfs/f32/layers.0.w"}) {
+    expect_one_line(gpu({"bench", "--device", device(), mount / computed}), 2, "whole tensors");
+  }
+  expect_one_line(gpu({"bench", "--device", device(), "--as", "f16", mount / "a"}), 2, "--as");
   EXPECT_EQ(gpu_json({"evict", mount / "a"})["count"], 1);
   const json all = gpu_json({"devices"});
   const std::string uuid = (device() == "cpu" ? all.back() : all.front())["uuid"];
