@@ -87,11 +87,7 @@ void init(void* userdata, fuse_conn_info* connection) {
   // Without this the kernel goes back to what it read ahead when the mount began, whatever has been
   // set for its device since.
   connection->max_readahead = std::numeric_limits<unsigned>::max();
-  try {
-    context.on_mounted();
-  } catch (...) {
-    // Out of memory for a line of the log; the mount works all the same.
-  }
+  context.max_write = connection->max_write;
 }
 
 void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {

@@ -8,9 +8,6 @@
 
 #include <fuse_lowlevel.h>
 
-#include <atomic>
-#include <functional>
-
 namespace stfs {
 
 // What the callbacks need; the session's user data. Outlives the session.
@@ -19,9 +16,9 @@ struct FuseContext {
   Ledger* ledger = nullptr;          // of a supervised worker
   bool direct = false;               // -o cache=direct: no pages of files are kept by the kernel
   unsigned max_read = 0;             // bytes a request, 0 for what kernel and libfuse agree on
-  std::function<void()> on_mounted;  // called once, when the kernel has answered the handshake
-  std::atomic<bool> opendir_needed =
-      true;  // the handshake says: this kernel has to open directories
+  // What the handshake says:
+  unsigned max_write = 0;      // bytes of data that the kernel may send with a request
+  bool opendir_needed = true;  // this kernel has to open directories
 };
 
 const fuse_lowlevel_ops& fuse_operations();

@@ -6,6 +6,7 @@
 #include "fs/fuse_ops.h"
 #include "fs/mount_table.h"
 #include "fs/options.h"
+#include "fs/request_loop.h"
 #include "fs/supervisor.h"
 
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -23,7 +23,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdarg>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +34,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -51,33 +49,9 @@ constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the k
 constexpr int kNotifyResend = 7;                      // asks for all that is not answered
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
 
-// Waits for SIGHUP, SIGINT and SIGTERM on a thread of its own, and ends the loop when one comes.
-// They are blocked everywhere else, from before the mount is there: a signal can come at no wrong
-// moment.
-class SignalWatch {
- public:
-  SignalWatch();
-  SignalWatch(const SignalWatch&) = delete;
-  SignalWatch& operator=(const SignalWatch&) = delete;
-  ~SignalWatch();
-
-  // Begins to watch for the loop that the calling thread is about to run. When poll(2) shows
-  // POLLERR for `lifeline`, which may be -1, `on_orphaned` is called.
-  void start(fuse_session* session, int lifeline, const std::function<void()>& on_orphaned);
-  void stop();
-
-  int fd() const { return signals_.get(); }
-
- private:
-  void watch(fuse_session* session, pthread_t loop, int lifeline,
-             const std::function<void()>& on_orphaned) const;
-
-  UniqueFd signals_;  // signalfd(2)
-  UniqueFd stopped_;  // eventfd(2)
-  std::thread thread_;
-};
-
-SignalWatch::SignalWatch() {
+// SIGHUP, SIGINT and SIGTERM as a signalfd(2). They are blocked from before the mount is there, in
+// all threads: a signal can come at no wrong moment.
+UniqueFd take_signals() {
   sigset_t ending;
   sigemptyset(&ending);
   for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
@@ -87,84 +61,52 @@ SignalWatch::SignalWatch() {
     if (inherited.sa_handler != SIG_IGN || signal == SIGTERM) sigaddset(&ending, signal);
   }
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
-  signals_ = UniqueFd(::signalfd(-1, &ending, SFD_CLOEXEC));
-  stopped_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
-  if (!signals_ || !stopped_) throw_errno(ErrorCode::kMountFailed, "", "signalfd", errno);
-  // What the loop's thread is woken with; the handler is there so that a system call ends.
-  struct sigaction wake {};
-  wake.sa_handler = [](int) {};
-  ::sigaction(SIGUSR2, &wake, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
-}
-
-SignalWatch::~SignalWatch() { stop(); }
-
-void SignalWatch::start(fuse_session* session, int lifeline,
-                        const std::function<void()>& on_orphaned) {
-  thread_ = start_thread([this, session, loop = ::pthread_self(), lifeline, on_orphaned] {
-    watch(session, loop, lifeline, on_orphaned);
-  });
-}
-
-void SignalWatch::stop() {
-  if (!thread_.joinable()) return;
-  ::eventfd_write(stopped_.get(), 1);
-  thread_.join();
-}
-
-void SignalWatch::watch(fuse_session* session, pthread_t loop, int lifeline,
-                        const std::function<void()>& on_orphaned) const {
-  pollfd events[] = {{stopped_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}, {lifeline, 0, 0}};
-  while (events[0].revents == 0 && events[1].revents == 0) {
-    if (::poll(events, 3, -1) < 0) continue;  // EINTR; nothing was written there
-    if (events[2].revents != 0) {
-      events[2] = {-1, 0, 0};
-      on_orphaned();
-    }
-  }
-  if (events[0].revents != 0) return;
-  fuse_session_exit(session);
-  // libfuse's loop looks at that flag and then waits on a semaphore; a wake-up between the two is
-  // lost, so it is repeated until the loop has ended.
-  constexpr int kMilliseconds = 10;
-  do {
-    ::pthread_kill(loop, SIGUSR2);
-  } while (::poll(events, 1, kMilliseconds) <= 0);
+  UniqueFd signals(::signalfd(-1, &ending, SFD_CLOEXEC));
+  if (!signals) throw_errno(ErrorCode::kMountFailed, "", "signalfd", errno);
+  return signals;
 }
 
 // A FUSE session from mount to unmount.
 class Session {
  public:
-  // Mounts. Throws Error kUsage for an option that neither libfuse nor the kernel knows, and
-  // kMountFailed.
+  // Mounts, and reads the kernel's handshake. Throws Error kUsage for an option that neither
+  // libfuse nor the kernel knows, and kMountFailed.
   Session(const Options& options, FuseContext& context);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session();
 
-  // Reads the kernel's handshake, so that each worker can be given it; says whether the kernel can
-  // send a worker the requests that the one before it did not answer.
-  bool read_handshake();
-  int signals() const { return signals_.fd(); }
+  // Whether the kernel can send a worker the requests that the one before it did not answer.
+  bool can_resend() const;
+  int signals() const { return signals_.get(); }
 
-  // Learns from the handshake that was read what the kernel and this process agree on.
+  // Agrees with the kernel on what both can do; each supervised worker learns of it in this way.
+  // Throws Error kMountFailed.
   void answer_handshake();
   // Asks for what the worker before this one did not answer. With `refuse` it is answered with EIO.
   void take_over(bool refuse);
 
+  struct Hooks {
+    std::function<void()> serving;   // requests are answered from now on
+    std::function<void()> orphaned;  // poll(2) shows POLLERR for `lifeline`, which may be -1
+  };
   // Answers requests until the mount is taken away or a signal (SIGHUP, SIGINT, SIGTERM) asks to
-  // end; both are a success. At most `threads` are answered at the same time. `lifeline` and
-  // `on_orphaned` as for SignalWatch.
-  void run(unsigned threads, int lifeline, const std::function<void()>& on_orphaned);
+  // end; both are a success. At most `threads` are answered at the same time.
+  void run(unsigned threads, int lifeline, const Hooks& hooks);
 
  private:
+  void read_handshake();
+  std::size_t longest_request() const;
+  void process(std::span<std::byte> request);
   void refuse_what_was_sent_before();
 
   std::string place_;
   std::string device_;  // of the mount, as mountinfo names it
-  SignalWatch signals_;
+  UniqueFd signals_ = take_signals();
+  FuseContext& context_;
   fuse_session* session_ = nullptr;
-  std::string handshake_;  // a FUSE_INIT request
+  std::vector<std::byte> handshake_;  // a FUSE_INIT request
 };
 
 // The last line of what libfuse or fusermount3 wrote, without the name that begins it.
@@ -187,7 +129,8 @@ std::string escape_option(std::string_view value) {
   return out;
 }
 
-Session::Session(const Options& options, FuseContext& context) : place_(options.mountpoint) {
+Session::Session(const Options& options, FuseContext& context)
+    : place_(options.mountpoint), context_(context) {
   std::vector<std::string> words{
       "stfs", "-o",
       "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};
@@ -217,6 +160,7 @@ Session::Session(const Options& options, FuseContext& context) : place_(options.
     }
     if (const auto mount = mounted_at(place_)) device_ = mount->device;
     raise_readahead(device_);
+    read_handshake();
   } catch (...) {  // no destructor will run
     if (mounted == 0) fuse_session_unmount(session_);
     if (session_ != nullptr) fuse_session_destroy(session_);
@@ -243,13 +187,14 @@ Session::~Session() {
   fuse_session_destroy(session_);
 }
 
-bool Session::read_handshake() {
-  handshake_.resize(std::size_t{1} << 16);
-  ssize_t n = 0;
-  while ((n = ::read(fuse_session_fd(session_), handshake_.data(), handshake_.size())) < 0) {
-    if (errno != EINTR) throw_errno(ErrorCode::kMountFailed, place_, "handshake", errno);
-  }
+void Session::read_handshake() {
+  handshake_.resize(FUSE_MIN_READ_BUFFER);
+  const ssize_t n = read_request(fuse_session_fd(session_), handshake_);
+  if (n < 0) throw_errno(ErrorCode::kMountFailed, place_, "handshake", static_cast<int>(-n));
   handshake_.resize(static_cast<std::size_t>(n));
+}
+
+bool Session::can_resend() const {
   fuse_init_in init{};
   if (handshake_.size() < sizeof(fuse_in_header) + sizeof init) return false;
   std::memcpy(&init, handshake_.data() + sizeof(fuse_in_header), sizeof init);
@@ -259,25 +204,30 @@ bool Session::read_handshake() {
 
 void Session::answer_handshake() {
   // The kernel takes the first answer; for later ones it says that it does not wait for any.
-  std::string request = handshake_;
+  std::vector<std::byte> request = handshake_;
+  process(request);
+  if (context_.max_write == 0 || fuse_session_exited(session_) != 0) {
+    throw Error(ErrorCode::kMountFailed, place_,
+                "this kernel and libfuse do not understand each other");
+  }
+}
+
+std::size_t Session::longest_request() const {
+  // A write and what comes before its data, for which libfuse too takes a page.
+  constexpr std::size_t kHeaders = 4096;
+  return kHeaders + context_.max_write;
+}
+
+void Session::process(std::span<std::byte> request) {
   fuse_buf buffer{};
   buffer.size = request.size();
   buffer.mem = request.data();
   fuse_session_process_buf(session_, &buffer);
 }
 
-// A supervised worker's ways to and from /dev/fuse. While the kernel copies and has to bring a page
-// of this process's memory in first, SIGKILL makes the copy fail, and the reader gets EIO. So the
-// pages are brought in before. These are left by pthread_cancel(3), so they may not be noexcept.
-ssize_t read_request(int fd, void* buffer, std::size_t size, void*) {
-  // A request that wants an answer is a name or two long.
-  constexpr std::size_t kLongest = 4096;
-  auto* const bytes = static_cast<volatile char*>(buffer);
-  bytes[0] = 0;
-  bytes[std::min(size, kLongest) - 1] = 0;
-  return ::read(fd, buffer, size);
-}
-
+// A supervised worker's way to /dev/fuse. While the kernel copies and has to bring a page of this
+// process's memory in first, SIGKILL makes the copy fail, and the reader gets EIO. So the pages are
+// brought in before.
 ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
@@ -291,7 +241,8 @@ ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
 
 void Session::take_over(bool refuse) {
   fuse_custom_io io{};
-  io.read = read_request;
+  // libfuse wants this one too, though it never reads.
+  io.read = [](int fd, void* buffer, std::size_t size, void*) { return ::read(fd, buffer, size); };
   io.writev = write_reply;
   if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
     throw_errno(ErrorCode::kMountFailed, place_, "supervise", -error);
@@ -304,38 +255,49 @@ void Session::take_over(bool refuse) {
 void Session::refuse_what_was_sent_before() {
   const int device = fuse_session_fd(session_);
   pollfd readable{device, POLLIN, 0};
+  std::vector<std::byte> buffer(longest_request());
   // These requests come before all new ones. Between them can be some that get no answer.
   bool is_new = false;
   while (!is_new && ::poll(&readable, 1, 0) > 0) {
-    fuse_buf buffer{};
-    const int n = fuse_session_receive_buf(session_, &buffer);
-    const std::unique_ptr<void, decltype(&std::free)> memory(buffer.mem, &std::free);
-    if (n < static_cast<int>(sizeof(fuse_in_header))) return;
+    const ssize_t n = read_request(device, buffer);
+    if (n < 0) return;
     fuse_in_header header{};
-    std::memcpy(&header, buffer.mem, sizeof header);
+    std::memcpy(&header, buffer.data(), sizeof header);
     if ((header.unique & kWasSentBefore) != 0 && header.opcode != FUSE_INTERRUPT) {
       const fuse_out_header refusal{sizeof refusal, -EIO, header.unique};
       if (::write(device, &refusal, sizeof refusal) < 0) continue;  // the reader has gone
     } else {
-      fuse_session_process_buf(session_, &buffer);
+      process(std::span(buffer).first(static_cast<std::size_t>(n)));
       is_new = header.opcode != FUSE_INTERRUPT && header.opcode != FUSE_FORGET &&
                header.opcode != FUSE_BATCH_FORGET;
     }
   }
 }
 
-void Session::run(unsigned threads, int lifeline, const std::function<void()>& on_orphaned) {
-  signals_.start(session_, lifeline, on_orphaned);
-  fuse_loop_config* config = fuse_loop_cfg_create();
-  fuse_loop_cfg_set_max_threads(config, threads);
-  fuse_loop_cfg_set_idle_threads(config, std::min(threads, busy_threads()));
-  // What libfuse would print is in its answer too, but for a thread that it cannot start: -1.
-  fuse_set_log_func([](fuse_log_level, const char*, va_list) {});
-  const int result = fuse_session_loop_mt(session_, config);
-  fuse_loop_cfg_destroy(config);
-  signals_.stop();
-  if (result == -1) throw Error(ErrorCode::kMountFailed, place_, "libfuse cannot start a thread");
-  if (result < 0) throw_errno(ErrorCode::kMountFailed, place_, "serving ended", -result);
+void Session::run(unsigned threads, int lifeline, const Hooks& hooks) {
+  RequestLoop loop(
+      fuse_session_fd(session_),
+      {.request = longest_request(), .idle = std::min(threads, busy_threads()), .threads = threads},
+      [this](std::span<std::byte> request) { process(request); });
+  const auto tell = [](const std::function<void()>& hook) {
+    try {
+      hook();
+    } catch (const std::bad_alloc&) {
+      // A line less in the log; the mount works all the same.
+    }
+  };
+  tell(hooks.serving);
+  pollfd events[] = {{signals_.get(), POLLIN, 0}, {loop.ended(), POLLIN, 0}, {lifeline, 0, 0}};
+  while (events[0].revents == 0 && events[1].revents == 0) {
+    if (::poll(events, 3, -1) < 0) continue;  // EINTR; nothing was written there
+    if (events[2].revents != 0) {
+      events[2] = {-1, 0, 0};
+      tell(hooks.orphaned);
+    }
+  }
+  if (const int error = loop.error()) {
+    throw_errno(ErrorCode::kMountFailed, place_, "serving ended", error);
+  }
 }
 
 // A shard needs a descriptor for as long as it is mounted, and there may be thousands.
@@ -371,15 +333,13 @@ int mount(Options options) {
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
   ::malloc_trim(0);  // what parsing the headers needed
-  FuseContext context{.direct = options.direct,
-                      .max_read = options.max_read,
-                      .on_mounted = [&daemon] { daemon.ready(); }};
+  FuseContext context{.direct = options.direct, .max_read = options.max_read};
   Session session(options, context);
   lock = UniqueFd();
 
   std::optional<Ledger> ledger;
   std::optional<Supervisor> supervisor;
-  if (options.supervise && !session.read_handshake()) {
+  if (options.supervise && !session.can_resend()) {
     std::fprintf(stderr,
                  "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
                  "6.9 can): not supervised\n");
@@ -392,10 +352,6 @@ int mount(Options options) {
     if (const auto status = supervisor->run()) return *status;
     // From here on this process is a worker.
     context.ledger = &*ledger;
-    context.on_mounted = [&] {
-      daemon.ready_as_child();
-      supervisor->serving();
-    };
   }
 
   FileSystem filesystem(checkpoint,
@@ -406,12 +362,21 @@ int mount(Options options) {
                          .ledger = context.ledger},
                         [&daemon](const std::string& line) { daemon.log(line); });
   context.filesystem = &filesystem;
-  const unsigned threads = options.threads != 0 ? options.threads : kMostThreads;
-  if (options.supervise) session.answer_handshake();
+  session.answer_handshake();
   if (supervisor) session.take_over(supervisor->distrusts_requests());
-  session.run(threads, supervisor ? supervisor->lifeline() : -1, [&daemon] {
+  const auto serving = [&] {
+    if (supervisor) {
+      daemon.ready_as_child();
+      supervisor->serving();
+    } else {
+      daemon.ready();
+    }
+  };
+  const auto orphaned = [&daemon] {
     daemon.log("supervise: the supervisor has ended: serving goes on without one");
-  });
+  };
+  session.run(options.threads != 0 ? options.threads : kMostThreads,
+              supervisor ? supervisor->lifeline() : -1, {.serving = serving, .orphaned = orphaned});
   return 0;
 }
 

@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -125,6 +127,71 @@ TEST_F(FailingCalls, OfLargeAllocationsSayThatMemoryIsOut) {
   EXPECT_TRUE(expect_clean(result, "malloc"));
   EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
 }
+
+// All calls of a kind fail for a while, under 32 readers who ask for much that needs them: more
+// threads, new names, computed files. Each gets the right bytes or an error, and when it is over
+// all is as before.
+struct Failing {
+  const char* name;
+  const char* call;
+  const char* least;  // bytes
+  bool is_noticed;    // by a reader
+};
+class FailingWhileServing : public FailingCalls, public testing::WithParamInterface<Failing> {};
+
+TEST_P(FailingWhileServing, NothingElseIsLost) {
+  const std::string source = dir_ / "bytes.safetensors";
+  const Tensor tensor = random_tensor("w", "U8", {1000, 1000});
+  write_safetensors(source, {tensor});
+  const std::string flag = dir_ / "now";
+  const auto& [name, call, least, is_noticed] = GetParam();
+  const std::vector<std::string> failing = {
+      std::string("LD_PRELOAD=") + STFS_FAILING_CALLS, std::string("STFS_FAIL_CALL=") + call,
+      std::string("STFS_FAIL_SIZE=") + least, "STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag};
+  ASSERT_EQ(run({STFS_BINARY, source, mountpoint()}, {.environment = failing}).status, 0);
+  std::atomic<unsigned> refused = 0;
+  const auto read_all = [&](unsigned round) {
+    std::vector<std::thread> readers;
+    for (unsigned reader = 0; reader < 32; ++reader) {
+      readers.emplace_back([&, reader] {
+        const std::string row = std::to_string(round * 32 + reader);
+        const std::string paths[] = {"w", ".stfs/slice/w/" + row, ".stfs/npy/w.npy",
+                                     ".stfs/sha256/w"};
+        for (const std::string& path : paths) {
+          const Outcome reading = run({"head", "-c1000", mountpoint() / path});
+          if (reading.status != 0) {
+            ++refused;
+          } else if (path == paths[0]) {
+            EXPECT_EQ(reading.out, tensor.bytes.substr(0, 1000));
+          } else if (path == paths[1]) {
+            EXPECT_EQ(reading.out, tensor.bytes.substr(1000 * std::stoul(row), 1000));
+          }
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+  };
+
+  write_file(flag, "");
+  read_all(0);
+  std::filesystem::remove(flag);
+  EXPECT_EQ(refused > 0, is_noticed) << refused;
+  refused = 0;
+  read_all(1);
+
+  EXPECT_EQ(refused, 0u);
+  EXPECT_EQ(read_file(mountpoint() / "w"), tensor.bytes);
+  EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
+  EXPECT_TRUE(eventually([&] { return processes_with(mountpoint()).empty(); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, FailingWhileServing,
+    testing::Values(Failing{"Malloc", "malloc", "0", true},
+                    // What a thread reads requests into: those that have it go on.
+                    Failing{"LargeMalloc", "malloc", "1000000", false},
+                    Failing{"Threads", "pthread_create", "0", false}),
+    [](const auto& failing) { return std::string(failing.param.name); });
 
 TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
   constexpr std::size_t kElements = 10'001;

@@ -1,11 +1,12 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from one on.
 //
-//   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which
+//   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which; malloc: calloc and realloc too
 //   STFS_FAIL_AT=N                                          the Nth of them, counted from 1
 //   STFS_FAIL_ON=1                                          and all that follow
 //   STFS_FAIL_SIZE=BYTES                                    malloc and mmap: only of so much at
 //   least
 //   STFS_FAIL_MOST=BYTES                                    and of no more than so much
+//   STFS_FAIL_WHILE=PATH                                    only while there is such a file
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -30,12 +31,18 @@ std::atomic<bool> is_started = false;
 // Whether this call of `kind` is to fail. getenv does not allocate.
 bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   if (!is_started) return false;
+  const int before = errno;
   const char* wanted = ::getenv("STFS_FAIL_CALL");
   if (wanted == nullptr || std::strcmp(wanted, kind) != 0) return false;
   const char* least = ::getenv("STFS_FAIL_SIZE");
   if (least != nullptr && size < std::strtoul(least, nullptr, 10)) return false;
   const char* most = ::getenv("STFS_FAIL_MOST");
   if (most != nullptr && size > std::strtoul(most, nullptr, 10)) return false;
+  const char* flag = ::getenv("STFS_FAIL_WHILE");
+  if (flag != nullptr && ::syscall(SYS_access, flag, F_OK) != 0) {
+    errno = before;
+    return false;
+  }
   static std::atomic<unsigned long> count = 0;
   const unsigned long number = ++count;
   const char* at = ::getenv("STFS_FAIL_AT");
@@ -117,6 +124,24 @@ void* malloc(std::size_t size) {
     return nullptr;
   }
   return __libc_malloc(size);
+}
+
+extern void* __libc_calloc(std::size_t, std::size_t);
+void* calloc(std::size_t count, std::size_t size) {
+  if (fails("malloc", count * size)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return __libc_calloc(count, size);
+}
+
+extern void* __libc_realloc(void*, std::size_t);
+void* realloc(void* old, std::size_t size) {
+  if (fails("malloc", size)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return __libc_realloc(old, size);
 }
 
 }  // extern "C"
