@@ -151,9 +151,14 @@ Session::Session(const Options& options, FuseContext& context)
     });
     if (session_ == nullptr) {
       const std::string line = last_line(said);
-      if (line.ends_with("memory allocation failed")) throw std::bad_alloc();
+      const bool is_out_of_memory = line.empty() || line.ends_with("memory allocation failed") ||
+                                    line.starts_with("failed to allocate");
+      if (is_out_of_memory) throw std::bad_alloc();
       throw Error(ErrorCode::kUsage, "-o", line);
     }
+    // libfuse 3.14 takes 0, its success in adding an option, for the descriptor of the mount when
+    // it has no memory for what follows.
+    if (fuse_session_fd(session_) <= STDERR_FILENO) mounted = -1;
     if (mounted != 0) {
       throw Error(ErrorCode::kMountFailed, place_,
                   said.empty() ? "the mount failed" : last_line(said));
@@ -205,11 +210,9 @@ bool Session::can_resend() const {
 void Session::answer_handshake() {
   // The kernel takes the first answer; for later ones it says that it does not wait for any.
   std::vector<std::byte> request = handshake_;
-  process(request);
-  if (context_.max_write == 0 || fuse_session_exited(session_) != 0) {
-    throw Error(ErrorCode::kMountFailed, place_,
-                "this kernel and libfuse do not understand each other");
-  }
+  const std::string said = capture_stderr([&] { process(request); });
+  const bool is_agreed = context_.max_write != 0 && fuse_session_exited(session_) == 0;
+  if (!is_agreed) throw Error(ErrorCode::kMountFailed, place_, "handshake: " + last_line(said));
 }
 
 std::size_t Session::longest_request() const {

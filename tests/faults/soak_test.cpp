@@ -36,7 +36,7 @@ class Soak : public MountTest {
   template <class Round>
   static void expect_no_growth(
       const Mounted& mount, std::uint64_t rounds, const Round& round,
-      const std::function<void()>& give_back = [] {}) {
+      [[maybe_unused]] const std::function<void()>& give_back = [] {}) {
     const pid_t daemon = mount.daemon();
     for (std::uint64_t i = 0; i < rounds / 10; ++i) ASSERT_TRUE(round(i)) << i;
     const DaemonFigures before(daemon);
