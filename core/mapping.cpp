@@ -52,7 +52,11 @@ Mapping::Guard Mapping::guard() const {
 void Mapping::take_lease() const {
   const f_owner_ex thread{F_OWNER_TID, ::gettid()};
   if (::fcntl(fd_.get(), F_SETOWN_EX, &thread) != 0) return;
-  leased_ = ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
+  // A supervised worker that died leaves its lease to the descriptor. If that one has been asked
+  // for, nobody was told.
+  leased_ =
+      ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0 && ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK;
+  if (!leased_) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
 }
 
 void Mapping::give_back_lease_if_asked() const {

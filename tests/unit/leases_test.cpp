@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <optional>
 #include <string>
 #include <thread>
@@ -106,6 +107,31 @@ TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
 
   EXPECT_FALSE(file.is_leased());
   ::close(writer);
+}
+
+// Of a supervised mount: the descriptor, and the lease with it, outlives the worker that took it,
+// and the signal that asks for it back goes to nobody.
+TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
+  sigset_t io;
+  sigset_t before;
+  sigemptyset(&io);
+  sigaddset(&io, SIGIO);
+  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  const Mapping file(path);
+  file.take_lease();
+  if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
+  ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
+  int signal = 0;
+  ::sigwait(&io, &signal);
+
+  const Leases next({&file});
+
+  EXPECT_FALSE(file.is_leased());
+  EXPECT_EQ(open_for_writing(path, O_NONBLOCK), 0);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 TEST(Leases, AreWhatTheMappingIsSentUnder) {
