@@ -354,6 +354,17 @@ TEST_F(CudaDevice, ASegmentIsAMultipleOfTheGranularity) {
   EXPECT_THROW(device->allocate((2 << 20) + 4096), Error);
 }
 
+TEST_F(CudaDevice, WhoseUnitDoesNotDivideThatOfSegmentsIsRefusedWhenItIsOpened) {
+  for (const std::size_t unit : {std::size_t{64} << 10, std::size_t{2} << 20}) {
+    configure_fake_driver({{"STFS_FAKE_CUDA_GRANULARITY", std::to_string(unit)}});
+    EXPECT_NO_THROW(open_cuda(cuda_infos().at(0))) << unit;
+  }
+  for (const std::size_t unit : {std::size_t{3} << 20, std::size_t{4} << 20, std::size_t{0}}) {
+    configure_fake_driver({{"STFS_FAKE_CUDA_GRANULARITY", std::to_string(unit)}});
+    EXPECT_THROW(open_cuda(cuda_infos().at(0)), Error) << unit;
+  }
+}
+
 TEST_F(CudaDevice, NothingIsSentOutsideOfItsSegment) {
   const auto device = open_cuda(cuda_infos().at(0));
   const auto segment = device->allocate(2 << 20);

@@ -87,13 +87,12 @@ TEST_P(DeviceSuite, SaysWhatItIs) {
   EXPECT_GT(info.total_bytes, 0U);
   EXPECT_GT(info.free_bytes, 0U);
   EXPECT_LE(info.free_bytes, info.total_bytes);
-  EXPECT_EQ(device->granularity(), 2U << 20);
   EXPECT_GE(device->default_workers(), 1U);
 }
 
 TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(2 * device->granularity());
+  const auto segment = device->allocate(2 * kSegmentGranularity);
   const auto lane = device->lane(kTile);
   const std::vector<std::byte> bytes = pattern(1, segment->bytes());
 
@@ -107,7 +106,7 @@ TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
 
 TEST_P(DeviceSuite, TilesMayBeOfAnySizeAndAtAnyOffset) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kTile);
   std::vector<std::byte> bytes = pattern(2, segment->bytes());
 
@@ -128,7 +127,7 @@ TEST_P(DeviceSuite, TilesMayBeOfAnySizeAndAtAnyOffset) {
 
 TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(2 * device->granularity());
+  const auto segment = device->allocate(2 * kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(3, segment->bytes());
   constexpr std::size_t kWorkers = 4;
   const std::size_t share = bytes.size() / kWorkers;
@@ -151,7 +150,7 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
 
 TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kTile);
   const std::vector<std::byte> bytes = pattern(4, 10 * kTile);
 
@@ -165,7 +164,7 @@ TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
 
 TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(5, 5 * kTile);
 
   {
@@ -198,7 +197,7 @@ TEST_P(DeviceSuite, PublishedMemoryOutlivesItsDevice) {
 
 TEST_P(DeviceSuite, AMappingOutlivesItsDescriptorAndOtherMappings) {
   const auto device = open_device(info_);
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(7, segment->bytes());
   const auto lane = device->lane(kTile);
   send_all(*lane, *segment, bytes, kTile);
@@ -216,7 +215,7 @@ TEST_P(DeviceSuite, AMappingOutlivesItsDescriptorAndOtherMappings) {
 
 TEST_P(DeviceSuite, TheDescriptorIsNotInheritedByAccident) {
   const auto device = open_device(info_);
-  const UniqueFd fd = device->allocate(device->granularity())->publish();
+  const UniqueFd fd = device->allocate(kSegmentGranularity)->publish();
 
   EXPECT_NE(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
@@ -268,7 +267,7 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
 TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const auto first = device->lane(kTile);
   const auto second = device->lane(kTile);
   const std::vector<std::byte> codes = pattern(11, 512);  // 256 elements of BF16
@@ -289,7 +288,7 @@ TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
 TEST_P(DeviceSuite, CountsOfEachItemAreItsOwn) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
-  const auto segment = device->allocate(device->granularity());
+  const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kTile);
   const std::vector<float> values{65520.0F, 1.0F, -1e30F, -65519.0F};  // two that F16 cannot hold
   constexpr std::size_t kItems = 700;

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <stdexcept>
@@ -14,10 +15,10 @@ namespace {
 // Before main, so that it holds for whatever the process does first.
 const bool kIsChosen = setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 0) == 0;
 
-constexpr std::array kVariables{"STFS_FAKE_CUDA_DEVICES", "CUDA_VISIBLE_DEVICES",
-                                "STFS_FAKE_CUDA_MEMORY",  "STFS_FAKE_CUDA_SPACE",
-                                "STFS_FAKE_CUDA_LATE",    "STFS_FAKE_CUDA_FAIL",
-                                "STFS_FAKE_CUDA_FAULT",   "STFS_FAKE_CUDA_READ_ONLY"};
+constexpr std::array kVariables{
+    "STFS_FAKE_CUDA_DEVICES", "CUDA_VISIBLE_DEVICES",       "STFS_FAKE_CUDA_MEMORY",
+    "STFS_FAKE_CUDA_SPACE",   "STFS_FAKE_CUDA_LATE",        "STFS_FAKE_CUDA_FAIL",
+    "STFS_FAKE_CUDA_FAULT",   "STFS_FAKE_CUDA_GRANULARITY", "STFS_FAKE_CUDA_READ_ONLY"};
 
 template <class Function>
 Function* function(const char* name) {
@@ -34,6 +35,8 @@ bool is_fake_driver() {
 }
 
 void configure_fake_driver(const std::map<std::string, std::string>& environment) {
+  for (const auto& [name, value] : environment)
+    if (std::ranges::find(kVariables, name) == kVariables.end()) throw std::out_of_range(name);
   for (const char* name : kVariables) {
     const auto value = environment.find(name);
     if (value == environment.end())

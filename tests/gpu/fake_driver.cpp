@@ -184,6 +184,8 @@ struct Settings {
       fault.error = parts.size() > 1 ? static_cast<CUresult>(std::stoi(parts[1]))
                                      : CUDA_ERROR_ILLEGAL_ADDRESS;
     }
+    granularity =
+        std::stoull(variable("STFS_FAKE_CUDA_GRANULARITY", std::to_string(kGranularity).c_str()));
     knows_read_only = variable("STFS_FAKE_CUDA_READ_ONLY") != "refused";
   }
 
@@ -193,6 +195,7 @@ struct Settings {
   Late late = Late::kRandom;
   std::multimap<std::string, Failure> failures;
   Failure fault;
+  std::size_t granularity = kGranularity;
   bool knows_read_only = true;
 };
 
@@ -724,7 +727,7 @@ CUresult cuMemGetInfo(std::size_t* free, std::size_t* total) {
 CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp*,
                                        CUmemAllocationGranularity_flags) {
   BEGIN(cuMemGetAllocationGranularity);
-  *granularity = kGranularity;
+  *granularity = m.settings.granularity;
   return CUDA_SUCCESS;
 }
 

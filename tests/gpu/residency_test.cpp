@@ -98,7 +98,7 @@ class ResidencyTest : public ::testing::Test {
       counts.push_back({{"out_of_range", 0}, {"nan", 0}});
     }
     Message message{{{"load", body.at("load")}, {"counts", counts}}, {}};
-    for (const std::uint64_t bytes : lay_out(sizes, 2 * kMiB).segment_bytes) {
+    for (const std::uint64_t bytes : lay_out(sizes).segment_bytes) {
       message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
       EXPECT_EQ(::ftruncate(message.descriptors.back().get(), static_cast<off_t>(bytes)), 0);
     }

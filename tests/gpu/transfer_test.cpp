@@ -26,12 +26,10 @@
 namespace stfs::test {
 namespace {
 
-constexpr std::uint64_t kGranularity = 2 << 20;
-
 // Layouts.
 
 void expect_sound(const std::vector<std::uint64_t>& sizes) {
-  const Layout layout = lay_out(sizes, kGranularity);
+  const Layout layout = lay_out(sizes);
   ASSERT_EQ(layout.placements.size(), sizes.size());
   std::vector<std::uint64_t> end(layout.segment_bytes.size(), 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -47,13 +45,13 @@ void expect_sound(const std::vector<std::uint64_t>& sizes) {
     EXPECT_LE(end[segment], layout.segment_bytes[segment]);
     if (sizes[i] >= kOwnSegment) {
       EXPECT_EQ(offset, 0u);
-      EXPECT_LT(layout.segment_bytes[segment], sizes[i] + kGranularity);
+      EXPECT_LT(layout.segment_bytes[segment], sizes[i] + kSegmentGranularity);
     }
   }
   std::uint64_t sum = 0;
   for (std::size_t s = 0; s < layout.segment_bytes.size(); ++s) {
-    EXPECT_EQ(layout.segment_bytes[s] % kGranularity, 0u);
-    EXPECT_LT(layout.segment_bytes[s] - end[s], kGranularity + kItemAlignment)
+    EXPECT_EQ(layout.segment_bytes[s] % kSegmentGranularity, 0u);
+    EXPECT_LT(layout.segment_bytes[s] - end[s], kSegmentGranularity + kItemAlignment)
         << "more is taken than is needed";
     sum += layout.segment_bytes[s];
   }
@@ -76,8 +74,8 @@ TEST(GpuLayout, IsSoundForAnySizes) {
 }
 
 TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
-  const Layout layout = lay_out(
-      std::vector<std::uint64_t>{100, 0, 4096, kOwnSegment, 300, 2 * kOwnSegment}, kGranularity);
+  const Layout layout =
+      lay_out(std::vector<std::uint64_t>{100, 0, 4096, kOwnSegment, 300, 2 * kOwnSegment});
 
   EXPECT_EQ(layout.segment_bytes.size(), 3u);
   EXPECT_EQ(layout.placements[0].segment, layout.placements[2].segment);
@@ -92,7 +90,7 @@ TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
        {std::vector<std::uint64_t>{huge},
         std::vector<std::uint64_t>{std::uint64_t{1} << 63, std::uint64_t{1} << 63}}) {
     try {
-      const Layout layout = lay_out(sizes, kGranularity);
+      const Layout layout = lay_out(sizes);
       EXPECT_GE(layout.bytes(), std::uint64_t{1} << 63);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUsage);
@@ -132,7 +130,7 @@ class TransferTest : public ::testing::Test {
   Layout layout() const {
     std::vector<std::uint64_t> sizes;
     for (const Item& item : items_) sizes.push_back(item.bytes());
-    return lay_out(sizes, kGranularity);
+    return lay_out(sizes);
   }
 
   Transferred copy(Device& device, const TransferOptions& options = {}) {
@@ -303,7 +301,7 @@ TEST_F(TransferTest, ASegmentIsMappedAndItsDescriptorMayBeClosed) {
   const auto device = open_cpu();
   Transferred result = copy(*device);
 
-  const auto mapped = map_segment(cpu_info(), result.segments[0].get(), kGranularity);
+  const auto mapped = map_segment(cpu_info(), result.segments[0].get(), kSegmentGranularity);
   result.segments.clear();
 
   const auto* data = reinterpret_cast<const char*>(static_cast<std::uintptr_t>(mapped->address()));
@@ -316,9 +314,11 @@ TEST_F(TransferTest, ASegmentThatIsShorterThanSaidIsNotMapped) {
   const auto device = open_cpu();
   const Transferred result = copy(*device);
 
-  EXPECT_EQ(code_of([&] { map_segment(cpu_info(), result.segments[0].get(), 2 * kGranularity); }),
-            ErrorCode::kDeviceFailed);
-  EXPECT_EQ(code_of([&] { map_segment(cpu_info(), -1, kGranularity); }), ErrorCode::kUnreadable);
+  EXPECT_EQ(
+      code_of([&] { map_segment(cpu_info(), result.segments[0].get(), 2 * kSegmentGranularity); }),
+      ErrorCode::kDeviceFailed);
+  EXPECT_EQ(code_of([&] { map_segment(cpu_info(), -1, kSegmentGranularity); }),
+            ErrorCode::kUnreadable);
 }
 
 TEST_F(TransferTest, ProgressIsToldOfAllTheWork) {
@@ -493,11 +493,10 @@ class FakeDevice : public Device {
             .total_bytes = std::uint64_t{1} << 40,
             .free_bytes = fault_.free};
   }
-  std::uint64_t granularity() const override { return kGranularity; }
   bool converts() const override { return fault_.converts; }
   unsigned default_workers() const override { return 3; }
   std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override {
-    EXPECT_EQ(bytes % kGranularity, 0u);
+    EXPECT_EQ(bytes % kSegmentGranularity, 0u);
     if (fault_.allocations >= 0 && allocations++ >= fault_.allocations) {
       throw OutOfDeviceMemory("fake:0", bytes, 0);
     }
@@ -731,7 +730,7 @@ TEST_F(TransferTest, AFailureAnywhereDrainsAndFreesAndPublishesNothing) {
 TEST_F(TransferTest, AnAllocationThatFailsFreesTheOnesBefore) {
   source(1 << 20);
   for (int i = 0; i < 3; ++i) items_.emplace_back(request(0, DType::kU8, {1 << 20}, "", {}));
-  layout_ = {.segment_bytes = {kGranularity, kGranularity, kGranularity},
+  layout_ = {.segment_bytes = {kSegmentGranularity, kSegmentGranularity, kSegmentGranularity},
              .placements = {{0, 0}, {1, 0}, {2, 0}}};
   FakeDevice device({.allocations = 2});
 
@@ -742,14 +741,14 @@ TEST_F(TransferTest, AnAllocationThatFailsFreesTheOnesBefore) {
 TEST_F(TransferTest, NothingIsAllocatedWhenThereIsNoRoom) {
   source(4096);
   add(0, 4096);
-  FakeDevice device({.allocations = 0, .free = kGranularity - 1});
+  FakeDevice device({.allocations = 0, .free = kSegmentGranularity - 1});
 
   try {
     copy(device);
     ADD_FAILURE();
   } catch (const OutOfDeviceMemory& error) {
-    EXPECT_EQ(error.needed(), kGranularity);
-    EXPECT_EQ(error.free(), kGranularity - 1);
+    EXPECT_EQ(error.needed(), kSegmentGranularity);
+    EXPECT_EQ(error.free(), kSegmentGranularity - 1);
   }
   EXPECT_EQ(device.allocations, 0);
 }

@@ -58,6 +58,8 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   err_fd_ = checked(::memfd_create("err", MFD_CLOEXEC), "memfd_create");
   pid_ = checked(::fork(), "fork");
   if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
+    // nohup(1) and a shell's background ignore these for the tests, whose programs need not.
+    for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
     const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out_fd_, 1) < 0 || ::dup2(err_fd_, 2) < 0 ||
         (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))

@@ -17,8 +17,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kHugePage = 2 << 20;  // bytes; with 4 KiB base pages
-
 [[noreturn]] void fail(const std::string& what, int error) {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
@@ -113,7 +111,6 @@ class CpuLane : public Lane {
 class CpuDevice : public Device {
  public:
   DeviceInfo info() const override { return cpu_info(); }
-  std::uint64_t granularity() const override { return kHugePage; }
   bool converts() const override { return false; }
   // The copy is the processors' own work here, so all of them.
   unsigned default_workers() const override {

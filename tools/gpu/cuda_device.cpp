@@ -404,7 +404,6 @@ class CudaDevice : public Device {
   }
 
   DeviceInfo info() const override;
-  std::uint64_t granularity() const override { return granularity_; }
   bool converts() const override { return !embedded_kernels().empty(); }
   // Half of the processors read; more than eight gain nothing on one bus.
   unsigned default_workers() const override {
@@ -430,7 +429,6 @@ class CudaDevice : public Device {
   DeviceInfo info_;
   PrimaryContext context_;
   CUmemAllocationProp properties_;
-  std::uint64_t granularity_ = 0;
   std::mutex mutex_;  // converter_
   std::optional<Converter> converter_;
 };
@@ -671,7 +669,9 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
   cuda_.check(cuda_.cuMemGetAllocationGranularity(&granularity, &properties_,
                                                   CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               "cuMemGetAllocationGranularity");
-  granularity_ = granularity;
+  if (granularity == 0 || kSegmentGranularity % granularity != 0)
+    fail(info.id, "its driver gives memory in units of " + std::to_string(granularity) +
+                      " bytes, and stfs in units of " + std::to_string(kSegmentGranularity));
 }
 
 DeviceInfo CudaDevice::info() const {
@@ -686,8 +686,8 @@ DeviceInfo CudaDevice::info() const {
 }
 
 std::unique_ptr<DeviceSegment> CudaDevice::allocate(std::uint64_t bytes) {
-  if (bytes == 0 || bytes % granularity_ != 0)
-    fail(id(), "segment: its size is no multiple of the granularity");
+  if (bytes == 0 || bytes % kSegmentGranularity != 0)
+    fail(id(), "segment: its size is no multiple of " + std::to_string(kSegmentGranularity));
   const Current current(cuda_, context_.get());
   CUmemGenericAllocationHandle handle = 0;
   check_room(cuda_, cuda_.cuMemCreate(&handle, bytes, &properties_, 0), "cuMemCreate", id(), bytes);

@@ -48,6 +48,10 @@ class OutOfDeviceMemory : public Error {
   std::uint64_t free_;
 };
 
+// What segments are multiples of on every device, bytes: huge pages of the host, and what drivers
+// give on all GPUs that stfs supports. Who lays out (the holder) has no device to ask.
+inline constexpr std::uint64_t kSegmentGranularity = 2 << 20;
+
 class DeviceSegment {
  public:
   DeviceSegment() = default;
@@ -55,7 +59,7 @@ class DeviceSegment {
   DeviceSegment& operator=(const DeviceSegment&) = delete;
   virtual ~DeviceSegment() = default;
 
-  virtual std::uint64_t bytes() const = 0;  // a multiple of the device's granularity
+  virtual std::uint64_t bytes() const = 0;  // a multiple of kSegmentGranularity
 
   // No more is written: gives up this object's own mapping and returns the descriptor that the
   // memory lives by. Host memory is sealed, so that no one who maps it can change it. Call once,
@@ -115,17 +119,14 @@ class Device {
 
   virtual DeviceInfo info() const = 0;
 
-  // What segments are multiples of, bytes: 2 MiB.
-  virtual std::uint64_t granularity() const = 0;
-
   // Whether lanes convert: there are kernels for this device in this build.
   virtual bool converts() const = 0;
 
   // Workers that a copy takes when nobody says how many.
   virtual unsigned default_workers() const = 0;
 
-  // A new segment of `bytes`, a multiple of the granularity. Throws OutOfDeviceMemory too. What the
-  // host promises is not checked against what it has: ask info() before.
+  // A new segment of `bytes`, a multiple of kSegmentGranularity. Throws OutOfDeviceMemory too. What
+  // the host promises is not checked against what it has: ask info() before.
   virtual std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) = 0;
 
   // A lane with three tiles of `tile_bytes` each.

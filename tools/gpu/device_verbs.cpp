@@ -139,9 +139,8 @@ class Ceiling {
   std::uint64_t bytes() const { return bytes_; }
 
  private:
-  std::uint64_t rounded(std::uint64_t bytes) const {
-    const std::uint64_t unit = device_.granularity();
-    return (bytes + unit - 1) / unit * unit;
+  static std::uint64_t rounded(std::uint64_t bytes) {
+    return (bytes + kSegmentGranularity - 1) / kSegmentGranularity * kSegmentGranularity;
   }
 
   Device& device_;

@@ -278,7 +278,7 @@ std::uint64_t Layout::bytes() const {
   return sum;
 }
 
-Layout lay_out(std::span<const std::uint64_t> item_bytes, std::uint64_t granularity) {
+Layout lay_out(std::span<const std::uint64_t> item_bytes) {
   Layout layout;
   std::uint32_t shared = Placement::kNone;  // the segment that small items go into
   std::uint64_t used = 0;                   // of it
@@ -290,7 +290,7 @@ Layout lay_out(std::span<const std::uint64_t> item_bytes, std::uint64_t granular
     Placement& place = layout.placements.emplace_back();
     if (bytes == 0) continue;
     if (bytes >= kOwnSegment) {
-      place.segment = segment(round_up(bytes, granularity));
+      place.segment = segment(round_up(bytes, kSegmentGranularity));
       continue;
     }
     if (shared == Placement::kNone || used + bytes > kOwnSegment) {
@@ -299,7 +299,7 @@ Layout lay_out(std::span<const std::uint64_t> item_bytes, std::uint64_t granular
     }
     place = {shared, used};
     used = round_up(used + bytes, kItemAlignment);
-    layout.segment_bytes[shared] = round_up(used, granularity);
+    layout.segment_bytes[shared] = round_up(used, kSegmentGranularity);
   }
   return layout;
 }

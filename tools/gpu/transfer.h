@@ -34,14 +34,10 @@ struct Placement {
   std::uint64_t offset = 0;  // bytes
 };
 
-// What segments are multiples of on every device, bytes: what the driver gives on all that stfs
-// supports, and huge pages of the host. Who lays out (the holder) has no device to ask.
-inline constexpr std::uint64_t kSegmentGranularity = 2 << 20;
-
 inline constexpr std::uint64_t kItemAlignment = 512;  // bytes; what cudaMalloc gives is 256
 
 struct Layout {
-  std::vector<std::uint64_t> segment_bytes;  // multiples of the granularity
+  std::vector<std::uint64_t> segment_bytes;  // multiples of kSegmentGranularity
   std::vector<Placement> placements;         // one an item, in their order
 
   std::uint64_t bytes() const;  // of all segments; the most that 64 bits hold when it is more
@@ -51,8 +47,7 @@ struct Layout {
 // itself, the others share segments of that size, so that memory is given back when few items have
 // gone.
 inline constexpr std::uint64_t kOwnSegment = 32 << 20;
-Layout lay_out(std::span<const std::uint64_t> item_bytes,
-               std::uint64_t granularity = kSegmentGranularity);
+Layout lay_out(std::span<const std::uint64_t> item_bytes);
 
 struct TransferOptions {
   unsigned workers = 0;                     // 0: what the device says
