@@ -1,5 +1,6 @@
 #include "fs/request_loop.h"
 
+#include <execinfo.h>
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -47,6 +49,10 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
       answer_(std::move(answer)),
       ended_(::eventfd(0, EFD_CLOEXEC)) {
   if (!ended_) throw_errno(ErrorCode::kMountFailed, "", "eventfd", errno);
+  // pthread_cancel(3) loads a library when it is first used, and aborts where there is no memory for
+  // it. This loads it too (backtrace(3)).
+  void* frame = nullptr;
+  if (::backtrace(&frame, 1) != 1) throw std::bad_alloc();
   const std::lock_guard lock(mutex_);
   start_one();
 }
