@@ -10,6 +10,7 @@
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -174,8 +175,12 @@ SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
   };
   std::vector<std::future<bool>> others;
   const unsigned most = std::min(std::thread::hardware_concurrency(), 4U);
-  for (std::size_t i = 1; i < std::min<std::size_t>(most, count / kMany); ++i) {
-    others.push_back(std::async(std::launch::async, sort_parts));
+  try {
+    for (std::size_t i = 1; i < std::min<std::size_t>(most, count / kMany); ++i) {
+      others.push_back(std::async(std::launch::async, sort_parts));
+    }
+  } catch (const std::system_error&) {
+    // There are too many threads already: those that are here sort alone.
   }
   result.any_equal = sort_parts() || splitter.any_equal() || result.any_equal;
   for (std::future<bool>& other : others) result.any_equal = other.get() || result.any_equal;

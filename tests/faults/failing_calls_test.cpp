@@ -123,6 +123,21 @@ TEST_F(FailingCalls, OfThreadsAreAFailedMountOrAWorkingOne) {
   EXPECT_GT(failed, 0);
 }
 
+TEST_F(FailingCalls, OfAThreadThatWouldSortNamesOnlyTakesLonger) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor sorts alone";
+  std::vector<Tensor> tensors;
+  for (int i = 140'000; i > 0; --i) tensors.push_back({"t" + std::to_string(i), "U8", {0}, ""});
+  write_safetensors(dir_ / "model/1.safetensors", tensors);
+  std::filesystem::remove(dir_ / "model/2.safetensors");
+  std::filesystem::remove(dir_ / "model/model.safetensors.index.json");
+
+  const Outcome result = mount("pthread_create", 1, false);
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(names_in(mountpoint()).size(), 140'000u);
+  EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
+}
+
 TEST_F(FailingCalls, OfMallocAreOneLineWhereverTheyCome) {
   int failed = 0;
   for (unsigned long at = 1; at < long_or(20'000, 1300); at += long_or(1, 7)) {
