@@ -49,8 +49,8 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
       answer_(std::move(answer)),
       ended_(::eventfd(0, EFD_CLOEXEC)) {
   if (!ended_) throw_errno(ErrorCode::kMountFailed, "", "eventfd", errno);
-  // pthread_cancel(3) loads a library when it is first used, and aborts where there is no memory for
-  // it. This loads it too (backtrace(3)).
+  // pthread_cancel(3) loads a library when it is first used, and aborts where there is no memory
+  // for it. This loads it too (backtrace(3)).
   void* frame = nullptr;
   if (::backtrace(&frame, 1) != 1) throw std::bad_alloc();
   const std::lock_guard lock(mutex_);

@@ -23,8 +23,8 @@
 
 namespace stfs {
 
-// Waits for a request on /dev/fuse and returns its size, or an errno, negated: ENODEV when the mount
-// has been taken away. A point of cancellation (pthread_cancel(3)), so not noexcept.
+// Waits for a request on /dev/fuse and returns its size, or an errno, negated: ENODEV when the
+// mount has been taken away. A point of cancellation (pthread_cancel(3)), so not noexcept.
 ssize_t read_request(int device, std::span<std::byte> buffer);
 
 class RequestLoop {
