@@ -20,6 +20,8 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <latch>
 #include <new>
 #include <string_view>
 #include <thread>
@@ -225,18 +227,24 @@ void Session::refuse_what_was_sent_before() {
 }
 
 void Session::run(unsigned threads, int lifeline, const Hooks& hooks) {
-  RequestLoop loop(
+  // Who was answered may count on everything that comes before.
+  std::latch told(1);
+  const RequestLoop loop(
       fuse_session_fd(session_),
       {.request = longest_request(), .idle = std::min(threads, busy_threads()), .threads = threads},
-      [this](std::span<std::byte> request) { process(request); });
+      [&](std::span<std::byte> request) {
+        told.wait();
+        process(request);
+      });
   const auto tell = [](const std::function<void()>& hook) {
     try {
       hook();
-    } catch (const std::bad_alloc&) {
-      // A line less in the log; the mount works all the same.
+    } catch (const std::exception&) {
+      // Out of memory for a line of the log; the mount works all the same.
     }
   };
   tell(hooks.serving);
+  told.count_down();
   pollfd events[] = {{signals_.get(), POLLIN, 0}, {loop.ended(), POLLIN, 0}, {lifeline, 0, 0}};
   while (events[0].revents == 0 && events[1].revents == 0) {
     if (::poll(events, 3, -1) < 0) continue;  // EINTR; nothing was written there

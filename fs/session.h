@@ -39,7 +39,7 @@ class Session {
   void take_over(bool refuse);
 
   struct Hooks {
-    std::function<void()> serving;   // requests are answered from now on
+    std::function<void()> serving;   // a thread is there; nothing is answered before this returns
     std::function<void()> orphaned;  // poll(2) shows POLLERR for `lifeline`, which may be -1
   };
   // Answers requests until the mount is taken away or one of the signals comes; both are a success.

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -31,37 +32,40 @@ std::optional<int> Supervisor::run() {
   while (true) {
     const std::uint64_t answers = ledger_.answers();
     const Clock::time_point begin = Clock::now();
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kMountFailed, "", "pipe", errno);
+    int ends[2] = {-1, -1};
+    const pid_t worker = ::pipe2(ends, O_CLOEXEC) == 0 ? ::fork() : -1;
+    const int error = errno;
     const UniqueFd started(ends[0]);
     UniqueFd lifeline(ends[1]);
-    const pid_t worker = ::fork();
     if (worker == 0) {
       lifeline_ = std::move(lifeline);
       return std::nullopt;
     }
     lifeline = UniqueFd();
-    std::string what;
-    if (worker < 0) {
-      what = "could not be started (" + errno_text(errno) + ")";
-    } else {
-      const int status = wait_for(worker, started);
+    int status = 0;
+    if (worker > 0) {
+      status = wait_for(worker, started);
       if (is_ending_ || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return 0;
       if (!has_served_ && WIFEXITED(status)) return WEXITSTATUS(status);  // it has said why
-      what = ending(status);
     }
-    if (!has_served_) throw Error(ErrorCode::kMountFailed, "", "supervise: the worker " + what);
+    const auto what = [&] {
+      return "supervise: the worker " +
+             (worker > 0 ? ending(status) : "could not be started (" + errno_text(error) + ")");
+    };
+    if (!has_served_) throw Error(ErrorCode::kMountFailed, "", what());
 
     const bool was_useful =
         ledger_.answers() - answers >= kEnoughAnswers || Clock::now() - begin >= kEnoughTime;
     failures_ = was_useful ? 0 : failures_ + 1;
-    if (failures_ == kGiveUp) {
-      hooks_.log("supervise: the worker " + what +
-                 ", as did those before it as soon as they began: "
-                 "given up, and unmounted");
-      return exit_status(ErrorCode::kMountFailed);
+    const bool gives_up = failures_ == kGiveUp;
+    try {
+      hooks_.log(what() + (gives_up ? ", as did those before it as soon as they began: "
+                                      "given up, and unmounted"
+                                    : ": another one takes over"));
+    } catch (const std::bad_alloc&) {
+      // A line less in the log.
     }
-    hooks_.log("supervise: the worker " + what + ": another one takes over");
+    if (gives_up) return exit_status(ErrorCode::kMountFailed);
     if (sleep_until_signal(std::chrono::milliseconds(100) * failures_)) return 0;
   }
 }
