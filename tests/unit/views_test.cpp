@@ -1,0 +1,461 @@
+// What the views of a checkpoint hold, without a mount.
+#include "fs/views.h"
+
+#include "tests/unit/served_checkpoint.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using namespace std::string_literals;
+
+// One tensor of every type, 8 elements each.
+std::vector<Tensor> every_type() {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const std::string dtype(dtype_name(static_cast<DType>(i)));
+    tensors.push_back(random_tensor(dtype, dtype, {2, 4}, static_cast<std::uint64_t>(i + 1)));
+  }
+  return tensors;
+}
+
+const std::set<std::string> kSubByte{"F4", "F6_E2M3", "F6_E3M2"};
+const std::set<std::string> kFloating{"F4",      "F6_E2M3", "F6_E3M2",     "F8_E5M2",
+                                      "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+                                      "F16",     "BF16",    "F32",         "F64"};
+
+std::set<std::string> names_with(const std::string& suffix,
+                                 const std::function<bool(const std::string&)>& is_shown) {
+  std::set<std::string> names;
+  for (const Tensor& tensor : every_type()) {
+    if (is_shown(tensor.name)) names.insert(tensor.name + suffix);
+  }
+  return names;
+}
+
+TEST(Views, ShowTheTypesThatTheyCanShow) {
+  const ServedCheckpoint mounted(every_type());
+  const auto listed = [&](const std::string& view) {
+    const std::vector<std::string> names = mounted.names(".stfs/" + view);
+    return std::set<std::string>(names.begin(), names.end());
+  };
+  const auto any = [](const std::string&) { return true; };
+  const auto is_floating = [](const std::string& name) { return kFloating.contains(name); };
+  const auto fits_numpy = [](const std::string& name) { return !kSubByte.contains(name); };
+
+  EXPECT_EQ(listed("json"), names_with(".json", any));
+  EXPECT_EQ(listed("npy"), names_with(".npy", fits_numpy));
+  EXPECT_EQ(listed("f32"), names_with("", is_floating));
+  EXPECT_EQ(listed("npy-f32"), names_with(".npy", is_floating));
+  EXPECT_EQ(listed("slice"), names_with("", any));
+  EXPECT_EQ(listed("npy-slice"), names_with("", fits_numpy));
+  EXPECT_EQ(listed("tree"), names_with("", any));
+  EXPECT_EQ(listed("safetensors"), names_with(".safetensors", any));
+  EXPECT_EQ(listed("stats"), names_with(".json", any));
+  EXPECT_EQ(listed("sha256"), names_with("", any));
+  EXPECT_TRUE(listed("subset").empty());
+}
+
+TEST(Views, FindNothingOfATypeThatTheyDoNotShow) {
+  const ServedCheckpoint mounted(every_type());
+
+  for (const std::string& name : kSubByte) {
+    EXPECT_FALSE(mounted.at(".stfs/npy/" + name + ".npy"));
+    EXPECT_FALSE(mounted.at(".stfs/npy-slice/" + name));
+    EXPECT_TRUE(mounted.at(".stfs/npy-f32/" + name + ".npy"));
+  }
+  for (const char* name : {"BOOL", "U8", "I64", "C64"}) {
+    EXPECT_FALSE(mounted.at(".stfs/f32/"s + name)) << name;
+    EXPECT_FALSE(mounted.at(".stfs/npy-f32/"s + name + ".npy")) << name;
+  }
+}
+
+TEST(Views, OfNumpyLeaveOutATensorOfMoreDimensionsThanNumpyHas) {
+  const ServedCheckpoint mounted(
+      {random_tensor("64", "F32", Shape(64, 1)), random_tensor("65", "F32", Shape(65, 1))});
+
+  EXPECT_EQ(mounted.names(".stfs/npy"), std::vector<std::string>{"64.npy"});
+  EXPECT_EQ(mounted.names(".stfs/npy-f32"), std::vector<std::string>{"64.npy"});
+  EXPECT_EQ(mounted.names(".stfs/npy-slice"), std::vector<std::string>{"64"});
+  EXPECT_EQ(mounted.names(".stfs/f32"), (std::vector<std::string>{"64", "65"}));
+  EXPECT_FALSE(mounted.at(".stfs/npy/65.npy"));
+}
+
+TEST(Views, HoldTheBytesOfTheTensorBehindTheHeaderOfNumpy) {
+  const ServedCheckpoint mounted(every_type());
+
+  for (const Tensor& tensor : every_type()) {
+    if (kSubByte.contains(tensor.name)) continue;
+    const std::string file = mounted.text(".stfs/npy/" + tensor.name + ".npy");
+    ASSERT_EQ(file.size() % 64, tensor.bytes.size() % 64);
+    EXPECT_EQ(file.substr(file.size() - tensor.bytes.size()), tensor.bytes);
+    EXPECT_TRUE(file.starts_with("\x93NUMPY\x01\x00"s));
+    EXPECT_NE(file.find("'shape': (2, 4)"), std::string::npos);
+  }
+}
+
+TEST(Views, HoldTheValuesAsFloat32) {
+  const ServedCheckpoint mounted(
+      {{"w", "BF16", {2}, "\x80\x3f\x00\xc0"s}, {"f", "F32", {1}, "abcd"}});
+  const std::string floats = "\x00\x00\x80\x3f\x00\x00\x00\xc0"s;
+
+  EXPECT_EQ(mounted.text(".stfs/f32/w"), floats);
+  EXPECT_EQ(mounted.at(".stfs/f32/w")->size, 8U);
+  EXPECT_EQ(mounted.text(".stfs/f32/f"), "abcd");
+  const std::string npy = mounted.text(".stfs/npy-f32/w.npy");
+  EXPECT_EQ(npy.substr(npy.size() - 8), floats);
+  EXPECT_NE(npy.find("'<f4'"), std::string::npos);
+}
+
+TEST(Views, WriteTheirSuffixInADirectorysNameAsAnEscape) {
+  for (const auto& [view, suffix] :
+       std::map<std::string, std::string>{{"json", "json"},
+                                          {"npy", "npy"},
+                                          {"npy-f32", "npy"},
+                                          {"safetensors", "safetensors"},
+                                          {"stats", "json"}}) {
+    const ServedCheckpoint mounted({random_tensor("a", "F32", {1}),
+                                    random_tensor("a." + suffix + "/b", "F32", {1}),
+                                    random_tensor("c." + suffix, "F32", {1})});
+    const std::string root = ".stfs/" + view;
+
+    EXPECT_EQ(mounted.names(root), (std::vector<std::string>{"a." + suffix, "a%2E" + suffix,
+                                                             "c." + suffix + "." + suffix}))
+        << view;
+    EXPECT_TRUE(S_ISREG(mounted.at(root + "/a." + suffix)->mode));
+    EXPECT_TRUE(mounted.at(root + "/a%2E" + suffix + "/b." + suffix));
+    EXPECT_FALSE(mounted.at(root + "/c." + suffix)) << "only with its suffix";
+    EXPECT_FALSE(mounted.at(root + "/a"));
+  }
+}
+
+TEST(Views, WithoutASuffixKeepTheNamesOfTheRoot) {
+  const ServedCheckpoint mounted(
+      {random_tensor("a", "F32", {1}), random_tensor("a.npy/b", "F32", {1})});
+
+  for (const std::string view : {"f32", "slice", "npy-slice", "sha256"}) {
+    EXPECT_EQ(mounted.names(".stfs/" + view), (std::vector<std::string>{"a", "a.npy"})) << view;
+    EXPECT_TRUE(mounted.at(".stfs/" + view + "/a.npy/b"));
+  }
+}
+
+TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
+  const ServedCheckpoint mounted(
+      {random_tensor(std::string(240, 'n'), "F32", {1}),
+       random_tensor(std::string(400, 'm'), "F32", {1}),
+       random_tensor(std::string(228, 'd') + ".safetensors/x", "F32", {1})});
+
+  mounted.walk_all([](const std::string& path, const Attributes&) {
+    EXPECT_LE(path.size() - (path.rfind('/') + 1), 255U) << path;
+  });
+}
+
+// Slices.
+
+TEST(Slices, AreCutOutOfATensor) {
+  const ServedCheckpoint mounted({{"w", "U8", {3, 4}, "abcdefghijkl"}});
+
+  EXPECT_EQ(mounted.text(".stfs/slice/w/1"), "efgh");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/:,1"), "bfj");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/::2,1::2"), "bdjl");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/-1,-1"), "l");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/...,0"), "aei");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/..."), "abcdefghijkl");
+  EXPECT_EQ(mounted.text(".stfs/slice/w/2:1"), "");
+  EXPECT_EQ(mounted.at(".stfs/slice/w/:,1")->size, 3U);
+  EXPECT_EQ(mounted.at(".stfs/slice/w/:,1")->mode, static_cast<mode_t>(S_IFREG | 0444));
+  EXPECT_EQ(mounted.at(".stfs/slice/w/:,1")->mtime.tv_sec, 1'000'000'001);
+  const std::string npy = mounted.text(".stfs/npy-slice/w/:,1:3.npy");
+  EXPECT_EQ(npy.substr(npy.size() - 6), "bcfgjk");
+  EXPECT_NE(npy.find("'shape': (3, 2)"), std::string::npos);
+  const std::string scalar = mounted.text(".stfs/npy-slice/w/0,0.npy");
+  EXPECT_NE(scalar.find("'shape': ()"), std::string::npos);
+}
+
+TEST(Slices, AnswerABadExpressionWithItsErrno) {
+  const ServedCheckpoint mounted({{"w", "U8", {3, 4}, "abcdefghijkl"}, {"f", "F4", {2, 2}, "xy"}});
+  const std::uint64_t w = mounted.inode(".stfs/slice/w");
+  const std::uint64_t npy = mounted.inode(".stfs/npy-slice/w");
+
+  for (const char* bad : {"x", "0,0,0", "::-1", "0 ", "", "1:2:3:4"}) {
+    EXPECT_EQ(mounted.look_up(w, bad), EINVAL) << bad;
+    EXPECT_EQ(mounted.look_up(npy, bad + ".npy"s), EINVAL) << bad;
+  }
+  for (const char* outside : {"3", "-4", "0,4"}) {
+    EXPECT_EQ(mounted.look_up(w, outside), ERANGE) << outside;
+    EXPECT_EQ(mounted.look_up(npy, outside + ".npy"s), ERANGE) << outside;
+  }
+  EXPECT_EQ(mounted.look_up(npy, "0"), ENOENT);
+  EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0,0"), EINVAL);
+  EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0"), 0);
+  EXPECT_EQ(mounted->looked_up_names(), 1U) << "what was refused is not kept";
+}
+
+TEST(Slices, AreInDirectoriesThatListNothingAndKnowTheirParent) {
+  const ServedCheckpoint mounted(
+      {random_tensor("a/b", "F32", {2}), random_tensor("c", "F32", {2})});
+
+  for (const std::string view : {".stfs/slice", ".stfs/npy-slice"}) {
+    for (const auto& [path, parent] :
+         std::map<std::string, std::string>{{"/a/b", "/a"}, {"/c", ""}}) {
+      const std::uint64_t directory = mounted.inode(view + path);
+      const std::vector<Listed> listed = mounted.list(directory);
+      ASSERT_EQ(listed.size(), 2U) << view << path;
+      EXPECT_EQ(listed[1].attributes.inode, mounted.inode(view + parent)) << view << path;
+      EXPECT_EQ(mounted->open(directory), EISDIR);
+    }
+  }
+}
+
+TEST(Slices, AreForgottenAsOftenAsTheyWereLookedUp) {
+  const ServedCheckpoint mounted({random_tensor("w", "U8", {10})});
+  const std::uint64_t w = mounted.inode(".stfs/slice/w");
+  Attributes found{};
+  ASSERT_EQ(mounted.look_up(w, "3:5", found), 0);
+  ASSERT_EQ(mounted.look_up(w, "3:5"), 0);
+  EXPECT_EQ(mounted->looked_up_names(), 1U);
+
+  mounted->forget(found.inode, 1);
+  EXPECT_TRUE(mounted->attributes(found.inode));
+  mounted->forget(found.inode, 1);
+
+  EXPECT_EQ(mounted->looked_up_names(), 0U);
+  EXPECT_FALSE(mounted->attributes(found.inode));
+  EXPECT_EQ(mounted->open(found.inode), ENOENT);
+  std::string bytes;
+  EXPECT_EQ(mounted.read(found.inode, 0, 1, bytes), ENOENT);
+}
+
+TEST(Slices, ThatAreForgottenLeaveNothingBehind) {
+  const ServedCheckpoint mounted({random_tensor("w", "U8", {1000, 1000})});
+  const std::uint64_t w = mounted.inode(".stfs/slice/w");
+
+  for (int i = 0; i < 100'000; ++i) {
+    Attributes found{};
+    ASSERT_EQ(mounted.look_up(w, std::to_string(i % 1000) + "," + std::to_string(i / 1000), found),
+              0);
+    mounted->forget(found.inode, 1);
+  }
+
+  EXPECT_EQ(mounted->looked_up_names(), 0U);
+}
+
+// What another reader of the format makes of a file: name to bytes.
+std::map<std::string, std::string> tensors_in(const std::string& file) {
+  std::map<std::string, std::string> out;
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const json header = json::parse(file.substr(8, length));
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::uint64_t begin = value["data_offsets"][0];
+    const std::uint64_t end = value["data_offsets"][1];
+    out[name] = file.substr(8 + length + begin, end - begin);
+  }
+  return out;
+}
+
+TEST(Subsets, HoldTheTensorsWhoseNamesMatch) {
+  const ServedCheckpoint mounted({{"layers/0/q", "U8", {1}, "1"},
+                                  {"layers/1/q", "U8", {1}, "2"},
+                                  {"layers/0/k", "U8", {1}, "3"},
+                                  {"head", "U8", {1}, "4"},
+                                  {"", "U8", {1}, "5"},
+                                  {"50%", "U8", {1}, "6"}});
+  const auto names = [&](const std::string& glob) {
+    std::set<std::string> out;
+    const std::string file = mounted.text(".stfs/subset/" + glob + ".safetensors");
+    for (const auto& [name, bytes] : tensors_in(file)) out.insert(name);
+    return out;
+  };
+
+  EXPECT_EQ(names("layers%2F*%2Fq"), (std::set<std::string>{"layers/0/q", "layers/1/q"}));
+  EXPECT_EQ(names("layers%2F0%2F?"), (std::set<std::string>{"layers/0/q", "layers/0/k"}));
+  EXPECT_EQ(names("*[qd]"), (std::set<std::string>{"layers/0/q", "layers/1/q", "head"}));
+  EXPECT_EQ(names("*").size(), 6U);
+  EXPECT_EQ(names("head"), std::set<std::string>{"head"});
+  EXPECT_EQ(names("%"), std::set<std::string>{""});
+  EXPECT_EQ(names("50%25"), std::set<std::string>{"50%"});
+  EXPECT_FALSE(mounted.at(".stfs/subset/nothing*.safetensors"));
+  EXPECT_FALSE(mounted.at(".stfs/subset/*"));
+  EXPECT_FALSE(mounted.at(".stfs/subset/%zz.safetensors"));
+  EXPECT_TRUE(mounted.names(".stfs/subset").empty());
+}
+
+TEST(Subsets, AreForgotten) {
+  const ServedCheckpoint mounted(many());
+  Attributes found{};
+  ASSERT_EQ(mounted.look_up(mounted.inode(".stfs/subset"), "*.safetensors", found), 0);
+  EXPECT_EQ(found.size, mounted.text(".stfs/merged.safetensors").size());
+  std::string bytes;
+  EXPECT_EQ(mounted.read(found.inode, 0, kMost, bytes), 0);
+  EXPECT_EQ(bytes, mounted.text(".stfs/merged.safetensors"));
+
+  mounted->forget(found.inode, 1);
+
+  EXPECT_EQ(mounted->looked_up_names(), 0U);
+  EXPECT_EQ(mounted->open(found.inode), ENOENT);
+}
+
+TEST(Views, HoldEachTensorAloneAsAFileOfTheFormat) {
+  const ServedCheckpoint mounted(many(), {}, Metadata{{"format", "pt"}});
+
+  for (const Tensor& tensor : many()) {
+    const auto number = mounted.checkpoint().find(tensor.name);
+    const std::string path(mounted.checkpoint().tensor(*number).path);
+    const auto found = tensors_in(mounted.text(".stfs/safetensors/" + path + ".safetensors"));
+    EXPECT_EQ(found, (std::map<std::string, std::string>{{tensor.name, tensor.bytes}}));
+  }
+}
+
+TEST(Views, HoldAllTensorsOfAllSourcesInOneFile) {
+  const ServedCheckpoint mounted({many(), {{"second", "F64", {1}, "12345678"}}}, {},
+                                 Metadata{{"k", "v"}});
+
+  const auto found = tensors_in(mounted.text(".stfs/merged.safetensors"));
+
+  EXPECT_EQ(found.size(), many().size() + 1);
+  for (const Tensor& tensor : many()) EXPECT_EQ(found.at(tensor.name), tensor.bytes);
+  EXPECT_EQ(found.at("second"), "12345678");
+}
+
+TEST(Views, GiveTheRootsFilesAgainInATreeOfDots) {
+  const ServedCheckpoint mounted({{"model.layers.0.w", "U8", {1}, "1"},
+                                  {"model.layers.1.w", "U8", {1}, "2"},
+                                  {"model.norm", "U8", {1}, "3"},
+                                  {"plain", "U8", {1}, "4"}});
+
+  EXPECT_EQ(mounted.names(".stfs/tree"), (std::vector<std::string>{"model", "plain"}));
+  EXPECT_EQ(mounted.names(".stfs/tree/model"), (std::vector<std::string>{"layers", "norm"}));
+  EXPECT_EQ(mounted.text(".stfs/tree/model/layers/1/w"), "2");
+  EXPECT_EQ(mounted.xattr(".stfs/tree/model/layers/1/w", "user.stfs.name"), "model.layers.1.w");
+  std::string names;
+  EXPECT_EQ(mounted->list_xattr(mounted.inode(".stfs/tree/plain"), names), 0);
+  EXPECT_TRUE(names.starts_with("user.stfs.name"));
+  EXPECT_EQ(mounted.list(mounted.inode(".stfs/tree/model/layers"))[1].attributes.inode,
+            mounted.inode(".stfs/tree/model"));
+}
+
+// Computed files.
+
+struct Computation {
+  int error = -1;
+  std::string bytes;
+};
+
+Computation computed(const ServedCheckpoint& mounted, std::uint64_t inode, std::uint64_t offset = 0,
+                     std::uint64_t length = kMost) {
+  std::promise<Computation> promise;
+  mounted->read_computed(mounted->ticket(), inode, offset, length,
+                         [&](int error, std::string_view bytes) {
+                           promise.set_value({error, std::string(bytes)});
+                         });
+  return promise.get_future().get();
+}
+
+TEST(ComputedFiles, HoldTheStatisticsAndTheDigest) {
+  const ServedCheckpoint mounted({{"a/b", "U8", {3}, "abc"}});
+
+  const json stats = json::parse(computed(mounted, mounted.inode(".stfs/stats/a/b.json")).bytes);
+  const Computation digest = computed(mounted, mounted.inode(".stfs/sha256/a/b"));
+
+  EXPECT_EQ(stats["count"], 3);
+  EXPECT_EQ(stats["min"], 97);
+  EXPECT_EQ(stats["mean"], 98);
+  EXPECT_EQ(digest.error, 0);
+  EXPECT_EQ(digest.bytes,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a/b\n");
+  EXPECT_EQ(mounted.at(".stfs/sha256/a/b")->size, 0U);
+  EXPECT_TRUE(mounted->is_computed(mounted.inode(".stfs/sha256/a/b")));
+  EXPECT_FALSE(mounted->is_computed(mounted.inode("a/b")));
+}
+
+TEST(ComputedFiles, GiveAnyPart) {
+  const ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
+  const std::uint64_t inode = mounted.inode(".stfs/stats/w.json");
+  const std::string whole = computed(mounted, inode).bytes;
+
+  EXPECT_TRUE(whole.ends_with("}\n"));
+  for (std::uint64_t offset = 0; offset <= whole.size() + 1; ++offset) {
+    const std::string part = offset < whole.size() ? whole.substr(offset, 5) : "";
+    EXPECT_EQ(computed(mounted, inode, offset, 5).bytes, part);
+  }
+  EXPECT_EQ(computed(mounted, inode, kMost, kMost).bytes, "");
+}
+
+TEST(ComputedFiles, OfAChangedSourceAreStaleAndHaveNoBytesAndAreLoggedOnce) {
+  ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
+  fs::resize_file(mounted.source(), 10);
+
+  for (const char* path : {".stfs/stats/w.json", ".stfs/sha256/w"}) {
+    EXPECT_EQ(mounted->open(mounted.inode(path)), ESTALE) << path;
+    const Computation answer = computed(mounted, mounted.inode(path));
+    EXPECT_EQ(answer.error, ESTALE) << path;
+    EXPECT_EQ(answer.bytes, "") << path;
+  }
+  EXPECT_EQ(mounted.log.size(), 1U);
+}
+
+TEST(ComputedFiles, EndWithEintrWhenComputingIsStopped) {
+  const ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
+  mounted->stop_computing();
+
+  EXPECT_EQ(computed(mounted, mounted.inode(".stfs/sha256/w")).error, EINTR);
+}
+
+// A source that changes, seen through every view.
+
+class StaleViews : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(StaleViews, FailToOpenAndToRead) {
+  ServedCheckpoint mounted({{"w", "BF16", {8, 8}, RandomBytes(1).bytes(128)}});
+  const std::uint64_t inode = mounted.inode(".stfs/"s + GetParam());
+  ASSERT_EQ(mounted->open(inode), 0);
+  fs::resize_file(mounted.source(), 10);
+  std::string bytes;
+
+  EXPECT_EQ(mounted->open(inode), ESTALE);
+  EXPECT_EQ(mounted.read(inode, 0, kMost, bytes), ESTALE);
+  EXPECT_EQ(mounted.log.size(), 1U);
+}
+
+TEST_P(StaleViews, FailToReadAndLogThatOnce) {
+  ServedCheckpoint mounted({{"w", "BF16", {8, 8}, RandomBytes(1).bytes(128)}});
+  const std::uint64_t inode = mounted.inode(".stfs/"s + GetParam());
+  fs::resize_file(mounted.source(), 10);
+  std::string bytes;
+
+  EXPECT_EQ(mounted.read(inode, 0, kMost, bytes), ESTALE);
+  EXPECT_EQ(mounted.read(inode, 0, kMost, bytes), ESTALE);
+  EXPECT_EQ(mounted.log.size(), 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Views, StaleViews,
+                         ::testing::Values("npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4",
+                                           "slice/w/:,2:4", "npy-slice/w/2:4.npy",
+                                           "npy-slice/w/:,2:4.npy", "tree/w",
+                                           "safetensors/w.safetensors", "merged.safetensors",
+                                           "subset/*.safetensors", "header/s0.safetensors.json"),
+                         [](const auto& parameter) {
+                           std::string name;
+                           for (const char c : std::string(parameter.param)) {
+                             name += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+                           }
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace stfs::test
