@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 
 namespace stfs {
@@ -58,13 +59,11 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
 }
 
 RequestLoop::~RequestLoop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;  // from here on the list stays as it is
-    // The one way to end a read without losing the moment before it begins.
-    for (Thread& each : threads_) ::pthread_cancel(each.thread.native_handle());
-  }
-  for (Thread& each : threads_) each.thread.join();
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  // The one way to end a read without losing the moment before it begins.
+  for (const Thread& thread : threads_) ::pthread_cancel(thread.handle);
+  all_ended_.wait(lock, [this] { return threads_.empty(); });
 }
 
 // With the lock.
@@ -73,7 +72,9 @@ void RequestLoop::start_one() {
   ++waiting_;
   try {
     const auto self = threads_.begin();
-    self->thread = start_thread([this, self] { serve(self); });
+    std::thread thread = start_thread([this, self] { serve(self); });
+    self->handle = thread.native_handle();
+    thread.detach();
   } catch (...) {
     --waiting_;
     threads_.pop_front();
@@ -92,6 +93,16 @@ void RequestLoop::start_another() {
 }
 
 void RequestLoop::serve(std::list<Thread>::iterator self) {
+  struct Leaving {  // by a return, or cancelled
+    ~Leaving() {
+      const std::lock_guard lock(loop->mutex_);
+      loop->threads_.erase(self);
+      if (loop->threads_.empty()) loop->all_ended_.notify_all();
+    }
+    RequestLoop* loop;
+    std::list<Thread>::iterator self;
+  } const leaving{this, self};
+
   ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
   const std::span buffer(self->buffer.get(), limits_.request);
   while (true) {
@@ -107,20 +118,16 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
     const bool takes_time = !is_forget(request);
     if (takes_time && waiting_.fetch_sub(1) == 1) start_another();
     answer_(request);
-    if (takes_time && waiting_.fetch_add(1) >= limits_.idle && may_leave(self)) return;
+    if (takes_time && waiting_.fetch_add(1) >= limits_.idle && may_leave()) return;
   }
 }
 
-// Whether this thread is one too many, and forgotten.
-bool RequestLoop::may_leave(std::list<Thread>::iterator self) {
-  const std::lock_guard lock(mutex_);
-  if (stopping_) return false;
+// Whether this thread is one too many; it counts no longer then.
+bool RequestLoop::may_leave() {
   unsigned waiting = waiting_;
   do {
     if (waiting <= limits_.idle) return false;
   } while (!waiting_.compare_exchange_weak(waiting, waiting - 1));
-  self->thread.detach();
-  threads_.erase(self);
   return true;
 }
 

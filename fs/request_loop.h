@@ -10,16 +10,17 @@
 
 #include "core/posix.h"
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 
 namespace stfs {
 
@@ -51,15 +52,15 @@ class RequestLoop {
   int error() const { return error_; }  // an errno, or 0
 
  private:
-  struct Thread {
+  struct Thread {  // detached; it removes itself at its end
     std::unique_ptr<std::byte[]> buffer;
-    std::thread thread;
+    pthread_t handle;
   };
 
   void start_one();
   void start_another();
   void serve(std::list<Thread>::iterator self);
-  bool may_leave(std::list<Thread>::iterator self);
+  bool may_leave();
 
   const int device_;
   const Limits limits_;
@@ -71,6 +72,7 @@ class RequestLoop {
   std::mutex mutex_;  // of what follows
   bool stopping_ = false;
   std::list<Thread> threads_;
+  std::condition_variable all_ended_;  // threads_ is empty
 };
 
 }  // namespace stfs

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstring>
@@ -74,6 +75,19 @@ std::string escape_option(std::string_view value) {
     out += c;
   }
   return out;
+}
+
+// From now on this process ends, whatever of it waits for a source that hangs: a reader's request,
+// a computation. A supervisor has as much patience.
+void end_within(std::chrono::seconds patience) {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    constexpr std::string_view kLine = "stfs: ended while a source did not answer\n";
+    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+    ::_exit(0);
+  };
+  ::sigaction(SIGALRM, &action, nullptr);
+  ::alarm(static_cast<unsigned>(patience.count()));
 }
 
 // A supervised worker's way to /dev/fuse. While the kernel copies and has to bring a page of this
@@ -253,8 +267,20 @@ void Session::run(unsigned threads, int lifeline, const Hooks& hooks) {
       tell(hooks.orphaned);
     }
   }
+  detach();
+  end_within(std::chrono::seconds(10));
   if (const int error = loop.error()) {
     throw_errno(ErrorCode::kMountFailed, place_, "serving ended", error);
+  }
+}
+
+// Takes the mount away from where it is, whoever uses it, if it is still there.
+void Session::detach() const {
+  try {
+    const auto mount = mounted_at(place_);
+    if (mount && mount->device == device_) unmount(place_, true);
+  } catch (const std::exception&) {
+    // The destructor tries again.
   }
 }
 

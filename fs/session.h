@@ -43,7 +43,8 @@ class Session {
     std::function<void()> orphaned;  // poll(2) shows POLLERR for `lifeline`, which may be -1
   };
   // Answers requests until the mount is taken away or one of the signals comes; both are a success.
-  // At most `threads` are answered at the same time.
+  // At most `threads` are answered at the same time. From the end on the process has ten seconds: a
+  // source that hangs does not keep it.
   void run(unsigned threads, int lifeline, const Hooks& hooks);
 
  private:
@@ -51,6 +52,7 @@ class Session {
   std::size_t longest_request() const;
   void process(std::span<std::byte> request);
   void refuse_what_was_sent_before();
+  void detach() const;
 
   std::string place_;
   std::string device_;  // of the mount, as mountinfo names it

@@ -217,12 +217,31 @@ TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
   ASSERT_TRUE(disk_->stalls(1));
 
   mount.process().signal(SIGTERM);
-  reader.signal(SIGKILL);
-  disk_->tell("release");
 
+  EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
+  EXPECT_TRUE(mount.process().running()) << "the disk may still answer";
+  disk_->tell("release");
   reader.wait();
   EXPECT_EQ(mount.process().wait().status, 0);
-  EXPECT_TRUE(mounts_at(mount.path()).empty());
+}
+
+TEST_P(FailingDisk, ThatStallsForeverDoesNotKeepTheDaemonForever) {
+  ForegroundMount mount({*disk_ / "m.safetensors"}, options());
+  spoil("stall", 0, kSize);
+  Process reader({"cat", mount / "w"});
+  ASSERT_TRUE(disk_->stalls(1));
+  Process hasher({"cat", mount / ".stfs/sha256/v"});
+  ASSERT_TRUE(disk_->stalls(2));
+
+  mount.process().signal(SIGTERM);
+
+  EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
+  const Outcome ended = mount.process().wait();  // after ten seconds
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_NE(ended.err.find("a source did not answer"), std::string::npos) << ended.err;
+  EXPECT_EQ(reader.wait().status, 1);
+  EXPECT_EQ(hasher.wait().status, 1);
+  disk_->tell("release");
 }
 
 TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
