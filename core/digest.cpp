@@ -9,12 +9,25 @@
 #include <vector>
 
 namespace stfs {
+namespace {
+
+// Nothing when there was no memory for it. It is not tried again then: OpenSSL cannot be relied on
+// once it has run out of memory while it set itself up.
+const EVP_MD* method() {
+  static const EVP_MD* const kMethod = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return kMethod;
+}
+
+}  // namespace
+
+void prepare_sha256() { method(); }
 
 int sha256(const Content& content, const std::atomic<bool>& stop, std::string& hex,
            const Progress& progress) {
+  if (method() == nullptr) return ENOMEM;
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
                                                                         &EVP_MD_CTX_free);
-  if (!context || EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) != 1) return ENOMEM;
+  if (!context || EVP_DigestInit_ex(context.get(), method(), nullptr) != 1) return ENOMEM;
   constexpr std::uint64_t kChunk = 256 << 10;  // stays in the second-level cache
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   for (std::uint64_t offset = 0; offset < content.size();) {

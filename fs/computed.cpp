@@ -3,15 +3,22 @@
 #include "core/posix.h"
 
 #include <cerrno>
+#include <exception>
+#include <iterator>
 #include <new>
 #include <utility>
 
 namespace stfs {
 
-Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
+Computed::Computed(unsigned threads, Work work, const std::function<void()>& prepare)
+    : work_(std::move(work)) {
   threads_.reserve(threads + 1);  // there is no room for failure once a thread runs
   try {
-    for (unsigned i = 0; i < threads; ++i) {
+    threads_.push_back(start_thread([this, prepare] {
+      prepare();
+      compute();
+    }));
+    for (unsigned i = 1; i < threads; ++i) {
       threads_.push_back(start_thread([this] { compute(); }));
     }
     threads_.push_back(start_thread([this] { answer_cancelled(); }));
@@ -36,7 +43,7 @@ void Computed::stop() {
   for (auto& [ticket, waiter] : left) {
     if (waiter.done) waiter.done(EINTR, "");
   }
-  for (const Done& done : cancelled_) done(EINTR, "");
+  for (const auto& [ticket, waiter] : cancelled_) waiter.done(EINTR, "");
   cancelled_.clear();
 }
 
@@ -59,15 +66,22 @@ void Computed::request(Ticket ticket, Key key, Done done) {
     done(is_over ? EINTR : 0, is_over ? std::string() : *known);
     return;
   }
-  waiter->second.key = key;
-  waiter->second.done = std::move(done);
-  std::shared_ptr<Job>& job = jobs_[key];
-  if (!job) {
-    job = std::make_shared<Job>();
-    queue_.emplace_back(key, job);
+  auto job = jobs_.find(key);
+  if (job == jobs_.end()) {
+    std::list<Queued> queued;  // all or nothing, where memory is short
+    queued.emplace_back(key, std::make_shared<Job>());
+    job = jobs_.emplace(key, queued.front().second).first;
+    queue_.splice(queue_.end(), queued);
     wake_compute_.notify_one();
   }
-  ++job->waiters;
+  ++job->second->waiters;
+  waiter->second.key = key;
+  waiter->second.done = std::move(done);
+}
+
+void Computed::forget(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  waiters_.erase(ticket);
 }
 
 void Computed::cancel(Ticket ticket) {
@@ -79,13 +93,12 @@ void Computed::cancel(Ticket ticket) {
     waiter.cancelled = true;
     return;
   }
-  cancelled_.push_back(std::move(waiter.done));
   const auto job = jobs_.find(*waiter.key);
   if (job != jobs_.end() && --job->second->waiters == 0) {
     job->second->stop = true;
     jobs_.erase(job);  // whoever asks now begins anew
   }
-  waiters_.erase(found);
+  cancelled_.insert(waiters_.extract(found));
   wake_answer_.notify_one();
 }
 
@@ -94,10 +107,9 @@ void Computed::answer_cancelled() {
   while (true) {
     wake_answer_.wait(lock, [this] { return stopping_ || !cancelled_.empty(); });
     if (stopping_) return;
-    const Done done = std::move(cancelled_.front());
-    cancelled_.pop_front();
+    const auto first = cancelled_.extract(cancelled_.begin());
     lock.unlock();
-    done(EINTR, "");
+    first.mapped().done(EINTR, "");
     lock.lock();
   }
 }
@@ -117,23 +129,26 @@ void Computed::compute() {
       error = work_(key, job->stop, text);
     } catch (const std::bad_alloc&) {
       error = ENOMEM;
+    } catch (const std::exception&) {
+      error = EIO;
     }
     lock.lock();
     const auto current = jobs_.find(key);
     if (current == jobs_.end() || current->second != job) continue;  // all have gone
     jobs_.erase(current);
-    if (error == 0) texts_.emplace(key, text);
-    std::vector<Done> waiting;
+    std::map<Ticket, Waiter> waiting;
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
-      if (waiter->second.key != key) {
-        ++waiter;
-        continue;
-      }
-      waiting.push_back(std::move(waiter->second.done));
-      waiter = waiters_.erase(waiter);
+      const auto next = std::next(waiter);
+      if (waiter->second.key == key) waiting.insert(waiters_.extract(waiter));
+      waiter = next;
+    }
+    try {
+      if (error == 0) texts_.emplace(key, text);
+    } catch (const std::bad_alloc&) {
+      // Who asks again waits again.
     }
     lock.unlock();
-    for (const Done& done : waiting) done(error, text);
+    for (const auto& [ticket, waiter] : waiting) waiter.done(error, text);
     lock.lock();
   }
 }

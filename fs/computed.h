@@ -8,8 +8,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,8 +35,9 @@ class Computed {
   using Done = std::function<void(int error, const std::string& text)>;
 
   // Starts `threads` threads that compute, and one that answers those who were cancelled. They take
-  // no signals.
-  Computed(unsigned threads, Work work);
+  // no signals. The first of them begins with `prepare`.
+  Computed(
+      unsigned threads, Work work, const std::function<void()>& prepare = [] {});
   Computed(const Computed&) = delete;
   Computed& operator=(const Computed&) = delete;
   ~Computed() { stop(); }
@@ -47,7 +48,9 @@ class Computed {
 
   // A ticket comes first, so that it can be cancelled from the moment that it is asked for.
   Ticket ticket();
+  // Where it throws (std::bad_alloc), `done` is not called, and the ticket has to be forgotten.
   void request(Ticket ticket, Key key, Done done);
+  void forget(Ticket ticket);
 
   // Lets `done` be called with EINTR, soon and on another thread, unless it was called already.
   void cancel(Ticket ticket);
@@ -63,6 +66,8 @@ class Computed {
     std::atomic<bool> stop = false;
   };
 
+  using Queued = std::pair<Key, std::shared_ptr<Job>>;
+
   void compute();
   void answer_cancelled();
 
@@ -74,8 +79,8 @@ class Computed {
   std::map<Ticket, Waiter> waiters_;
   std::map<Key, std::shared_ptr<Job>>
       jobs_;  // queued or running; shared with the thread that runs it
-  std::deque<std::pair<Key, std::shared_ptr<Job>>> queue_;
-  std::deque<Done> cancelled_;
+  std::list<Queued> queue_;
+  std::map<Ticket, Waiter> cancelled_;
   std::map<Key, std::string> texts_;
   std::vector<std::thread> threads_;
 };

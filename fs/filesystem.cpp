@@ -48,10 +48,12 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       views_(checkpoint, options.control, options.ledger),
       leases_(files_of(checkpoint)),
       reported_(checkpoint.sources().size()),
-      computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-                [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
-                  return compute(node_of(key), stop, text);
-                }) {
+      computed_(
+          std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
+          [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+            return compute(node_of(key), stop, text);
+          },
+          prepare_sha256) {
   for (const auto& source : checkpoint.sources()) {
     for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
   }
@@ -153,11 +155,17 @@ int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t le
 
 void FileSystem::read_computed(Computed::Ticket ticket, std::uint64_t inode, std::uint64_t offset,
                                std::uint64_t length, SendComputed send) {
-  computed_.request(
-      ticket, inode, [offset, length, send = std::move(send)](int error, const std::string& text) {
-        const std::string_view all(text);
-        send(error, offset < all.size() ? all.substr(offset, length) : std::string_view{});
-      });
+  try {
+    computed_.request(ticket, inode,
+                      [offset, length, send = std::move(send)](int error, const std::string& text) {
+                        const std::string_view all(text);
+                        send(error,
+                             offset < all.size() ? all.substr(offset, length) : std::string_view{});
+                      });
+  } catch (...) {
+    computed_.forget(ticket);
+    throw;
+  }
 }
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {

@@ -4,11 +4,14 @@
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <map>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -228,6 +231,77 @@ INSTANTIATE_TEST_SUITE_P(
                     Failing{"LargeMalloc", "malloc", "1000000", false},
                     Failing{"Threads", "pthread_create", "0", false}),
     [](const auto& failing) { return std::string(failing.param.name); });
+
+// Every Nth allocation fails, so that requests get half of what they need, wherever that is. What
+// is read is right or refused, also where readers go away in the middle.
+TEST_F(FailingCalls, OfSomeMallocWhileServingAreNoticedByNobodyElse) {
+  const std::string source = dir_ / "floats.safetensors";
+  const Tensor tensor = random_tensor("w", "F16", {1000, 1000});
+  write_safetensors(source, {tensor, random_tensor("v", "BF16", {100})}, Metadata{{"k", "v"}});
+  const std::vector<std::string> paths = {"w",
+                                          ".stfs/sha256/w",
+                                          ".stfs/stats/w.json",
+                                          ".stfs/f32/w",
+                                          ".stfs/npy-f32/v.npy",
+                                          ".stfs/tensors.tsv",
+                                          ".stfs/tensors.json",
+                                          ".stfs/metadata/k",
+                                          ".stfs/merged.safetensors",
+                                          ".stfs/json/w.json",
+                                          ".stfs/safetensors/v.safetensors"};
+  std::map<std::string, std::string> right;
+  {
+    const Mounted mount({source});
+    for (const std::string& path : paths) right[path] = read_file(mount / path);
+  }
+  const std::string flag = dir_ / "now";
+  for (const unsigned every : {2, 3, 5, 7, 11, 13, 31, 101}) {
+    ASSERT_EQ(run({STFS_BINARY, source, mountpoint()},
+                  {.environment = {std::string("LD_PRELOAD=") + STFS_FAILING_CALLS,
+                                   "STFS_FAIL_CALL=malloc", "STFS_FAIL_WHILE=" + flag,
+                                   "STFS_FAIL_EVERY=" + std::to_string(every)}})
+                  .status,
+              0);
+    // When this is there OpenSSL has set itself up, which it does when the mount begins.
+    read_file(mountpoint() / ".stfs/sha256/v");
+    write_file(flag, "");
+    std::atomic<unsigned> wrong = 0;
+    std::vector<std::thread> readers;
+    for (unsigned reader = 0; reader < 16; ++reader) {
+      readers.emplace_back([&, reader] {
+        for (unsigned i = 0; i < long_or(40, 12); ++i) {
+          const std::string& path = paths[(i + reader) % paths.size()];
+          try {
+            if (read_file(mountpoint() / path) != right.at(path)) ++wrong;
+          } catch (const std::system_error&) {
+            // Refused.
+          }
+          // Other names each time.
+          const std::string slice =
+              ".stfs/slice/w/" + std::to_string(i) + ",:" + std::to_string(reader);
+          const int fd = ::open((mountpoint() / slice).c_str(), O_RDONLY | O_CLOEXEC);
+          if (fd >= 0) ::close(fd);
+          std::error_code error;
+          for (auto entry = std::filesystem::directory_iterator(mountpoint() / ".stfs", error);
+               !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+          }
+          if (i % 8 == 0) {
+            const Process leaving({"cat", mountpoint() / ".stfs/sha256/w"});
+            leaving.signal(SIGKILL);
+          }
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+    std::filesystem::remove(flag);
+
+    EXPECT_EQ(wrong, 0u) << every;
+    for (const std::string& path : paths)
+      EXPECT_EQ(read_file(mountpoint() / path), right[path]) << every << " " << path;
+    ASSERT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0) << every;
+    ASSERT_TRUE(eventually([&] { return processes_with(mountpoint()).empty(); })) << every;
+  }
+}
 
 TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
   constexpr std::size_t kElements = 10'001;

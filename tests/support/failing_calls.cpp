@@ -3,6 +3,7 @@
 //   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which; malloc: calloc and realloc too
 //   STFS_FAIL_AT=N                                          the Nth of them, counted from 1
 //   STFS_FAIL_ON=1                                          and all that follow
+//   STFS_FAIL_EVERY=N                                       every Nth of them instead
 //   STFS_FAIL_SIZE=BYTES                                    malloc and mmap: only of so much at
 //   least
 //   STFS_FAIL_MOST=BYTES                                    and of no more than so much
@@ -45,6 +46,9 @@ bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   }
   static std::atomic<unsigned long> count = 0;
   const unsigned long number = ++count;
+  if (const char* every = ::getenv("STFS_FAIL_EVERY"); every != nullptr) {
+    return number % std::strtoul(every, nullptr, 10) == 0;
+  }
   const char* at = ::getenv("STFS_FAIL_AT");
   const unsigned long first = at == nullptr ? 1 : std::strtoul(at, nullptr, 10);
   return number == first || (number > first && ::getenv("STFS_FAIL_ON") != nullptr);
