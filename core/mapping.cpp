@@ -110,15 +110,23 @@ int Mapping::read(std::span<std::byte> buffer, std::uint64_t offset) const {
 int Mapping::read_in_turn(std::span<std::byte> buffer, std::uint64_t offset) const {
   constexpr std::chrono::milliseconds kPatience{10};
   constexpr std::size_t kBlock = 128 << 10;  // bytes; small beside what the kernel reads ahead
-  int error = 0;
+  bool has_turn = false;
   {
-    const std::unique_lock turn(turn_, kPatience);
-    while (error == 0 && !buffer.empty()) {
-      const std::span block = buffer.first(std::min(buffer.size(), kBlock));
-      error = read_unverified(block, offset);
-      buffer = buffer.subspan(block.size());
-      offset += block.size();
-    }
+    std::unique_lock lock(turn_.mutex);
+    has_turn = turn_.over.wait_for(lock, kPatience, [this] { return !turn_.is_taken; });
+    turn_.is_taken = true;
+  }
+  int error = 0;
+  while (error == 0 && !buffer.empty()) {
+    const std::span block = buffer.first(std::min(buffer.size(), kBlock));
+    error = read_unverified(block, offset);
+    buffer = buffer.subspan(block.size());
+    offset += block.size();
+  }
+  if (has_turn) {
+    const std::lock_guard lock(turn_.mutex);
+    turn_.is_taken = false;
+    turn_.over.notify_one();
   }
   const int changed = verify();
   return changed != 0 ? changed : error;

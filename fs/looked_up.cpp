@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <new>
 #include <tuple>
 #include <utility>
 
@@ -11,6 +12,17 @@ namespace stfs {
 std::size_t LookedUpNames::Hash::operator()(const Name* name) const {
   const std::size_t place = (std::size_t{name->tensor} << 8 | name->view) * 0x9E3779B97F4A7C15U;
   return std::hash<std::string_view>()(name->expression) ^ place;
+}
+
+// Makes a table small again that has become nearly empty.
+template <class Table>
+void LookedUpNames::shrink(Table& table) {
+  if (table.bucket_count() / 4 <= table.size()) return;
+  try {
+    table.rehash(0);
+  } catch (const std::bad_alloc&) {
+    // It stays as it is.
+  }
 }
 
 bool LookedUpNames::Equal::operator()(const Name* a, const Name* b) const {
@@ -79,11 +91,16 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     if (name.lookups != 0) return;
     by_name_.erase(&name);
     by_number_.erase(found);
-    // The allocator keeps the memory of small things; the kernel forgets many names at a time.
+    // The allocator keeps the memory of small things, and a table its room; the kernel forgets many
+    // names at a time.
     constexpr std::uint64_t kMany = 16384;
     const std::uint64_t enough = by_number_.empty() ? kMany / 16 : kMany;
     give_back = ++freed_ >= enough;
-    if (give_back) freed_ = 0;
+    if (give_back) {
+      freed_ = 0;
+      shrink(by_number_);
+      shrink(by_name_);
+    }
   }
   if (give_back) ::malloc_trim(0);
 }

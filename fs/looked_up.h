@@ -60,6 +60,8 @@ class LookedUpNames {
   };
 
   void keep(std::unique_ptr<Name> name);
+  template <class Table>
+  static void shrink(Table& table);
 
   Ledger* ledger_;
   mutable std::mutex mutex_;

@@ -222,7 +222,8 @@ TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
   EXPECT_TRUE(mount.process().running()) << "the disk may still answer";
   disk_->tell("release");
   reader.wait();
-  EXPECT_EQ(mount.process().wait().status, 0);
+  const Outcome ended = mount.process().wait();
+  EXPECT_EQ(ended.status, 0) << ended.err;
 }
 
 TEST_P(FailingDisk, ThatStallsForeverDoesNotKeepTheDaemonForever) {

@@ -1,6 +1,7 @@
 #include "fs/looked_up.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <latch>
 #include <set>
@@ -153,6 +154,28 @@ TEST(LookedUpNames, CountTheLookupsOfThreadsThatComeAtOnce) {
 
   EXPECT_EQ(names.size(), 0U);
 }
+
+#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
+TEST(LookedUpNames, GiveTheirMemoryBackWhenManyAreForgotten) {
+  const auto in_use = [] {
+    const struct mallinfo2 info = ::mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  LookedUpNames names;
+  const std::size_t before = in_use();
+
+  std::vector<std::uint64_t> numbers(100'000);
+  const std::size_t with_numbers = in_use();
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = names.look_up(1, 0, std::to_string(i), [] { return std::nullopt; });
+  }
+  EXPECT_GT(in_use(), with_numbers + numbers.size() * 64);
+  for (const std::uint64_t number : numbers) names.forget(number, 1);
+  numbers = std::vector<std::uint64_t>();
+
+  EXPECT_LT(in_use(), before + 64 * 1024);
+}
+#endif
 
 }  // namespace
 }  // namespace stfs::test
