@@ -14,12 +14,7 @@ namespace stfs {
 // Told how many more bytes were looked at.
 using Progress = std::function<void(std::uint64_t bytes)>;
 
-// Sets OpenSSL up, which takes some milliseconds and 200 KB and must not run out of memory: to be
-// called early where that can happen later.
-void prepare_sha256();
-
-// Fills `hex` with 64 lower-case digits. 0; EINTR as soon as `stop` is set; ENOMEM; or the
-// errno of a read.
+// Fills `hex` with 64 lower-case digits. 0; EINTR as soon as `stop` is set; or the errno of a read.
 int sha256(const Content& content, const std::atomic<bool>& stop, std::string& hex,
            const Progress& progress = {});
 

@@ -2,6 +2,7 @@
 
 #include "core/text.h"
 
+#define OPENSSL_SUPPRESS_DEPRECATED  // as in digest.cpp
 #include <openssl/sha.h>
 
 #include <algorithm>
@@ -40,7 +41,10 @@ std::size_t cut_position(std::string_view component) {
 
 std::string cut(const std::string& component) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
-  SHA256(reinterpret_cast<const unsigned char*>(component.data()), component.size(), digest.data());
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, component.data(), component.size());
+  SHA256_Final(digest.data(), &context);
   std::string out = component.substr(0, cut_position(component)) + '~';
   for (std::size_t i = 0; i < kDigestDigits / 2; ++i) {
     out += kLowerHex[digest[i] >> 4];

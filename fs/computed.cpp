@@ -10,15 +10,10 @@
 
 namespace stfs {
 
-Computed::Computed(unsigned threads, Work work, const std::function<void()>& prepare)
-    : work_(std::move(work)) {
+Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
   threads_.reserve(threads + 1);  // there is no room for failure once a thread runs
   try {
-    threads_.push_back(start_thread([this, prepare] {
-      prepare();
-      compute();
-    }));
-    for (unsigned i = 1; i < threads; ++i) {
+    for (unsigned i = 0; i < threads; ++i) {
       threads_.push_back(start_thread([this] { compute(); }));
     }
     threads_.push_back(start_thread([this] { answer_cancelled(); }));

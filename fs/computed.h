@@ -35,9 +35,8 @@ class Computed {
   using Done = std::function<void(int error, const std::string& text)>;
 
   // Starts `threads` threads that compute, and one that answers those who were cancelled. They take
-  // no signals. The first of them begins with `prepare`.
-  Computed(
-      unsigned threads, Work work, const std::function<void()>& prepare = [] {});
+  // no signals.
+  Computed(unsigned threads, Work work);
   Computed(const Computed&) = delete;
   Computed& operator=(const Computed&) = delete;
   ~Computed() { stop(); }

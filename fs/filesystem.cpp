@@ -48,12 +48,10 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       views_(checkpoint, options.control, options.ledger),
       leases_(files_of(checkpoint)),
       reported_(checkpoint.sources().size()),
-      computed_(
-          std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-          [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
-            return compute(node_of(key), stop, text);
-          },
-          prepare_sha256) {
+      computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
+                [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+                  return compute(node_of(key), stop, text);
+                }) {
   for (const auto& source : checkpoint.sources()) {
     for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
   }

@@ -262,8 +262,6 @@ TEST_F(FailingCalls, OfSomeMallocWhileServingAreNoticedByNobodyElse) {
                                    "STFS_FAIL_EVERY=" + std::to_string(every)}})
                   .status,
               0);
-    // When this is there OpenSSL has set itself up, which it does when the mount begins.
-    read_file(mountpoint() / ".stfs/sha256/v");
     write_file(flag, "");
     std::atomic<unsigned> wrong = 0;
     std::vector<std::thread> readers;
