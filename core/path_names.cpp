@@ -1,12 +1,9 @@
 #include "core/path_names.h"
 
+#include "core/sha256.h"
 #include "core/text.h"
 
-#define OPENSSL_SUPPRESS_DEPRECATED  // as in digest.cpp
-#include <openssl/sha.h>
-
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -40,17 +37,9 @@ std::size_t cut_position(std::string_view component) {
 }
 
 std::string cut(const std::string& component) {
-  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
-  SHA256_CTX context;
-  SHA256_Init(&context);
-  SHA256_Update(&context, component.data(), component.size());
-  SHA256_Final(digest.data(), &context);
-  std::string out = component.substr(0, cut_position(component)) + '~';
-  for (std::size_t i = 0; i < kDigestDigits / 2; ++i) {
-    out += kLowerHex[digest[i] >> 4];
-    out += kLowerHex[digest[i] & 15];
-  }
-  return out;
+  Sha256 digest;
+  digest.add(std::as_bytes(std::span(component)));
+  return component.substr(0, cut_position(component)) + '~' + digest.hex().substr(0, kDigestDigits);
 }
 
 void append_component(EncodedPath& out, std::string_view component, bool first,

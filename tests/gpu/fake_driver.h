@@ -15,9 +15,8 @@
 //                                     something back gives it back all the same, and fails then
 //   STFS_FAKE_CUDA_FAULT=N[:ERROR]    the Nth thing that a stream does fails instead (700), and
 //                                     with it everything that comes after in its context
-//   STFS_FAKE_CUDA_GRANULARITY=BYTES  what it says that sizes of memory are multiples of; 2 MiB,
-//   which
-//                                     is what it wants
+//   STFS_FAKE_CUDA_GRANULARITY=BYTES  what it says that sizes of memory are multiples of; 2 MiB, as
+//                                     it wants them
 //   STFS_FAKE_CUDA_READ_ONLY=refused  cuMemSetAccess knows no access but read and write
 //   STFS_FAKE_CUDA_REPORT=FILE        where the report goes when the process exits, at the end
 #pragma once

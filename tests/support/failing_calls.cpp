@@ -1,13 +1,12 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from one on.
 //
 //   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which; malloc: calloc and realloc too
-//   STFS_FAIL_AT=N                                          the Nth of them, counted from 1
-//   STFS_FAIL_ON=1                                          and all that follow
-//   STFS_FAIL_EVERY=N                                       every Nth of them instead
-//   STFS_FAIL_SIZE=BYTES                                    malloc and mmap: only of so much at
-//   least
-//   STFS_FAIL_MOST=BYTES                                    and of no more than so much
-//   STFS_FAIL_WHILE=PATH                                    only while there is such a file
+//   STFS_FAIL_AT=N         the Nth of them, counted from 1
+//   STFS_FAIL_ON=1         and all that follow
+//   STFS_FAIL_EVERY=N      every Nth of them instead
+//   STFS_FAIL_SIZE=BYTES   malloc and mmap: only of so much at least
+//   STFS_FAIL_MOST=BYTES   and of no more than so much
+//   STFS_FAIL_WHILE=PATH   only while there is such a file
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
