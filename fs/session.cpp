@@ -119,12 +119,15 @@ Session::Session(const Options& options, FuseContext& context)
   for (std::string& word : words) argv.push_back(word.data());
   fuse_args arguments = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
 
-  int mounted = -1;
+  bool is_mounted = false;
   try {
     const std::string said = capture_stderr([&] {
       session_ =
           fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
-      if (session_ != nullptr) mounted = fuse_session_mount(session_, place_.c_str());
+      // libfuse 3.14 takes 0, its success in adding an option, for the descriptor of the mount when
+      // it has no memory for what follows.
+      is_mounted = session_ != nullptr && fuse_session_mount(session_, place_.c_str()) == 0 &&
+                   fuse_session_fd(session_) > STDERR_FILENO;
     });
     if (session_ == nullptr) {
       const std::string line = last_line(said);
@@ -133,10 +136,7 @@ Session::Session(const Options& options, FuseContext& context)
       if (is_out_of_memory) throw std::bad_alloc();
       throw Error(ErrorCode::kUsage, "-o", line);
     }
-    // libfuse 3.14 takes 0, its success in adding an option, for the descriptor of the mount when
-    // it has no memory for what follows.
-    if (fuse_session_fd(session_) <= STDERR_FILENO) mounted = -1;
-    if (mounted != 0) {
+    if (!is_mounted) {
       throw Error(ErrorCode::kMountFailed, place_,
                   said.empty() ? "the mount failed" : last_line(said));
     }
@@ -144,7 +144,7 @@ Session::Session(const Options& options, FuseContext& context)
     raise_readahead(device_);
     read_handshake();
   } catch (...) {  // no destructor will run
-    if (mounted == 0) fuse_session_unmount(session_);
+    if (is_mounted) fuse_session_unmount(session_);
     if (session_ != nullptr) fuse_session_destroy(session_);
     fuse_opt_free_args(&arguments);
     throw;

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <csignal>
 #include <map>
+#include <ostream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -20,11 +21,20 @@
 namespace stfs::test {
 namespace {
 
+// The environment of a program some of whose calls fail.
+std::vector<std::string> failing(const std::string& call, std::vector<std::string> settings) {
+  settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
+  settings.push_back("STFS_FAIL_CALL=" + call);
+  for (const std::string& option : sanitizer_options("verify_asan_link_order=0"))
+    settings.push_back(option);
+  return settings;
+}
+
 class FailingCalls : public MountTest {
  protected:
   void SetUp() override {
-#ifdef STFS_SANITIZED
-    GTEST_SKIP() << "a sanitizer must be the first library, and these calls are its own";
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "ThreadSanitizer must be the first library, and these calls are its own";
 #endif
     MountTest::SetUp();
   }
@@ -44,12 +54,11 @@ class FailingCalls : public MountTest {
   // Mounts while the Nth call fails (and those after it, with `on`).
   Outcome mount(const std::string& call, unsigned long at, bool on,
                 const std::string& least = "0") const {
-    std::vector<std::string> environment = {
-        std::string("LD_PRELOAD=") + STFS_FAILING_CALLS, "STFS_FAIL_CALL=" + call,
-        "STFS_FAIL_AT=" + std::to_string(at), "STFS_FAIL_SIZE=" + least};
-    if (on) environment.emplace_back("STFS_FAIL_ON=1");
+    std::vector<std::string> settings = {"STFS_FAIL_AT=" + std::to_string(at),
+                                         "STFS_FAIL_SIZE=" + least};
+    if (on) settings.emplace_back("STFS_FAIL_ON=1");
     return run({STFS_BINARY, dir_ / "model", mountpoint()},
-               {.environment = environment, .limit = std::chrono::seconds(30)});
+               {.environment = failing(call, settings), .limit = std::chrono::seconds(30)});
   }
 
   // It failed as it should, or mounted all the same and works, but for the calls that
@@ -169,6 +178,10 @@ struct Failing {
   const char* call;
   const char* least;  // bytes
   bool is_noticed;    // by a reader
+
+  friend std::ostream& operator<<(std::ostream& out, const Failing& failing) {
+    return out << failing.name;
+  }
 };
 class FailingWhileServing : public FailingCalls, public testing::WithParamInterface<Failing> {};
 
@@ -178,10 +191,9 @@ TEST_P(FailingWhileServing, NothingElseIsLost) {
   write_safetensors(source, {tensor});
   const std::string flag = dir_ / "now";
   const auto& [name, call, least, is_noticed] = GetParam();
-  const std::vector<std::string> failing = {
-      std::string("LD_PRELOAD=") + STFS_FAILING_CALLS, std::string("STFS_FAIL_CALL=") + call,
-      std::string("STFS_FAIL_SIZE=") + least, "STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag};
-  ASSERT_EQ(run({STFS_BINARY, source, mountpoint()}, {.environment = failing}).status, 0);
+  const std::vector<std::string> environment = failing(
+      call, {std::string("STFS_FAIL_SIZE=") + least, "STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag});
+  ASSERT_EQ(run({STFS_BINARY, source, mountpoint()}, {.environment = environment}).status, 0);
   std::atomic<unsigned> refused = 0;
   const auto read_all = [&](unsigned round) {
     std::vector<std::thread> readers;
@@ -257,9 +269,8 @@ TEST_F(FailingCalls, OfSomeMallocWhileServingAreNoticedByNobodyElse) {
   const std::string flag = dir_ / "now";
   for (const unsigned every : {2, 3, 5, 7, 11, 13, 31, 101}) {
     ASSERT_EQ(run({STFS_BINARY, source, mountpoint()},
-                  {.environment = {std::string("LD_PRELOAD=") + STFS_FAILING_CALLS,
-                                   "STFS_FAIL_CALL=malloc", "STFS_FAIL_WHILE=" + flag,
-                                   "STFS_FAIL_EVERY=" + std::to_string(every)}})
+                  {.environment = failing("malloc", {"STFS_FAIL_WHILE=" + flag,
+                                                     "STFS_FAIL_EVERY=" + std::to_string(every)})})
                   .status,
               0);
     write_file(flag, "");
@@ -309,12 +320,11 @@ TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
                     {random_tensor("h", "F16", {kElements}), random_tensor("i", "U8", {9})});
 
   // With its cache the kernel would ask for the file in parts.
-  ASSERT_EQ(
-      run({STFS_BINARY, "-o", "cache=direct", source, mountpoint()},
-          {.environment = {std::string("LD_PRELOAD=") + STFS_FAILING_CALLS, "STFS_FAIL_CALL=malloc",
-                           "STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size, "STFS_FAIL_MOST=" + size}})
-          .status,
-      0);
+  ASSERT_EQ(run({STFS_BINARY, "-o", "cache=direct", source, mountpoint()},
+                {.environment = failing("malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size,
+                                                   "STFS_FAIL_MOST=" + size})})
+                .status,
+            0);
 
   const Outcome reader = run({"cat", mountpoint() / ".stfs/f32/h"});
   EXPECT_EQ(reader.status, 1);

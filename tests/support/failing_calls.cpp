@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace {
 
@@ -27,10 +28,11 @@ namespace {
 // run-time library do before (the memory that C++ keeps for exceptions) and after (the counts of a
 // coverage build are written then) is not the program's.
 std::atomic<bool> is_started = false;
+thread_local bool is_spared = false;
 
 // Whether this call of `kind` is to fail. getenv does not allocate.
 bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
-  if (!is_started) return false;
+  if (!is_started || is_spared) return false;
   const int before = errno;
   const char* wanted = ::getenv("STFS_FAIL_CALL");
   if (wanted == nullptr || std::strcmp(wanted, kind) != 0) return false;
@@ -120,31 +122,64 @@ int close_range(unsigned first, unsigned last, int flags) {
   return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
 }
 
-extern void* __libc_malloc(std::size_t);
 void* malloc(std::size_t size) {
+  static const auto next = real<void* (*)(std::size_t)>("malloc");
   if (fails("malloc", size)) {
     errno = ENOMEM;
     return nullptr;
   }
-  return __libc_malloc(size);
+  return next(size);
 }
 
-extern void* __libc_calloc(std::size_t, std::size_t);
 void* calloc(std::size_t count, std::size_t size) {
+  static const auto next = real<void* (*)(std::size_t, std::size_t)>("calloc");
   if (fails("malloc", count * size)) {
     errno = ENOMEM;
     return nullptr;
   }
-  return __libc_calloc(count, size);
+  return next(count, size);
 }
 
-extern void* __libc_realloc(void*, std::size_t);
 void* realloc(void* old, std::size_t size) {
+  static const auto next = real<void* (*)(void*, std::size_t)>("realloc");
   if (fails("malloc", size)) {
     errno = ENOMEM;
     return nullptr;
   }
-  return __libc_realloc(old, size);
+  return next(old, size);
 }
 
 }  // extern "C"
+
+#ifdef STFS_ADDRESS_SANITIZER
+
+// Elsewhere these call malloc.
+
+void* operator new(std::size_t size) {
+  static const auto next = real<void* (*)(std::size_t)>("_Znwm");
+  if (fails("malloc", size)) throw std::bad_alloc();
+  return next(size);
+}
+
+void* operator new[](std::size_t size) {
+  static const auto next = real<void* (*)(std::size_t)>("_Znam");
+  if (fails("malloc", size)) throw std::bad_alloc();
+  return next(size);
+}
+
+void* operator new(std::size_t size, const std::nothrow_t& tag) noexcept {
+  static const auto next =
+      real<void* (*)(std::size_t, const std::nothrow_t&)>("_ZnwmRKSt9nothrow_t");
+  return fails("malloc", size) ? nullptr : next(size, tag);
+}
+
+// The sanitizer asks for it when a thread begins, and gives up without.
+extern "C" int pthread_getattr_np(pthread_t thread, pthread_attr_t* attributes) {
+  static const auto next = real<int (*)(pthread_t, pthread_attr_t*)>("pthread_getattr_np");
+  is_spared = true;
+  const int error = next(thread, attributes);
+  is_spared = false;
+  return error;
+}
+
+#endif

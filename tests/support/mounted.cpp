@@ -153,12 +153,16 @@ void Mounted::kill_daemon() {
 }
 
 ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
-                                 const std::vector<std::string>& options)
-    : path_(made(dir_ / "mnt")), process_([&] {
-        std::vector<std::string> all = {"-f"};
-        all.insert(all.end(), options.begin(), options.end());
-        return mount_command(sources, all, path_);
-      }()) {
+                                 const std::vector<std::string>& options,
+                                 const std::vector<std::string>& environment)
+    : path_(made(dir_ / "mnt")),
+      process_(
+          [&] {
+            std::vector<std::string> all = {"-f"};
+            all.insert(all.end(), options.begin(), options.end());
+            return mount_command(sources, all, path_);
+          }(),
+          {.environment = environment}) {
   const int table = ::open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
   // The kernel marks a change of the table by POLLPRI; the timeout lets us notice a child that
   // ends.

@@ -65,7 +65,8 @@ class Mounted {
 class ForegroundMount {
  public:
   explicit ForegroundMount(const std::vector<std::string>& sources,
-                           const std::vector<std::string>& options = {});
+                           const std::vector<std::string>& options = {},
+                           const std::vector<std::string>& environment = {});
   ~ForegroundMount();
   ForegroundMount(const ForegroundMount&) = delete;
   ForegroundMount& operator=(const ForegroundMount&) = delete;

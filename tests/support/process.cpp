@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -42,6 +43,15 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }
 
 }  // namespace
+
+std::vector<std::string> sanitizer_options(const std::string& options) {
+  std::vector<std::string> environment;
+  for (const char* name : {"ASAN_OPTIONS", "TSAN_OPTIONS"}) {
+    const char* ours = std::getenv(name);
+    environment.push_back(std::string(name) + "=" + (ours == nullptr ? "" : ours) + ":" + options);
+  }
+  return environment;
+}
 
 Process::Process(const std::vector<std::string>& argv, const RunOptions& options)
     : limit_(options.limit) {

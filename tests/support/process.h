@@ -11,6 +11,9 @@
 
 namespace stfs::test {
 
+// For RunOptions: a sanitized program is given these options beside ours.
+std::vector<std::string> sanitizer_options(const std::string& options);
+
 // How a program ended.
 struct Outcome {
   int status = -1;  // exit status, or 128 + the signal that ended it
