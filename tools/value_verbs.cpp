@@ -75,9 +75,15 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
     }
   };
   if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < std::min<std::size_t>(jobs, count); ++i) threads.emplace_back(work);
   {
+    std::vector<std::jthread> threads;
+    try {
+      for (std::size_t i = 0; i < std::min<std::size_t>(jobs, count); ++i)
+        threads.emplace_back(work);
+    } catch (const std::exception&) {
+      // There are too many already, or too little memory: the others do its work.
+      if (threads.empty()) work();
+    }
     std::unique_lock lock(mutex);
     for (std::size_t i = 0; i < count && !failure; ++i) {
       made.wait(lock, [&] { return failure || lines[i]; });
@@ -88,7 +94,6 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       lock.lock();
     }
   }
-  for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
 

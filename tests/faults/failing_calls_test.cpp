@@ -1,5 +1,7 @@
 // Calls that fail while a checkpoint is loaded and mounted: one line, the right exit status,
 // nothing left mounted. tests/support/failing_calls makes the Nth call of a kind fail.
+#include "tests/support/failing_calls.h"
+
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -21,21 +23,10 @@
 namespace stfs::test {
 namespace {
 
-// The environment of a program some of whose calls fail.
-std::vector<std::string> failing(const std::string& call, std::vector<std::string> settings) {
-  settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
-  settings.push_back("STFS_FAIL_CALL=" + call);
-  for (const std::string& option : sanitizer_options("verify_asan_link_order=0"))
-    settings.push_back(option);
-  return settings;
-}
-
 class FailingCalls : public MountTest {
  protected:
   void SetUp() override {
-#ifdef __SANITIZE_THREAD__
-    GTEST_SKIP() << "ThreadSanitizer must be the first library, and these calls are its own";
-#endif
+    skip_where_calls_cannot_fail();
     MountTest::SetUp();
   }
   FailingCalls() {

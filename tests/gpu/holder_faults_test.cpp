@@ -1,5 +1,6 @@
 // Whoever reaches the holder's socket and means harm: refused, bounded, logged; others unaffected.
 #include "tests/gpu/tool.h"
+#include "tests/support/failing_calls.h"
 #include "tools/gpu/selection.h"
 
 #include <fcntl.h>
@@ -289,6 +290,36 @@ TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {
 
   EXPECT_TRUE(eventually([&] { return holder() > 0; }));
   expect_others_served();
+}
+
+// Of the holder that `load` starts, and of its copier.
+class GpuFailingThreads : public GpuToolTest {
+ protected:
+  void SetUp() override {
+    skip_where_calls_cannot_fail();
+    if (!IsSkipped()) GpuToolTest::SetUp();
+  }
+
+  Outcome load_while_they_fail_from(const std::string& first) const {
+    return gpu(
+        {"load", "--device", "cpu", "--verify", "--workers", "4", "--tile", "4096",
+         small().string() + "::a"},
+        {.environment = failing("pthread_create", {"STFS_FAIL_AT=" + first, "STFS_FAIL_ON=1"})});
+  }
+};
+
+TEST_F(GpuFailingThreads, ThatWouldHelpToCopyOnlyTakeLonger) {
+  const Outcome loaded = load_while_they_fail_from("2");
+
+  EXPECT_EQ(loaded.status, 0) << loaded.err;
+  EXPECT_EQ(resident(), std::vector<std::string>{"a"});
+}
+
+TEST_F(GpuFailingThreads, WithoutOneNothingIsLoadedAndItIsSaid) {
+  const Outcome loaded = load_while_they_fail_from("1");
+
+  expect_one_line(loaded, 5, "the copier ended");
+  EXPECT_TRUE(resident().empty());
 }
 
 }  // namespace

@@ -24,9 +24,8 @@
 
 namespace {
 
-// True from the first thing that main() calls until it has returned: what the loader and the
-// run-time library do before (the memory that C++ keeps for exceptions) and after (the counts of a
-// coverage build are written then) is not the program's.
+// True in main(): what the loader and the run-time library do before (the memory that C++ keeps for
+// exceptions) and after (the counts of a coverage build are written then) is not the program's.
 std::atomic<bool> is_started = false;
 thread_local bool is_spared = false;
 
@@ -59,6 +58,8 @@ template <class Function>
 Function real(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
+
+using Main = int(int argc, char** argv, char** environment);
 
 int opened(const char* symbol, const char* path, int flags, va_list arguments) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
@@ -117,9 +118,16 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
   return next(thread, attributes, start, argument);
 }
 
-int close_range(unsigned first, unsigned last, int flags) {
-  if (!is_started.exchange(true)) std::atexit([] { is_started = false; });
-  return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
+int __libc_start_main(Main* program, int argc, char** argv, void (*init)(), void (*fini)(),
+                      void (*loader_fini)(), void* stack_end) {
+  static const auto next = real<decltype(&__libc_start_main)>("__libc_start_main");
+  static Main* given = program;
+  const auto start = [](int count, char** arguments, char** environment) {
+    std::atexit([] { is_started = false; });
+    is_started = true;
+    return given(count, arguments, environment);
+  };
+  return next(start, argc, argv, init, fini, loader_fini, stack_end);
 }
 
 void* malloc(std::size_t size) {

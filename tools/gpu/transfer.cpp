@@ -194,7 +194,11 @@ class Transfer {
     const std::size_t workers = std::clamp<std::size_t>(tiles_.size(), 1, wanted);
     {
       std::vector<std::jthread> threads;
-      for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(worker);
+      try {
+        for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(worker);
+      } catch (const std::exception&) {
+        // There are too many already, or too little memory: the others do its work.
+      }
       worker();
     }
     if (failure) std::rethrow_exception(failure);

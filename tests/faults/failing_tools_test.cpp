@@ -1,0 +1,110 @@
+// Calls that fail in stfs-info: the same answer, or one line and the right exit status.
+// tests/support/failing_calls makes the Nth call of a kind fail.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/failing_calls.h"
+#include "tests/support/long_tests.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
+ protected:
+  void SetUp() override { skip_where_calls_cannot_fail(); }
+  FailingTools() {
+    const std::vector<Tensor> tensors = {random_tensor("w", "F16", {20, 10}, 1),
+                                         random_tensor("layer.0.bias", "F32", {7}, 2),
+                                         random_tensor("layer.1.bias", "BF16", {7}, 3)};
+    write_safetensors(dir_ / "a.safetensors", tensors, Metadata{{"key", "value"}});
+    write_safetensors(dir_ / "b.safetensors", tensors);
+  }
+
+  // The command of the test, where {a}, {b} and {new} are files.
+  Outcome outcome(const std::vector<std::string>& environment = {}) const {
+    std::vector<std::string> words = {STFS_INFO_BINARY};
+    for (std::string word : GetParam()) {
+      if (word == "{a}" || word == "{b}" || word == "{new}")
+        word = dir_ / (word.substr(1, word.size() - 2) + ".safetensors");
+      words.push_back(word);
+    }
+    return run(words, {.environment = environment, .limit = std::chrono::seconds(30)});
+  }
+
+  // What `extract` has made; empty where there is nothing.
+  std::string take_file() const {
+    const std::filesystem::path path = dir_ / "new.safetensors";
+    if (!std::filesystem::exists(path)) return "";
+    std::string bytes = read_file(path);
+    std::filesystem::remove(path);
+    return bytes;
+  }
+
+  TempDir dir_;
+};
+
+TEST_P(FailingTools, AThreadThatCannotBeStartedOnlyTakesLonger) {
+  const Outcome right = outcome();
+  const std::string file = take_file();
+  for (const char* at : {"1", "2"}) {
+    for (const char* on : {"STFS_FAIL_ON=1", "STFS_NOTHING="}) {
+      const Outcome result =
+          outcome(failing("pthread_create", {std::string("STFS_FAIL_AT=") + at, on}));
+
+      EXPECT_EQ(result.status, right.status) << result.err;
+      EXPECT_EQ(result.out, right.out);
+      EXPECT_EQ(result.err, right.err);
+      EXPECT_EQ(take_file(), file);
+    }
+  }
+}
+
+TEST_P(FailingTools, MemoryThatRunsOutIsOneLine) {
+  const Outcome right = outcome();
+  const std::string file = take_file();
+  int failed = 0;
+  for (unsigned long at = 1; at < long_or(1500, 1000); at += long_or(1, 29)) {
+    for (const char* on : {"STFS_FAIL_ON=1", "STFS_NOTHING="}) {
+      SCOPED_TRACE("malloc " + std::to_string(at) + " " + on);
+      const Outcome result = outcome(failing("malloc", {"STFS_FAIL_AT=" + std::to_string(at), on}));
+
+      EXPECT_FALSE(result.timed_out);
+      if (result.err == right.err) {  // overcome, or never asked for so much, or a line of `check`
+        EXPECT_TRUE(result.out == right.out ||
+                    result.out.find("out of memory") != std::string::npos)
+            << result.out;
+      } else {
+        ++failed;
+        EXPECT_EQ(result.status, 3) << result.err;
+        EXPECT_TRUE(result.err.starts_with("stfs-info: ")) << result.err;
+        EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+      }
+      const std::string made = take_file();
+      EXPECT_TRUE(made.empty() || made == file);
+      EXPECT_EQ(names_in(dir_.path()).size(), 2u) << "left a file behind";
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Verbs, FailingTools,
+    testing::Values(std::vector<std::string>{"list", "{a}"},
+                    std::vector<std::string>{"show", "--json", "{a}", "w"},
+                    std::vector<std::string>{"check", "{a}"},
+                    std::vector<std::string>{"cat", "--npy", "--slice", "1:3", "{a}", "w"},
+                    std::vector<std::string>{"stats", "--json", "{a}"},
+                    std::vector<std::string>{"hash", "{a}"},
+                    std::vector<std::string>{"diff", "{a}", "{b}"},
+                    std::vector<std::string>{"extract", "-o", "{new}", "{a}", "layer*"}),
+    [](const auto& verb) { return verb.param[0]; });
+
+}  // namespace
+}  // namespace stfs::test

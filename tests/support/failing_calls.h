@@ -1,0 +1,30 @@
+// Programs some of whose calls fail: see failing_calls.cpp for the settings.
+#pragma once
+
+#include "tests/support/process.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+
+// For RunOptions: calls of a kind fail as the settings, "NAME=value", say.
+inline std::vector<std::string> failing(const std::string& call,
+                                        std::vector<std::string> settings) {
+  settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
+  settings.push_back("STFS_FAIL_CALL=" + call);
+  for (const std::string& option : sanitizer_options("verify_asan_link_order=0"))
+    settings.push_back(option);
+  return settings;
+}
+
+// In SetUp().
+inline void skip_where_calls_cannot_fail() {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer must be the first library, and these calls are its own";
+#endif
+}
+
+}  // namespace stfs::test
