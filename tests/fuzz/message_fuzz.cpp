@@ -34,6 +34,7 @@ class Sink : public Outlet {
     last_uuid = uuid;
     last_load = body.contains("load") ? body["load"] : Json();
   }
+  bool is_short_of_memory() const override { return false; }
 
   std::size_t replies = 0;
   std::string last_uuid;

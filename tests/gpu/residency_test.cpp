@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -45,12 +46,16 @@ class Record : public Outlet {
     replies.push_back({client, body, std::move(descriptors)});
   }
   void order(const std::string& uuid, const std::string& device, const Json& body) override {
+    if (throws_at_orders) throw std::bad_alloc();
     EXPECT_NO_THROW(body.dump());
     orders.push_back({uuid, device, body});
   }
+  bool is_short_of_memory() const override { return is_short; }
 
   std::vector<Reply> replies;
   std::vector<Order> orders;
+  bool is_short = false;
+  bool throws_at_orders = false;
 };
 
 class ResidencyTest : public ::testing::Test {
@@ -764,6 +769,31 @@ TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_NE(warnings[0].get<std::string>().find("t1\": 3 "), std::string::npos);
   EXPECT_NE(warnings[1].get<std::string>().find("2 NaN"), std::string::npos);
+}
+
+TEST_F(ResidencyTest, WhileMemoryIsShortNothingMoreIsLoadedAndWhatIsThereStays) {
+  loaded({item(1)});
+  record_.is_short = true;
+
+  ask(2, {item(2)});
+  EXPECT_EQ(last(2)["error"]["status"], 5);
+  EXPECT_EQ(last(2)["error"]["message"], "the holder is out of memory");
+  EXPECT_EQ(record_.orders.size(), 1u);
+  ask(2, {item(1)});
+  EXPECT_FALSE(last(2).contains("error")) << last(2);
+
+  record_.is_short = false;
+  loaded({item(2)});
+}
+
+TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {
+  record_.throws_at_orders = true;
+  ask(1, {item(1)});
+  EXPECT_EQ(last(1)["error"]["message"], "the holder is out of memory");
+
+  record_.throws_at_orders = false;
+  loaded({item(1)});
+  EXPECT_EQ(record_.orders.size(), 1u);
 }
 
 }  // namespace

@@ -163,15 +163,23 @@ void* realloc(void* old, std::size_t size) {
 
 // Elsewhere these call malloc.
 
+static void throw_if_it_fails(std::size_t size) {
+  while (fails("malloc", size)) {
+    const std::new_handler handler = std::get_new_handler();
+    if (handler == nullptr) throw std::bad_alloc();
+    handler();
+  }
+}
+
 void* operator new(std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znwm");
-  if (fails("malloc", size)) throw std::bad_alloc();
+  throw_if_it_fails(size);
   return next(size);
 }
 
 void* operator new[](std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znam");
-  if (fails("malloc", size)) throw std::bad_alloc();
+  throw_if_it_fails(size);
   return next(size);
 }
 

@@ -10,12 +10,13 @@
 
 namespace stfs::test {
 
-// For RunOptions: calls of a kind fail as the settings, "NAME=value", say.
-inline std::vector<std::string> failing(const std::string& call,
-                                        std::vector<std::string> settings) {
+// For RunOptions: calls of a kind fail as the settings, "NAME=value", say. A sanitized program is
+// given its options.
+inline std::vector<std::string> failing(const std::string& call, std::vector<std::string> settings,
+                                        const std::string& options = "") {
   settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
   settings.push_back("STFS_FAIL_CALL=" + call);
-  for (const std::string& option : sanitizer_options("verify_asan_link_order=0"))
+  for (const std::string& option : sanitizer_options("verify_asan_link_order=0:" + options))
     settings.push_back(option);
   return settings;
 }

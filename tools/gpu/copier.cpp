@@ -127,6 +127,8 @@ class Copier {
       return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
     } catch (const Error& error) {
       return error_answer(id, exit_status(error.code()), error.what());
+    } catch (const std::bad_alloc&) {
+      return error_answer(id, exit_status(ErrorCode::kDeviceFailed), "the copier is out of memory");
     } catch (const std::exception& error) {
       return error_answer(id, exit_status(ErrorCode::kDeviceFailed), error.what());
     }

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "tools/gpu/message.h"
+#include "tools/gpu/reserve.h"
 #include "tools/gpu/residency.h"
 
 #include <fcntl.h>
@@ -26,6 +27,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -146,6 +148,7 @@ class Holder : public Outlet {
 
   void run() {
     for (;;) {
+      look_after_memory();
       std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       const auto add = [&](const Channel& channel, int events) {
         if (channel.has_output()) events |= POLLOUT;
@@ -203,6 +206,8 @@ class Holder : public Outlet {
     if (copier->channel.send()) return;
   }
 
+  bool is_short_of_memory() const override { return is_short_; }
+
  private:
   struct Client {
     Channel channel;
@@ -216,6 +221,11 @@ class Holder : public Outlet {
     pid_t pid;
     Channel channel;
   };
+
+  void look_after_memory() {
+    const bool was_short = std::exchange(is_short_, !reserve_.restore());
+    if (is_short_ && !was_short) log("memory is short: nothing more is loaded while it is");
+  }
 
   void accept() {
     for (int i = 0; i < kMostAccepted; ++i) {
@@ -255,8 +265,18 @@ class Holder : public Outlet {
   void serve_client(ClientId id, short events) {
     Client& client = clients_.at(id);
     const bool is_open = client.is_busy() ? (events & ~POLLOUT) == 0 && client.channel.send()
-                                          : client.channel.receive();
+                                          : received(client.channel);
     if (!is_open) cut_off(id);
+  }
+
+  // A message can be larger than all that is in reserve: then it is not kept.
+  static bool received(Channel& channel) {
+    try {
+      return channel.receive();
+    } catch (const std::bad_alloc&) {
+      log("cut off a peer: there is no memory for its message");
+      return false;
+    }
   }
 
   // Hands on the requests that have come in, one after the other.
@@ -355,7 +375,7 @@ class Holder : public Outlet {
 
   void serve_copier(const std::string& uuid) {
     Copier& copier = copiers_.at(uuid);
-    const bool is_open = copier.channel.receive();
+    const bool is_open = received(copier.channel);
     while (std::optional<Message> message = copier.channel.next()) {
       residency_.answer(uuid, std::move(*message));
     }
@@ -380,6 +400,8 @@ class Holder : public Outlet {
     return "";
   }
 
+  Reserve reserve_;
+  bool is_short_ = false;
   const HolderOptions& options_;
   UniqueFd listener_;
   UniqueFd signals_;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -15,6 +16,7 @@ namespace {
 constexpr unsigned kMaxAttempts = 3;     // of an order that a copier never saw
 constexpr std::size_t kMaxNamed = 8;     // tensors that one message names
 constexpr std::size_t kMaxDevices = 64;  // that are loaded to at a time
+constexpr const char* kNoMemory = "the holder is out of memory";
 
 Json error_body(int status, const std::string& text) {
   return {{"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -54,6 +56,8 @@ void Residency::request(ClientId client, const Json& body) {
     dispatch(client, body);
   } catch (const Error& error) {
     outlet_.reply(client, error_body(exit_status(error.code()), error.what()), {});
+  } catch (const std::bad_alloc&) {
+    outlet_.reply(client, error_body(device_failed(), kNoMemory), {});
   } catch (const std::exception& error) {
     outlet_.reply(client, error_body(usage(), std::string("malformed message: ") + error.what()),
                   {});
@@ -108,6 +112,7 @@ void Residency::load(ClientId client, const Json& body) {
     if (named > kMaxNamed) text += " and " + std::to_string(named - kMaxNamed) + " more";
     return fail(load, device_failed(), text);
   }
+  if (outlet_.is_short_of_memory()) return fail(load, device_failed(), kNoMemory);
   std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
   if (!loads_.contains(uuid) && loads_.size() >= kMaxDevices) {
@@ -119,7 +124,12 @@ void Residency::load(ClientId client, const Json& body) {
 
 void Residency::advance(const std::string& uuid) {
   std::deque<Load>& loads = loads_[uuid];
-  while (!loads.empty() && !begin(loads.front())) {
+  while (!loads.empty()) {
+    try {
+      if (begin(loads.front())) return;
+    } catch (const std::bad_alloc&) {
+      fail(loads.front(), device_failed(), kNoMemory);
+    }
     let_go(loads.front());
     loads.pop_front();
   }
@@ -142,8 +152,8 @@ bool Residency::begin(Load& load) {
   for (std::size_t i = 0; i < load.items.size(); ++i) {
     const Item& item = load.items[i];
     if (const auto resident = find(load.uuid, item.key())) {
-      ++tensors_.at(*resident).users;
       load.held.push_back(*resident);
+      ++tensors_.at(*resident).users;
     } else if (keys.insert(item.key()).second) {
       load.copied.push_back(i);
       sizes.push_back(item.bytes());
@@ -210,6 +220,8 @@ void Residency::answer(const std::string& uuid, Message message) {
       publish(load, std::move(message));
       finish(load);
     }
+  } catch (const std::bad_alloc&) {
+    fail(load, device_failed(), kNoMemory);
   } catch (const std::exception& error) {
     fail(load, device_failed(), std::string("the copier answered nonsense: ") + error.what());
   }

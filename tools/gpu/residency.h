@@ -45,6 +45,8 @@ class Outlet {
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // To the copier of a device ("cuda:0"), which is started when it does not run.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
+  // Then what is resident stays, and can be given back, but nothing more is loaded.
+  virtual bool is_short_of_memory() const = 0;
 };
 
 class Residency {
