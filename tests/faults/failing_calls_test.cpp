@@ -143,7 +143,7 @@ TEST_F(FailingCalls, OfAThreadThatWouldSortNamesOnlyTakesLonger) {
 
 TEST_F(FailingCalls, OfMallocAreOneLineWhereverTheyCome) {
   int failed = 0;
-  for (unsigned long at = 1; at < long_or(20'000, 1300); at += long_or(1, 7)) {
+  for (unsigned long at = 1; at < long_or(20'000, 1300); at += long_or(1, 13)) {
     for (const bool on : {false, true}) {
       const Outcome result = mount("malloc", at, on);
       const Then then = on ? Then::kAllMayFail : Then::kOneMayFail;
