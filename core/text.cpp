@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <ctime>
@@ -112,7 +113,10 @@ bool is_utf8(std::string_view text) {
 
 std::size_t utf8_floor(std::string_view text, std::size_t n) {
   if (n >= text.size()) return text.size();
-  while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
+  constexpr std::size_t kMostBack = 3;  // RFC 3629: a character has four bytes at most
+  for (std::size_t back = 0; back <= std::min(n, kMostBack); ++back) {
+    if ((static_cast<unsigned char>(text[n - back]) & 0xC0) != 0x80) return n - back;
+  }
   return n;
 }
 

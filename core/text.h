@@ -21,7 +21,8 @@ std::string json_string(std::string_view text);
 // True when `text` is well-formed UTF-8 as RFC 3629 says (no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 
-// The largest n' <= n at which `text` can be cut without splitting a UTF-8 character.
+// The largest n' <= n at which `text` can be cut without splitting a UTF-8 character; n where there
+// is none in the text.
 std::size_t utf8_floor(std::string_view text, std::size_t n);
 
 // 1536 -> "1.5 KiB". Exact bytes below 1 KiB.

@@ -95,6 +95,14 @@ TEST(PathNames, CutAtTheEndOfACharacter) {
   EXPECT_EQ(path.size(), 222U + 17);
 }
 
+// What is cut must look cut: another name could be its path otherwise.
+TEST(PathNames, CutANameThatIsNotUtf8WhereAnyOtherIs) {
+  const std::string path = encode("a" + std::string(300, '\x93'));
+
+  EXPECT_EQ(path.size(), kMaxComponent);
+  EXPECT_EQ(path.find('~'), kMaxComponent - 17);
+}
+
 TEST(PathNames, CutBeforeAnEscapeAndNotInIt) {
   for (std::size_t before = 218; before <= 224; ++before) {
     const std::string name = std::string(before, 'a') + "%" + std::string(40, 'b');

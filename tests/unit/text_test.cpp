@@ -112,6 +112,15 @@ TEST(Utf8Floor, IsTheLastEndOfACharacter) {
     EXPECT_EQ(utf8_floor(text, n), expected[n]) << n;
 }
 
+TEST(Utf8Floor, IsNotFarFromWhereTextThatIsNotUtf8IsCut) {
+  const std::string text = "a" + std::string(100, '\x93');
+
+  EXPECT_EQ(utf8_floor(text, 50), 50u);
+  EXPECT_EQ(utf8_floor(text, 4), 4u);
+  EXPECT_EQ(utf8_floor(text, 3), 0u);
+  EXPECT_EQ(utf8_floor(std::string(100, '\x93'), 2), 2u);
+}
+
 TEST(HumanBytes, CountsIn1024s) {
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(1023), "1023 B");
