@@ -72,6 +72,15 @@ bool has_listener(const sockaddr_un& address) {
 
 UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
 
+// What asks to end, as a signalfd(2). Taken before anybody can connect: who has may send one.
+UniqueFd take_signals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, number);
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  return UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
 // One at a time looks whether the socket that is there has someone behind it.
 UniqueFd locked(const std::string& socket_path) {
   const std::string path = socket_path + ".lock";
@@ -137,14 +146,11 @@ bool become_daemon(const std::string& log_path) {
 
 class Holder : public Outlet {
  public:
-  Holder(const HolderOptions& options, UniqueFd listener)
-      : options_(options), listener_(std::move(listener)), residency_(*this, options.memory_limit) {
-    sigset_t signals;
-    ::sigemptyset(&signals);
-    for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, number);
-    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-    signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  }
+  Holder(const HolderOptions& options, UniqueFd listener, UniqueFd signals)
+      : options_(options),
+        listener_(std::move(listener)),
+        signals_(std::move(signals)),
+        residency_(*this, options.memory_limit) {}
 
   void run() {
     for (;;) {
@@ -420,6 +426,7 @@ int run_holder(const HolderOptions& options) {
   const bool is_ours = !listener;
   // A daemon must not keep what its starter happened to have open.
   if (is_ours && options.background) ::close_range(kFirstHandedOver, ~0U, 0);
+  UniqueFd signals = take_signals();
   if (is_ours) listener = listen_at(options.socket_path);
   if (!listener) return 0;
   if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
@@ -431,7 +438,7 @@ int run_holder(const HolderOptions& options) {
   }
   HolderOptions ours = options;
   if (!is_ours) ours.socket_path.clear();
-  Holder holder(ours, std::move(listener));
+  Holder holder(ours, std::move(listener), std::move(signals));
   holder.run();
   // While it still listens: the path is nobody else's yet.
   if (is_ours) ::unlink(options.socket_path.c_str());
