@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/signalfd.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -122,6 +123,20 @@ std::thread start_thread(std::function<void()> body) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) throw_errno(ErrorCode::kMountFailed, "", "starting a thread", error);
   return thread;
+}
+
+UniqueFd take_ending_signals(ErrorCode failure) {
+  sigset_t ending;
+  sigemptyset(&ending);
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    struct sigaction inherited {};
+    ::sigaction(signal, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN || signal == SIGTERM) sigaddset(&ending, signal);
+  }
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  UniqueFd signals(::signalfd(-1, &ending, SFD_CLOEXEC));
+  if (!signals) throw_errno(failure, "", "signalfd", errno);
+  return signals;
 }
 
 std::string absolute_path(const std::string& path) {

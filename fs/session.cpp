@@ -9,9 +9,7 @@
 
 #include <linux/fuse.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/mman.h>
-#include <sys/signalfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -38,24 +36,6 @@ unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(),
 constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the kernel can send again
 constexpr int kNotifyResend = 7;                      // asks for all that is not answered
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
-
-// SIGHUP, SIGINT and SIGTERM as a signalfd(2). They are blocked from before the mount is there, in
-// all threads: a signal can come at no wrong moment.
-UniqueFd take_signals() {
-  sigset_t ending;
-  sigemptyset(&ending);
-  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
-    // nohup(1) and a shell's background leave SIGHUP and SIGINT ignored, and so they stay.
-    struct sigaction inherited {};
-    ::sigaction(signal, nullptr, &inherited);
-    if (inherited.sa_handler != SIG_IGN || signal == SIGTERM) sigaddset(&ending, signal);
-  }
-  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-  UniqueFd signals(::signalfd(-1, &ending, SFD_CLOEXEC));
-  if (!signals) throw_errno(ErrorCode::kMountFailed, "", "signalfd", errno);
-  return signals;
-}
 
 // The last line of what libfuse or fusermount3 wrote, without the name that begins it.
 std::string last_line(std::string text) {
@@ -107,7 +87,10 @@ ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
 }  // namespace
 
 Session::Session(const Options& options, FuseContext& context)
-    : place_(options.mountpoint), signals_(take_signals()), context_(context) {
+    : place_(options.mountpoint),
+      signals_(take_ending_signals(ErrorCode::kMountFailed)),
+      context_(context) {
+  ::signal(SIGPIPE, SIG_IGN);
   std::vector<std::string> words{
       "stfs", "-o",
       "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};

@@ -229,6 +229,22 @@ TEST_F(GpuHolder, EndsCleanlyOnSigterm) {
   EXPECT_FALSE(std::filesystem::exists(socket()));
 }
 
+TEST_F(GpuHolder, SignalsThatWereIgnoredStayIgnored) {
+  // What nohup(1) does.
+  Process process(
+      {"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; })) << process.err();
+
+  process.signal(SIGHUP);
+  process.signal(SIGINT);
+  ASSERT_EQ(gpu({"load", "--device", device(), small().string() + "::a"}).status, 0);
+  EXPECT_EQ(resident(), std::vector<std::string>{"a"});
+  EXPECT_TRUE(process.running());
+
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().status, 0);
+}
+
 TEST_F(GpuHolder, ASecondOneLeavesTheFirstAlone) {
   start_holder({});
   const pid_t first = holder();

@@ -781,6 +781,8 @@ TEST_F(ResidencyTest, WhileMemoryIsShortNothingMoreIsLoadedAndWhatIsThereStays) 
   EXPECT_EQ(record_.orders.size(), 1u);
   ask(2, {item(1)});
   EXPECT_FALSE(last(2).contains("error")) << last(2);
+  evict(all());
+  EXPECT_EQ(held(), 0u);
 
   record_.is_short = false;
   loaded({item(2)});

@@ -11,7 +11,6 @@
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -71,15 +70,6 @@ bool has_listener(const sockaddr_un& address) {
 }
 
 UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
-
-// What asks to end, as a signalfd(2). Taken before anybody can connect: who has may send one.
-UniqueFd take_signals() {
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, number);
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  return UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-}
 
 // One at a time looks whether the socket that is there has someone behind it.
 UniqueFd locked(const std::string& socket_path) {
@@ -426,7 +416,8 @@ int run_holder(const HolderOptions& options) {
   const bool is_ours = !listener;
   // A daemon must not keep what its starter happened to have open.
   if (is_ours && options.background) ::close_range(kFirstHandedOver, ~0U, 0);
-  UniqueFd signals = take_signals();
+  // Before anybody can connect: who has may send one.
+  UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
   if (is_ours) listener = listen_at(options.socket_path);
   if (!listener) return 0;
   if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
