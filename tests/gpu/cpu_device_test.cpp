@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
@@ -23,4 +23,4 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                          name_of);
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -14,7 +14,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Names = std::vector<std::string>;
@@ -429,4 +432,4 @@ TEST_F(GpuLoad, RunDescribesPathsThatAreNotUtf8) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -23,7 +23,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 // Layouts.
@@ -173,7 +176,7 @@ class TransferTest : public ::testing::Test {
   std::string bytes_;
 };
 
-std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
 
 ErrorCode code_of(const std::function<void()>& work) {
   try {
@@ -754,4 +757,4 @@ TEST_F(TransferTest, NothingIsAllocatedWhenThereIsNoRoom) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

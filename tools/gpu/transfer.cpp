@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 // Pinned memory is bounded by these: workers, times three tiles.
@@ -324,4 +324,4 @@ Transferred transfer(Device& device, std::span<const Item> items, const Layout& 
   return Transfer(device, items, layout, options).run();
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu
