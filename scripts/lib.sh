@@ -8,13 +8,17 @@ STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
   libgtest-dev
 )
-# What the tests run besides: the fuzz preset's compiler, the tools that read the mounts, and those
-# that build and check the package.
+# What the tests run besides: the tools that read the mounts, and those that build and check the
+# package.
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
-  clang libclang-rt-dev attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
+  attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file e2fsprogs mount util-linux
 )
+
+# What the fuzz preset is built with.
+# shellcheck disable=SC2034
+STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)
 
 # What makes the report of `test --coverage`.
 # shellcheck disable=SC2034

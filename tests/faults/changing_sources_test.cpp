@@ -26,8 +26,8 @@
 namespace stfs::test {
 namespace {
 
-constexpr std::uint64_t kRows = 512;
-constexpr std::uint64_t kColumns = 1024;
+constexpr std::uint64_t kHeight = 512;
+constexpr std::uint64_t kWidth = 1024;
 constexpr int kReaders = 16;
 
 // What happens to the source, and whether the mount outlives it.
@@ -77,18 +77,18 @@ std::vector<View> views_of(const Tensor& tensor) {
     floats += std::string(2, '\0') + tensor.bytes.substr(i, 2);
   }
   std::string rows;
-  for (std::size_t row = 0; row < kRows; row += 2) {
-    rows += tensor.bytes.substr(row * kColumns * 2, kColumns * 2);
+  for (std::size_t row = 0; row < kHeight; row += 2) {
+    rows += tensor.bytes.substr(row * kWidth * 2, kWidth * 2);
   }
   return {{"w", tensor.bytes}, {".stfs/f32/w", floats}, {".stfs/slice/w/::2", rows}};
 }
 
 // Reads `view` again and again, past the kernel's cache wherever that can be asked for, until
 // `stop`.
-class Reader {
+class CheckingReader {
  public:
-  Reader(const std::filesystem::path& root, const View& view, bool by_mmap, bool is_shared,
-         std::uint64_t seed)
+  CheckingReader(const std::filesystem::path& root, const View& view, bool by_mmap, bool is_shared,
+                 std::uint64_t seed)
       : view_(view), random_(seed) {
     fd_ = ::open((root / view.path).c_str(), O_RDONLY | O_CLOEXEC);
     EXPECT_GE(fd_, 0) << view.path;
@@ -100,8 +100,8 @@ class Reader {
     // EFAULT where this program would be sent SIGBUS.
     memory_ = ::memfd_create("taken", MFD_CLOEXEC);
   }
-  Reader(const Reader&) = delete;
-  ~Reader() {
+  CheckingReader(const CheckingReader&) = delete;
+  ~CheckingReader() {
     if (map_ != nullptr) ::munmap(map_, view_.bytes.size());
     if (memory_ >= 0) ::close(memory_);
     ::close(fd_);
@@ -162,9 +162,9 @@ class ChangingSource : public MountTest,
                        public ::testing::WithParamInterface<std::tuple<Change, const char*>> {
  protected:
   ChangingSource() : source_(dir_ / "m.safetensors") {
-    tensor_ = random_tensor("w", "BF16", {kRows, kColumns}, 1);
+    tensor_ = random_tensor("w", "BF16", {kHeight, kWidth}, 1);
     views_ = views_of(tensor_);
-    write_safetensors(dir_ / "other", {random_tensor("w", "BF16", {kRows, kColumns}, 2)});
+    write_safetensors(dir_ / "other", {random_tensor("w", "BF16", {kHeight, kWidth}, 2)});
     other_version_ = read_file(dir_ / "other");
   }
 
@@ -172,10 +172,11 @@ class ChangingSource : public MountTest,
     std::filesystem::remove(source_);
     write_safetensors(source_, {tensor_});
     const Mounted mount({source_}, {"-o", "cache=" + cache});
-    std::array<std::unique_ptr<Reader>, kReaders> readers;
+    std::array<std::unique_ptr<CheckingReader>, kReaders> readers;
     for (std::size_t i = 0; i < kReaders; ++i) {
-      readers[i] = std::make_unique<Reader>(mount.path(), views_[i % views_.size()], i % 2 == 1,
-                                            cache == "kernel", number * kReaders + i + 1);
+      readers[i] =
+          std::make_unique<CheckingReader>(mount.path(), views_[i % views_.size()], i % 2 == 1,
+                                           cache == "kernel", number * kReaders + i + 1);
     }
     std::atomic<bool> stop = false;
     std::vector<std::thread> threads;
@@ -197,7 +198,7 @@ class ChangingSource : public MountTest,
     for (std::thread& thread : threads) thread.join();
 
     for (std::size_t i = 0; i < kReaders; ++i) {
-      const Reader& reader = *readers[i];
+      const CheckingReader& reader = *readers[i];
       EXPECT_EQ(reader.wrong, 0u) << views_[i % views_.size()].path;
       EXPECT_EQ(reader.false_ends, 0u) << views_[i % views_.size()].path;
       EXPECT_EQ(reader.odd_errno, 0u) << views_[i % views_.size()].path;

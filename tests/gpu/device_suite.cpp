@@ -16,7 +16,7 @@
 namespace stfs::gpu::test {
 namespace {
 
-constexpr std::size_t kTile = 64 << 10;
+constexpr std::size_t kSuiteTile = 64 << 10;
 
 std::uint64_t next_random(std::uint64_t& state) {
   state ^= state << 13;
@@ -93,10 +93,10 @@ TEST_P(DeviceSuite, SaysWhatItIs) {
 TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(2 * kSegmentGranularity);
-  const auto lane = device->lane(kTile);
+  const auto lane = device->lane(kSuiteTile);
   const std::vector<std::byte> bytes = pattern(1, segment->bytes());
 
-  send_all(*lane, *segment, bytes, kTile);
+  send_all(*lane, *segment, bytes, kSuiteTile);
   lane->drain();
 
   const UniqueFd fd = segment->publish();
@@ -107,14 +107,14 @@ TEST_P(DeviceSuite, WhatIsSentArrivesWhereItWasSentTo) {
 TEST_P(DeviceSuite, TilesMayBeOfAnySizeAndAtAnyOffset) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
-  const auto lane = device->lane(kTile);
+  const auto lane = device->lane(kSuiteTile);
   std::vector<std::byte> bytes = pattern(2, segment->bytes());
 
-  send_all(*lane, *segment, bytes, kTile);
+  send_all(*lane, *segment, bytes, kSuiteTile);
   std::uint64_t at = 3;
-  for (std::size_t size = 1; size < kTile; size = size * 3 + 1) {
+  for (std::size_t size = 1; size < kSuiteTile; size = size * 3 + 1) {
     const std::vector<std::byte> part = pattern(size, size);
-    send_all(*lane, *segment, part, kTile, at);
+    send_all(*lane, *segment, part, kSuiteTile, at);
     std::ranges::copy(part, bytes.begin() + static_cast<std::ptrdiff_t>(at));
     at += size + 5;
   }
@@ -136,8 +136,8 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
     std::vector<std::jthread> workers;
     for (std::size_t i = 0; i < kWorkers; ++i) {
       workers.emplace_back([&, i] {
-        const auto lane = device->lane(kTile);
-        send_all(*lane, *segment, std::span(bytes).subspan(i * share, share), kTile, i * share);
+        const auto lane = device->lane(kSuiteTile);
+        send_all(*lane, *segment, std::span(bytes).subspan(i * share, share), kSuiteTile, i * share);
         lane->drain();
       });
     }
@@ -151,13 +151,13 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
 TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
-  const auto lane = device->lane(kTile);
-  const std::vector<std::byte> bytes = pattern(4, 10 * kTile);
+  const auto lane = device->lane(kSuiteTile);
+  const std::vector<std::byte> bytes = pattern(4, 10 * kSuiteTile);
 
-  send_all(*lane, *segment, bytes, kTile);
+  send_all(*lane, *segment, bytes, kSuiteTile);
   std::vector<std::byte> back(bytes.size());
-  for (std::size_t at = 0; at < back.size(); at += kTile)
-    lane->read_back(*segment, at, std::span(back).subspan(at, kTile));
+  for (std::size_t at = 0; at < back.size(); at += kSuiteTile)
+    lane->read_back(*segment, at, std::span(back).subspan(at, kSuiteTile));
 
   EXPECT_EQ(back, bytes);
 }
@@ -165,17 +165,17 @@ TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
 TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
-  const std::vector<std::byte> bytes = pattern(5, 5 * kTile);
+  const std::vector<std::byte> bytes = pattern(5, 5 * kSuiteTile);
 
   {
-    const auto lane = device->lane(kTile);
-    send_all(*lane, *segment, bytes, kTile);
-    lane->tile(*segment, 0, kTile);  // handed out, never sent
+    const auto lane = device->lane(kSuiteTile);
+    send_all(*lane, *segment, bytes, kSuiteTile);
+    lane->tile(*segment, 0, kSuiteTile);  // handed out, never sent
   }
 
-  std::vector<std::byte> back(kTile);
-  device->lane(kTile)->read_back(*segment, 4 * kTile, back);
-  EXPECT_TRUE(std::ranges::equal(back, std::span(bytes).last(kTile)));
+  std::vector<std::byte> back(kSuiteTile);
+  device->lane(kSuiteTile)->read_back(*segment, 4 * kSuiteTile, back);
+  EXPECT_TRUE(std::ranges::equal(back, std::span(bytes).last(kSuiteTile)));
 }
 
 TEST_P(DeviceSuite, PublishedMemoryOutlivesItsDevice) {
@@ -184,8 +184,8 @@ TEST_P(DeviceSuite, PublishedMemoryOutlivesItsDevice) {
   {
     const auto device = open_device(info_);
     const auto segment = device->allocate(bytes.size());
-    const auto lane = device->lane(kTile);
-    send_all(*lane, *segment, bytes, kTile);
+    const auto lane = device->lane(kSuiteTile);
+    send_all(*lane, *segment, bytes, kSuiteTile);
     lane->drain();
     fd = segment->publish();
   }
@@ -199,8 +199,8 @@ TEST_P(DeviceSuite, AMappingOutlivesItsDescriptorAndOtherMappings) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const std::vector<std::byte> bytes = pattern(7, segment->bytes());
-  const auto lane = device->lane(kTile);
-  send_all(*lane, *segment, bytes, kTile);
+  const auto lane = device->lane(kSuiteTile);
+  send_all(*lane, *segment, bytes, kSuiteTile);
   lane->drain();
   UniqueFd fd = segment->publish();
 
@@ -231,7 +231,7 @@ TEST_P(DeviceSuite, WhatIsNoSegmentIsNotMapped) {
 TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
-  const auto lane = device->lane(kTile);
+  const auto lane = device->lane(kSuiteTile);
   for (int type = 0; type < kDTypeCount; ++type) {
     const auto from = static_cast<DType>(type);
     for (const DType to : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -245,7 +245,7 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
       const auto segment = device->allocate((expected.size() + (2 << 20)) >> 21 << 21);
 
       ConversionCounts counts;
-      const std::size_t step = kTile / dtype_bits(from);  // elements; whole bytes of them
+      const std::size_t step = kSuiteTile / dtype_bits(from);  // elements; whole bytes of them
       for (std::uint64_t first = 0; first < count; first += step * 8) {
         const std::uint64_t number = std::min<std::uint64_t>(step * 8, count - first);
         const std::size_t raw_bytes = number * dtype_bits(from) / 8;
@@ -268,8 +268,8 @@ TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
   const auto segment = device->allocate(kSegmentGranularity);
-  const auto first = device->lane(kTile);
-  const auto second = device->lane(kTile);
+  const auto first = device->lane(kSuiteTile);
+  const auto second = device->lane(kSuiteTile);
   const std::vector<std::byte> codes = pattern(11, 512);  // 256 elements of BF16
   std::vector<std::byte> expected(256 * 4);
   convert_elements(DType::kBF16, DType::kF32, 256, codes, expected);
@@ -289,7 +289,7 @@ TEST_P(DeviceSuite, CountsOfEachItemAreItsOwn) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
   const auto segment = device->allocate(kSegmentGranularity);
-  const auto lane = device->lane(kTile);
+  const auto lane = device->lane(kSuiteTile);
   const std::vector<float> values{65520.0F, 1.0F, -1e30F, -65519.0F};  // two that F16 cannot hold
   constexpr std::size_t kItems = 700;
 

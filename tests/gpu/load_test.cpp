@@ -122,7 +122,7 @@ TEST_F(GpuLoad, StrangeNamesByPathAndBySource) {
   const std::vector<std::string> names{
       "a::b",     "::",        "",   "[x]",     "-flag", "*",    "spa ce",
       "\xc3\xa4", "line\nend", "..", "quo\"te", "%41",   "x\\y", std::string(300, 'n')};
-  std::vector<Tensor> tensors;
+  std::vector<stfs::test::Tensor> tensors;
   for (std::size_t i = 0; i < names.size(); ++i) {
     tensors.push_back(random_tensor(names[i], "U8", {20 + i}, i + 1));
   }

@@ -37,8 +37,6 @@ Ends connected() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
-
 UniqueFd numbered_file(std::size_t number) {
   UniqueFd fd(::memfd_create("numbered", MFD_CLOEXEC));
   EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(number)), 0);

@@ -25,8 +25,6 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
 const std::string kUuid = "CPU-test";
 
-std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
-
 // What arrives at the other end.
 Json wire(const Json& body) { return Json::parse(body.dump()); }
 

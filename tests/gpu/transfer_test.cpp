@@ -176,8 +176,6 @@ class TransferTest : public ::testing::Test {
   std::string bytes_;
 };
 
-std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
-
 ErrorCode code_of(const std::function<void()>& work) {
   try {
     work();

@@ -1,4 +1,6 @@
 // stfs-info: the same checkpoint without a mount. Only `where` needs one.
+#include "tests/mount/info_tool.h"
+
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -17,30 +19,10 @@ namespace {
 
 using nlohmann::json;
 
-Outcome info(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), STFS_INFO_BINARY);
-  return run(arguments);
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 std::vector<std::string> names_of(const json& tensors) {
   std::vector<std::string> names;
   for (const json& tensor : tensors) names.push_back(tensor.at("name"));
   return names;
-}
-
-void expect_one_line(const Outcome& result, int status) {
-  EXPECT_EQ(result.status, status) << result.err;
-  EXPECT_EQ(result.out, "");
-  EXPECT_TRUE(result.err.starts_with("stfs-info: ") || result.err.starts_with("stfs: "))
-      << result.err;
-  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 }
 
 TEST(InfoList, IsATableWithALineATensor) {

@@ -13,7 +13,7 @@ namespace {
 
 class RealCheckpoint : public MountTest {};
 
-std::map<std::string, TensorEntry> single_entries() {
+std::map<std::string, TensorEntry> merged_entries() {
   return entries_of(test_data("single/dtypes.safetensors"));
 }
 
@@ -23,17 +23,17 @@ TEST_F(RealCheckpoint, LsListsTheTensorsOfAllShardsWithExactSizes) {
   const Outcome ls = sh(R"(ls -l "$1" | awk 'NR > 1 { print $9, $5 }')", {mount.path()});
 
   std::string expected;
-  for (const auto& [name, entry] : single_entries())
+  for (const auto& [name, entry] : merged_entries())
     expected += name + " " + std::to_string(entry.length) + "\n";
   EXPECT_EQ(ls.status, 0) << ls.err;
   EXPECT_EQ(ls.out, expected);
-  EXPECT_EQ(single_entries().size(), 36u);
+  EXPECT_EQ(merged_entries().size(), 36u);
 }
 
 TEST_F(RealCheckpoint, AShardedTensorEqualsTheSameTensorInOneFile) {
   const Mounted mount({test_data("sharded")});
 
-  for (const auto& [name, entry] : single_entries())
+  for (const auto& [name, entry] : merged_entries())
     EXPECT_EQ(read_file(mount / name), entry.bytes()) << name;
 }
 
@@ -87,7 +87,7 @@ TEST_F(RealCheckpoint, DdOfEightBytesAtAnOffsetAgreesWithTheSource) {
       run({"dd", "if=" + (mount / "float32_357").string(), "bs=1", "skip=100", "count=8"});
 
   EXPECT_EQ(dd.status, 0) << dd.err;
-  EXPECT_EQ(dd.out, single_entries().at("float32_357").bytes().substr(100, 8));
+  EXPECT_EQ(dd.out, merged_entries().at("float32_357").bytes().substr(100, 8));
 }
 
 TEST_F(RealCheckpoint, DdWithDirectIoAgreesWithTheSource) {
@@ -97,7 +97,7 @@ TEST_F(RealCheckpoint, DdWithDirectIoAgreesWithTheSource) {
       run({"dd", "if=" + (mount / "float32_357").string(), "iflag=direct", "bs=512"});
 
   EXPECT_EQ(dd.status, 0) << dd.err;
-  EXPECT_EQ(dd.out, single_entries().at("float32_357").bytes());
+  EXPECT_EQ(dd.out, merged_entries().at("float32_357").bytes());
 }
 
 TEST_F(RealCheckpoint, NumpyMemmapAgreesWithTheSource) {
@@ -113,7 +113,7 @@ sys.stdout.buffer.write(a.tobytes())
                               mount / "float32_357"});
 
   EXPECT_EQ(python.status, 0) << python.err;
-  EXPECT_EQ(python.out, single_entries().at("float32_357").bytes());
+  EXPECT_EQ(python.out, merged_entries().at("float32_357").bytes());
 }
 
 TEST_F(RealCheckpoint, PerlUnpacksATensor) {
@@ -151,7 +151,7 @@ TEST_F(RealCheckpoint, TarHoldsEachTensorOnceAndGivesTheBytesBack) {
                          {mount.path(), out.path()}, {.environment = {"LC_ALL=C"}});
 
   std::string expected = "./\n";
-  for (const auto& [name, entry] : single_entries()) expected += "./" + name + "\n";
+  for (const auto& [name, entry] : merged_entries()) expected += "./" + name + "\n";
   EXPECT_EQ(tar.status, 0) << tar.err;
   EXPECT_EQ(tar.out, expected);
 }

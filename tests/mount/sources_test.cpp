@@ -58,43 +58,43 @@ class Sources : public MountTest {
   TempDir dir_;
 };
 
-using Names = std::vector<std::string>;
+using NameList = std::vector<std::string>;
 
 TEST_F(Sources, AFile) {
   const Mounted mounted({test_data("single/voices.safetensors")});
-  EXPECT_EQ(names_in(mounted.path()), (Names{"mask", "tokens"}));
+  EXPECT_EQ(names_in(mounted.path()), (NameList{"mask", "tokens"}));
 }
 
 TEST_F(Sources, AFileWithoutTensors) {
   write_safetensors(dir_ / "none.safetensors", {});
   const Mounted mounted({dir_ / "none.safetensors"});
-  EXPECT_EQ(names_in(mounted.path()), Names{});
+  EXPECT_EQ(names_in(mounted.path()), NameList{});
 }
 
 TEST_F(Sources, AnIndexFile) {
   const Mounted mounted({write_sharded() / "model.safetensors.index.json"});
-  EXPECT_EQ(names_in(mounted.path()), (Names{"a", "b"}));
+  EXPECT_EQ(names_in(mounted.path()), (NameList{"a", "b"}));
 }
 
 TEST_F(Sources, ADirectoryWithAnIndexTakesTheIndex) {
   const std::filesystem::path model = write_sharded();
   write_safetensors(model / "model.safetensors", {random_tensor("not this", "U8", {1})});
   const Mounted mounted({model});
-  EXPECT_EQ(names_in(mounted.path()), (Names{"a", "b"}));
+  EXPECT_EQ(names_in(mounted.path()), (NameList{"a", "b"}));
 }
 
 TEST_F(Sources, ADirectoryWithModelSafetensorsTakesIt) {
   write_safetensors(dir_ / "model.safetensors", {random_tensor("this", "U8", {1})});
   write_safetensors(dir_ / "adapter.safetensors", {random_tensor("not this", "U8", {1})});
   const Mounted mounted({dir_.path()});
-  EXPECT_EQ(names_in(mounted.path()), Names{"this"});
+  EXPECT_EQ(names_in(mounted.path()), NameList{"this"});
 }
 
 TEST_F(Sources, ADirectoryWithALoneFileTakesIt) {
   write_safetensors(dir_ / "adapter.safetensors", {random_tensor("this", "U8", {1})});
   write_file(dir_ / "config.json", "{}");
   const Mounted mounted({dir_.path()});
-  EXPECT_EQ(names_in(mounted.path()), Names{"this"});
+  EXPECT_EQ(names_in(mounted.path()), NameList{"this"});
 }
 
 TEST_F(Sources, ADirectoryWithNothingIsRefused) {
@@ -121,7 +121,7 @@ TEST_F(Sources, TheMapDecidesAndNotWhatElseLiesThere) {
   write_safetensors(model / "two.safetensors",
                     {random_tensor("b", "U8", {20}, 2), random_tensor("unnamed", "U8", {1})});
   const Mounted mounted({model});
-  EXPECT_EQ(names_in(mounted.path()), (Names{"a", "b"}));
+  EXPECT_EQ(names_in(mounted.path()), (NameList{"a", "b"}));
 }
 
 TEST_F(Sources, AWrongTotalSizeAndAnUnnamedTensorAreWarnings) {
@@ -190,7 +190,7 @@ TEST_F(Sources, TheLayoutOfTheHuggingFaceCache) {
 TEST_F(Sources, ASymbolicLinkToADirectoryIsFollowed) {
   std::filesystem::create_directory_symlink(write_sharded(), dir_ / "link");
   const Mounted mounted({dir_ / "link"});
-  EXPECT_EQ(names_in(mounted.path()), (Names{"a", "b"}));
+  EXPECT_EQ(names_in(mounted.path()), (NameList{"a", "b"}));
 }
 
 TEST_F(Sources, ShardsInASubdirectoryAreFound) {
@@ -198,7 +198,7 @@ TEST_F(Sources, ShardsInASubdirectoryAreFound) {
   write_safetensors(dir_ / "m/parts/one.safetensors", {random_tensor("a", "U8", {10})});
   write_index(dir_ / "m/model.safetensors.index.json", {{"a", "parts/one.safetensors"}});
   const Mounted mounted({dir_ / "m"});
-  EXPECT_EQ(names_in(mounted.path()), Names{"a"});
+  EXPECT_EQ(names_in(mounted.path()), NameList{"a"});
 }
 
 TEST_F(Sources, AnIndexThatLeavesItsDirectoryIsRefused) {
@@ -249,12 +249,12 @@ TEST_F(Sources, AllowMissingMountsTheRestAndListsWhatIsMissing) {
 
   const Mounted mounted({model}, {"-o", "allow_missing"});
 
-  EXPECT_EQ(names_in(mounted.path()), Names{"a"});
+  EXPECT_EQ(names_in(mounted.path()), NameList{"a"});
   const nlohmann::json info = nlohmann::json::parse(read_file(mounted / ".stfs/info.json"));
-  Names missing;
+  NameList missing;
   for (const auto& tensor : info.at("missing")) missing.push_back(tensor.at("name"));
   std::ranges::sort(missing);
-  EXPECT_EQ(missing, (Names{"b", "lacking"}));
+  EXPECT_EQ(missing, (NameList{"b", "lacking"}));
 }
 
 TEST_F(Sources, AllowMissingStillRefusesABrokenShard) {

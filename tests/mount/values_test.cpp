@@ -1,5 +1,6 @@
 // The verbs of stfs-info that look at values: cat's options, stats, hash, diff, extract. None of
 // them needs a mount; those tests that compare with one have it.
+#include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -19,26 +20,6 @@ namespace {
 
 using namespace std::string_literals;
 using nlohmann::json;
-
-Outcome info(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), STFS_INFO_BINARY);
-  return run(arguments);
-}
-
-void expect_one_line(const Outcome& result, int status, const std::string& part = "") {
-  EXPECT_EQ(result.status, status) << result.err;
-  EXPECT_EQ(result.out, "");
-  EXPECT_TRUE(result.err.starts_with("stfs-info: ")) << result.err;
-  EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
-  EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 std::vector<std::string> fields_of(const std::string& line) {
   std::vector<std::string> fields;

@@ -76,6 +76,8 @@ std::vector<std::string> names_in(const std::filesystem::path& directory) {
   return names;
 }
 
+std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+
 std::optional<std::string> xattr(const std::filesystem::path& path, const char* name) {
   std::string value(1 << 16, '\0');  // the most that Linux allows
   const ssize_t size = ::lgetxattr(path.c_str(), name, value.data(), value.size());

@@ -1,6 +1,7 @@
 // Files and directories for tests: all of it throws std::system_error where the system refuses.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -34,6 +35,9 @@ void write_file(const std::filesystem::path& path, std::string_view bytes);
 // The names in a directory without "." and "..", sorted bytewise. A name listed twice is twice in
 // the answer.
 std::vector<std::string> names_in(const std::filesystem::path& directory);
+
+// The descriptors that this process has open, and the one that it takes to count them.
+std::size_t open_descriptors();
 
 // The value of an extended attribute, or nothing with errno set.
 std::optional<std::string> xattr(const std::filesystem::path& path, const char* name);

@@ -3,6 +3,7 @@
 
 #include "core/leases.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/most.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,8 +23,6 @@
 
 namespace stfs::test {
 namespace {
-
-constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
 // Produces the bytes of a string, or fails.
 class TextProducer : public Producer {

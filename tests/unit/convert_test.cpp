@@ -249,22 +249,22 @@ TEST(Convert, RoundsTheBoundariesOfF64AsIeee754Says) {
   EXPECT_EQ(value(1 + 0x3p-24), 1 + 0x1p-22F);
 }
 
-const std::vector<DType> kFloating{DType::kF4,         DType::kF6E2M3, DType::kF6E3M2,
-                                   DType::kF8E5M2,     DType::kF8E4M3, DType::kF8E8M0,
-                                   DType::kF16,        DType::kBF16,   DType::kF8E4M3Fnuz,
-                                   DType::kF8E5M2Fnuz, DType::kF32,    DType::kF64};
+const std::vector<DType> kFloatingTypes{DType::kF4,         DType::kF6E2M3, DType::kF6E3M2,
+                                        DType::kF8E5M2,     DType::kF8E4M3, DType::kF8E8M0,
+                                        DType::kF16,        DType::kBF16,   DType::kF8E4M3Fnuz,
+                                        DType::kF8E5M2Fnuz, DType::kF32,    DType::kF64};
 
 TEST(Convert, KnowsTheFloatingTypesAndNoOthers) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
-    const bool is_floating = std::ranges::find(kFloating, dtype) != kFloating.end();
+    const bool is_floating = std::ranges::find(kFloatingTypes, dtype) != kFloatingTypes.end();
     EXPECT_EQ(has_f32(dtype), is_floating) << dtype_name(dtype);
   }
 }
 
 TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
   RandomBytes random(17);
-  for (const DType dtype : kFloating) {
+  for (const DType dtype : kFloatingTypes) {
     const unsigned bits = dtype_bits(dtype);
     for (std::size_t length = 0; length <= 70; ++length) {
       const std::size_t bytes = (length * bits + 7) / 8;
@@ -288,7 +288,7 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
 
 TEST(AsF32, GivesAnyPartInAnyOrder) {
   RandomBytes random(23);
-  for (const DType dtype : kFloating) {
+  for (const DType dtype : kFloatingTypes) {
     for (const std::uint64_t count :
          {0ULL, 1ULL, 2ULL, 3ULL, 5ULL, 7ULL, 63ULL, 1001ULL, 32767ULL, 32769ULL, 100'003ULL}) {
       const std::uint64_t bytes = (count * dtype_bits(dtype) + 7) / 8;

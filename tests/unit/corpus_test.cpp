@@ -20,18 +20,18 @@ namespace {
 const std::filesystem::path kCorpus = std::filesystem::path(STFS_SOURCE_DIR) / "tests/corpus";
 
 // A line of MANIFEST.tsv: FILE<TAB>ok<TAB>N, or FILE<TAB>error<TAB>NAME.
-struct Row {
+struct CorpusRow {
   std::string file;
   std::string word;
   std::string detail;
 };
 
-std::ostream& operator<<(std::ostream& out, const Row& row) { return out << row.file; }
+std::ostream& operator<<(std::ostream& out, const CorpusRow& row) { return out << row.file; }
 
-std::vector<Row> manifest() {
-  std::vector<Row> rows;
+std::vector<CorpusRow> manifest() {
+  std::vector<CorpusRow> rows;
   std::istringstream lines(read_file(kCorpus / "MANIFEST.tsv"));
-  Row row;
+  CorpusRow row;
   while (std::getline(lines, row.file, '\t') && std::getline(lines, row.word, '\t') &&
          std::getline(lines, row.detail)) {
     rows.push_back(row);
@@ -40,7 +40,7 @@ std::vector<Row> manifest() {
 }
 
 // "refused/end-before-begin.safetensors" -> "refused_end_before_begin"
-std::string row_name(const ::testing::TestParamInfo<Row>& info) {
+std::string row_name(const ::testing::TestParamInfo<CorpusRow>& info) {
   std::string name = info.param.file.substr(0, info.param.file.find('.'));
   for (char& c : name) {
     if (c == '/' || c == '-') c = '_';
@@ -48,7 +48,7 @@ std::string row_name(const ::testing::TestParamInfo<Row>& info) {
   return name;
 }
 
-class Corpus : public ::testing::TestWithParam<Row> {
+class Corpus : public ::testing::TestWithParam<CorpusRow> {
  protected:
   std::string path() const { return (kCorpus / GetParam().file).string(); }
 };
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Files, Corpus, ::testing::ValuesIn(manifest()), row_nam
 
 TEST(CorpusManifest, NamesEveryFile) {
   std::vector<std::string> named;
-  for (const Row& row : manifest()) named.push_back(row.file);
+  for (const CorpusRow& row : manifest()) named.push_back(row.file);
 
   std::vector<std::string> found;
   for (const char* directory : {"accepted", "refused"}) {

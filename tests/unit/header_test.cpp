@@ -530,8 +530,8 @@ TEST(HeaderFileOfTheLargestLength, IsReadAndOneByteMoreIsNot) {
   EXPECT_EQ(sparse("larger", "\x01\xe1\xf5\x05\0\0\0\0{}"s, 100'000'001), "HeaderTooLarge");
 }
 
-Header parse(const std::string& json, std::uint64_t data_length) {
-  return parse_header(json, data_length, "m.safetensors");
+Header parse(const std::string& text, std::uint64_t data_length) {
+  return parse_header(text, data_length, "m.safetensors");
 }
 
 TEST(Header, ListsTensorsInTheOrderOfTheirBytesAndTiesAsTheyStand) {
@@ -546,13 +546,13 @@ TEST(Header, ListsTensorsInTheOrderOfTheirBytesAndTiesAsTheyStand) {
 }
 
 TEST(Header, GivesOffsetsFromTheStartOfTheFile) {
-  const std::string json =
+  const std::string text =
       "{" + tensor("a", "U8", "[3]", "[0,3]") + "," + tensor("b", "F16", "[2,1]", "[3,7]") + "}";
 
-  const Header header = parse(json, 7);
+  const Header header = parse(text, 7);
 
-  EXPECT_EQ(header.json_length, json.size());
-  EXPECT_EQ(header.tensors[1].offset, 8 + json.size() + 3);
+  EXPECT_EQ(header.json_length, text.size());
+  EXPECT_EQ(header.tensors[1].offset, 8 + text.size() + 3);
   EXPECT_EQ(header.tensors[1].length, 4U);
   EXPECT_EQ(header.tensors[1].dtype, DType::kF16);
   EXPECT_EQ(

@@ -12,8 +12,6 @@
 namespace stfs::test {
 namespace {
 
-std::optional<Content> nothing() { return std::nullopt; }
-
 TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
   LookedUpNames names;
 

@@ -18,7 +18,9 @@ Options parse(const Strings& arguments) {
   return parse_options(static_cast<int>(argv.size()), argv.data());
 }
 
-Options with(const std::string& options) { return parse({"m.safetensors", "/mnt", "-o", options}); }
+Options parse_with(const std::string& options) {
+  return parse({"m.safetensors", "/mnt", "-o", options});
+}
 
 // The message of the refusal.
 std::string refused(const Strings& arguments) {
@@ -100,25 +102,25 @@ TEST(Options, AreRefusedWhenUnknown) {
 }
 
 TEST(Options, OfViews) {
-  EXPECT_EQ(with("views=hidden").control, ControlDirectory::kHidden);
-  EXPECT_EQ(with("views=visible").control, ControlDirectory::kVisible);
-  EXPECT_EQ(with("views=off").control, ControlDirectory::kOff);
+  EXPECT_EQ(parse_with("views=hidden").control, ControlDirectory::kHidden);
+  EXPECT_EQ(parse_with("views=visible").control, ControlDirectory::kVisible);
+  EXPECT_EQ(parse_with("views=off").control, ControlDirectory::kOff);
   EXPECT_NE(refused_option("views=on").find("-o views=on: one of hidden, visible, off"),
             std::string::npos);
   refused_option("views");
 }
 
 TEST(Options, OfCache) {
-  EXPECT_TRUE(with("cache=direct").direct);
-  EXPECT_FALSE(with("cache=kernel").direct);
+  EXPECT_TRUE(parse_with("cache=direct").direct);
+  EXPECT_FALSE(parse_with("cache=kernel").direct);
   refused_option("cache=none");
 }
 
-TEST(Options, OfAllowMissing) { EXPECT_TRUE(with("allow_missing").allow_missing); }
+TEST(Options, OfAllowMissing) { EXPECT_TRUE(parse_with("allow_missing").allow_missing); }
 
 TEST(Options, OfThreads) {
-  EXPECT_EQ(with("threads=1").threads, 1U);
-  EXPECT_EQ(with("threads=1024").threads, 1024U);
+  EXPECT_EQ(parse_with("threads=1").threads, 1U);
+  EXPECT_EQ(parse_with("threads=1024").threads, 1024U);
   for (const char* option : {"threads=0", "threads=1025", "threads=", "threads", "threads=-1",
                              "threads=2x", "threads=99999999999999999999", "threads= 2"}) {
     refused_option(option);
@@ -126,11 +128,11 @@ TEST(Options, OfThreads) {
 }
 
 TEST(Options, OfOwnerAndPermissions) {
-  const Options options = with("uid=1234,gid=4321,umask=027");
+  const Options options = parse_with("uid=1234,gid=4321,umask=027");
   EXPECT_EQ(options.uid, 1234U);
   EXPECT_EQ(options.gid, 4321U);
   EXPECT_EQ(options.umask, 027U);
-  EXPECT_EQ(with("uid=root").uid, 0U);
+  EXPECT_EQ(parse_with("uid=root").uid, 0U);
   for (const char* option : {"uid=-1", "uid=4294967295", "uid=", "gid=no such group", "umask=8",
                              "umask=1000", "umask="}) {
     refused_option(option);
@@ -138,20 +140,20 @@ TEST(Options, OfOwnerAndPermissions) {
 }
 
 TEST(Options, OfMaxReadGoOnToTheKernelToo) {
-  const Options options = with("max_read=65536");
+  const Options options = parse_with("max_read=65536");
   EXPECT_EQ(options.max_read, 65536U);
   EXPECT_EQ(options.mount_options, Strings{"max_read=65536"});
   refused_option("max_read=1");
 }
 
-TEST(Options, OfFsname) { EXPECT_EQ(with("fsname=a=b").fsname, "a=b"); }
+TEST(Options, OfFsname) { EXPECT_EQ(parse_with("fsname=a=b").fsname, "a=b"); }
 
 TEST(Options, AreSplitAtCommasThatNoBackslashProtects) {
-  EXPECT_EQ(with("fsname=a\\,b,views=off").fsname, "a,b");
-  EXPECT_EQ(with("fsname=a\\\\,views=off").fsname, "a\\");
-  EXPECT_EQ(with("fsname=a\\\\,views=off").control, ControlDirectory::kOff);
-  EXPECT_EQ(with("fsname=a\\").fsname, "a\\");
-  EXPECT_EQ(with(",,views=off,,").control, ControlDirectory::kOff);
+  EXPECT_EQ(parse_with("fsname=a\\,b,views=off").fsname, "a,b");
+  EXPECT_EQ(parse_with("fsname=a\\\\,views=off").fsname, "a\\");
+  EXPECT_EQ(parse_with("fsname=a\\\\,views=off").control, ControlDirectory::kOff);
+  EXPECT_EQ(parse_with("fsname=a\\").fsname, "a\\");
+  EXPECT_EQ(parse_with(",,views=off,,").control, ControlDirectory::kOff);
 }
 
 TEST(Options, OfSeveralListsAreTakenInOrder) {
@@ -161,7 +163,7 @@ TEST(Options, OfSeveralListsAreTakenInOrder) {
 }
 
 TEST(Options, ThatMountKnowsAreIgnored) {
-  const Options options = with(
+  const Options options = parse_with(
       "ro,rw,suid,nosuid,dev,nodev,default_permissions,auto,noauto,user,nouser,users,defaults,_"
       "netdev,"
       "nofail,nonempty,relatime,x-systemd.automount,X-mount.mkdir,comment=hello,subtype=stfs");
@@ -169,14 +171,14 @@ TEST(Options, ThatMountKnowsAreIgnored) {
 }
 
 TEST(Options, ThatAreNotOursGoOnToFuse) {
-  EXPECT_EQ(with("allow_other,max_background=5,noexec").mount_options,
+  EXPECT_EQ(parse_with("allow_other,max_background=5,noexec").mount_options,
             (Strings{"allow_other", "max_background=5", "noexec"}));
 }
 
 TEST(Options, SuperviseIsOursAndNotPassedOn) {
-  EXPECT_FALSE(with("ro").supervise);
-  EXPECT_TRUE(with("supervise").supervise);
-  EXPECT_TRUE(with("supervise").mount_options.empty());
+  EXPECT_FALSE(parse_with("ro").supervise);
+  EXPECT_TRUE(parse_with("supervise").supervise);
+  EXPECT_TRUE(parse_with("supervise").mount_options.empty());
 }
 
 TEST(Options, OfRemountAreRefused) {

@@ -92,14 +92,14 @@ std::vector<std::string> random_names(RandomBytes& random) {
   return out;
 }
 
-struct Listed {
+struct Visited {
   std::uint64_t cursor;
   PathTree::Entry entry;
 };
 
-std::vector<Listed> list_all(const PathTree& tree, std::uint32_t directory,
-                             std::uint64_t from = 0) {
-  std::vector<Listed> out;
+std::vector<Visited> list_all(const PathTree& tree, std::uint32_t directory,
+                              std::uint64_t from = 0) {
+  std::vector<Visited> out;
   std::uint64_t next = 0;
   while (const auto entry = tree.list(directory, from, next)) {
     out.push_back({from, *entry});
@@ -193,9 +193,9 @@ TEST_F(RandomTrees, FindATensorByItsPathAndNoDirectory) {
 TEST_F(RandomTrees, ResumeAListingAtEveryCursor) {
   each([](const PathTree& tree, const auto&, const auto&) {
     for (std::uint32_t d = 0; d < tree.directory_count(); ++d) {
-      const std::vector<Listed> all = list_all(tree, d);
+      const std::vector<Visited> all = list_all(tree, d);
       for (std::size_t i = 0; i < all.size(); ++i) {
-        const std::vector<Listed> rest = list_all(tree, d, all[i].cursor);
+        const std::vector<Visited> rest = list_all(tree, d, all[i].cursor);
         ASSERT_EQ(rest.size(), all.size() - i);
         for (std::size_t j = 0; j < rest.size(); ++j) {
           EXPECT_EQ(rest[j].entry.component, all[i + j].entry.component);

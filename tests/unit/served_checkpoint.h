@@ -4,6 +4,7 @@
 #include "fs/filesystem.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
+#include "tests/unit/most.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,7 +21,6 @@
 namespace stfs::test {
 
 inline constexpr std::uint64_t kRoot = 1;
-inline constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
 struct Listed {
   std::string name;

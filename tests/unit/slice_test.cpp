@@ -3,6 +3,7 @@
 
 #include "core/leases.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/most.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,6 @@ namespace stfs::test {
 namespace {
 
 using Dims = std::vector<std::uint64_t>;
-constexpr std::uint64_t kMost = ~std::uint64_t{0};
 
 int error_of(std::string_view expression, const Dims& shape, DType dtype = DType::kU8) {
   Slice slice;

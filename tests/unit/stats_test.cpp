@@ -23,9 +23,9 @@ namespace {
 
 using nlohmann::json;
 
-class Loaded {
+class LoadedTensor {
  public:
-  explicit Loaded(const Tensor& tensor) : path_((dir_ / "m.safetensors").string()) {
+  explicit LoadedTensor(const Tensor& tensor) : path_((dir_ / "m.safetensors").string()) {
     write_safetensors(path_, {tensor});
     const std::vector<std::string> paths{path_};
     checkpoint_ = std::make_unique<const Checkpoint>(paths);
@@ -40,7 +40,7 @@ class Loaded {
 };
 
 ValueStats stats_of(const Tensor& tensor) {
-  const Loaded loaded(tensor);
+  const LoadedTensor loaded(tensor);
   ValueStats stats;
   EXPECT_EQ(value_stats(loaded.tensor(), std::atomic<bool>(false), stats), 0);
   return stats;
@@ -241,7 +241,7 @@ TEST(ValueStats, OfTheLargestDoublesAreNumbers) {
 }
 
 TEST(ValueStats, EndWithEintrWhenStopped) {
-  const Loaded loaded(random_tensor("t", "U8", {5'000'000}));
+  const LoadedTensor loaded(random_tensor("t", "U8", {5'000'000}));
   std::atomic<bool> stop = false;
   std::uint64_t seen = 0;
   ValueStats stats;
@@ -256,7 +256,7 @@ TEST(ValueStats, EndWithEintrWhenStopped) {
 }
 
 TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
-  const Loaded loaded(random_tensor("t", "F16", {500'000}));
+  const LoadedTensor loaded(random_tensor("t", "F16", {500'000}));
   std::uint64_t seen = 0;
   ValueStats stats;
 
@@ -267,7 +267,7 @@ TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
 }
 
 TEST(ValueStats, PassOnTheErrnoOfARead) {
-  const Loaded loaded(random_tensor("t", "U8", {1000}));
+  const LoadedTensor loaded(random_tensor("t", "U8", {1000}));
   std::filesystem::resize_file(loaded.path(), 20);
   ValueStats stats;
 

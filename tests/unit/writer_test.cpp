@@ -3,6 +3,7 @@
 
 #include "core/header.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/most.h"
 
 #include <gtest/gtest.h>
 
@@ -15,8 +16,6 @@
 
 namespace stfs::test {
 namespace {
-
-constexpr std::uint64_t kMost = ~std::uint64_t{0};
 
 std::string all(const Content& content) {
   std::string out(content.size(), '\0');
@@ -61,10 +60,10 @@ class Loaded {
 // The tensors of a file by name, checked by the rules of the format.
 std::map<std::string, Tensor> tensors_of(const std::string& file) {
   const std::uint64_t length = json_length(file);
-  const std::string_view json = std::string_view(file).substr(8, length);
+  const std::string_view header_text = std::string_view(file).substr(8, length);
   std::map<std::string, Tensor> out;
   try {
-    const Header header = parse_header(json, file.size() - 8 - length, "merged");
+    const Header header = parse_header(header_text, file.size() - 8 - length, "merged");
     for (const TensorRecord& record : header.tensors) {
       const std::string name(header.name(record));
       const auto shape = header.shape(record);
@@ -77,7 +76,7 @@ std::map<std::string, Tensor> tensors_of(const std::string& file) {
   return out;
 }
 
-std::vector<Tensor> every_type() {
+std::vector<Tensor> one_of_each_type() {
   std::vector<Tensor> tensors;
   for (int i = 0; i < kDTypeCount; ++i) {
     const std::string dtype(dtype_name(static_cast<DType>(i)));
@@ -108,22 +107,22 @@ std::vector<stfs::Metadata::Entry> entries_of(const stfs::Metadata& metadata) {
 }
 
 TEST(Writer, HoldsTheSameTensors) {
-  const Loaded checkpoint({every_type()});
+  const Loaded checkpoint({one_of_each_type()});
 
-  expect_same(tensors_of(checkpoint.merged()), every_type());
+  expect_same(tensors_of(checkpoint.merged()), one_of_each_type());
 }
 
 TEST(Writer, MergesSeveralFiles) {
-  std::vector<Tensor> first = every_type();
+  std::vector<Tensor> first = one_of_each_type();
   std::vector<Tensor> second(first.begin() + 11, first.end());
   first.resize(11);
   const Loaded checkpoint({first, second});
 
-  expect_same(tensors_of(checkpoint.merged()), every_type());
+  expect_same(tensors_of(checkpoint.merged()), one_of_each_type());
 }
 
 TEST(Writer, HoldsTheTensorsThatWereAskedForAndNoOthers) {
-  const Loaded checkpoint({every_type()});
+  const Loaded checkpoint({one_of_each_type()});
   const auto two = {*(*checkpoint).find("tF32"), *(*checkpoint).find("empty")};
 
   const auto found = tensors_of(all(*safetensors_file(*checkpoint, two)));
@@ -183,14 +182,14 @@ TEST(Writer, PutsLargerElementsFirstSoThatEachIsAligned) {
 }
 
 TEST(Writer, IsTheSameEveryTime) {
-  const Loaded checkpoint({every_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
+  const Loaded checkpoint({one_of_each_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
   const std::string first = checkpoint.merged();
 
   EXPECT_TRUE(checkpoint.merged() == first);
 }
 
 TEST(Writer, OfItsOwnFileIsThatFile) {
-  const Loaded checkpoint({every_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
+  const Loaded checkpoint({one_of_each_type()}, {Metadata{{"b", "2"}, {"a", "1"}}});
   const std::string first = checkpoint.merged();
   const TempDir dir;
   write_file(dir / "merged.safetensors", first);
@@ -207,11 +206,12 @@ TEST(Writer, KeepsTheMetadataInOrder) {
                           {Metadata{{"format", "pt"}, {"a\"b", "line\n"}, {"", ""}}});
 
   const std::string file = checkpoint.merged();
-  const std::string_view json = std::string_view(file).substr(8, json_length(file));
+  const std::string_view header_text = std::string_view(file).substr(8, json_length(file));
 
-  EXPECT_TRUE(json.starts_with(R"({"__metadata__":{"":"","a\"b":"line\n","format":"pt"},"w":)"))
-      << json.substr(0, 100);
-  const Header header = parse_header(json, 1, "merged");
+  EXPECT_TRUE(
+      header_text.starts_with(R"({"__metadata__":{"":"","a\"b":"line\n","format":"pt"},"w":)"))
+      << header_text.substr(0, 100);
+  const Header header = parse_header(header_text, 1, "merged");
   EXPECT_EQ(entries_of(header.metadata), (*checkpoint).metadata());
 }
 

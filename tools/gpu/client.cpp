@@ -21,7 +21,7 @@
 namespace stfs::gpu {
 namespace {
 
-[[noreturn]] void fail(const std::string& place, const std::string& text) {
+[[noreturn]] void holder_failed(const std::string& place, const std::string& text) {
   throw Error(ErrorCode::kDeviceFailed, place, text);
 }
 
@@ -32,7 +32,7 @@ void check_private(const std::string& path) {
     throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
-    fail(path, "not a directory of this user alone");
+    holder_failed(path, "not a directory of this user alone");
   }
 }
 
@@ -56,7 +56,7 @@ UniqueFd connect_to(const std::string& path) {
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
         (peer.uid != ::geteuid() && peer.uid != 0)) {
-      fail(path, "the holder there is another user's");
+      holder_failed(path, "the holder there is another user's");
     }
     return fd;
   }
@@ -86,7 +86,7 @@ void start_holder(const std::string& program, const std::string& path) {
     if (errno == EINTR) continue;
     return;  // a caller that ignores SIGCHLD: whether it listens is seen by connecting
   }
-  if (status != 0) fail(program, "the holder did not start");
+  if (status != 0) holder_failed(program, "the holder did not start");
 }
 
 ErrorCode code_of(std::uint64_t status) {
@@ -105,7 +105,7 @@ Resident resident_of(const Json& row) {
   resident.key = text_of(row, "key");
   resident.label = text_of(row, "label");
   const auto dtype = dtype_from_name(text_of(row, "dtype"));
-  if (!dtype) fail("", "the holder speaks of a type that is none");
+  if (!dtype) holder_failed("", "the holder speaks of a type that is none");
   resident.dtype = *dtype;
   for (const Json& dimension : list_of(row, "shape")) {
     resident.shape.push_back(dimension.get<std::uint64_t>());
@@ -169,7 +169,7 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
   if (!connection) {
     start_holder(program, path);
     connection = connect_to(path);
-    if (!connection) fail(path, "the holder that was started does not listen there");
+    if (!connection) holder_failed(path, "the holder that was started does not listen there");
   }
   return Client(std::move(connection));
 }
@@ -207,7 +207,7 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
   Loaded loaded;
   loaded.tensors = residents_of(answer.body);
   const Json& numbers = list_of(answer.body, "segments");
-  if (numbers.size() != answer.descriptors.size()) fail("", "the holder's answer lacks segments");
+  if (numbers.size() != answer.descriptors.size()) holder_failed("", "the holder's answer lacks segments");
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
   }

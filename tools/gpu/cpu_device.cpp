@@ -17,7 +17,7 @@
 namespace stfs::gpu {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, int error) {
+[[noreturn]] void cpu_failed(const std::string& what, int error) {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
 
@@ -47,7 +47,7 @@ class Mapped {
     // a memfd that is sealed against writing.
     const int sharing = (protection & PROT_WRITE) != 0 ? MAP_SHARED : MAP_PRIVATE;
     void* data = ::mmap(nullptr, bytes, protection, sharing, fd, 0);
-    if (data == MAP_FAILED) fail("mmap", errno);
+    if (data == MAP_FAILED) cpu_failed("mmap", errno);
     data_ = static_cast<std::byte*>(data);
   }
   Mapped(const Mapped&) = delete;
@@ -65,7 +65,7 @@ class CpuSegment : public DeviceSegment {
  public:
   explicit CpuSegment(std::uint64_t bytes)
       : bytes_(bytes), fd_(::memfd_create("stfs-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
-    if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail("memfd", errno);
+    if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) cpu_failed("memfd", errno);
     mapped_ = std::make_unique<Mapped>(fd_.get(), bytes, PROT_READ | PROT_WRITE);
     // Huge pages where the system grants them to shared memory (shmem_enabled); it may refuse.
     ::madvise(mapped_->data(), bytes, MADV_HUGEPAGE);
@@ -78,7 +78,7 @@ class CpuSegment : public DeviceSegment {
     mapped_.reset();  // the kernel seals against writing only what nobody can write to
     if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) !=
         0) {
-      fail("sealing", errno);
+      cpu_failed("sealing", errno);
     }
     return std::move(fd_);
   }
@@ -153,7 +153,7 @@ std::unique_ptr<MappedSegment> map_cpu_segment(int fd, std::uint64_t bytes) {
   // A range beyond the file's end would be SIGBUS for whoever touches it.
   const struct stat status = stat_of(fd, "segment");
   if (static_cast<std::uint64_t>(status.st_size) < bytes)
-    fail("a segment is shorter than said", EINVAL);
+    cpu_failed("a segment is shorter than said", EINVAL);
   return std::make_unique<MappedCpuSegment>(fd, bytes);
 }
 
