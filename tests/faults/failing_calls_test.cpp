@@ -49,7 +49,7 @@ class FailingCalls : public MountTest {
                                          "STFS_FAIL_SIZE=" + least};
     if (on) settings.emplace_back("STFS_FAIL_ON=1");
     return run({STFS_BINARY, dir_ / "model", mountpoint()},
-               {.environment = failing(call, settings), .limit = std::chrono::seconds(30)});
+               {.environment = failing(call, settings)});
   }
 
   // It failed as it should, or mounted all the same and works, but for the calls that

@@ -40,12 +40,12 @@ class LifecycleFaults : public MountTest, public ::testing::WithParamInterface<c
                       const std::string& cache = "direct") {
     std::vector<std::string> argv = {STFS_BINARY, "-o", GetParam(), "-o", "cache=" + cache};
     argv.insert(argv.end(), sources_and_mountpoint.begin(), sources_and_mountpoint.end());
-    return run(argv, {.limit = std::chrono::seconds(60)});
+    return run(argv);
   }
   static Outcome unmount(const std::filesystem::path& path, bool lazily = false) {
     std::vector<std::string> argv = {STFS_BINARY, "-u", path};
     if (lazily) argv.insert(argv.begin() + 2, "-z");
-    return run(argv, {.limit = std::chrono::seconds(60)});
+    return run(argv);
   }
   static void signal_all(const std::filesystem::path& path, int signal) {
     for (const pid_t pid : processes_with(path)) ::kill(pid, signal);
@@ -83,7 +83,7 @@ class Readers {
   // Whether each has read `more` times from now on.
   bool go_on(std::uint64_t more) {
     const std::uint64_t before = rounds;
-    return eventually([&] { return rounds >= before + more; }, std::chrono::seconds(60));
+    return eventually([&] { return rounds >= before + more; });
   }
 
   std::atomic<bool> stop = false;

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -31,13 +30,10 @@ void expect_one_line(const Outcome& outcome, const std::string& part) {
   EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
 }
 
-TEST(CudaDriver, ThatIsNotThereIsOneLineAtOnce) {
-  const auto begin = std::chrono::steady_clock::now();
-
+TEST(CudaDriver, ThatIsNotThereIsOneLine) {
   const Outcome outcome = probe({"devices"}, {}, "/nonexistent/libcuda.so.1");
 
   expect_one_line(outcome, "there is no NVIDIA driver: /nonexistent/libcuda.so.1");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST(CudaDriver, ThatLacksAFunctionSaysWhich) {

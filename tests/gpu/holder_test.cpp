@@ -363,9 +363,7 @@ TEST_F(GpuHolder, WhatWasHandedOverMustListen) {
        {"exec 3</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",
         "exec 3<&-; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$1\" holder",
         "export LISTEN_FDS=2 LISTEN_PID=$$; exec \"$1\" holder"}) {
-    expect_one_line(run({"/bin/bash", "-c", script, "bash", STFS_GPU_BINARY},
-                        {.limit = std::chrono::seconds(20)}),
-                    5, "LISTEN_FDS");
+    expect_one_line(run({"/bin/bash", "-c", script, "bash", STFS_GPU_BINARY}), 5, "LISTEN_FDS");
   }
 }
 

@@ -27,7 +27,7 @@ class Lifecycle : public MountTest {
 
   static Outcome stfs(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), STFS_BINARY);
-    return run(arguments, {.limit = std::chrono::seconds(30)});
+    return run(arguments);
   }
 
   static void expect_one_line(const Outcome& result, int status) {
@@ -53,9 +53,8 @@ TEST_F(Lifecycle, TheCommandReturnsWhenTheMountAnswers) {
 
 TEST_F(Lifecycle, TheDaemonLetsGoOfTheCallersOutputAndDirectory) {
   // `$(...)` and pipes end when the last holder of their end closes it.
-  const Outcome result =
-      sh(R"(cd "$4"; out=$("$1" "$2" "$3" 2>&1); echo "<$out>")",
-         {STFS_BINARY, source(), mountpoint(), dir_.path()}, {.limit = std::chrono::seconds(20)});
+  const Outcome result = sh(R"(cd "$4"; out=$("$1" "$2" "$3" 2>&1); echo "<$out>")",
+                            {STFS_BINARY, source(), mountpoint(), dir_.path()});
 
   EXPECT_FALSE(result.timed_out);
   EXPECT_EQ(result.out, "<>\n") << result.err;
@@ -138,8 +137,7 @@ TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
 
 TEST_F(Lifecycle, ASignalAtTheMomentOfMountingUnmountsToo) {
   for (int i = 0; i < 60; ++i) {
-    Process process({STFS_BINARY, "-f", source(), mountpoint()},
-                    {.limit = std::chrono::seconds(10)});
+    Process process({STFS_BINARY, "-f", source(), mountpoint()});
     // As early as it can be seen, and a little later each time.
     while (process.running() && mounts_at(mountpoint()).empty()) {
     }
@@ -250,9 +248,8 @@ TEST_F(Lifecycle, SigtermEndsABusyMountWith0) {
 }
 
 TEST_F(Lifecycle, WithoutStandardDescriptorsItMountsAllTheSame) {
-  const Outcome result =
-      sh(R"("$1" "$2" "$3" <&- >&- 2>&-; ls "$3"; cmp "$3/mask" "$3/mask")",
-         {STFS_BINARY, source(), mountpoint()}, {.limit = std::chrono::seconds(20)});
+  const Outcome result = sh(R"("$1" "$2" "$3" <&- >&- 2>&-; ls "$3"; cmp "$3/mask" "$3/mask")",
+                            {STFS_BINARY, source(), mountpoint()});
 
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(result.out, "mask\ntokens\n");
@@ -435,7 +432,7 @@ TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
   const Outcome result = sh(
       R"(pids=; for i in 1 2 3 4; do "$1" "$2" "$3" & pids="$pids $!"; done
          for pid in $pids; do wait $pid && echo 0 || echo $?; done)",
-      {STFS_BINARY, source(), mountpoint()}, {.limit = std::chrono::seconds(60)});
+      {STFS_BINARY, source(), mountpoint()});
 
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '0'), 1) << result.out;
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '4'), 3) << result.out;

@@ -25,7 +25,7 @@ class Sources : public MountTest {
   Outcome mount(std::vector<std::string> arguments) const {
     arguments.insert(arguments.begin(), STFS_BINARY);
     arguments.push_back(mountpoint());
-    return run(arguments, {.limit = std::chrono::seconds(30)});
+    return run(arguments);
   }
 
   // The command ends with `status` and one line that begins "stfs: " and contains `words`; nothing

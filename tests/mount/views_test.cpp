@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -722,6 +721,9 @@ TEST_F(Views, Sha256sumAcceptsTheDigests) {
   }
 }
 
+// Bytes that no machine hashes before a test hangs (kHang).
+constexpr std::uint64_t kTooMuch = 1ULL << 40;
+
 // A checkpoint of one tensor that is a hole of this many bytes.
 void write_sparse(const fs::path& path, const std::string& name, std::uint64_t bytes) {
   HeaderBuilder header;
@@ -755,7 +757,7 @@ bool is_asleep(pid_t pid) {
 
 TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
   const TempDir dir;
-  write_sparse(dir / "m.safetensors", "big", 64ULL << 30);  // many seconds of work
+  write_sparse(dir / "m.safetensors", "big", kTooMuch);
   const Mounted mount({dir / "m.safetensors"});
   const pid_t daemon = mount.daemon();
 
@@ -768,12 +770,11 @@ TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
       EXPECT_FALSE(read_file(mount / ".stfs/info.json").empty()) << "others are served meanwhile";
       EXPECT_EQ(names_in(mount.path()), std::vector<std::string>{"big"});
 
-      const auto sent = std::chrono::steady_clock::now();
       reader.signal(signal);
       const Outcome outcome = reader.wait();
 
       EXPECT_EQ(outcome.status, 128 + signal) << path << ": " << outcome.err;
-      EXPECT_LT(std::chrono::steady_clock::now() - sent, std::chrono::seconds(5)) << path;
+      EXPECT_FALSE(outcome.timed_out) << path;
       int idle = 0;  // times in a row that nobody was at work
       EXPECT_TRUE(eventually([&] {
         idle = is_asleep(daemon) ? idle + 1 : 0;
@@ -786,18 +787,17 @@ TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
 
 TEST_F(Views, AnUnmountDoesNotWaitForAComputation) {
   const TempDir dir;
-  write_sparse(dir / "m.safetensors", "big", 64ULL << 30);
+  write_sparse(dir / "m.safetensors", "big", kTooMuch);
   ForegroundMount mount({dir / "m.safetensors"});
   const pid_t daemon = mount.process().pid();
   Process reader({"cat", mount / ".stfs/sha256/big"});
   ASSERT_TRUE(eventually([&] { return ticks_of(daemon) > 20; }));
 
-  const auto sent = std::chrono::steady_clock::now();
   mount.process().signal(SIGTERM);
   const Outcome outcome = mount.process().wait();
 
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_LT(std::chrono::steady_clock::now() - sent, std::chrono::seconds(10));
+  EXPECT_FALSE(outcome.timed_out);
   EXPECT_NE(reader.wait().status, 0) << "and never half a digest";
 }
 

@@ -11,6 +11,9 @@
 
 namespace stfs::test {
 
+// What takes longer hangs. No machine is so busy that anything here needs a tenth of it.
+inline constexpr std::chrono::seconds kHang{300};
+
 // For RunOptions: a sanitized program is given these options beside ours.
 std::vector<std::string> sanitizer_options(const std::string& options);
 
@@ -25,7 +28,7 @@ struct Outcome {
 struct RunOptions {
   std::vector<std::string> environment = {};  // "NAME=value", added to ours
   std::filesystem::path directory = {};       // where to run; empty: here
-  std::chrono::seconds limit{120};            // then the child, and only the child, is killed
+  std::chrono::seconds limit = kHang;         // then the child, and only the child, is killed
 };
 
 // A child process, its standard input empty, its output kept in memory (so that a daemon that it
@@ -66,7 +69,6 @@ Outcome sh(const std::string& script, const std::vector<std::string>& arguments 
            const RunOptions& options = {});
 
 // Whether `condition` becomes true before `limit`. For what the kernel announces by no event.
-bool eventually(const std::function<bool()>& condition,
-                std::chrono::milliseconds limit = std::chrono::seconds(20));
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit = kHang);
 
 }  // namespace stfs::test
