@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <map>
 #include <memory>
 #include <string>
@@ -241,6 +242,24 @@ TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
 }
 
 // As above, by a user to whom mincore(2) tells nothing and who may take no lease.
+TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
+  const std::filesystem::path out = dir_ / "out";
+  std::filesystem::create_directory(out);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    spoil("stall", kSize / 2, kSize / 2 + kPage);
+    Process extract({STFS_INFO_BINARY, "extract", "-o", out / "new.safetensors",
+                     *disk_ / "m.safetensors", "*"});
+    EXPECT_TRUE(disk_->stalls(1));
+
+    extract.signal(number);
+
+    EXPECT_EQ(extract.wait().status, 128 + number);
+    EXPECT_EQ(names_in(out), std::vector<std::string>());
+    disk_->tell("release");
+    EXPECT_TRUE(eventually([&] { return disk_->waiting() == 0; }));
+  }
+}
+
 TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSource) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
