@@ -53,7 +53,7 @@ class HeldSignals {
 
 // A thread that waits for the signals that end a process; they are blocked in all others. It
 // unlinks the file, and then the signal ends the process as it would have.
-class NewFile::UnlinkAtSignal {
+class UnlinkAtSignal {
  public:
   UnlinkAtSignal(int directory, std::string name)
       : directory_(directory), name_(std::move(name)), end_(::eventfd(0, EFD_CLOEXEC)) {

@@ -17,6 +17,8 @@
 
 namespace stfs {
 
+class UnlinkAtSignal;
+
 class NewFile {
  public:
   enum class Begin { kUnnamed, kNamed };
@@ -34,8 +36,6 @@ class NewFile {
   void commit();
 
  private:
-  class UnlinkAtSignal;
-
   void begin_unnamed();
   void begin_named();
   void link();

@@ -18,6 +18,9 @@
 #include <vector>
 
 namespace stfs::fuzz {
+
+using namespace stfs::gpu;
+
 namespace {
 
 constexpr ClientId kClient = 1;

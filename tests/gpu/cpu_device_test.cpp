@@ -13,7 +13,10 @@
 #include <utility>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
@@ -149,4 +152,4 @@ TEST(HostMemoryOfThisMachine, IsSome) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 using Environment = std::map<std::string, std::string>;
@@ -435,4 +435,4 @@ TEST_F(CudaDevice, FindingsNameTheDriverAndEachDevice) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

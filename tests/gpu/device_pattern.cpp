@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 
 std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size) {
   std::vector<std::byte> bytes(size);
@@ -28,4 +28,4 @@ void send_all(Lane& lane, DeviceSegment& segment, std::span<const std::byte> byt
   }
 }
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

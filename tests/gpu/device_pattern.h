@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 
 // Bytes that are different for each seed and place.
 std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size);
@@ -17,4 +17,4 @@ std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size);
 void send_all(Lane& lane, DeviceSegment& segment, std::span<const std::byte> bytes,
               std::size_t tile_bytes, std::uint64_t at = 0);
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 using nlohmann::json;
@@ -269,11 +269,11 @@ int run(const std::vector<std::string>& arguments) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test
 
 int main(int argc, char** argv) {
   try {
-    return stfs::test::run(std::vector<std::string>(argv + 1, argv + argc));
+    return stfs::gpu::test::run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const stfs::Error& error) {
     std::fprintf(stderr, "device_probe: %s\n", error.what());
     return stfs::exit_status(error.code());

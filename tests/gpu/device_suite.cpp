@@ -13,7 +13,7 @@
 #include <deque>
 #include <thread>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 constexpr std::size_t kTile = 64 << 10;
@@ -309,4 +309,4 @@ TEST_P(DeviceSuite, CountsOfEachItemAreItsOwn) {
   }
 }
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

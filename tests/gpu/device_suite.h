@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 
 struct DeviceUnderTest {
   std::string name;
@@ -40,4 +40,4 @@ class DeviceSuite : public testing::TestWithParam<DeviceUnderTest> {
   DeviceInfo info_;
 };
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

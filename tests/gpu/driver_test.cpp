@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 Outcome probe(const std::vector<std::string>& arguments, std::vector<std::string> environment,
@@ -98,4 +101,4 @@ TEST(CudaDriver, IsMeasuredWithoutLeavingAnythingBehind) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 // Before main, so that it holds for whatever the process does first.
@@ -62,4 +62,4 @@ std::size_t fake_driver_calls(const std::string& name) {
   return function<decltype(stfs_fake_cuda_calls)>("stfs_fake_cuda_calls")(name.c_str());
 }
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 
 // Whether $STFS_GPU_DRIVER names the fake driver. It does unless someone has set it otherwise.
 bool is_fake_driver();
@@ -19,4 +19,4 @@ std::string fake_driver_report();
 std::size_t fake_driver_peak_pinned();
 std::size_t fake_driver_calls(const std::string& function);
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -1108,7 +1108,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* 
   static_cast<void>(context);
   if (!m.modules.contains(reinterpret_cast<std::uint64_t>(handle)))
     return CUDA_ERROR_INVALID_HANDLE;
-  if (std::strcmp(name, stfs::kConvertKernel) != 0) return CUDA_ERROR_NOT_FOUND;
+  if (std::strcmp(name, stfs::gpu::kConvertKernel) != 0) return CUDA_ERROR_NOT_FOUND;
   *function = as_handle<CUfunction>(reinterpret_cast<std::uint64_t>(handle));
   return CUDA_SUCCESS;
 }
@@ -1120,12 +1120,12 @@ CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned 
   BEGIN_IN_CONTEXT(cuLaunchKernel);
   const auto stream = stream_of(m, context, handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (grid_x == 0 || block_x != stfs::kConvertThreads) return CUDA_ERROR_INVALID_VALUE;
-  stfs::ConvertTask task;
+  if (grid_x == 0 || block_x != stfs::gpu::kConvertThreads) return CUDA_ERROR_INVALID_VALUE;
+  stfs::gpu::ConvertTask task;
   std::memcpy(&task, parameters[0], sizeof task);
 
   const std::size_t in_bytes = (task.count * task.from_bits + 7) / 8;
-  const std::size_t out_bytes = task.count * (task.to == stfs::Narrow::kF32 ? 4 : 2);
+  const std::size_t out_bytes = task.count * (task.to == stfs::gpu::Narrow::kF32 ? 4 : 2);
   std::vector<std::shared_ptr<Region>> touches;
   bool is_illegal = false;
   const auto on_host = [&](auto*& pointer, std::size_t size, bool to_write) {
@@ -1144,9 +1144,9 @@ CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned 
   task.out = out;
   const auto run = [task] {
     for (std::uint64_t i = 0; i < task.count; ++i) {
-      const stfs::Met met = stfs::convert_element(task, i);
-      if (met == stfs::Met::kOutOfRange) ++task.counts[0];
-      if (met == stfs::Met::kNan) ++task.counts[1];
+      const stfs::gpu::Met met = stfs::gpu::convert_element(task, i);
+      if (met == stfs::gpu::Met::kOutOfRange) ++task.counts[0];
+      if (met == stfs::gpu::Met::kNan) ++task.counts[1];
     }
   };
   const auto fault = [&m, &context] {

@@ -8,7 +8,10 @@
 #include <cstdlib>
 #include <system_error>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 constexpr std::size_t kSegmentBytes = 2 << 20;
@@ -67,4 +70,4 @@ GivenText::~GivenText() {
   ::close(list_);
 }
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
 
 // One entry of the list. Texts are written as they are, so that they can be wrong.
 struct GivenTensor {
@@ -50,4 +52,4 @@ class GivenText {
 // A memfd with these bytes, not closed on exec.
 int memfd_of(const std::string& name, const std::string& bytes);
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -18,7 +18,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 class GpuHolderFaults : public GpuToolTest {
@@ -382,4 +385,4 @@ TEST_F(GpuFailingCalls, OfMallocInTheHolderLoseNothing) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -16,7 +16,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Names = std::vector<std::string>;
@@ -367,4 +370,4 @@ TEST_F(GpuHolder, WhatWasHandedOverMustListen) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

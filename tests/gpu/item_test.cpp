@@ -12,7 +12,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 constexpr std::uint64_t kMost = ~std::uint64_t{0};
@@ -252,4 +255,4 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -15,7 +15,10 @@
 #include <utility>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using ::testing::IsSubstring;
@@ -151,4 +154,4 @@ TEST_F(LibraryCuda, ADeviceThatIsNotThereIsSaid) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -20,7 +20,10 @@
 #include <utility>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using ::testing::IsSubstring;
@@ -283,4 +286,4 @@ TEST_F(LibraryHolder, StartsAHolderWhereNoneListens) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

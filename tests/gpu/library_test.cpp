@@ -16,7 +16,10 @@
 #include <utility>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using ::testing::IsSubstring;
@@ -519,4 +522,4 @@ TEST(Library, WithoutAHolderItSaysWhereNoneListens) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -15,7 +15,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Names = std::vector<std::string>;
@@ -448,4 +451,4 @@ TEST_F(GpuLoad, RunDescribesPathsThatAreNotUtf8) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

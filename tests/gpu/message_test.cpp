@@ -20,7 +20,10 @@
 #include <thread>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 struct Ends {
@@ -34,7 +37,7 @@ Ends connected() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
 
 UniqueFd numbered_file(std::size_t number) {
   UniqueFd fd(::memfd_create("numbered", MFD_CLOEXEC));
@@ -410,4 +413,4 @@ TEST(GpuChannel, TooManyOpenFilesIsSaid) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -13,7 +13,7 @@
 #include <limits>
 #include <random>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 constexpr std::uint32_t kBits32Infinity = 0x7f800000;
@@ -204,4 +204,4 @@ TEST(GpuNarrow, RoundingToOddKeepsSpecialValues) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

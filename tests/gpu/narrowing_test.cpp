@@ -17,7 +17,10 @@
 #include <thread>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 constexpr DType kFloating[] = {DType::kF4,         DType::kF6E2M3,     DType::kF6E3M2,
@@ -199,4 +202,4 @@ TEST_F(Converted, ASourceThatChangesIsEstale) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -4,7 +4,7 @@
 
 #include <new>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
 namespace {
 
 // What operator new does, so often, when there is no memory: until there is no more help.
@@ -35,4 +35,4 @@ TEST(Reserve, HelpsNobodyWhenItIsGone) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -15,14 +15,17 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
 const std::string kUuid = "CPU-test";
 
-std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
 
 // What arrives at the other end.
 Json wire(const Json& body) { return Json::parse(body.dump()); }
@@ -799,4 +802,4 @@ TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

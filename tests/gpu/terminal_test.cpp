@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Words = std::vector<std::string>;
@@ -115,4 +118,4 @@ TEST_F(GpuOnATerminal, BenchShowsNoBar) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

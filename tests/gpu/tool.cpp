@@ -11,7 +11,9 @@
 #include <fstream>
 #include <utility>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
 
 std::string device() {
   const char* chosen = std::getenv("STFS_TEST_DEVICE");
@@ -145,4 +147,4 @@ void expect_one_line(const Outcome& outcome, int status, std::string_view part) 
   EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
 }
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
 
 using nlohmann::json;
 
@@ -70,4 +72,4 @@ class GpuToolTest : public MountTest {
 // One line on standard error, with this exit status.
 void expect_one_line(const Outcome& outcome, int status, std::string_view part = "");
 
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -23,7 +23,10 @@
 #include <string>
 #include <vector>
 
-namespace stfs::test {
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 // Layouts.
@@ -189,7 +192,7 @@ class TransferTest : public ::testing::Test {
   std::string bytes_;
 };
 
-std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
+std::size_t open_descriptors() { return stfs::test::names_in("/proc/self/fd").size(); }
 
 ErrorCode code_of(const std::function<void()>& work) {
   try {
@@ -777,4 +780,4 @@ TEST_F(TransferTest, NothingIsAllocatedWhenThereIsNoRoom) {
 }
 
 }  // namespace
-}  // namespace stfs::test
+}  // namespace stfs::gpu::test

@@ -121,6 +121,63 @@ TEST(Structure, CudaIsIncludedInTheDeviceToolAlone) {
   }
 }
 
+// "namespace::Name" of the types that a file defines for others: those at the beginning of a line,
+// outside of unnamed namespaces.
+std::vector<std::string> types_in(const fs::path& file) {
+  constexpr std::string_view kOpens = "namespace ";
+  std::vector<std::string> open;  // namespaces; "" is an unnamed one
+  std::vector<std::string> types;
+  std::istringstream lines(read_file(kRoot / file));
+  for (std::string line; std::getline(lines, line);) {
+    if (line == "namespace {") {
+      open.emplace_back();
+    } else if (line.starts_with(kOpens) && line.ends_with(" {")) {
+      open.push_back(line.substr(kOpens.size(), line.size() - kOpens.size() - 2));
+    } else if (line.starts_with("}  // namespace") && !open.empty()) {
+      open.pop_back();
+    }
+    const bool is_definition =
+        !line.starts_with(' ') && line.find('{') != std::string::npos && !line.ends_with(';');
+    if (!is_definition || std::ranges::count(open, "") > 0) continue;
+    std::istringstream words(line);
+    std::string word;
+    words >> word;
+    if (word != "class" && word != "struct" && word != "enum" && word != "union") continue;
+    if (word == "enum") words >> word;  // "class", or the name
+    if (word == "class" || word == "struct" || word == "union") words >> word;
+    if (const std::size_t end = word.find_first_of(":{<"); end != std::string::npos)
+      word.resize(end);
+    std::string name;
+    for (const std::string& space : open) name += space + "::";
+    types.push_back(name + word);
+  }
+  return types;
+}
+
+// A program that links both would have undefined behaviour (one definition rule).
+TEST(Structure, NoTypeIsDefinedTwiceInANamespace) {
+  std::map<std::string, fs::path> defined;
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    for (const std::string& type : types_in(file)) {
+      const auto [first, is_new] = defined.emplace(type, file);
+      EXPECT_TRUE(is_new) << type << " is defined in " << first->second << " and in " << file;
+    }
+  }
+  EXPECT_TRUE(defined.contains("stfs::Error"));
+}
+
+TEST(Structure, TheDeviceToolHasANamespaceOfItsOwn) {
+  std::vector<fs::path> outside;
+  for (const fs::path& file : code_in({"tools/gpu", "tests/gpu"})) {
+    std::istringstream lines(read_file(kRoot / file));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("namespace stfs") && !line.starts_with("namespace stfs::gpu"))
+        outside.push_back(file);
+    }
+  }
+  EXPECT_EQ(outside, std::vector<fs::path>{});
+}
+
 TEST(Structure, WhatIsShippedDoesNotDependOnTheTests) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     for (const auto& include : includes_of(file)) {

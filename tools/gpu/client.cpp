@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 [[noreturn]] void fail(const std::string& place, const std::string& text) {
@@ -252,4 +252,4 @@ HolderStatus Client::status() {
   return status;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

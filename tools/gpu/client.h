@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // Where the holder of this user listens: $STFS_GPU_SOCKET, or stfs-gpu.sock in $XDG_RUNTIME_DIR, or
 // in /run/user/UID, or in /tmp/stfs-gpu-UID, which is made. Throws kDeviceFailed when that
@@ -111,4 +111,4 @@ class Client {
   Channel channel_;
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

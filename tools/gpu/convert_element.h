@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace stfs {
+namespace stfs::gpu {
 
 enum class Narrow : std::uint32_t { kF32, kF16, kBF16 };
 
@@ -98,4 +98,4 @@ STFS_HOST_DEVICE inline Met convert_element(const ConvertTask& task, std::uint64
   return is_infinite ? Met::kOutOfRange : Met::kNumber;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

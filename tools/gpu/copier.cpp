@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr int kProgressMs = 100;  // between two words on progress
@@ -152,4 +152,4 @@ int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds 
   return Copier(std::move(socket), device).run(idle);
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -8,10 +8,10 @@
 #include <chrono>
 #include <string>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // Serves the holder at the other end of `socket` until that goes, or for `idle` without an order.
 // Returns the exit status.
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, int error) {
@@ -148,4 +148,4 @@ std::unique_ptr<MappedSegment> map_cpu_segment(int fd, std::uint64_t bytes) {
   return std::make_unique<MappedCpuSegment>(fd, bytes);
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -21,7 +21,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 [[noreturn]] void fail(std::string_view place, const std::string& message) {
@@ -795,4 +795,4 @@ std::vector<std::string> cuda_findings() {
   return findings;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

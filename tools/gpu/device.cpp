@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-namespace stfs {
+namespace stfs::gpu {
 
 OutOfDeviceMemory::OutOfDeviceMemory(std::string_view place, std::uint64_t needed,
                                      std::uint64_t free)
@@ -58,4 +58,4 @@ std::unique_ptr<MappedSegment> map_segment(const DeviceInfo& info, int fd, std::
   return info.id == "cpu" ? map_cpu_segment(fd, bytes) : map_cuda_segment(info, fd, bytes);
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -24,7 +24,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 struct DeviceInfo {
   std::string id;    // what --device takes: "cuda:0", "cpu"
@@ -176,4 +176,4 @@ std::unique_ptr<MappedSegment> map_cuda_segment(const DeviceInfo& info, int fd,
 // What doctor says of the CUDA back end: lines of "subject: finding".
 std::vector<std::string> cuda_findings();
 
-}  // namespace stfs
+}  // namespace stfs::gpu

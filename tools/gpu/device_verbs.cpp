@@ -24,7 +24,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -287,4 +287,4 @@ int bench(const GpuArguments& arguments) {
   return 0;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

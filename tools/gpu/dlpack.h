@@ -48,7 +48,7 @@ struct DLManagedTensorVersioned {
 
 }  // extern "C"
 
-namespace stfs::dlpack {
+namespace stfs::gpu::dlpack {
 
 inline constexpr DLPackVersion kVersion{1, 1};
 
@@ -76,4 +76,4 @@ enum class Code : std::uint8_t {
   kFloat4E2M1Fn = 17,
 };
 
-}  // namespace stfs::dlpack
+}  // namespace stfs::gpu::dlpack

@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kCopyAlignment = 256;  // bytes, as DLPack asks of data
@@ -126,4 +126,4 @@ DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTen
   return &make<DLManagedTensor>(tensor, is_copy).release()->managed;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

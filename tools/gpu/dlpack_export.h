@@ -6,11 +6,11 @@
 #pragma once
 
 #include "tools/gpu/dlpack.h"
-#include "tools/gpu/leases.h"
+#include "tools/gpu/tensor_leases.h"
 
 #include <memory>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // Throws Error kUsage where a copy cannot be made.
 DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor>& tensor,
@@ -22,4 +22,4 @@ DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor
 DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTensor>& tensor,
                                            bool is_copy);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 // Of the macro's expansion, not of its name.
@@ -65,4 +65,4 @@ const CudaDriver& cuda_driver() {
   return driver;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // cuda.h renames some of these to the version that it describes (cuMemGetInfo is cuMemGetInfo_v2):
 // members and symbols have the names that it renames them to.
@@ -81,4 +81,4 @@ struct CudaDriver {
 // time, when there is none, when it lacks a function, and when it finds no device.
 const CudaDriver& cuda_driver();
 
-}  // namespace stfs
+}  // namespace stfs::gpu

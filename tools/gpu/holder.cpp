@@ -29,7 +29,7 @@
 #include <new>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kMostClients = 1024;
@@ -436,4 +436,4 @@ int run_holder(const HolderOptions& options) {
   return 0;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

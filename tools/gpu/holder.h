@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-namespace stfs {
+namespace stfs::gpu {
 
 struct HolderOptions {
   std::string socket_path;         // ignored when a socket was handed over (sd_listen_fds(3))
@@ -28,4 +28,4 @@ struct HolderOptions {
 // already, returns 0 at once. Throws Error kDeviceFailed.
 int run_holder(const HolderOptions& options);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

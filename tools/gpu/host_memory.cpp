@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 // The names of a control group's files.
@@ -131,4 +131,4 @@ HostMemory host_memory(const std::string& root) {
   return memory;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

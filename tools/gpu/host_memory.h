@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace stfs {
+namespace stfs::gpu {
 
 struct HostMemory {
   std::uint64_t total = 0;      // bytes: the machine's, or the least limit
@@ -16,4 +16,4 @@ struct HostMemory {
 // all of them below `root`. What cannot be read or understood limits nothing.
 HostMemory host_memory(const std::string& root = "");
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <limits>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::uint64_t kLimit = 1 << 30;  // bytes of the list
@@ -69,4 +69,4 @@ void check_place(const std::string& label, DType dtype, std::span<const std::uin
   if (bytes > segment_bytes || offset > segment_bytes - bytes) refuse("outside its segment");
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

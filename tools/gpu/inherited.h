@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 inline constexpr const char* kInheritedVariable = "STFS_GPU_TENSORS";
 
@@ -49,4 +49,4 @@ std::optional<std::vector<InheritedTensor>> inherited_tensors();
 void check_place(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
                  std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kMaxRank = 1024;
@@ -68,7 +68,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
 
   elements_ = slice_.size() * 8 / dtype_bits(request_.dtype);
   if (request_.as == request_.dtype) request_.as.reset();
-  if (request_.as && !stfs::converts(request_.dtype, *request_.as)) {
+  if (request_.as && !gpu::converts(request_.dtype, *request_.as)) {
     refuse("no conversion from " + std::string(dtype_name(request_.dtype)) + " to " +
            std::string(dtype_name(*request_.as)));
   }
@@ -106,4 +106,4 @@ Content Item::content(const Mapping& file, ConversionTally* tally) const {
   return content;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

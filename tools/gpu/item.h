@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 class ConversionTally;
 
@@ -82,4 +82,4 @@ class Item {
   std::string key_;
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -21,12 +21,12 @@ extern "C" {
 [[gnu::visibility("hidden")]] extern const std::byte stfs_kernels_end[];
 }
 
-std::span<const std::byte> stfs::embedded_kernels() {
+std::span<const std::byte> stfs::gpu::embedded_kernels() {
   return {stfs_kernels_begin, stfs_kernels_end};
 }
 
 #else
 
-std::span<const std::byte> stfs::embedded_kernels() { return {}; }
+std::span<const std::byte> stfs::gpu::embedded_kernels() { return {}; }
 
 #endif

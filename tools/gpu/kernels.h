@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <span>
 
-namespace stfs {
+namespace stfs::gpu {
 
 std::span<const std::byte> embedded_kernels();
 
-}  // namespace stfs
+}  // namespace stfs::gpu

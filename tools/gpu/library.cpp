@@ -1,9 +1,9 @@
-// The C ABI over Leases: handles, structs with sizes, exceptions into statuses.
+// The C ABI over TensorLeases: handles, structs with sizes, exceptions into statuses.
 #include "core/error.h"
 #include "core/text.h"
 #include "tools/gpu/dlpack_export.h"
 #include "tools/gpu/include/stfs_gpu.h"
-#include "tools/gpu/leases.h"
+#include "tools/gpu/tensor_leases.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -22,13 +22,13 @@ using stfs::ErrorCode;
 
 struct stfs_gpu_connection {
   pid_t process;
-  std::shared_ptr<stfs::Leases> leases;
+  std::shared_ptr<stfs::gpu::TensorLeases> leases;
 };
 
 struct stfs_gpu_tensors {
   pid_t process;
-  std::shared_ptr<stfs::Leases> leases;
-  stfs::Leases::Tensors tensors;
+  std::shared_ptr<stfs::gpu::TensorLeases> leases;
+  stfs::gpu::TensorLeases::Tensors tensors;
 };
 
 namespace {
@@ -108,8 +108,8 @@ void write_sized(const Struct& known, Struct* given, const char* what) {
   std::memset(bytes + shared, 0, size - shared);
 }
 
-const std::shared_ptr<const stfs::LeasedTensor>& tensor_at(const stfs_gpu_tensors* tensors,
-                                                           std::size_t index) {
+const std::shared_ptr<const stfs::gpu::LeasedTensor>& tensor_at(const stfs_gpu_tensors* tensors,
+                                                                std::size_t index) {
   const auto& all = checked(tensors, "tensors").tensors;
   if (index >= all.size()) {
     refuse("tensor " + std::to_string(index) + ": there are " + std::to_string(all.size()));
@@ -158,8 +158,8 @@ int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** con
     if ((flags & ~STFS_GPU_START_HOLDER) != 0) refuse("an unknown flag");
     auto made = std::make_unique<stfs_gpu_connection>();
     made->process = ::getpid();
-    made->leases = stfs::Leases::connect(path == nullptr ? "" : path,
-                                         (flags & STFS_GPU_START_HOLDER) != 0 ? program() : "");
+    made->leases = stfs::gpu::TensorLeases::connect(
+        path == nullptr ? "" : path, (flags & STFS_GPU_START_HOLDER) != 0 ? program() : "");
     *connection = made.release();
   });
 }
@@ -174,7 +174,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     prepare(tensors);
     stfs_gpu_connection& connected = checked(connection, "the connection");
     const stfs_gpu_acquire_options given = read_sized(options, "the options");
-    stfs::AcquireRequest request;
+    stfs::gpu::AcquireRequest request;
     if (count > 0 && names == nullptr) refuse("names: NULL");
     for (std::size_t i = 0; i < count; ++i) {
       if (names[i] == nullptr) refuse("name " + std::to_string(i) + ": NULL");
@@ -182,7 +182,7 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     }
     if (given.device != nullptr) request.device = given.device;
     if (given.as != nullptr) request.selection.as = parse_as(given.as);
-    if (given.shard != nullptr) request.selection.shard = stfs::parse_shard(given.shard);
+    if (given.shard != nullptr) request.selection.shard = stfs::gpu::parse_shard(given.shard);
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;
     request.pin = given.pin != 0;
@@ -207,7 +207,7 @@ size_t stfs_gpu_count(const stfs_gpu_tensors* tensors) {
 
 int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor_info* info) {
   return guarded([&] {
-    const stfs::LeasedTensor& tensor = *tensor_at(tensors, index);
+    const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
     stfs_gpu_tensor_info known{};
     known.name = tensor.name().c_str();
     known.label = tensor.label().c_str();
@@ -236,7 +236,7 @@ int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flag
                     DLManagedTensorVersioned** exported) {
   return guarded([&] {
     prepare(exported);
-    *exported = stfs::export_dlpack(tensor_at(tensors, index), is_copy(flags));
+    *exported = stfs::gpu::export_dlpack(tensor_at(tensors, index), is_copy(flags));
   });
 }
 
@@ -244,6 +244,6 @@ int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index, u
                                 DLManagedTensor** exported) {
   return guarded([&] {
     prepare(exported);
-    *exported = stfs::export_dlpack_unversioned(tensor_at(tensors, index), is_copy(flags));
+    *exported = stfs::gpu::export_dlpack_unversioned(tensor_at(tensors, index), is_copy(flags));
   });
 }

@@ -13,7 +13,7 @@
 #include <span>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
@@ -313,4 +313,4 @@ Message Channel::wait() {
   }
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

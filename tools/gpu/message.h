@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 using Json = nlohmann::json;
 
@@ -95,4 +95,4 @@ class Channel {
   const char* why_ended_ = "the connection to the holder has ended";
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

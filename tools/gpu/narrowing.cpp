@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kBlock = 8192;  // elements converted at a time: 32 KiB as binary32
@@ -138,4 +138,4 @@ std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::
   return std::make_unique<Conversion>(std::move(raw), from, to, count, tally);
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

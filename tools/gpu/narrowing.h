@@ -13,7 +13,7 @@
 #include <memory>
 #include <span>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // Counts that many threads add to.
 class ConversionTally {
@@ -45,4 +45,4 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

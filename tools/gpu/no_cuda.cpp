@@ -2,7 +2,7 @@
 #include "core/error.h"
 #include "tools/gpu/device.h"
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr const char* kWhy = "stfs was built without the CUDA Toolkit";
@@ -16,4 +16,4 @@ std::unique_ptr<Device> open_cuda(const DeviceInfo&) { refuse(); }
 std::unique_ptr<MappedSegment> map_cuda_segment(const DeviceInfo&, int, std::uint64_t) { refuse(); }
 std::vector<std::string> cuda_findings() { return {std::string("cuda: ") + kWhy}; }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 Reserve* the_reserve = nullptr;
@@ -41,4 +41,4 @@ void Reserve::give_one() {
   throw std::bad_alloc();
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -8,7 +8,7 @@
 #include <array>
 #include <cstddef>
 
-namespace stfs {
+namespace stfs::gpu {
 
 class Reserve {
  public:
@@ -31,4 +31,4 @@ class Reserve {
   std::array<void*, kPieces> pieces_{};
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

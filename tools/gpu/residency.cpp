@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr unsigned kMaxAttempts = 3;     // of an order that a copier never saw
@@ -524,4 +524,4 @@ Json Residency::row(std::uint64_t id) const {
           {"segment_bytes", segment == segments_.end() ? 0 : segment->second.bytes}};
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

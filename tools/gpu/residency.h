@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 using ClientId = std::uint64_t;
 
@@ -158,4 +158,4 @@ class Residency {
   std::uint64_t uses_ = 0;
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

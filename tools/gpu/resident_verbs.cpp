@@ -15,7 +15,7 @@
 #include <set>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -315,4 +315,4 @@ int evict(const GpuArguments& arguments) {
 int pin(const GpuArguments& arguments) { return set_pinned(arguments, true); }
 int unpin(const GpuArguments& arguments) { return set_pinned(arguments, false); }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -20,7 +20,7 @@
 #include <string>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 // Of env(1), and of shells.
@@ -112,4 +112,4 @@ int run(const GpuArguments& arguments) {
   return error == ENOENT ? kNoSuchCommand : kCannotRun;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

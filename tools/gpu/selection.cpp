@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 namespace fs = std::filesystem;
@@ -262,4 +262,4 @@ const Checkpoint& Selection::open(const std::string& source) {
   return *checkpoint;
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

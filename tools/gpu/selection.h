@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // A rank's part of a tensor that is divided along a dimension: RANK/WORLD@DIM.
 struct Shard {
@@ -59,4 +59,4 @@ class Selection {
   std::map<std::string, std::unique_ptr<const Checkpoint>> open_;
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr int kCopierSocket = 3;  // as the holder passes it
@@ -180,9 +180,9 @@ int run_command(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace stfs
+}  // namespace stfs::gpu
 
 int main(int argc, char** argv) {
   return stfs::run_to_exit("stfs-gpu", stfs::ErrorCode::kDeviceFailed,
-                           [&] { return stfs::run_command(argc, argv); });
+                           [&] { return stfs::gpu::run_command(argc, argv); });
 }

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 // Pinned memory is bounded by these: workers, times three tiles.
@@ -338,4 +338,4 @@ Transferred transfer(Device& device, std::span<const Item> items, const Layout& 
   return Transfer(device, items, layout, options).run();
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

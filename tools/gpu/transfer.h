@@ -23,7 +23,7 @@
 #include <span>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // Where an item begins: a multiple of kItemAlignment into a segment. An item without bytes has no
 // segment.
@@ -77,4 +77,4 @@ std::uint64_t work_of(std::span<const Item> items, const TransferOptions& option
 Transferred transfer(Device& device, std::span<const Item> items, const Layout& layout,
                      const TransferOptions& options);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
 // What the command line said; a verb looks at what concerns it.
 struct GpuArguments {
@@ -48,4 +48,4 @@ int unpin(const GpuArguments& arguments);
 // Without a holder: copies, and becomes the command. Returns only by throwing.
 int run(const GpuArguments& arguments);
 
-}  // namespace stfs
+}  // namespace stfs::gpu

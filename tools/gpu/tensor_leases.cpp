@@ -1,4 +1,4 @@
-#include "tools/gpu/leases.h"
+#include "tools/gpu/tensor_leases.h"
 
 #include "core/error.h"
 #include "core/text.h"
@@ -9,7 +9,7 @@
 #include <charconv>
 #include <set>
 
-namespace stfs {
+namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kNamesInMessage = 8;
@@ -41,7 +41,7 @@ LeasedTensor::~LeasedTensor() {
   if (::getpid() != process_) {
     // Neither the mapping nor the connection is this process's to end, so they never end here.
     static_cast<void>(new std::shared_ptr<const MappedSegment>(std::move(segment_)));
-    static_cast<void>(new std::shared_ptr<Leases>(std::move(leases_)));
+    static_cast<void>(new std::shared_ptr<TensorLeases>(std::move(leases_)));
     return;
   }
   segment_.reset();  // before the holder gives the memory away
@@ -56,7 +56,7 @@ int LeasedTensor::ordinal() const {
   return number;
 }
 
-Leases::Leases(std::string socket, std::string program)
+TensorLeases::TensorLeases(std::string socket, std::string program)
     : socket_(std::move(socket)),
       program_(std::move(program)),
       process_(::getpid()),
@@ -67,13 +67,13 @@ Leases::Leases(std::string socket, std::string program)
   }
 }
 
-std::shared_ptr<Leases> Leases::connect(std::string socket, std::string program) {
-  std::shared_ptr<Leases> leases(new Leases(std::move(socket), std::move(program)));
+std::shared_ptr<TensorLeases> TensorLeases::connect(std::string socket, std::string program) {
+  std::shared_ptr<TensorLeases> leases(new TensorLeases(std::move(socket), std::move(program)));
   if (!leases->inherited_) leases->client();
   return leases;
 }
 
-Client& Leases::client() {
+Client& TensorLeases::client() {
   if (!client_) client_ = Client::connect(program_, socket_);
   if (!client_) {
     throw Error(ErrorCode::kDeviceFailed, "",
@@ -84,12 +84,12 @@ Client& Leases::client() {
   return *client_;
 }
 
-Leases::Tensors Leases::acquire(const AcquireRequest& request) {
+TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
   if (::getpid() != process_)
     throw Error(ErrorCode::kUsage, "", "the connection is of the process that forked this one");
   // Behind the lock: what other threads gave back meanwhile, and what ends when this fails.
   struct Sender {
-    Leases& leases;
+    TensorLeases& leases;
     ~Sender() { leases.send_given_back(); }
   };
   const Sender sender{*this};
@@ -100,7 +100,7 @@ Leases::Tensors Leases::acquire(const AcquireRequest& request) {
   return tensors;
 }
 
-const InheritedTensor* Leases::find_inherited(
+const InheritedTensor* TensorLeases::find_inherited(
     const std::multimap<std::string_view, std::size_t>& index, const std::string& name,
     const std::optional<std::string>& device) const {
   const auto [begin, end] = index.equal_range(name);
@@ -110,7 +110,7 @@ const InheritedTensor* Leases::find_inherited(
   return found == end ? nullptr : &(*inherited_)[found->second];
 }
 
-std::vector<Leases::Wanted> Leases::resolve(const AcquireRequest& request) {
+std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& request) {
   std::vector<Wanted> wanted;
   if (request.names.empty()) {
     if (!inherited_)
@@ -139,7 +139,7 @@ std::vector<Leases::Wanted> Leases::resolve(const AcquireRequest& request) {
 }
 
 // The one device that all of them are on, or shall be.
-DeviceInfo Leases::device_of(std::span<const Wanted> wanted, const AcquireRequest& request) {
+DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const AcquireRequest& request) {
   std::map<std::string, std::set<std::string>> resident;  // key -> UUIDs
   const auto is_for_holder = [](const Wanted& one) { return one.item.has_value(); };
   if (!request.device && std::ranges::any_of(wanted, is_for_holder)) {
@@ -192,8 +192,9 @@ DeviceInfo Leases::device_of(std::span<const Wanted> wanted, const AcquireReques
   return find_device(*common->begin());
 }
 
-std::shared_ptr<const MappedSegment> Leases::map(const DeviceInfo& device, std::int64_t segment,
-                                                 int fd, std::uint64_t bytes) {
+std::shared_ptr<const MappedSegment> TensorLeases::map(const DeviceInfo& device,
+                                                       std::int64_t segment, int fd,
+                                                       std::uint64_t bytes) {
   std::weak_ptr<const MappedSegment>& known = segments_[{device.uuid, segment}];
   std::shared_ptr<const MappedSegment> mapped = known.lock();
   if (mapped == nullptr) {
@@ -203,8 +204,8 @@ std::shared_ptr<const MappedSegment> Leases::map(const DeviceInfo& device, std::
   return mapped;
 }
 
-void Leases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
-                   const AcquireRequest& request, Tensors& tensors) {
+void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
+                         const AcquireRequest& request, Tensors& tensors) {
   std::vector<Item> items;
   for (const Wanted& one : wanted) {
     if (one.item) items.push_back(*one.item);
@@ -265,8 +266,8 @@ void Leases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
   std::erase_if(segments_, [](const auto& entry) { return entry.second.expired(); });
 }
 
-std::shared_ptr<LeasedTensor> Leases::map_inherited(const DeviceInfo& device,
-                                                    const InheritedTensor& inherited) {
+std::shared_ptr<LeasedTensor> TensorLeases::map_inherited(const DeviceInfo& device,
+                                                          const InheritedTensor& inherited) {
   auto tensor = std::make_shared<LeasedTensor>();
   tensor->process_ = process_;
   tensor->name_ = inherited.name;
@@ -283,7 +284,7 @@ std::shared_ptr<LeasedTensor> Leases::map_inherited(const DeviceInfo& device,
   return tensor;
 }
 
-void Leases::release(Tensors tensors) noexcept {
+void TensorLeases::release(Tensors tensors) noexcept {
   {
     const std::lock_guard lock(ends_);
     ++releases_;
@@ -296,7 +297,7 @@ void Leases::release(Tensors tensors) noexcept {
   send_given_back();
 }
 
-void Leases::give_back(const std::string& device_uuid, const std::string& key) noexcept {
+void TensorLeases::give_back(const std::string& device_uuid, const std::string& key) noexcept {
   {
     const std::lock_guard lock(ends_);
     given_back_[device_uuid].push_back(key);
@@ -306,7 +307,7 @@ void Leases::give_back(const std::string& device_uuid, const std::string& key) n
 }
 
 // Tells the holder what was given back, unless a call is under way: that one does so at its end.
-void Leases::send_given_back() noexcept {
+void TensorLeases::send_given_back() noexcept {
   for (;;) {
     {
       const std::lock_guard lock(ends_);
@@ -329,4 +330,4 @@ void Leases::send_given_back() noexcept {
   }
 }
 
-}  // namespace stfs
+}  // namespace stfs::gpu

@@ -1,6 +1,6 @@
 // The tensors that this process uses: what libstfs_gpu is made of.
 //
-//   Leases         a connection to the holder, made when it is needed; what was inherited
+//   TensorLeases         a connection to the holder, made when it is needed; what was inherited
 //   LeasedTensor   one tensor, mapped here; a lease on it as long as it is referred to
 //
 // Both are referred to from several places whose ends come in any order (handles of callers,
@@ -31,9 +31,9 @@
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::gpu {
 
-class Leases;
+class TensorLeases;
 
 // Immutable.
 class LeasedTensor {
@@ -55,7 +55,7 @@ class LeasedTensor {
   int ordinal() const;  // N of "cuda:N"; 0 of the host
 
  private:
-  friend class Leases;
+  friend class TensorLeases;
 
   std::string name_;
   std::string label_;
@@ -66,7 +66,7 @@ class LeasedTensor {
   std::uint64_t address_ = 0;
   DeviceInfo device_;
   std::shared_ptr<const MappedSegment> segment_;
-  std::shared_ptr<Leases> leases_;  // when the holder leased it to us
+  std::shared_ptr<TensorLeases> leases_;  // when the holder leased it to us
   pid_t process_ = 0;
 };
 
@@ -79,17 +79,17 @@ struct AcquireRequest {
   bool pin = false;
 };
 
-class Leases : public std::enable_shared_from_this<Leases> {
+class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
  public:
   using Tensors = std::vector<std::shared_ptr<const LeasedTensor>>;
 
   // Reads what was inherited, and connects unless something was. `socket` empty: this user's
   // holder; `program` as Client::connect() has it. Throws Error.
-  static std::shared_ptr<Leases> connect(std::string socket, std::string program);
+  static std::shared_ptr<TensorLeases> connect(std::string socket, std::string program);
 
-  Leases(const Leases&) = delete;
-  Leases& operator=(const Leases&) = delete;
-  ~Leases() = default;
+  TensorLeases(const TensorLeases&) = delete;
+  TensorLeases& operator=(const TensorLeases&) = delete;
+  ~TensorLeases() = default;
 
   // All of them or none, on one device, in the order asked for. Throws Error.
   Tensors acquire(const AcquireRequest& request);
@@ -108,7 +108,7 @@ class Leases : public std::enable_shared_from_this<Leases> {
     std::string label() const { return inherited != nullptr ? inherited->label : item->label(); }
   };
 
-  Leases(std::string socket, std::string program);
+  TensorLeases(std::string socket, std::string program);
 
   Client& client();  // connected
   std::vector<Wanted> resolve(const AcquireRequest& request);
@@ -141,10 +141,10 @@ class Leases : public std::enable_shared_from_this<Leases> {
   std::map<std::pair<std::string, std::int64_t>, std::weak_ptr<const MappedSegment>> segments_;
 
   std::mutex ends_;  // held for moments, also by who holds calls_; guards what follows
-  // Leases that have ended and that the holder has not been told of: keys by the device's UUID. It
-  // counts them, one for each tensor of each acquire.
+  // TensorLeases that have ended and that the holder has not been told of: keys by the device's
+  // UUID. It counts them, one for each tensor of each acquire.
   std::map<std::string, std::vector<std::string>> given_back_;
   unsigned releases_ = 0;  // that are under way
 };
 
-}  // namespace stfs
+}  // namespace stfs::gpu
