@@ -8,18 +8,15 @@
 #include "core/slice.h"
 #include "core/text.h"
 #include "core/writer.h"
+#include "tools/new_file.h"
 #include "tools/select.h"
 #include "tools/terminal.h"
 #include "tools/verbs.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,37 +44,6 @@ void write_content(const Content& content, int fd, const std::string& source, co
     offset += length;
   }
 }
-
-// A file that is complete when it appears: it is written under another name in the same directory,
-// which is taken away again unless commit() is reached.
-class NewFile {
- public:
-  explicit NewFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".XXXXXX") {
-    fd_ = UniqueFd(::mkostemp(temporary_.data(), O_CLOEXEC));
-    if (!fd_) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile() {
-    if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  }
-
-  int fd() const { return fd_.get(); }
-
-  void commit() {
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    const bool done = ::fchmod(fd_.get(), 0666 & ~mask) == 0 && ::fsync(fd_.get()) == 0 &&
-                      ::rename(temporary_.c_str(), path_.c_str()) == 0;
-    if (!done) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
-    temporary_.clear();
-  }
-
- private:
-  std::string path_;
-  std::string temporary_;
-  UniqueFd fd_;
-};
 
 }  // namespace
 
@@ -136,10 +102,9 @@ int extract(const Arguments& arguments) {
                 "the header would pass the format's limit of 100000000 bytes");
   }
   NewFile file(arguments.output);
-  {
-    ProgressBar bar(content->size());
-    write_content(*content, file.fd(), arguments.source, arguments.output, &bar);
-  }
+  ProgressBar bar(content->size());
+  write_content(*content, file.fd(), arguments.source, arguments.output, &bar);
+  bar.end();
   file.commit();
   if (Terminal().is_terminal) {
     print(std::to_string(count) + (count == 1 ? " tensor, " : " tensors, ") +

@@ -32,22 +32,24 @@ namespace {
 // Prints lines one by one, or with --json as the elements of an array. Empty ones are left out.
 class Lines {
  public:
-  explicit Lines(bool json) : json_(json) {
-    if (json_) print("[");
+  Lines(bool json, ProgressBar& bar) : json_(json), bar_(bar) {
+    if (json_) bar_.print("[\n");
   }
-  void add(const std::string& line) {
+  void add(std::string line) {
     if (line.empty()) return;
-    if (json_) print(std::exchange(is_first_, false) ? "\n" : ",\n");
-    print(line);
-    if (!json_) print("\n");
+    if (!json_) return bar_.print(line + "\n");
+    // A comma stands at the end of a line, so the line waits for the next.
+    if (last_) bar_.print(*last_ + ",\n");
+    last_ = std::move(line);
   }
-  void end() const {
-    if (json_) print("\n]\n");
+  void end() {
+    if (json_) bar_.print(last_ ? *last_ + "\n]\n" : "]\n");
   }
 
  private:
   bool json_;
-  bool is_first_ = true;
+  ProgressBar& bar_;
+  std::optional<std::string> last_;
 };
 
 // Makes a line for each of `count` things, several at a time, and adds them in their order as soon
@@ -88,9 +90,9 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
     for (std::size_t i = 0; i < count && !failure; ++i) {
       made.wait(lock, [&] { return failure || lines[i]; });
       if (failure) break;
-      const std::string line = std::move(*lines[i]);
+      std::string line = std::move(*lines[i]);
       lock.unlock();
-      out.add(line);
+      out.add(std::move(line));
       lock.lock();
     }
   }
@@ -116,7 +118,7 @@ int for_selected(const Arguments& arguments,
                               {.allow_missing = arguments.allow_missing});
   const std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
-  Lines out(arguments.json);
+  Lines out(arguments.json, bar);
   add_in_order(out, tensors.size(), arguments.jobs,
                [&](std::size_t i, const std::atomic<bool>& stop) {
                  return line_of(checkpoint.tensor(tensors[i]), stop,
@@ -253,7 +255,7 @@ int diff(const Arguments& arguments) {
 
   std::atomic<bool> differs = false;
   ProgressBar bar(bytes);
-  Lines out(arguments.json);
+  Lines out(arguments.json, bar);
   add_in_order(
       out, pairs.size(), arguments.jobs, [&](std::size_t i, const std::atomic<bool>& stop) {
         const auto& [left, right] = pairs[i];

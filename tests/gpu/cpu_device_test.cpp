@@ -1,12 +1,22 @@
-// Memory of the host as a device: the suite of every device.
+// Memory of the host as a device: the suite of every device, and how much there is.
 #include "tests/gpu/device_suite.h"
+#include "tests/support/files.h"
 #include "tools/gpu/device.h"
+#include "tools/gpu/host_memory.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
@@ -21,6 +31,125 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                                    return bytes;
                                  }}),
                          name_of);
+
+// What the kernel says of memory, made up below a directory.
+class HostMemoryTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kMiB = 1 << 20;
+
+  void SetUp() override {
+    file("proc/meminfo", "MemTotal:  1048576 kB\nMemFree:  1 kB\nMemAvailable:  524288 kB\n");
+  }
+  void file(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((dir_ / name).parent_path());
+    write_file(dir_ / name, text);
+  }
+  // A group of cgroups v2: its limit, what it has taken, and how much of that is unused page cache.
+  void v2(const std::string& group, const std::string& limit, std::uint64_t used,
+          std::uint64_t inactive) const {
+    const std::string at = "sys/fs/cgroup" + group;
+    file(at + "/memory.max", limit + "\n");
+    file(at + "/memory.current", std::to_string(used) + "\n");
+    file(at + "/memory.stat",
+         "anon 5\nactive_file 3\ninactive_file " + std::to_string(inactive) + "\nunevictable 0\n");
+  }
+  void in_v2(const std::string& process, const std::string& mounted) const {
+    file("proc/self/cgroup", "1:name=systemd:/other\n0::" + process + "\n");
+    file("proc/self/mountinfo",
+         "30 20 0:26 / /sys rw,nosuid - sysfs sysfs rw\n31 30 0:27 " + mounted +
+             " /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n");
+  }
+  void expect(std::uint64_t total, std::uint64_t available) const {
+    const HostMemory memory = host_memory(dir_.path().string());
+    EXPECT_EQ(memory.total, total);
+    EXPECT_EQ(memory.available, available);
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(HostMemoryTest, IsTheMachinesWhereNoGroupHasALimit) {
+  expect(1024 * kMiB, 512 * kMiB);
+  in_v2("/user.slice/a", "/");
+  expect(1024 * kMiB, 512 * kMiB);
+  v2("/user.slice/a", "max", 300 * kMiB, 0);
+  expect(1024 * kMiB, 512 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsWhatTheGroupsLimitLeaves) {
+  in_v2("/user.slice/a", "/");
+  v2("/user.slice/a", std::to_string(200 * kMiB), 50 * kMiB, 0);
+  expect(200 * kMiB, 150 * kMiB);
+}
+
+TEST_F(HostMemoryTest, CountsPageCacheThatNobodyUsesAsAvailable) {
+  in_v2("/user.slice/a", "/");
+  v2("/user.slice/a", std::to_string(200 * kMiB), 190 * kMiB, 100 * kMiB);
+  expect(200 * kMiB, 110 * kMiB);
+  // The figures are not of one moment.
+  v2("/user.slice/a", std::to_string(200 * kMiB), 90 * kMiB, 100 * kMiB);
+  expect(200 * kMiB, 200 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsNoneWhereMoreThanTheLimitIsTaken) {
+  in_v2("/user.slice/a", "/");
+  v2("/user.slice/a", std::to_string(200 * kMiB), 201 * kMiB, 0);
+  expect(200 * kMiB, 0);
+}
+
+TEST_F(HostMemoryTest, IsNeverMoreThanTheMachinesOwn) {
+  in_v2("/user.slice/a", "/");
+  v2("/user.slice/a", std::to_string(4096 * kMiB), 0, 0);
+  expect(1024 * kMiB, 512 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsLimitedByTheGroupsAbove) {
+  in_v2("/user.slice/a/b", "/");
+  v2("/user.slice/a/b", "max", 10 * kMiB, 0);
+  v2("/user.slice/a", std::to_string(300 * kMiB), 40 * kMiB, 0);
+  v2("/user.slice", std::to_string(200 * kMiB), 60 * kMiB, 0);
+  expect(200 * kMiB, 140 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsThatOfAContainerWhichSeesItsOwnGroupAlone) {
+  v2("", std::to_string(200 * kMiB), 50 * kMiB, 0);
+  for (const auto& [process, mounted] : {std::pair("/", "/"), std::pair("/docker/1", "/docker/1"),
+                                         std::pair("/../2", "/"), std::pair("/x", "/docker/1")}) {
+    in_v2(process, mounted);
+    expect(200 * kMiB, 150 * kMiB);
+  }
+  in_v2("/docker/1/inner", "/docker/1");
+  v2("/inner", std::to_string(100 * kMiB), 0, 0);
+  expect(100 * kMiB, 100 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsLimitedByCgroupsV1) {
+  file("proc/self/cgroup", "5:cpu,cpuacct:/no\n4:memory:/docker/1\n0::/\n");
+  file("proc/self/mountinfo",
+       "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+       "35 31 0:32 /docker/1 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+       "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  file("sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(200 * kMiB) + "\n");
+  file("sys/fs/cgroup/memory/memory.usage_in_bytes", std::to_string(150 * kMiB) + "\n");
+  file("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 52428800\n");
+  expect(200 * kMiB, 100 * kMiB);
+  file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  expect(1024 * kMiB, 512 * kMiB);
+}
+
+TEST_F(HostMemoryTest, IsTheMachinesWhereTheKernelSaysNonsense) {
+  in_v2("", "/");
+  v2("", "nonsense", 0, 0);
+  expect(1024 * kMiB, 512 * kMiB);
+  for (const char* name : {"proc/self/cgroup", "proc/self/mountinfo"}) file(name, "\n:\n- -\n");
+  expect(1024 * kMiB, 512 * kMiB);
+}
+
+TEST(HostMemoryOfThisMachine, IsSome) {
+  EXPECT_GT(host_memory().available, 0u);
+  EXPECT_GE(host_memory().total, host_memory().available);
+  EXPECT_EQ(cpu_info().total_bytes, host_memory().total);
+}
 
 }  // namespace
 }  // namespace stfs::gpu::test

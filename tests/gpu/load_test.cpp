@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -294,6 +295,24 @@ TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   load({mount / "a"});
   EXPECT_EQ(gpu_json({"plan", "--device", device(), mount.path().string()})["copy_bytes"],
             40 + 128 * 32 * 2);
+}
+
+TEST_F(GpuLoad, NothingFitsWhereAllMemoryShallStayFree) {
+  const std::string tensor = small().string() + "::a";
+  for (const char* keep_free : {"18446744073709551615", "18446744073707454464"}) {
+    const json plan = gpu_json({"plan", "--device", device(), "--keep-free", keep_free, tensor});
+
+    EXPECT_EQ(plan["fits"], false) << plan;
+  }
+}
+
+TEST_F(GpuLoad, AFileInADirectoryThatCannotBeLookedAtIsNamed) {
+  const auto loop = file("directory") / "loop";
+  std::filesystem::create_directory(file("directory"));
+  std::filesystem::create_symlink("loop", loop);
+
+  expect_one_line(gpu({"plan", "--device", device(), file("directory")}), 3,
+                  loop.string() + ": Too many levels of symbolic links");
 }
 
 TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {

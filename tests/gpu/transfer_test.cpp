@@ -86,6 +86,22 @@ TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
   EXPECT_NE(layout.placements[3].segment, layout.placements[5].segment);
 }
 
+TEST(GpuLayout, WorkThatOverflowsIsTheMostThereIsAndNotWrapped) {
+  constexpr std::uint64_t kBytes = (std::uint64_t{1} << 61) - 1;  // the largest tensor there is
+  const std::vector<Item> items(9, Item({.path = "/w/m.safetensors",
+                                         .tensor = "w",
+                                         .identity = {.size = kBytes},
+                                         .offset = 0,
+                                         .dtype = DType::kU8,
+                                         .shape = {kBytes},
+                                         .slice = "",
+                                         .as = std::nullopt}));
+
+  EXPECT_EQ(work_of(std::span(items).first(8), {}), 8 * kBytes);
+  EXPECT_EQ(work_of(items, {}), ~std::uint64_t{0});
+  EXPECT_EQ(work_of(std::span(items).first(5), {.verify = true}), ~std::uint64_t{0});
+}
+
 TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
   const std::uint64_t huge = ~std::uint64_t{0} - 100;
 
@@ -322,18 +338,25 @@ TEST_F(TransferTest, ASegmentThatIsShorterThanSaidIsNotMapped) {
             ErrorCode::kUnreadable);
 }
 
-TEST_F(TransferTest, ProgressIsToldOfAllTheWork) {
-  source(1 << 20);
+TEST_F(TransferTest, ProgressIsToldOfAllTheWorkAndOfNothingBetweenItems) {
+  source(40 << 20);
+  for (std::uint64_t i = 0; i < 64; ++i) add(i, 1 + i * 37);
   add(0, 1 << 20);
+  add(0, kOwnSegment + 5);
+  items_.emplace_back(request(0, DType::kBF16, {3000}, "", DType::kF32));
+  add(0, 100);
+  add(0, 0);
   const auto device = open_cpu();
-  for (const bool verify : {false, true}) {
-    std::atomic<std::uint64_t> done = 0;
-    TransferOptions options{.tile_bytes = 4096, .verify = verify};
-    options.progress = [&](std::uint64_t bytes) { done += bytes; };
+  for (const std::size_t tile : {std::size_t{4096}, std::size_t{1} << 20}) {
+    for (const bool verify : {false, true}) {
+      std::atomic<std::uint64_t> done = 0;
+      TransferOptions options{.tile_bytes = tile, .verify = verify};
+      options.progress = [&](std::uint64_t bytes) { done += bytes; };
 
-    copy(*device, options);
+      copy(*device, options);
 
-    EXPECT_EQ(done, work_of(items_, options));
+      EXPECT_EQ(done, work_of(items_, options)) << tile;
+    }
   }
 }
 

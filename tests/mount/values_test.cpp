@@ -358,20 +358,5 @@ TEST_F(InfoExtract, UsageIsExit2) {
                   3);
 }
 
-// A terminal
-
-TEST_F(InfoHash, ShowsAProgressBarOnATerminalAndNoneElsewhere) {
-  if (run({"script", "--version"}).status != 0) GTEST_SKIP() << "no script(1)";
-  const std::string file = write("m", {random_tensor("w", "U8", {30'000'000})});
-
-  const Outcome elsewhere = info({"hash", file});
-  const Outcome terminal = run({"script", "-qec", STFS_INFO_BINARY " hash " + file, "/dev/null"},
-                               {.environment = {"TERM=xterm"}});
-
-  EXPECT_EQ(elsewhere.err, "");
-  EXPECT_NE(terminal.out.find("%"), std::string::npos) << terminal.out;
-  EXPECT_NE(terminal.out.find(elsewhere.out.substr(0, 64)), std::string::npos);
-}
-
 }  // namespace
 }  // namespace stfs::test

@@ -1,5 +1,7 @@
 #include "tests/support/process.h"
 
+#include "tests/support/pseudo_terminal.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,12 +18,13 @@
 #include <thread>
 
 namespace stfs::test {
-namespace {
 
-int checked(int result, const char* what) {
-  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
+int checked(int result, const char* call) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), call);
   return result;
 }
+
+namespace {
 
 std::string contents(int fd) {
   std::string text;
@@ -56,22 +59,30 @@ std::vector<std::string> sanitizer_options(const std::string& options) {
 Process::Process(const std::vector<std::string>& argv, const RunOptions& options)
     : limit_(options.limit) {
   std::vector<std::string> environment = options.environment;
+  if (options.terminal_columns != 0) {
+    terminal_ = std::make_unique<PseudoTerminal>(options.terminal_columns);
+    const auto is_type = [](const std::string& entry) { return entry.starts_with("TERM="); };
+    if (std::ranges::none_of(environment, is_type)) environment.emplace_back("TERM=xterm");
+  }
+  const std::vector<std::string> given = environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view ours(*entry);
     const std::string_view name = ours.substr(0, ours.find('=') + 1);
-    const auto same_name = [&](const std::string& given) { return given.starts_with(name); };
-    if (std::ranges::none_of(options.environment, same_name)) environment.emplace_back(ours);
+    const auto same_name = [&](const std::string& other) { return other.starts_with(name); };
+    if (std::ranges::none_of(given, same_name)) environment.emplace_back(ours);
   }
   const std::vector<char*> arguments = pointers(argv);
   const std::vector<char*> variables = pointers(environment);
   out_fd_ = checked(::memfd_create("out", MFD_CLOEXEC), "memfd_create");
   err_fd_ = checked(::memfd_create("err", MFD_CLOEXEC), "memfd_create");
+  const int out = terminal_ ? terminal_->end() : out_fd_;
+  const int err = terminal_ ? terminal_->end() : err_fd_;
   pid_ = checked(::fork(), "fork");
   if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
     // nohup(1) and a shell's background ignore these for the tests, whose programs need not.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
-    const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out_fd_, 1) < 0 || ::dup2(err_fd_, 2) < 0 ||
+    const int in = terminal_ ? terminal_->end() : ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (in < 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0 ||
         (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))
       ::_exit(126);
     ::execvpe(arguments[0], arguments.data(), variables.data());
@@ -108,9 +119,7 @@ void Process::reap() {
 Outcome Process::wait() {
   Outcome result;
   if (!reaped_) {
-    pollfd ended = {pid_fd_, POLLIN, 0};
-    const auto milliseconds = std::chrono::milliseconds(limit_).count();
-    if (::poll(&ended, 1, static_cast<int>(milliseconds)) == 0) {
+    if (!wait_for_end()) {
       result.timed_out = true;
       signal(SIGKILL);
     }
@@ -118,10 +127,25 @@ Outcome Process::wait() {
   }
   result.status =
       WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : 128 + WTERMSIG(wait_status_);
-  result.out = contents(out_fd_);
-  result.err = contents(err_fd_);
+  result.out = out();
+  result.err = err();
   return result;
 }
+
+bool Process::wait_for_end() const {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + limit_;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd wanted[2] = {{pid_fd_, POLLIN, 0}, {terminal_ ? terminal_->readable() : -1, POLLIN, 0}};
+    const int ready = ::poll(wanted, 2, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    if ((wanted[0].revents & POLLIN) != 0) return true;
+    if (ready == 0) return false;
+    if (terminal_) terminal_->output();
+  }
+}
+
+std::string Process::out() const { return terminal_ ? terminal_->output() : contents(out_fd_); }
 
 std::string Process::err() const { return contents(err_fd_); }
 

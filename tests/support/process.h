@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,11 @@ namespace stfs::test {
 
 // What takes longer hangs. No machine is so busy that anything here needs a tenth of it.
 inline constexpr std::chrono::seconds kHang{300};
+
+class PseudoTerminal;
+
+// The result of a system call; throws std::system_error where it is negative.
+int checked(int result, const char* call);
 
 // For RunOptions: a sanitized program is given these options beside ours.
 std::vector<std::string> sanitizer_options(const std::string& options);
@@ -29,10 +35,14 @@ struct RunOptions {
   std::vector<std::string> environment = {};  // "NAME=value", added to ours
   std::filesystem::path directory = {};       // where to run; empty: here
   std::chrono::seconds limit = kHang;         // then the child, and only the child, is killed
+  // When not 0, the child has a terminal with so many columns as standard input, output and error,
+  // of the type xterm; Outcome::out is then all that it has written to it.
+  unsigned terminal_columns = 0;
 };
 
-// A child process, its standard input empty, its output kept in memory (so that a daemon that it
-// leaves behind can never keep the test waiting). Killed, if it still runs, at the end of scope.
+// A child process, its standard input empty, its output kept in memory or on a terminal of its own:
+// a daemon that it leaves behind can never keep the test waiting. Killed, if it still runs, at the
+// end of scope.
 class Process {
  public:
   explicit Process(const std::vector<std::string>& argv, const RunOptions& options = {});
@@ -45,17 +55,22 @@ class Process {
   void signal(int number) const;
   // Waits for the end, at most until the limit.
   Outcome wait();
+  // What it has written to standard output, or to its terminal, so far.
+  std::string out() const;
   // What it has written to standard error so far.
   std::string err() const;
 
  private:
   void reap();
+  // Waits for the end and takes in what is written to the terminal meanwhile. False at the limit.
+  bool wait_for_end() const;
 
   std::chrono::seconds limit_;
   pid_t pid_ = -1;
   int pid_fd_ = -1;
   int out_fd_ = -1;
   int err_fd_ = -1;
+  std::unique_ptr<PseudoTerminal> terminal_;  // none when it has none
   bool reaped_ = false;
   int wait_status_ = 0;
 };

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kRoot = STFS_SOURCE_DIR;
+const fs::path kTree = STFS_SOURCE_DIR;
 
 bool is_code(const fs::path& path) {
   const std::string extension = path.extension().string();
@@ -30,9 +30,9 @@ bool is_code(const fs::path& path) {
 std::vector<fs::path> code_in(const std::vector<std::string>& directories) {
   std::vector<fs::path> files;
   for (const std::string& directory : directories) {
-    for (const auto& entry : fs::recursive_directory_iterator(kRoot / directory)) {
+    for (const auto& entry : fs::recursive_directory_iterator(kTree / directory)) {
       if (entry.is_regular_file() && is_code(entry.path()))
-        files.push_back(entry.path().lexically_relative(kRoot));
+        files.push_back(entry.path().lexically_relative(kTree));
     }
   }
   std::ranges::sort(files);
@@ -56,7 +56,7 @@ std::optional<std::string> take_between(std::string_view& text, char open, char 
 
 std::vector<Include> includes_of(const fs::path& file) {
   std::vector<Include> includes;
-  std::istringstream lines(read_file(kRoot / file));
+  std::istringstream lines(read_file(kTree / file));
   for (std::string line; std::getline(lines, line);) {
     std::erase(line, ' ');
     constexpr std::string_view kDirective = "#include";
@@ -74,7 +74,7 @@ std::string top_of(const std::string& path) { return path.substr(0, path.find('/
 TEST(Structure, IncludesAreRelativeToTheRoot) {
   for (const fs::path& file : code_in({"core", "fs", "tools", "tests"})) {
     for (const auto& [is_quoted, target] : includes_of(file)) {
-      EXPECT_TRUE(!is_quoted || fs::exists(kRoot / target))
+      EXPECT_TRUE(!is_quoted || fs::exists(kTree / target))
           << file << " includes \"" << target << '"';
     }
   }
@@ -127,7 +127,7 @@ std::vector<std::string> types_in(const fs::path& file) {
   constexpr std::string_view kOpens = "namespace ";
   std::vector<std::string> open;  // namespaces; "" is an unnamed one
   std::vector<std::string> types;
-  std::istringstream lines(read_file(kRoot / file));
+  std::istringstream lines(read_file(kTree / file));
   for (std::string line; std::getline(lines, line);) {
     if (line == "namespace {") {
       open.emplace_back();
@@ -169,7 +169,7 @@ TEST(Structure, NoTypeIsDefinedTwiceInANamespace) {
 TEST(Structure, TheDeviceToolHasANamespaceOfItsOwn) {
   std::vector<fs::path> outside;
   for (const fs::path& file : code_in({"tools/gpu", "tests/gpu"})) {
-    std::istringstream lines(read_file(kRoot / file));
+    std::istringstream lines(read_file(kTree / file));
     for (std::string line; std::getline(lines, line);) {
       if (line.starts_with("namespace stfs") && !line.starts_with("namespace stfs::gpu"))
         outside.push_back(file);
@@ -212,17 +212,17 @@ TEST(Structure, TopLevelHoldsWhatTheDesignNames) {
                                       ".clang-tidy",
                                       ".gitignore"};
   const std::set<std::string> not_ours{".git", "build", ".cache"};
-  for (const std::string& name : names_in(kRoot)) {
+  for (const std::string& name : names_in(kTree)) {
     EXPECT_TRUE(allowed.contains(name) || not_ours.contains(name)) << name;
   }
   for (const std::string& name : allowed)
-    EXPECT_TRUE(fs::exists(kRoot / name)) << name << " is missing";
+    EXPECT_TRUE(fs::exists(kTree / name)) << name << " is missing";
 }
 
 TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.extension() != ".h") continue;
-    const std::string text = read_file(kRoot / file);
+    const std::string text = read_file(kTree / file);
     EXPECT_TRUE(text.starts_with("// ") || text.starts_with("/* ")) << file;
     EXPECT_NE(text.find("#pragma once"), std::string::npos) << file;
   }
@@ -230,8 +230,8 @@ TEST(Structure, EveryHeaderBeginsWithWhatItIs) {
 
 TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
   for (const char* directory : {"tests/unit", "tests/mount", "tests/gpu", "tests/faults"}) {
-    const std::string build = read_file(kRoot / directory / "CMakeLists.txt");
-    for (const std::string& name : names_in(kRoot / directory)) {
+    const std::string build = read_file(kTree / directory / "CMakeLists.txt");
+    for (const std::string& name : names_in(kTree / directory)) {
       if (!name.ends_with("_test.cpp")) continue;
       EXPECT_NE(build.find(name), std::string::npos) << directory << "/" << name;
     }
@@ -242,7 +242,7 @@ TEST(Structure, EveryTestFileHasItsPlaceInTheBuild) {
 std::set<std::string> all_tests() {
   std::set<std::string> names;
   for (const fs::path& file : code_in({"tests"})) {
-    std::string text = read_file(kRoot / file);
+    std::string text = read_file(kTree / file);
     std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
     for (const std::string_view macro : {"TEST(", "TEST_F(", "TEST_P("}) {
       for (std::size_t at = text.find(macro); at != std::string::npos;
@@ -296,7 +296,7 @@ std::vector<std::string> tests_named_in(const std::string& text) {
 }
 
 TEST(Semantics, HasATestForEveryHeading) {
-  const fs::path document = kRoot / "docs/SEMANTICS.md";
+  const fs::path document = kTree / "docs/SEMANTICS.md";
   ASSERT_TRUE(fs::exists(document)) << "docs/SEMANTICS.md is missing";
   const std::set<std::string> tests = all_tests();
 

@@ -1,6 +1,7 @@
 // Memory of the host as a device: segments are sealed memfds, and a tile is the place itself.
 #include "core/error.h"
 #include "tools/gpu/device.h"
+#include "tools/gpu/host_memory.h"
 
 #include <fcntl.h>
 #include <linux/memfd.h>
@@ -19,17 +20,6 @@ namespace {
 
 [[noreturn]] void cpu_failed(const std::string& what, int error) {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
-}
-
-// A line "NAME:   N kB" of /proc/meminfo, in bytes.
-std::uint64_t meminfo(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  std::uint64_t kilobytes = 0;
-  while (file >> word) {
-    if (word == name + ":" && file >> kilobytes) return kilobytes * 1024;
-  }
-  return 0;
 }
 
 std::string first_word(const char* path) {
@@ -139,12 +129,13 @@ class MappedCpuSegment : public MappedSegment {
 }  // namespace
 
 DeviceInfo cpu_info() {
+  const HostMemory memory = host_memory();
   return {.id = "cpu",
           .name = "host memory",
           .uuid = "CPU-" + first_word("/proc/sys/kernel/random/boot_id"),
           .pci = "",
-          .total_bytes = meminfo("MemTotal"),
-          .free_bytes = meminfo("MemAvailable")};
+          .total_bytes = memory.total,
+          .free_bytes = memory.available};
 }
 
 std::unique_ptr<Device> open_cpu() { return std::make_unique<CpuDevice>(); }

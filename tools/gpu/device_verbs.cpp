@@ -81,7 +81,7 @@ class Ceiling {
  public:
   Ceiling(Device& device, std::span<const Item> items, unsigned workers, std::size_t tile)
       : device_(device), items_(items), workers_(workers), tile_(tile) {
-    for (const Item& item : items) bytes_ += item.bytes();
+    for (const Item& item : items) bytes_ = sum_or_most(bytes_, item.bytes());
   }
 
   // Read by plain threads straight to where it shall stand, a tile at a time: what is left of a

@@ -71,8 +71,7 @@ void print_json(const Json& json) {
 class Progress {
  public:
   void operator()(std::uint64_t done, std::uint64_t total) {
-    done = std::min(done, total);  // what lies between tensors is copied too
-    if (done <= done_) return;
+    if (done <= done_) return;  // the same figure again, or a copy that begins anew
     if (!bar_) bar_ = std::make_unique<ProgressBar>(total);
     bar_->add(done - std::exchange(done_, done));
   }
@@ -141,10 +140,10 @@ int plan(const GpuArguments& arguments) {
   for (const Item& item : items) {
     if (!planned.insert(item.key()).second) continue;
     sizes.push_back(item.bytes());
-    bytes += item.bytes();
+    bytes = sum_or_most(bytes, item.bytes());
   }
   const std::uint64_t needed = lay_out(sizes).bytes();
-  const bool fits = needed + arguments.keep_free <= device.free_bytes;
+  const bool fits = sum_or_most(needed, arguments.keep_free) <= device.free_bytes;
   if (arguments.json) {
     Json tensors = Json::array();
     for (const Item& item : items) {
@@ -201,7 +200,7 @@ int load(const GpuArguments& arguments) {
     std::fprintf(stderr, "stfs-gpu: warning: %s\n", printable(warning).c_str());
   }
   std::uint64_t bytes = 0;
-  for (const Resident& tensor : loaded.tensors) bytes += tensor.bytes;
+  for (const Resident& tensor : loaded.tensors) bytes = sum_or_most(bytes, tensor.bytes);
   if (arguments.json) {
     Json tensors = Json::array();
     for (const Resident& tensor : loaded.tensors) tensors.push_back(json_of(tensor));

@@ -34,6 +34,16 @@ int inherit(UniqueFd fd) {
   return copy;
 }
 
+// Copies with a progress bar, which has gone when this returns. So has the device: the command gets
+// the memory, not a context.
+Transferred copy(const DeviceInfo& info, std::span<const Item> items, const Layout& layout,
+                 TransferOptions options) {
+  const std::unique_ptr<Device> device = open_device(info);
+  ProgressBar bar(work_of(items, options));
+  options.progress = [&](std::uint64_t bytes) { bar.add(bytes); };
+  return transfer(*device, items, layout, options);
+}
+
 }  // namespace
 
 int run(const GpuArguments& arguments) {
@@ -57,16 +67,11 @@ int run(const GpuArguments& arguments) {
   options.workers = arguments.workers;
   if (arguments.tile_bytes != 0)
     options.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
-  ProgressBar bar(work_of(items, options));
-  options.progress = [&](std::uint64_t bytes) { bar.add(bytes); };
-
   std::vector<std::uint64_t> sizes;
   sizes.reserve(items.size());
   for (const Item& item : items) sizes.push_back(item.bytes());
-  std::unique_ptr<Device> device = open_device(info);
   const Layout layout = lay_out(sizes);
-  Transferred transferred = transfer(*device, items, layout, options);
-  device.reset();  // the command gets the memory, not a context
+  Transferred transferred = copy(info, items, layout, options);
 
   std::vector<int> descriptors;
   for (UniqueFd& segment : transferred.segments) descriptors.push_back(inherit(std::move(segment)));

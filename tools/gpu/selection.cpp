@@ -191,7 +191,12 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
        at.increment(error)) {
     // The views, where they are listed, show the same tensors again: only who names them gets them.
     if (at->path().filename() == ".stfs") at.disable_recursion_pending();
-    if (at->is_regular_file()) add_file(at->path().string(), options, items);
+    std::error_code cause;
+    const fs::file_type type = at->status(cause).type();
+    if (type == fs::file_type::none) {
+      throw_errno(ErrorCode::kUnreadable, at->path().string(), "", cause.value());
+    }
+    if (type == fs::file_type::regular) add_file(at->path().string(), options, items);
   }
   if (error) throw_errno(ErrorCode::kUnreadable, path, "", error.value());
 }

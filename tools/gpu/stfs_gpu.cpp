@@ -153,7 +153,7 @@ int run_command(int argc, char** argv) {
   });
   verb->group("");  // not for people: the holder starts it
   add_device(verb)->required();
-  verb->add_option("--idle", copier_idle, "");
+  verb->add_option("--idle", copier_idle, "")->check(CLI::Range(0, 1000000));
 
   std::vector<std::string> words(argv + 1, argv + argc);
   if (!words.empty() && words.front() == "run") {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -19,6 +20,7 @@ namespace {
 
 // Pinned memory is bounded by these: workers, times three tiles.
 constexpr std::size_t kTileUnit = 4096;
+static_assert(kTileUnit % kItemAlignment == 0);
 constexpr std::size_t kMaxTile = 64 << 20;
 constexpr unsigned kMaxWorkers = 64;
 
@@ -74,14 +76,18 @@ struct Run {
   // A conversion on the device: of the raw recipe's elements, which are those of first_item.
   bool converts = false;
   Content raw;
+
+  // Between items: (where one ends in the run, how many bytes until the next one).
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> gaps;
 };
 
 // A piece of a run, small enough for a lane's tile.
 struct Tile {
   const Run* run;
   std::size_t segment;
-  std::uint64_t offset;  // in the run, on the device
-  std::uint64_t length;  // on the device
+  std::uint64_t offset;        // in the run, on the device
+  std::uint64_t length;        // on the device
+  std::uint64_t of_items = 0;  // of that, what is not between items
 };
 
 class Transfer {
@@ -94,11 +100,8 @@ class Transfer {
 
   Transferred run() {
     const std::uint64_t free = device_.info().free_bytes;
-    std::uint64_t needed = layout_.bytes();
-    if (__builtin_add_overflow(needed, options_.keep_free, &needed)) needed = kMost;
-    if (needed > free) {
-      throw OutOfDeviceMemory(device_.info().id, needed, free);
-    }
+    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
+    if (needed > free) throw OutOfDeviceMemory(device_.info().id, needed, free);
     for (const std::uint64_t bytes : layout_.segment_bytes) {
       segments_.push_back(device_.allocate(bytes));
     }
@@ -132,19 +135,29 @@ class Transfer {
         run.first_item = i;
         run.converts = converts;
       }
-      run.content.literal(
-          std::string(static_cast<std::size_t>(offset - run.begin - run.length), '\0'));
+      const std::uint64_t gap = offset - run.begin - run.length;
+      if (gap > 0) run.gaps.emplace_back(run.length, gap);
+      run.content.literal(std::string(static_cast<std::size_t>(gap), '\0'));
       run.content.append(item.content(file, converts ? nullptr : &host_counts_[i]));
       if (converts) run.raw = item.raw(file);
       run.length = run.content.size();
     }
     for (std::size_t segment = 0; segment < runs_.size(); ++segment) {
-      for (const Run& run : runs_[segment]) {
-        const std::uint64_t step = tile_step(run);
-        for (std::uint64_t at = 0; at < run.length; at += step) {
-          tiles_.push_back({&run, segment, at, std::min(step, run.length - at)});
-        }
+      for (const Run& run : runs_[segment]) cut(run, segment);
+    }
+  }
+
+  void cut(const Run& run, std::size_t segment) {
+    const std::uint64_t step = tile_step(run);
+    auto gap = run.gaps.begin();
+    for (std::uint64_t at = 0; at < run.length; at += step) {
+      Tile tile{&run, segment, at, std::min(step, run.length - at)};
+      tile.of_items = tile.length;
+      // Items and tiles begin at multiples of kItemAlignment, so a gap lies in one tile.
+      for (; gap != run.gaps.end() && gap->first < at + tile.length; ++gap) {
+        tile.of_items -= gap->second;
       }
+      tiles_.push_back(tile);
     }
   }
 
@@ -179,7 +192,7 @@ class Transfer {
           const std::size_t i = next_.fetch_add(1);
           if (i >= tiles_.size()) break;
           (this->*step)(*lane, tiles_[i], scratch, counts);
-          if (options_.progress) options_.progress(tiles_[i].length);
+          if (options_.progress) options_.progress(tiles_[i].of_items);
         }
         lane->drain();
         const std::lock_guard lock(mutex);
@@ -274,12 +287,13 @@ class Transfer {
 
 }  // namespace
 
-std::uint64_t Layout::bytes() const {
+std::uint64_t sum_or_most(std::uint64_t a, std::uint64_t b) {
   std::uint64_t sum = 0;
-  for (const std::uint64_t bytes : segment_bytes) {
-    if (__builtin_add_overflow(sum, bytes, &sum)) return kMost;
-  }
-  return sum;
+  return __builtin_add_overflow(a, b, &sum) ? kMost : sum;
+}
+
+std::uint64_t Layout::bytes() const {
+  return std::accumulate(segment_bytes.begin(), segment_bytes.end(), std::uint64_t{0}, sum_or_most);
 }
 
 Layout lay_out(std::span<const std::uint64_t> item_bytes) {
@@ -310,8 +324,8 @@ Layout lay_out(std::span<const std::uint64_t> item_bytes) {
 
 std::uint64_t work_of(std::span<const Item> items, const TransferOptions& options) {
   std::uint64_t bytes = 0;
-  for (const Item& item : items) bytes += item.bytes();
-  return options.verify ? 2 * bytes : bytes;
+  for (const Item& item : items) bytes = sum_or_most(bytes, item.bytes());
+  return options.verify ? sum_or_most(bytes, bytes) : bytes;
 }
 
 Transferred transfer(Device& device, std::span<const Item> items, const Layout& layout,

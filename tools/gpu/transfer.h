@@ -49,13 +49,17 @@ struct Layout {
 inline constexpr std::uint64_t kOwnSegment = 32 << 20;
 Layout lay_out(std::span<const std::uint64_t> item_bytes);
 
+// The sum of two sizes; the most that 64 bits hold when it is more.
+std::uint64_t sum_or_most(std::uint64_t a, std::uint64_t b);
+
 struct TransferOptions {
   unsigned workers = 0;                     // 0: what the device says
   std::size_t tile_bytes = 4 << 20;         // larger ones leave the processor's cache
   bool verify = false;                      // read everything back and compare it with the source
   std::uint64_t keep_free = 0;              // bytes that the device shall have left
   const std::atomic<bool>* stop = nullptr;  // give up when it is set
-  std::function<void(std::uint64_t bytes)> progress = {};  // so many more are copied or compared
+  // So many more bytes of items are copied or compared. Called by many threads at a time.
+  std::function<void(std::uint64_t bytes)> progress = {};
 };
 
 struct Transferred {
@@ -63,7 +67,7 @@ struct Transferred {
   std::vector<ConversionCounts> counts;  // one an item
 };
 
-// How many bytes `progress` is told of in all.
+// How many bytes `progress` is told of in all; the most that 64 bits hold when it is more.
 std::uint64_t work_of(std::span<const Item> items, const TransferOptions& options);
 
 // Copies the items as laid out. Source files are opened here, have the identity that the items

@@ -1,0 +1,121 @@
+// stfs-gpu on a terminal: the progress bar comes, counts the bytes of tensors alone, and has gone
+// when anything else is written.
+#include "tests/gpu/tool.h"
+#include "tests/support/faulty_disk.h"
+#include "tests/support/pseudo_terminal.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+constexpr unsigned kWidths[] = {40, 80, 200};
+
+class GpuOnATerminal : public GpuToolTest {
+ protected:
+  // A source of 64 tensors of a byte each: in a segment there are 511 bytes between two of them.
+  std::string many_small() const {
+    std::vector<stfs::test::Tensor> tensors;
+    for (unsigned i = 0; i < 64; ++i) {
+      tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, i));
+    }
+    write_safetensors(file("many.safetensors"), tensors);
+    return file("many.safetensors").string() + "::*";
+  }
+
+  static void expect_whole(const std::string& output) {
+    const Words texts = progress_texts(output);
+    ASSERT_FALSE(texts.empty()) << output;
+    EXPECT_NE(texts.back().find("100%  "), std::string::npos) << output;
+  }
+};
+
+TEST_F(GpuOnATerminal, RunShowsABarThatGoesBeforeTheCommand) {
+  const std::string tensors = many_small();
+  for (const unsigned columns : kWidths) {
+    const Outcome result =
+        gpu({"run", "--device", "cpu", tensors, "--", "sh", "-c", "echo the command; tty -s"},
+            {.terminal_columns = columns});
+
+    EXPECT_EQ(result.status, 0) << result.out;
+    expect_whole(result.out);
+    EXPECT_EQ(screen(result.out, columns), Words{"the command"}) << result.out;
+    EXPECT_TRUE(result.out.ends_with("\r\x1b[Kthe command\n")) << result.out;
+  }
+}
+
+TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwice) {
+  const std::string tensors = many_small();
+  const Outcome result =
+      gpu({"run", "--device", "cpu", "--verify", tensors, "--", "true"}, {.terminal_columns = 80});
+
+  EXPECT_EQ(result.status, 0) << result.out;
+  ASSERT_FALSE(progress_texts(result.out).empty()) << result.out;
+  // One tile holds all of them, so the first half is the copy.
+  EXPECT_NE(progress_texts(result.out)[0].find(" 50%  64 B of 128 B"), std::string::npos)
+      << result.out;
+  EXPECT_TRUE(screen(result.out, 80).empty()) << result.out;
+}
+
+TEST_F(GpuOnATerminal, RunSaysWhyACommandDoesNotStartOnALineOfItsOwn) {
+  const std::string tensors = many_small();
+
+  const Outcome result =
+      gpu({"run", "--device", "cpu", tensors, "--", "/no/such/command"}, {.terminal_columns = 80});
+
+  EXPECT_EQ(result.status, 127);
+  expect_whole(result.out);
+  EXPECT_EQ(screen(result.out, 80), Words{"stfs-gpu: /no/such/command: No such file or directory"});
+}
+
+TEST_F(GpuOnATerminal, LoadShowsABarThatGoes) {
+  std::filesystem::create_directory(file("disk"));
+  const auto source = file("disk") / "m.safetensors";
+  write_safetensors(source, {random_tensor("a", "U8", {4 << 20}), random_tensor("b", "U8", {1})});
+  const std::size_t end = std::filesystem::file_size(source);
+  const FaultyDisk disk(file("disk"));
+  for (const unsigned columns : kWidths) {
+    // The last tile waits for the disk until the bar is there.
+    disk.fail_or_stall("stall", "m.safetensors", end - 1, end);
+    Process load({STFS_GPU_BINARY, "load", "--device", "cpu", "--tile", "65536", "--workers", "1",
+                  (disk / "m.safetensors").string() + "::*"},
+                 {.terminal_columns = columns});
+    EXPECT_TRUE(
+        eventually([&] { return !progress_texts(load.out()).empty(); }))
+        << load.out();
+    disk.tell("release");
+    const Outcome result = load.wait();
+
+    EXPECT_EQ(result.status, 0) << result.out;
+    const Words rows = screen(result.out, 200);
+    ASSERT_EQ(rows.size(), 2u) << result.out;
+    EXPECT_TRUE(rows[0].starts_with("device    cpu  ")) << result.out;
+    EXPECT_TRUE(rows[1].starts_with("resident  2 tensors, 4.0 MiB; copied 4.0 MiB in "))
+        << result.out;
+    EXPECT_EQ(screen(result.out, columns), screen(rows[0] + "\n" + rows[1] + "\n", columns));
+    EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
+  }
+}
+
+TEST_F(GpuOnATerminal, BenchShowsNoBar) {
+  const std::string tensors = small().string() + "::*";
+
+  const Outcome result =
+      gpu({"bench", "--device", "cpu", "--rounds", "1", tensors}, {.terminal_columns = 80});
+
+  EXPECT_EQ(result.status, 0) << result.out;
+  EXPECT_TRUE(progress_texts(result.out).empty()) << result.out;
+  EXPECT_EQ(screen(result.out, 80).size(), 3u) << result.out;
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test

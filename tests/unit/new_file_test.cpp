@@ -1,0 +1,139 @@
+// A file that is complete when it appears, begun without a name and begun with a temporary one.
+#include "tools/new_file.h"
+
+#include "core/error.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
+ protected:
+  std::string path(const std::string& name = "new") const { return dir_ / name; }
+  Names left() const { return names_in(dir_.path()); }
+
+  static void write(const NewFile& file, const std::string& text) {
+    EXPECT_EQ(write_exact(file.fd(), std::as_bytes(std::span(text))), 0);
+  }
+  static std::string refusal(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+      return error.what();
+    }
+    return "";
+  }
+
+  TempDir dir_;
+};
+
+TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
+  write_file(path(), "before");
+  NewFile file(path(), GetParam());
+  write(file, "after");
+
+  EXPECT_EQ(read_file(path()), "before");
+  file.commit();
+
+  EXPECT_EQ(read_file(path()), "after");
+  EXPECT_EQ(left(), Names{"new"});
+}
+
+TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
+  write_file(path(), "before");
+  write(NewFile(path(), GetParam()), "after");
+
+  EXPECT_EQ(read_file(path()), "before");
+  EXPECT_EQ(left(), Names{"new"});
+}
+
+TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
+  NewFile file(path(), GetParam());
+  write(file, "after");
+  std::filesystem::create_directory(path());  // nothing is renamed over a directory
+
+  EXPECT_EQ(refusal([&] { file.commit(); }), path() + ": Is a directory");
+  EXPECT_EQ(left(), Names{"new"});
+}
+
+TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
+  const mode_t before = ::umask(027);
+  NewFile file(path(), GetParam());
+  file.commit();
+  ::umask(before);
+
+  EXPECT_EQ(std::filesystem::status(path()).permissions(), std::filesystem::perms(0640));
+}
+
+TEST_P(NewFileTest, MayHaveTheLongestName) {
+  const std::string name(255, 'n');
+  NewFile file(path(name), GetParam());
+  file.commit();
+
+  EXPECT_EQ(left(), Names{name});
+}
+
+TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
+  for (const std::string& other :
+       {std::string("/dev/null"), path("directory"), path(""), path(".")}) {
+    std::filesystem::create_directory(path("directory"));
+
+    EXPECT_EQ(refusal([&] { NewFile(other, GetParam()); }), other + ": not a regular file");
+  }
+  EXPECT_EQ(refusal([&] { NewFile(path("no/such"), GetParam()); }),
+            path("no/such") + ": No such file or directory");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  EXPECT_EQ(left(), Names{"directory"});
+}
+
+TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
+  for (const int number : {SIGHUP, SIGINT, SIGTERM}) {
+    EXPECT_EXIT(
+        {
+          ::signal(number, SIG_DFL);  // nohup(1) ignores one for the tests
+          const NewFile file(dir_ / "new", GetParam());
+          write(file, "after");
+          ::kill(::getpid(), number);
+          for (;;) ::pause();
+        },
+        ::testing::KilledBySignal(number), "");
+    EXPECT_EQ(left(), Names());
+  }
+}
+
+TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
+  sigset_t before, after;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &before);
+  NewFile(path(), GetParam()).commit();
+  NewFile(path(), GetParam());
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &after);
+
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    EXPECT_EQ(::sigismember(&before, number), ::sigismember(&after, number)) << number;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Begun, NewFileTest,
+                         ::testing::Values(NewFile::Begin::kUnnamed, NewFile::Begin::kNamed),
+                         [](const auto& begin) {
+                           return begin.param == NewFile::Begin::kNamed ? "WithAName"
+                                                                        : "WithoutAName";
+                         });
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,146 @@
+// The progress bar, on a terminal of the test's own.
+#include "tools/terminal.h"
+
+#include "tests/support/pseudo_terminal.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+// Standard output and error of this process are a terminal for the length of a scope.
+class OnTerminal {
+ public:
+  explicit OnTerminal(unsigned columns) : terminal_(columns) {
+    std::fflush(stdout);
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+      before_[fd] = ::dup(fd);
+      ::dup2(terminal_.end(), fd);
+    }
+  }
+  ~OnTerminal() {
+    std::fflush(stdout);
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+      ::dup2(before_[fd], fd);
+      ::close(before_[fd]);
+    }
+  }
+  OnTerminal(const OnTerminal&) = delete;
+  OnTerminal& operator=(const OnTerminal&) = delete;
+
+  const std::string& output() { return terminal_.output(); }
+
+ private:
+  PseudoTerminal terminal_;
+  int before_[3] = {};
+};
+
+class Bar : public ::testing::Test {
+ protected:
+  void SetUp() override { ::setenv("TERM", "xterm", 1); }
+};
+
+std::string one_bar(unsigned columns, std::uint64_t total, std::uint64_t done) {
+  OnTerminal terminal(columns);
+  {
+    ProgressBar bar(total);
+    bar.add(done);
+  }
+  return terminal.output();
+}
+
+TEST_F(Bar, IsDrawnAtTheFirstByteAndTakenAwayAtTheEnd) {
+  const std::string output = one_bar(80, 1000, 500);
+
+  ASSERT_EQ(progress_texts(output).size(), 1u) << output;
+  EXPECT_TRUE(progress_texts(output)[0].starts_with("[###############...............]  50%"))
+      << output;
+  EXPECT_TRUE(output.ends_with("\r\x1b[K"));
+  EXPECT_TRUE(screen(output, 80).empty()) << output;
+}
+
+TEST_F(Bar, SaysNeverMoreThanItsTotal) {
+  for (const std::uint64_t done : {1001ULL, 5000ULL, ~0ULL}) {
+    const std::string output = one_bar(80, 1000, done);
+
+    ASSERT_EQ(progress_texts(output).size(), 1u) << output;
+    EXPECT_NE(progress_texts(output)[0].find(" 100%  1000 B of 1000 B"), std::string::npos)
+        << output;
+  }
+}
+
+TEST_F(Bar, OfNothingIsFull) { EXPECT_NE(one_bar(80, 0, 0).find("100%"), std::string::npos); }
+
+TEST_F(Bar, IsNeverWiderThanTheTerminal) {
+  for (unsigned columns = 1; columns <= 200; ++columns) {
+    const std::string output = one_bar(columns, 1'000'000'000'000, 999'999'999'999);
+
+    ASSERT_EQ(progress_texts(output).size(), 1u) << output;
+    EXPECT_LE(columns_of(progress_texts(output)[0]), std::max(columns - 1, 1u));
+    EXPECT_TRUE(screen(output, columns).empty()) << columns << ": " << output;
+  }
+}
+
+TEST_F(Bar, IsNotShownWhereTheTerminalIsDumbOrOfNoType) {
+  ::setenv("TERM", "dumb", 1);
+  EXPECT_EQ(one_bar(80, 10, 5), "");
+  ::setenv("TERM", "", 1);
+  EXPECT_EQ(one_bar(80, 10, 5), "");
+  ::unsetenv("TERM");
+  EXPECT_EQ(one_bar(80, 10, 5), "");
+}
+
+TEST_F(Bar, IsOutOfTheWayOfWhatIsPrinted) {
+  OnTerminal terminal(80);
+  ProgressBar bar(1000);
+  bar.add(500);
+
+  bar.print("a line\n");
+
+  EXPECT_EQ(screen(terminal.output(), 80), std::vector<std::string>{"a line"});
+}
+
+TEST_F(Bar, ThatHasEndedIsNotDrawnAgain) {
+  OnTerminal terminal(80);
+  ProgressBar bar(1000);
+  bar.add(500);
+
+  bar.end();
+  const std::string output = terminal.output();
+  bar.add(1);
+  bar.end();
+
+  EXPECT_EQ(terminal.output(), output);
+  EXPECT_TRUE(screen(output, 80).empty());
+}
+
+TEST_F(Bar, OfManyThreadsStaysOutOfTheWayOfTheirLines) {
+  OnTerminal terminal(40);
+  std::vector<std::string> printed;
+  {
+    ProgressBar bar(8000);
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int n = 0; n < 2000; ++n) bar.add(1);
+      });
+    }
+    for (int i = 0; i < 20; ++i) {
+      printed.push_back("line " + std::to_string(i));
+      bar.print(printed.back() + "\n");
+    }
+  }
+
+  EXPECT_EQ(screen(terminal.output(), 40), printed);
+}
+
+}  // namespace
+}  // namespace stfs::test
