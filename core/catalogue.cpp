@@ -1,30 +1,44 @@
 #include "core/catalogue.h"
 
 #include "core/table.h"
-#include "core/text.h"
 
 #include <map>
 
 namespace stfs {
 
-std::string shape_json(std::span<const std::uint64_t> shape) {
-  std::string out = "[";
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
+  const char* separator = "[";
   for (const std::uint64_t dim : shape) {
-    if (out.size() > 1) out += ',';
-    out += std::to_string(dim);
+    out.add(separator).number(dim);
+    separator = ",";
   }
-  return out + ']';
+  out.add(shape.empty() ? "[]" : "]");
+}
+
+std::string shape_json(std::span<const std::uint64_t> shape) {
+  std::string text;
+  TextWriter out(text);
+  write_shape(shape, out);
+  return text;
+}
+
+void write_tensor_json(const Tensor& tensor, TextWriter& out) {
+  out.add("{\"path\":").json(tensor.path).add(",\"name\":").json(tensor.name);
+  out.add(",\"dtype\":").json(dtype_name(tensor.dtype)).add(",\"shape\":");
+  write_shape(tensor.shape, out);
+  out.add(",\"bytes\":").number(tensor.length);
+  out.add(",\"source\":").json(tensor.source->file.path());
+  out.add(",\"offset\":").number(tensor.offset).add("}");
 }
 
 std::string tensor_json(const Tensor& tensor) {
-  return "{\"path\":" + json_string(tensor.path) + ",\"name\":" + json_string(tensor.name) +
-         ",\"dtype\":" + json_string(dtype_name(tensor.dtype)) +
-         ",\"shape\":" + shape_json(tensor.shape) + ",\"bytes\":" + std::to_string(tensor.length) +
-         ",\"source\":" + json_string(tensor.source->file.path()) +
-         ",\"offset\":" + std::to_string(tensor.offset) + "}";
+  std::string text;
+  TextWriter out(text);
+  write_tensor_json(tensor, out);
+  return text;
 }
 
-std::string info_json(const Checkpoint& checkpoint) {
+void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   std::uint64_t bytes = 0;
   std::uint64_t parameters = 0;
   std::map<DType, std::uint64_t> by_dtype;
@@ -36,79 +50,77 @@ std::string info_json(const Checkpoint& checkpoint) {
   }
   // Written by hand: metadata may have millions of keys, and as a document each would cost some
   // hundred bytes.
-  std::string out = "{\n  \"sources\": [";
-  const char* separator = "";
-  const auto item = [&](const std::string& text) {
-    ((out += separator) += "\n    ") += text;
-    separator = ",";
+  bool is_empty = true;  // the list or object that is being written
+  const auto item = [&]() -> TextWriter& {
+    out.add(is_empty ? "\n    " : ",\n    ");
+    is_empty = false;
+    return out;
   };
-  const auto section = [&](const char* close, const char* name, const char* open) {
-    ((((out += *separator == '\0' ? "" : "\n  ") += close) += ",\n  \"") += name) += "\": ";
-    out += open;
-    separator = "";
+  const auto close = [&](std::string_view bracket) {
+    out.add(is_empty ? "" : "\n  ").add(bracket);
+    is_empty = true;
   };
+  out.add("{\n  \"sources\": [");
   for (const auto& source : checkpoint.sources()) {
     const Mapping& file = source->file;
-    item("{\"label\": " + json_string(source->label) + ", \"path\": " + json_string(file.path()) +
-         ", \"size\": " + std::to_string(file.size()) + ", \"mtime\": \"" +
-         rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec) +
-         "\", \"tensors\": " + std::to_string(source->header.tensors.size()) + "}");
+    item().add("{\"label\": ").json(source->label).add(", \"path\": ").json(file.path());
+    out.add(", \"size\": ").number(file.size()).add(", \"mtime\": \"");
+    out.add(rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec)).add("\", \"tensors\": ");
+    out.number(source->header.tensors.size()).add("}");
   }
-  section("]", "tensors", "");
-  out += std::to_string(checkpoint.tensor_count());
-  section("", "bytes", "");
-  out += std::to_string(bytes);
-  section("", "parameters", "");
-  out += std::to_string(parameters);
-  section("", "bytes_per_dtype", "{");
+  close("]");
+  out.add(",\n  \"tensors\": ").number(checkpoint.tensor_count());
+  out.add(",\n  \"bytes\": ").number(bytes);
+  out.add(",\n  \"parameters\": ").number(parameters);
+  out.add(",\n  \"bytes_per_dtype\": {");
   for (const auto& [dtype, count] : by_dtype) {
-    item(json_string(dtype_name(dtype)) + ": " + std::to_string(count));
+    item().json(dtype_name(dtype)).add(": ").number(count);
   }
-  section("}", "metadata", "{");
-  for (const auto& [key, value] : checkpoint.metadata()) {
-    item(json_string(key) + ": " + json_string(value));
-  }
-  section("}", "metadata_conflicts", "[");
-  for (const std::string& key : checkpoint.metadata_conflicts()) item(json_string(key));
-  section("]", "missing", "[");
+  close("}");
+  out.add(",\n  \"metadata\": {");
+  for (const auto& [key, value] : checkpoint.metadata()) item().json(key).add(": ").json(value);
+  close("}");
+  out.add(",\n  \"metadata_conflicts\": [");
+  for (const std::string& key : checkpoint.metadata_conflicts()) item().json(key);
+  close("]");
+  out.add(",\n  \"missing\": [");
   for (const MissingTensor& tensor : checkpoint.missing()) {
-    item("{\"name\": " + json_string(tensor.name) + ", \"source\": " + json_string(tensor.source) +
-         "}");
+    item().add("{\"name\": ").json(tensor.name).add(", \"source\": ").json(tensor.source).add("}");
   }
-  return (out += *separator == '\0' ? "" : "\n  ") += "]\n}\n";
+  close("]");
+  out.add("\n}\n");
 }
 
 std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint) {
   // Row 0 is "[", the last is "]"; every tensor but the last ends in a comma.
   const std::uint64_t count = checkpoint.tensor_count();
-  const auto append_row = [&checkpoint, count](std::uint64_t row, std::string& out) {
+  const auto write_row = [&checkpoint, count](std::uint64_t row, TextWriter& out) {
     if (row == 0) {
-      out += "[\n";
+      out.add("[\n");
     } else if (row == count + 1) {
-      out += "]\n";
+      out.add("]\n");
     } else {
-      out += tensor_json(checkpoint.tensor(static_cast<std::uint32_t>(row - 1)));
-      out += row == count ? "\n" : ",\n";
+      write_tensor_json(checkpoint.tensor(static_cast<std::uint32_t>(row - 1)), out);
+      out.add(row == count ? "\n" : ",\n");
     }
   };
-  return std::make_unique<Table>(count + 2, append_row);
+  return std::make_unique<Table>(count + 2, write_row);
 }
 
 std::unique_ptr<const Producer> tensors_tsv(const Checkpoint& checkpoint) {
-  const auto append_row = [&checkpoint](std::uint64_t row, std::string& out) {
+  const auto write_row = [&checkpoint](std::uint64_t row, TextWriter& out) {
     if (row == 0) {
-      out += "path\tname\tdtype\tshape\tbytes\tsource\toffset\n";
+      out.add("path\tname\tdtype\tshape\tbytes\tsource\toffset\n");
       return;
     }
     const Tensor tensor = checkpoint.tensor(static_cast<std::uint32_t>(row - 1));
-    ((out += tensor.path) += '\t') += printable(tensor.name);
-    ((out += '\t') += dtype_name(tensor.dtype)) += '\t';
-    out += shape_json(tensor.shape);
-    (out += '\t') += std::to_string(tensor.length);
-    (out += '\t') += printable(tensor.source->file.path());
-    ((out += '\t') += std::to_string(tensor.offset)) += '\n';
+    out.add(tensor.path).add("\t").printable(tensor.name).add("\t");
+    out.add(dtype_name(tensor.dtype)).add("\t");
+    write_shape(tensor.shape, out);
+    out.add("\t").number(tensor.length).add("\t").printable(tensor.source->file.path());
+    out.add("\t").number(tensor.offset).add("\n");
   };
-  return std::make_unique<Table>(std::uint64_t{checkpoint.tensor_count()} + 1, append_row);
+  return std::make_unique<Table>(std::uint64_t{checkpoint.tensor_count()} + 1, write_row);
 }
 
 }  // namespace stfs

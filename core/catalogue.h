@@ -4,6 +4,7 @@
 
 #include "core/checkpoint.h"
 #include "core/content.h"
+#include "core/text.h"
 
 #include <cstdint>
 #include <memory>
@@ -12,14 +13,16 @@
 namespace stfs {
 
 // The shape as JSON without spaces: "[4096,4096]", "[]".
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
 std::string shape_json(std::span<const std::uint64_t> shape);
 
 // {"path":..,"name":..,"dtype":..,"shape":[..],"bytes":..,"source":..,"offset":..}, without a line
 // end. Bytes and offset are numbers of bytes, the offset counts from the start of the source.
+void write_tensor_json(const Tensor& tensor, TextWriter& out);
 std::string tensor_json(const Tensor& tensor);
 
 // info.json: sources, counts, metadata, missing tensors. Ends in a line end.
-std::string info_json(const Checkpoint& checkpoint);
+void write_info_json(const Checkpoint& checkpoint, TextWriter& out);
 
 // tensors.json: an array with one tensor_json a line, in the order of the bytes.
 // tensors.tsv: the same fields under a line of their names. Control characters and backslashes in

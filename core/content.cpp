@@ -43,6 +43,11 @@ Content& Content::literal(std::string bytes) {
   return *this;
 }
 
+Content& Content::borrowed(std::string_view bytes) {
+  add(bytes.size(), bytes);
+  return *this;
+}
+
 Content& Content::extent(const Mapping& source, std::uint64_t offset, std::uint64_t length) {
   if (!spans_.empty()) {
     Span& last = spans_.back();
@@ -93,7 +98,7 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
     const int error = std::visit(
-        Overloaded{[&](const std::string& bytes) {
+        Overloaded{[&](std::string_view bytes) {
                      reading.pieces.push_back(piece(bytes.data() + skip, take));
                      return 0;
                    },
@@ -148,7 +153,7 @@ int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
     const std::span part = out.first(take);
     const int error = std::visit(
         Overloaded{
-            [&](const std::string& bytes) {
+            [&](std::string_view bytes) {
               std::memcpy(part.data(), bytes.data() + skip, take);
               return 0;
             },

@@ -3,6 +3,7 @@
 // A Content is an immutable list of spans, each one of
 //
 //   literal     bytes that it holds itself          (the header of an npy file)
+//   borrowed    bytes that another holds            (a text that many recipes have)
 //   extent      a range of a mapped source          (a tensor)
 //   production  bytes computed when they are read   (a table, a conversion)
 //
@@ -15,7 +16,8 @@
 // source is no longer the file that was mapped, EIO and its like from the source.
 //
 // Thread safety: const members may be called from any thread. Lifetime: the mappings that extents
-// refer to outlive the Content; the pieces of a Reading are valid while Content and Reading live.
+// refer to, and borrowed bytes, outlive the Content; the pieces of a Reading are valid while
+// Content and Reading live.
 #pragma once
 
 #include "core/mapping.h"
@@ -27,6 +29,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -61,6 +64,7 @@ class Content {
  public:
   // The builders; each returns *this. Extents that continue the one before are joined with it.
   Content& literal(std::string bytes);
+  Content& borrowed(std::string_view bytes);
   Content& extent(const Mapping& source, std::uint64_t offset, std::uint64_t length);
   Content& production(std::unique_ptr<const Producer> producer);
 
@@ -88,7 +92,7 @@ class Content {
     const Mapping* source;
     std::uint64_t offset;
   };
-  using Kind = std::variant<std::string, Extent, std::unique_ptr<const Producer>>;
+  using Kind = std::variant<std::string, std::string_view, Extent, std::unique_ptr<const Producer>>;
   struct Span {
     std::uint64_t begin;   // in the virtual file
     std::uint64_t length;  // never 0

@@ -11,21 +11,21 @@ constexpr std::uint64_t kLong = 1ULL << 20;  // bytes of a block
 
 }  // namespace
 
-Table::Table(std::uint64_t rows, AppendRow append_row)
-    : rows_(rows), append_row_(std::move(append_row)) {
-  std::string row;
+Table::Table(std::uint64_t rows, WriteRow write_row)
+    : rows_(rows), write_row_(std::move(write_row)) {
+  TextWriter counted;
   for (std::uint64_t i = 0; i < rows_; ++i) {
-    if (i % kBlock == 0) block_begin_.push_back(size_);
-    row.clear();
-    append_row_(i, row);
-    size_ += row.size();
+    if (i % kBlock == 0) block_begin_.push_back(counted.size());
+    write_row_(i, counted);
   }
+  size_ = counted.size();
 }
 
 void Table::append_block(std::size_t block, std::string& text) const {
   const std::uint64_t first = block * kBlock;
   const std::uint64_t last = std::min(rows_, first + kBlock);
-  for (std::uint64_t i = first; i < last; ++i) append_row_(i, text);
+  TextWriter out(text);
+  for (std::uint64_t i = first; i < last; ++i) write_row_(i, out);
 }
 
 int Table::produce(std::uint64_t offset, std::span<std::byte> out) const {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/content.h"
+#include "core/text.h"
 
 #include <cstdint>
 #include <functional>
@@ -20,11 +21,11 @@ namespace stfs {
 
 class Table : public Producer {
  public:
-  // Appends a row to a text. What it refers to must outlive the table.
-  using AppendRow = std::function<void(std::uint64_t row, std::string& text)>;
+  // Writes a row. What it refers to must outlive the table.
+  using WriteRow = std::function<void(std::uint64_t row, TextWriter& out)>;
 
-  // Makes every row once, to learn its size.
-  Table(std::uint64_t rows, AppendRow append_row);
+  // Counts the bytes of every row once; makes no text.
+  Table(std::uint64_t rows, WriteRow write_row);
 
   std::uint64_t size() const override { return size_; }
   int produce(std::uint64_t offset, std::span<std::byte> out) const override;
@@ -33,7 +34,7 @@ class Table : public Producer {
   void append_block(std::size_t block, std::string& text) const;
 
   std::uint64_t rows_;
-  AppendRow append_row_;
+  WriteRow write_row_;
   std::vector<std::uint64_t> block_begin_;
   std::uint64_t size_ = 0;
   mutable std::mutex long_mutex_;

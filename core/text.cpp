@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 
 namespace stfs {
 namespace {
@@ -39,16 +41,16 @@ bool is_deceptive(char32_t c) {
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF;
 }
 
-void append_escape(std::string& out, char32_t c) {
+void add_escape(TextWriter& out, char32_t c) {
   switch (c) {
     case '\n':
-      out += "\\n";
+      out.add("\\n");
       return;
     case '\r':
-      out += "\\r";
+      out.add("\\r");
       return;
     case '\t':
-      out += "\\t";
+      out.add("\\t");
       return;
     default:
       break;
@@ -56,27 +58,73 @@ void append_escape(std::string& out, char32_t c) {
   std::array<char, 16> buffer{};
   std::snprintf(buffer.data(), buffer.size(), c < 0x100 ? "\\x%02x" : "\\u%04x",
                 static_cast<unsigned>(c));
-  out += buffer.data();
+  out.add(buffer.data());
+}
+
+// The bytes of json_string(text), by the rules of RFC 8259 as nlohmann/json follows them; none when
+// the text is not UTF-8.
+std::optional<std::uint64_t> json_string_size(std::string_view text) {
+  std::uint64_t size = 2 + text.size();
+  while (!text.empty()) {
+    const CodePoint c = decode(text);
+    if (c.length == 0) return std::nullopt;
+    const bool is_short =
+        c.value == '"' || c.value == '\\' || (c.value >= 8 && c.value <= 13 && c.value != 11);
+    if (is_short) {
+      size += 1;  // "\n"
+    } else if (c.value < 0x20) {
+      size += 5;  // "\u001f"
+    }
+    text.remove_prefix(c.length);
+  }
+  return size;
 }
 
 }  // namespace
 
+TextWriter& TextWriter::add(std::string_view part) {
+  if (text_ != nullptr) *text_ += part;
+  size_ += part.size();
+  return *this;
+}
+
+TextWriter& TextWriter::number(std::uint64_t value) {
+  std::array<char, 20> digits{};  // of 2^64 - 1
+  const char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  return add(std::string_view(digits.data(), static_cast<std::size_t>(end - digits.data())));
+}
+
+TextWriter& TextWriter::json(std::string_view part) {
+  if (text_ == nullptr) {
+    if (const auto size = json_string_size(part)) {
+      size_ += *size;
+      return *this;
+    }
+  }
+  return add(json_string(part));
+}
+
+TextWriter& TextWriter::printable(std::string_view part) {
+  while (!part.empty()) {
+    const CodePoint c = decode(part);
+    if (c.length == 0) {
+      add_escape(*this, static_cast<unsigned char>(part[0]));
+    } else if (is_deceptive(c.value)) {
+      add_escape(*this, c.value);
+    } else if (c.value == '\\') {
+      add("\\\\");
+    } else {
+      add(part.substr(0, c.length));
+    }
+    part.remove_prefix(c.length == 0 ? 1 : c.length);
+  }
+  return *this;
+}
+
 std::string printable(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  while (!text.empty()) {
-    const CodePoint c = decode(text);
-    if (c.length == 0) {
-      append_escape(out, static_cast<unsigned char>(text[0]));
-    } else if (is_deceptive(c.value)) {
-      append_escape(out, c.value);
-    } else if (c.value == '\\') {
-      out += "\\\\";
-    } else {
-      out += text.substr(0, c.length);
-    }
-    text.remove_prefix(c.length == 0 ? 1 : c.length);
-  }
+  TextWriter(out).printable(text);
   return out;
 }
 

@@ -18,6 +18,25 @@ std::string in_quotes(std::string_view text);
 // `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD.
 std::string json_string(std::string_view text);
 
+// Writes a text piece by piece, or only counts its bytes: one function then tells both a text and
+// its size.
+class TextWriter {
+ public:
+  TextWriter() = default;  // counts
+  explicit TextWriter(std::string& text) : text_(&text) {}
+
+  TextWriter& add(std::string_view part);
+  TextWriter& number(std::uint64_t value);
+  TextWriter& json(std::string_view part);       // json_string(part)
+  TextWriter& printable(std::string_view part);  // printable(part)
+
+  std::uint64_t size() const { return size_; }  // bytes so far
+
+ private:
+  std::string* text_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
 // True when `text` is well-formed UTF-8 as RFC 3629 says (no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 

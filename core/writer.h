@@ -11,14 +11,34 @@
 #include "core/content.h"
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace stfs {
 
-// The file with these tensors, by number. Nothing when its header would pass the format's limit of
-// 100,000,000 bytes. The checkpoint must outlive it.
-std::optional<Content> safetensors_file(const Checkpoint& checkpoint,
-                                        std::vector<std::uint32_t> tensors);
+// The files that can be made of one checkpoint, which outlives it. All of them hold the same text
+// of the metadata, which may be long: it is made once, when the first file is.
+//
+// Thread safety: all members. It outlives the files.
+class SafetensorsFiles {
+ public:
+  explicit SafetensorsFiles(const Checkpoint& checkpoint);
+
+  // The file with these tensors, by number. Nothing when its header would pass the format's limit
+  // of 100,000,000 bytes.
+  std::optional<Content> make(std::vector<std::uint32_t> tensors) const;
+  // Its size in bytes, without making it.
+  std::optional<std::uint64_t> size(std::vector<std::uint32_t> tensors) const;
+
+ private:
+  const std::string& metadata() const;
+
+  const Checkpoint& checkpoint_;
+  std::uint64_t metadata_size_ = 0;  // of its text
+  mutable std::once_flag metadata_made_;
+  mutable std::string metadata_;
+};
 
 }  // namespace stfs

@@ -2,6 +2,7 @@
 
 #include "core/catalogue.h"
 #include "core/digest.h"
+#include "core/posix.h"
 #include "core/stats.h"
 #include "core/text.h"
 
@@ -61,6 +62,18 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     checkpoint.sources()[i]->file.mark_changed();
     reported_[i] = true;
   }
+  if (options_.drop) dropping_ = start_thread([this] { drop_surplus(); });
+}
+
+FileSystem::~FileSystem() {
+  views_.stop_waiting();
+  if (dropping_.joinable()) dropping_.join();
+}
+
+void FileSystem::drop_surplus() {
+  while (const auto surplus = views_.wait_for_surplus()) {
+    if (!options_.drop(inode_of(*surplus))) return;
+  }
 }
 
 Attributes FileSystem::attributes_of(Node node) const {
@@ -104,12 +117,16 @@ std::optional<Attributes> FileSystem::attributes(std::uint64_t inode) const {
 int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const {
   const Node node = node_of(directory);
   if (!node.is_directory || !views_.exists(node)) return ENOTDIR;
-  if (offset == 0 && !add(".", attributes_of(node), ++offset)) return 0;
-  if (offset == 1 && !add("..", attributes_of(views_.parent(node)), ++offset)) return 0;
+  const auto add_node = [&](const char* name, Node entry, std::uint64_t next) {
+    const mode_t type = entry.is_directory ? S_IFDIR : S_IFREG;
+    return add({name, inode_of(entry), type, next});
+  };
+  if (offset == 0 && !add_node(".", node, ++offset)) return 0;
+  if (offset == 1 && !add_node("..", views_.parent(node), ++offset)) return 0;
   std::uint64_t next = 0;
   std::uint64_t cursor = offset - kFirstEntry;
   while (const auto entry = views_.list(node, cursor, next)) {
-    if (!add(entry->name.c_str(), attributes_of(entry->node), next + kFirstEntry)) break;
+    if (!add_node(entry->name.c_str(), entry->node, next + kFirstEntry)) break;
     cursor = next;
   }
   return 0;
@@ -124,12 +141,13 @@ int FileSystem::find_content(std::uint64_t inode, Views::Made& scratch,
   return content == nullptr ? EFBIG : 0;
 }
 
-int FileSystem::open(std::uint64_t inode) const {
-  Views::Made scratch;
-  const Content* content = nullptr;
-  if (const int error = find_content(inode, scratch, content)) return error;
-  const int error = content->verify();
+int FileSystem::open(std::uint64_t inode) {
+  const Node node = node_of(inode);
+  if (!views_.exists(node)) return ENOENT;
+  if (node.is_directory) return EISDIR;
+  const int error = views_.verify(node);
   if (error == ESTALE) report_changes();
+  if (error == 0) views_.open(node);
   return error;
 }
 

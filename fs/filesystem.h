@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -32,6 +33,9 @@ struct FileSystemOptions {
   mode_t umask = 0;  // taken away from 0444 for files and 0555 for directories
   ControlDirectory control = ControlDirectory::kHidden;
   Ledger* ledger = nullptr;  // what this process takes from the one before it, and leaves
+  // Lets the kernel forget a file, if nobody uses it; false when it does not know how. Called on a
+  // thread of its own, when too many files have been looked up (looked_up.h).
+  std::function<bool(std::uint64_t inode)> drop = nullptr;
 };
 
 struct Attributes {
@@ -57,6 +61,9 @@ class FileSystem {
   using Log = std::function<void(const std::string& line)>;
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
+  FileSystem(const FileSystem&) = delete;
+  FileSystem& operator=(const FileSystem&) = delete;
+  ~FileSystem();
 
   // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, or for a slice EINVAL and ERANGE. What a lookup
   // found is kept until it was forgotten as often.
@@ -66,16 +73,23 @@ class FileSystem {
 
   std::optional<Attributes> attributes(std::uint64_t inode) const;
 
+  // What listing a directory tells of an entry. Attributes would cost more than the listing.
+  struct Entry {
+    const char* name;  // valid during the call
+    std::uint64_t inode;
+    mode_t type;                // S_IFREG or S_IFDIR
+    std::uint64_t next_offset;  // where to go on after this entry
+  };
   // Calls `add` for each entry of a directory from `offset` on (0 at first, then the offset that
   // came with the last entry that was taken), "." and ".." included, until it returns false.
   // Offsets stay good for the life of the mount. ENOTDIR, or 0.
-  using AddEntry = std::function<bool(const char* name, const Attributes& attributes,
-                                      std::uint64_t next_offset)>;
+  using AddEntry = std::function<bool(const Entry& entry)>;
   int list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const;
 
-  // Whether a file may be opened: 0, ESTALE when its source has changed, EISDIR, ENOENT, EFBIG for
-  // a safetensors file whose header would be too long.
-  int open(std::uint64_t inode) const;
+  // Opens a file: 0, ESTALE when its source has changed, EISDIR, ENOENT, EFBIG for a safetensors
+  // file whose header would be too long. Each success wants a release.
+  int open(std::uint64_t inode);
+  void release(std::uint64_t inode) { views_.release(node_of(inode)); }
 
   // Whether a file is computed when it is read: its size is reported as 0, it is read to its end
   // past the kernel's cache, and by read_computed instead of read.
@@ -110,6 +124,7 @@ class FileSystem {
   Attributes attributes_of(Node node) const;
   int find_content(std::uint64_t inode, Views::Made& scratch, const Content*& content) const;
   void report_changes() const;
+  void drop_surplus();
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
   const Checkpoint& checkpoint_;
@@ -119,7 +134,8 @@ class FileSystem {
   Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source
-  Computed computed_;                                // the last member: its threads use the others
+  Computed computed_;                                // its threads use what stands before it
+  std::thread dropping_;                             // likewise
 };
 
 }  // namespace stfs

@@ -18,6 +18,9 @@ namespace {
 // The tree never changes, so that what the kernel knows of it stays true: names, attributes, and
 // the absence of names.
 constexpr double kForever = std::numeric_limits<double>::max();
+// The name of a slice or subset stays true as well. It expires so that the kernel looks it up again
+// while it is in use: the names that were looked up longest ago are dropped first (looked_up.h).
+constexpr double kLookedUp = 60;  // seconds
 constexpr blksize_t kBlockSize = 4096;
 
 FuseContext& context(fuse_req_t request) {
@@ -98,6 +101,7 @@ void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
     fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
     entry.entry_timeout = kForever;
     if (error == 0) entry = to_entry(attributes);
+    if (error == 0 && is_looked_up(node_of(attributes.inode))) entry.entry_timeout = kLookedUp;
     if (error != 0 && error != ENOENT) {
       fuse_reply_err(request, error);
     } else if (fuse_reply_entry(request, &entry) != 0 && error == 0) {
@@ -143,7 +147,15 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
     const bool reads_around = (file->flags & O_DIRECT) != 0;
     file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
-    fuse_reply_open(request, file);
+    // Without the answer the kernel has nothing to release.
+    if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode);
+  });
+}
+
+void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  guarded(request, [&] {
+    filesystem(request).release(inode);
+    fuse_reply_err(request, 0);
   });
 }
 
@@ -205,10 +217,8 @@ void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     std::vector<char> buffer(size);
     std::size_t used = 0;
     const int error = filesystem(request).list(
-        inode, static_cast<std::uint64_t>(offset),
-        [&](const char* name, const Attributes& attributes, std::uint64_t next) {
-          const std::size_t needed =
-              add(buffer.data() + used, size - used, name, attributes, static_cast<off_t>(next));
+        inode, static_cast<std::uint64_t>(offset), [&](const FileSystem::Entry& entry) {
+          const std::size_t needed = add(buffer.data() + used, size - used, entry);
           if (needed > size - used) return false;
           used += needed;
           return true;
@@ -223,20 +233,23 @@ void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
 
 void readdir(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
              fuse_file_info*) {
-  list(request, inode, size, offset,
-       [&](char* to, std::size_t room, const char* name, const Attributes& attributes, off_t next) {
-         const struct stat status = to_stat(attributes);
-         return fuse_add_direntry(request, to, room, name, &status, next);
-       });
+  list(request, inode, size, offset, [&](char* to, std::size_t room, const auto& entry) {
+    struct stat status {};
+    status.st_ino = entry.inode;
+    status.st_mode = entry.type;
+    return fuse_add_direntry(request, to, room, entry.name, &status,
+                             static_cast<off_t>(entry.next_offset));
+  });
 }
 
 void readdirplus(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
                  fuse_file_info*) {
-  list(request, inode, size, offset,
-       [&](char* to, std::size_t room, const char* name, const Attributes& attributes, off_t next) {
-         const fuse_entry_param entry = to_entry(attributes);
-         return fuse_add_direntry_plus(request, to, room, name, &entry, next);
-       });
+  list(request, inode, size, offset, [&](char* to, std::size_t room, const auto& entry) {
+    const auto attributes = filesystem(request).attributes(entry.inode);
+    const fuse_entry_param found = attributes ? to_entry(*attributes) : fuse_entry_param{};
+    return fuse_add_direntry_plus(request, to, room, entry.name, &found,
+                                  static_cast<off_t>(entry.next_offset));
+  });
 }
 
 void statfs(fuse_req_t request, fuse_ino_t) {
@@ -302,6 +315,7 @@ const fuse_lowlevel_ops& fuse_operations() {
     ops.forget_multi = forget_multi;
     ops.getattr = getattr;
     ops.open = open;
+    ops.release = release;
     ops.read = read;
     ops.opendir = opendir;
     ops.readdir = readdir;

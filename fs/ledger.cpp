@@ -61,6 +61,7 @@ std::uint32_t Ledger::add(const Name& name) {
   Record& added = is_new ? *new (at(place)) Record{} : record(place);
   if (!is_new) last_free = added.number;
   added.number = name.number;
+  added.size = name.size;
   added.tensor = name.tensor;
   added.view = name.view;
   added.length = static_cast<std::uint8_t>(name.expression.size());
@@ -98,7 +99,7 @@ void Ledger::restore(const std::function<void(const Name& name, std::uint32_t pl
     }
     ++live_;
     const std::string_view text(reinterpret_cast<const char*>(at(place) + kText), found.length);
-    take({found.view, found.tensor, text, found.number, lookups},
+    take({found.view, found.tensor, text, found.size, found.number, lookups},
          static_cast<std::uint32_t>(place));
   }
 }

@@ -31,6 +31,7 @@ class Ledger {
     std::uint8_t view;
     std::uint32_t tensor;
     std::string_view expression;  // of at most kLongestName bytes
+    std::uint64_t size;           // of the file, in bytes
     std::uint64_t number;
     std::uint64_t lookups;
   };
@@ -68,12 +69,13 @@ class Ledger {
   struct Record {
     std::atomic<std::uint64_t> lookups;  // written last
     std::uint64_t number;                // while it is free: the next free place, as in free_
+    std::uint64_t size;
     std::uint32_t tensor;
     std::uint8_t view;
     std::uint8_t length;  // of the text, which follows
   };
   static constexpr std::size_t kUnit = 64;
-  static constexpr std::size_t kText = 22;  // bytes before the text in a record
+  static constexpr std::size_t kText = 30;  // bytes before the text in a record
   static constexpr std::size_t kMostUnits = (kText + kLongestName + kUnit - 1) / kUnit;
 
   static std::size_t units_for(std::size_t length) { return (kText + length + kUnit - 1) / kUnit; }

@@ -9,9 +9,13 @@
 
 namespace stfs {
 
-std::size_t LookedUpNames::Hash::operator()(const Name* name) const {
-  const std::size_t place = (std::size_t{name->tensor} << 8 | name->view) * 0x9E3779B97F4A7C15U;
-  return std::hash<std::string_view>()(name->expression) ^ place;
+std::size_t LookedUpNames::Hash::operator()(const Record* record) const {
+  const std::size_t place = (std::size_t{record->tensor} << 8 | record->view) * 0x9E3779B97F4A7C15U;
+  return std::hash<std::string_view>()(record->expression) ^ place;
+}
+
+bool LookedUpNames::Equal::operator()(const Record* a, const Record* b) const {
+  return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
 }
 
 // Makes a table small again that has become nearly empty.
@@ -25,58 +29,113 @@ void LookedUpNames::shrink(Table& table) {
   }
 }
 
-bool LookedUpNames::Equal::operator()(const Name* a, const Name* b) const {
-  return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
+// All below here but the public members are called with the lock.
+
+LookedUpNames::List& LookedUpNames::list_of(const Record& record) {
+  return record.opens != 0 ? open_ : record.is_asked ? asked_ : idle_;
 }
 
-void LookedUpNames::keep(std::unique_ptr<Name> name) {
-  const std::uint64_t number = name->number;
-  by_name_.insert(by_number_.emplace(number, std::move(name)).first->second.get());
+// Changes a record, and puts it at the end of the list of its new state.
+template <class Change>
+void LookedUpNames::change(Record& record, const Change& change) {
+  List& from = list_of(record);
+  change(record);
+  List& to = list_of(record);
+  to.splice(to.end(), from, record.self);
+  if (has_surplus()) surplus_.notify_one();
 }
 
-void LookedUpNames::restore(const std::function<std::optional<Content>(const Name& name)>& make) {
+// Takes the record that is alone in `fresh`, or throws and leaves all as it was.
+void LookedUpNames::keep(List& fresh) {
+  Record& record = fresh.front();
+  record.self = fresh.begin();
+  const auto numbered = by_number_.emplace(record.number, &record).first;
+  try {
+    by_name_.insert(&record);
+  } catch (...) {
+    by_number_.erase(numbered);
+    throw;
+  }
+  idle_.splice(idle_.end(), fresh);
+  if (has_surplus()) surplus_.notify_one();
+}
+
+void LookedUpNames::restore() {
   if (ledger_ == nullptr) return;
   const std::lock_guard lock(mutex_);
   ledger_->restore([&](const Ledger::Name& left, std::uint32_t place) {
-    auto name = std::make_unique<Name>(Name{left.view, left.tensor, std::string(left.expression),
-                                            std::nullopt, left.number, left.lookups, place});
-    name->content = make(*name);
-    keep(std::move(name));
+    List fresh;
+    fresh.push_back({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
+                      left.lookups}});
+    fresh.front().place = place;
+    keep(fresh);
   });
   next_ = ledger_->next_number();
 }
 
-std::uint64_t LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
-                                     std::string_view expression,
-                                     const std::function<std::optional<Content>()>& make) {
-  auto name =
-      std::make_unique<Name>(Name{view, tensor, std::string(expression), std::nullopt, 0, 1});
-  // The ledger comes first: a lookup that the kernel never heard of costs a name that is kept too
-  // long, one that the ledger missed would cost the file.
-  const auto counted = [&]() -> Name* {
-    const auto found = by_name_.find(name.get());
-    if (found == by_name_.end()) return nullptr;
-    ++(*found)->lookups;
-    if (ledger_ != nullptr) ledger_->count((*found)->place, (*found)->lookups);
-    return *found;
+std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
+                                                    std::string_view expression, const Size& size) {
+  List fresh;
+  fresh.push_back({{view, tensor, std::string(expression), 0, 0, 1}});
+  Record& added = fresh.front();
+  // The ledger comes before the kernel's answer: a lookup that the kernel never heard of costs a
+  // name that is kept too long, one that the ledger missed would cost the file.
+  const auto known = [&]() -> std::optional<std::uint64_t> {
+    const auto found = by_name_.find(&added);
+    if (found == by_name_.end()) return std::nullopt;
+    Record& record = **found;
+    change(record, [](Record& changed) {
+      ++changed.lookups;
+      changed.is_asked = false;
+    });
+    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    return record.number;
   };
   {
     const std::lock_guard lock(mutex_);
-    if (const Name* known = counted()) return known->number;
+    if (const auto number = known()) return number;
   }
-  name->content = make();
+  const std::optional<std::uint64_t> bytes = size();
+  if (!bytes) return std::nullopt;
+  added.size = *bytes;
+
   const std::lock_guard lock(mutex_);
-  if (const Name* known = counted()) return known->number;  // another thread was faster
-  const std::uint64_t number = name->number = next_++;
-  if (ledger_ != nullptr) name->place = ledger_->add({view, tensor, expression, number, 1});
-  keep(std::move(name));
-  return number;
+  if (const auto number = known()) return number;  // another thread was faster
+  added.number = next_++;
+  if (ledger_ != nullptr) {
+    added.place = ledger_->add({view, tensor, expression, added.size, added.number, 1});
+  }
+  try {
+    keep(fresh);
+  } catch (...) {
+    if (ledger_ != nullptr) ledger_->count(added.place, 0);
+    throw;
+  }
+  return added.number;
 }
 
 const LookedUpNames::Name* LookedUpNames::find(std::uint64_t number) const {
   const std::lock_guard lock(mutex_);
   const auto found = by_number_.find(number);
-  return found == by_number_.end() ? nullptr : found->second.get();
+  return found == by_number_.end() ? nullptr : found->second;
+}
+
+void LookedUpNames::open(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_number_.find(number);
+  if (found == by_number_.end()) return;
+  change(*found->second, [](Record& changed) {
+    ++changed.opens;
+    changed.is_asked = false;
+  });
+}
+
+void LookedUpNames::release(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_number_.find(number);
+  // What the process before this one has opened was not counted here.
+  if (found == by_number_.end() || found->second->opens == 0) return;
+  change(*found->second, [](Record& changed) { --changed.opens; });
 }
 
 void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
@@ -85,12 +144,13 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     const std::lock_guard lock(mutex_);
     const auto found = by_number_.find(number);
     if (found == by_number_.end()) return;
-    Name& name = *found->second;
-    name.lookups -= std::min(lookups, name.lookups);
-    if (ledger_ != nullptr) ledger_->count(name.place, name.lookups);
-    if (name.lookups != 0) return;
-    by_name_.erase(&name);
+    Record& record = *found->second;
+    record.lookups -= std::min(lookups, record.lookups);
+    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    if (record.lookups != 0) return;
+    by_name_.erase(&record);
     by_number_.erase(found);
+    list_of(record).erase(record.self);
     // The allocator keeps the memory of small things, and a table its room; the kernel forgets many
     // names at a time.
     constexpr std::uint64_t kMany = 16384;
@@ -103,6 +163,34 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     }
   }
   if (give_back) ::malloc_trim(0);
+}
+
+// Names that the kernel was asked to drop do not count: they are on their way.
+bool LookedUpNames::has_surplus() const {
+  return !idle_.empty() && by_number_.size() - asked_.size() > bound_;
+}
+
+LookedUpNames::Surplus LookedUpNames::take() {
+  Record& oldest = idle_.front();
+  change(oldest, [](Record& changed) { changed.is_asked = true; });
+  return {oldest.view, oldest.number};
+}
+
+std::optional<LookedUpNames::Surplus> LookedUpNames::take_surplus() {
+  const std::lock_guard lock(mutex_);
+  return has_surplus() ? std::optional(take()) : std::nullopt;
+}
+
+std::optional<LookedUpNames::Surplus> LookedUpNames::wait_for_surplus() {
+  std::unique_lock lock(mutex_);
+  surplus_.wait(lock, [this] { return stopping_ || has_surplus(); });
+  return stopping_ ? std::nullopt : std::optional(take());
+}
+
+void LookedUpNames::stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  surplus_.notify_all();
 }
 
 std::size_t LookedUpNames::size() const {

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -85,7 +86,8 @@ int mount(Options options) {
                          .gid = options.gid.value_or(::getgid()),
                          .umask = options.umask,
                          .control = options.control,
-                         .ledger = context.ledger},
+                         .ledger = context.ledger,
+                         .drop = [&session](std::uint64_t inode) { return session.drop(inode); }},
                         [&daemon](const std::string& line) { daemon.log(line); });
   context.filesystem = &filesystem;
   session.answer_handshake();

@@ -36,6 +36,8 @@ unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(),
 constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the kernel can send again
 constexpr int kNotifyResend = 7;                      // asks for all that is not answered
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
+// Of version 7.45 (Linux 6.18).
+constexpr int kNotifyPrune = 9;  // drops the names of files that nobody uses
 
 // The last line of what libfuse or fusermount3 wrote, without the name that begins it.
 std::string last_line(std::string text) {
@@ -255,6 +257,17 @@ void Session::run(unsigned threads, int lifeline, const Hooks& hooks) {
   if (const int error = loop.error()) {
     throw_errno(ErrorCode::kMountFailed, place_, "serving ended", error);
   }
+}
+
+bool Session::drop(std::uint64_t inode) const {
+  struct {
+    fuse_out_header header;
+    std::uint32_t count;  // of inodes
+    std::uint32_t padding;
+    std::uint64_t spare;
+    std::uint64_t inode;
+  } const message{{sizeof message, kNotifyPrune, 0}, 1, 0, 0, inode};
+  return ::write(fuse_session_fd(session_), &message, sizeof message) >= 0 || errno != EINVAL;
 }
 
 // Takes the mount away from where it is, whoever uses it, if it is still there.

@@ -1,13 +1,14 @@
 // A FUSE session, from mount to unmount: what stfs does with libfuse, but for the answers
 // (fuse_ops.h).
 //
-// Thread safety: none; all of it is called on the thread that made it.
+// Thread safety: none but of drop(); all else is called on the thread that made it.
 #pragma once
 
 #include "core/posix.h"
 #include "fs/options.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -46,6 +47,11 @@ class Session {
   // At most `threads` are answered at the same time. From the end on the process has ten seconds: a
   // source that hangs does not keep it.
   void run(unsigned threads, int lifeline, const Hooks& hooks);
+
+  // Lets the kernel forget a file, if nobody uses it. False when this kernel does not know how
+  // (before Linux 6.18). May be called by any thread, but not while it answers a request: the
+  // kernel may wait for a read of the file.
+  bool drop(std::uint64_t inode) const;
 
  private:
   void read_handshake();

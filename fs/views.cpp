@@ -5,7 +5,6 @@
 #include "core/npy.h"
 #include "core/path_names.h"
 #include "core/slice.h"
-#include "core/writer.h"
 
 #include <algorithm>
 #include <array>
@@ -146,6 +145,11 @@ Node node_of(std::uint64_t inode) {
   return {static_cast<View>(view), (bits >> kFileShift & 1) == 0, bits & kNumberMask};
 }
 
+bool is_looked_up(Node node) {
+  return !node.is_directory &&
+         (node.view == View::kSlice || node.view == View::kNpySlice || node.view == View::kSubset);
+}
+
 void Views::FlatDirectory::add(std::string_view name) {
   entries_.push_back({names_.size(), static_cast<std::uint32_t>(name.size()),
                       static_cast<std::uint32_t>(entries_.size())});
@@ -171,7 +175,7 @@ std::optional<Views::Entry> Views::FlatDirectory::list(View view, std::uint64_t 
 }
 
 Views::Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* ledger)
-    : checkpoint_(checkpoint), control_(control), looked_up_(ledger) {
+    : checkpoint_(checkpoint), control_(control), files_(checkpoint), looked_up_(ledger) {
   for (const auto& source : checkpoint.sources()) {
     const timespec& mtime = source->file.mtime();
     if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
@@ -181,15 +185,16 @@ Views::Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* led
   }
   for (const auto& [key, value] : checkpoint.metadata()) {
     metadata_.add(encode_component(key));
-    metadata_bytes_ += key.size() + value.size();
   }
   header_.sort();
   metadata_.sort();
-  looked_up_.restore([this](const LookedUpNames::Name& name) {
-    return static_cast<View>(name.view) == View::kSubset
-               ? safetensors_file(checkpoint_, subset(name.expression))
-               : std::nullopt;
-  });
+  looked_up_.restore();
+}
+
+template <class T, class Make>
+const std::optional<T>& Views::keep(Kept<T>& kept, const Make& make) {
+  std::call_once(kept.made, [&] { kept.value = make(); });
+  return kept.value;
 }
 
 const PathTree* Views::tree_of(View view) const {
@@ -219,7 +224,7 @@ bool Views::exists(Node node) const {
       const PathTree* tree = tree_of(node.view);
       return node.number < (tree == nullptr ? 1 : tree->directory_count());
     }
-    if (mirror->tensors_are_directories) return is_looked_up(node);
+    if (mirror->tensors_are_directories) return is_kept(node);
     return shown(node.number);
   }
   if (static_cast<int>(node.view) >= kViewCount) return false;
@@ -232,11 +237,11 @@ bool Views::exists(Node node) const {
     case View::kMetadata:
       return node.number < metadata_.size();
     default:
-      return is_looked_up(node);
+      return is_kept(node);
   }
 }
 
-bool Views::is_looked_up(Node node) const {
+bool Views::is_kept(Node node) const {
   const LookedUpNames::Name* name = looked_up_.find(node.number);
   return name != nullptr && static_cast<View>(name->view) == node.view;
 }
@@ -297,12 +302,19 @@ int Views::lookup_slice(View view, std::uint32_t tensor, std::string_view name, 
   const std::string_view suffix = view == View::kNpySlice ? kNpySuffix : std::string_view{};
   const auto expression = without(suffix, name);
   if (!expression) return ENOENT;
-  const Tensor whole = checkpoint_.tensor(tensor);
-  Slice slice;
-  if (const int error = parse_slice(*expression, whole.dtype, whole.shape, slice)) return error;
-  const std::uint64_t number = looked_up_.look_up(static_cast<std::uint8_t>(view), tensor,
-                                                  *expression, [] { return std::nullopt; });
-  node = {view, false, number};
+  int error = 0;
+  const auto size = [&]() -> std::optional<std::uint64_t> {
+    const Tensor whole = checkpoint_.tensor(tensor);
+    Slice slice;
+    error = parse_slice(*expression, whole.dtype, whole.shape, slice);
+    if (error != 0) return std::nullopt;
+    return slice.size() +
+           (view == View::kNpySlice ? npy_header(*npy_code(whole.dtype), slice.shape).size() : 0);
+  };
+  const auto number =
+      looked_up_.look_up(static_cast<std::uint8_t>(view), tensor, *expression, size);
+  if (!number) return error;
+  node = {view, false, *number};
   return 0;
 }
 
@@ -315,19 +327,36 @@ std::vector<std::uint32_t> Views::subset(std::string_view encoded) const {
 int Views::lookup_subset(std::string_view name, Node& node) {
   const auto encoded = without(kSafetensorsSuffix, name);
   if (!encoded) return ENOENT;
-  std::vector<std::uint32_t> tensors = subset(*encoded);
-  if (tensors.empty()) return ENOENT;
-  const std::uint64_t number =
-      looked_up_.look_up(static_cast<std::uint8_t>(View::kSubset), 0, *encoded,
-                         [&] { return safetensors_file(checkpoint_, std::move(tensors)); });
-  node = {View::kSubset, false, number};
+  const auto size = [&]() -> std::optional<std::uint64_t> {
+    std::vector<std::uint32_t> tensors = subset(*encoded);
+    if (tensors.empty()) return std::nullopt;
+    return files_.size(std::move(tensors)).value_or(0);
+  };
+  const auto number =
+      looked_up_.look_up(static_cast<std::uint8_t>(View::kSubset), 0, *encoded, size);
+  if (!number) return ENOENT;
+  node = {View::kSubset, false, *number};
   return 0;
 }
 
+void Views::open(Node file) {
+  if (is_looked_up(file)) looked_up_.open(file.number);
+}
+
+void Views::release(Node file) {
+  if (is_looked_up(file)) looked_up_.release(file.number);
+}
+
 void Views::forget(Node node, std::uint64_t lookups) {
-  const bool may_be =
-      node.view == View::kSlice || node.view == View::kNpySlice || node.view == View::kSubset;
-  if (may_be && !node.is_directory) looked_up_.forget(node.number, lookups);
+  if (!is_looked_up(node)) return;
+  looked_up_.forget(node.number, lookups);
+  if (node.view == View::kSubset && !is_kept(node)) subsets_.drop(node.number);
+}
+
+std::optional<Node> Views::wait_for_surplus() {
+  const auto surplus = looked_up_.wait_for_surplus();
+  if (!surplus) return std::nullopt;
+  return Node{static_cast<View>(surplus->view), false, surplus->number};
 }
 
 Node Views::parent(Node directory) const {
@@ -414,8 +443,7 @@ std::optional<Content> Views::make(Node file) const {
       return std::move(content.extent(source.file, 8, source.header.json_length));
     }
     case View::kMetadata:
-      return std::move(
-          content.literal(std::string(checkpoint_.metadata()[low(file.number)].second)));
+      return std::move(content.borrowed(checkpoint_.metadata()[low(file.number)].second));
     case View::kControl:
       break;
     case View::kSlice:
@@ -435,38 +463,47 @@ std::optional<Content> Views::make(Node file) const {
           content.literal(npy_header(*npy_code(DType::kF32), tensor.shape));
           return as_floats(tensor, std::move(content));
         case View::kSafetensors:
-          return safetensors_file(checkpoint_, {low(file.number)});
+          return files_.make({low(file.number)});
         default:
           return raw(tensor);
       }
     }
   }
   switch (file.number) {
-    case kInfoJson:
-      return std::move(content.literal(info_json(checkpoint_)));
+    case kInfoJson: {
+      std::string text;
+      text.reserve(static_cast<std::size_t>(size(file)));
+      TextWriter out(text);
+      write_info_json(checkpoint_, out);
+      return std::move(content.literal(std::move(text)));
+    }
     case kTensorsJson:
       return std::move(content.production(tensors_json(checkpoint_)));
     case kTensorsTsv:
       return std::move(content.production(tensors_tsv(checkpoint_)));
     default:
-      return safetensors_file(checkpoint_, checkpoint_.match({}));
+      return files_.make(checkpoint_.match({}));
   }
 }
 
-// Whether the recipe of a file would hold much text itself.
+// Whether the recipe of a file, or what reads of it compute, would hold much text itself.
 bool Views::holds_much(Node file) const {
   constexpr std::size_t kMuch = 1 << 20;  // bytes
-  if (file.view == View::kMetadata) return metadata_bytes_ > kMuch;
   if (file.view != View::kJson && file.view != View::kSafetensors) return false;
   const Tensor tensor = checkpoint_.tensor(low(file.number));
-  const std::size_t metadata = file.view == View::kSafetensors ? metadata_bytes_ : 0;
-  return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() + metadata > kMuch;
+  return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() > kMuch;
 }
 
 const Content* Views::content(Node file, Made& scratch) const {
   if (file.view == View::kSubset) {
     const LookedUpNames::Name* name = looked_up_.find(file.number);
-    return name != nullptr && name->content ? &*name->content : nullptr;
+    if (name == nullptr || name->size == 0) return nullptr;
+    scratch.recipe = subsets_.get(file.number, [&] {
+      std::vector<std::uint32_t> tensors = subset(name->expression);
+      const std::size_t count = tensors.size();
+      return Recipes::Made{files_.make(std::move(tensors)), count};
+    });
+    return scratch.recipe.get();
   }
   if (file.view != View::kControl) {
     if (holds_much(file)) scratch.turn = std::unique_lock(turn_);
@@ -477,8 +514,33 @@ const Content* Views::content(Node file, Made& scratch) const {
                         : file.number == kTensorsJson ? tensors_json_
                         : file.number == kTensorsTsv  ? tensors_tsv_
                                                       : merged_;
-  std::call_once(kept.made, [&] { kept.value = make(file); });
-  return kept.value ? &*kept.value : nullptr;
+  const std::optional<Content>& made = keep(kept, [&] { return make(file); });
+  return made ? &*made : nullptr;
+}
+
+int Views::verify(Node file) const {
+  switch (file.view) {
+    case View::kJson:
+    case View::kMetadata:
+      return 0;  // no byte of a source is in it
+    case View::kHeader:
+      return checkpoint_.sources()[low(file.number)]->file.verify();
+    case View::kControl:
+    case View::kSubset: {
+      const bool has_tensors = file.view == View::kSubset || file.number == kMerged;
+      if (!has_tensors) return 0;
+      Made scratch;
+      const Content* made = content(file, scratch);
+      return made == nullptr ? EFBIG : made->verify();
+    }
+    case View::kSafetensors:
+      if (!files_.size({low(file.number)})) return EFBIG;
+      break;
+    default:
+      break;
+  }
+  const auto number = tensor(file);
+  return number ? checkpoint_.tensor(*number).source->file.verify() : ENOENT;
 }
 
 bool Views::is_computed(Node node) const {
@@ -486,12 +548,31 @@ bool Views::is_computed(Node node) const {
 }
 
 std::uint64_t Views::size(Node file) const {
+  const auto shown = [&] { return checkpoint_.tensor(low(file.number)); };
+  const auto floats = [&] { return shown().elements() * sizeof(float); };
   switch (file.view) {
     case View::kRaw:
     case View::kTree:
-      return checkpoint_.tensor(low(file.number)).length;
+      return shown().length;
     case View::kF32:
-      return checkpoint_.tensor(low(file.number)).elements() * sizeof(float);
+      return floats();
+    case View::kNpy:
+      return npy_header(*npy_code(shown().dtype), shown().shape).size() + shown().length;
+    case View::kNpyF32:
+      return npy_header(*npy_code(DType::kF32), shown().shape).size() + floats();
+    case View::kJson: {
+      TextWriter counted;
+      write_tensor_json(shown(), counted);
+      return counted.size() + 1;
+    }
+    case View::kSafetensors:
+      return files_.size({low(file.number)}).value_or(0);
+    case View::kSlice:
+    case View::kNpySlice:
+    case View::kSubset: {
+      const LookedUpNames::Name* name = looked_up_.find(file.number);
+      return name == nullptr ? 0 : name->size;
+    }
     case View::kHeader:
       return checkpoint_.sources()[low(file.number)]->header.json_length;
     case View::kMetadata:
@@ -499,12 +580,21 @@ std::uint64_t Views::size(Node file) const {
     case View::kStats:
     case View::kSha256:
       return 0;
-    default:
+    case View::kControl:
       break;
   }
+  if (file.number == kInfoJson) {
+    return *keep(info_size_, [&] {
+      TextWriter counted;
+      write_info_json(checkpoint_, counted);
+      return counted.size();
+    });
+  }
+  if (file.number == kMerged) {
+    return *keep(merged_size_, [&] { return files_.size(checkpoint_.match({})).value_or(0); });
+  }
   Made scratch;
-  const Content* made = content(file, scratch);
-  return made == nullptr ? 0 : made->size();
+  return content(file, scratch)->size();  // a table, which holds no text
 }
 
 timespec Views::mtime(Node node) const {

@@ -32,7 +32,9 @@
 
 #include "core/checkpoint.h"
 #include "core/content.h"
+#include "core/writer.h"
 #include "fs/looked_up.h"
+#include "fs/recipes.h"
 
 #include <cstdint>
 #include <ctime>
@@ -80,6 +82,9 @@ inline constexpr Node kRootNode{View::kRaw, true, PathTree::kRoot};
 std::uint64_t inode_of(Node node);
 Node node_of(std::uint64_t inode);  // check the result with Views::exists
 
+// Whether a node can only be found by its name: a slice or a subset.
+bool is_looked_up(Node node);
+
 // Whether `.stfs` is in the listing of the root, only reachable by its path, or not there.
 enum class ControlDirectory { kHidden, kVisible, kOff };
 
@@ -94,7 +99,14 @@ class Views {
   // Fills `node`: 0, ENOENT, or for slices EINVAL and ERANGE (see slice.h). A looked-up name is
   // kept until it is forgotten as often as it was looked up.
   int lookup(Node directory, std::string_view name, Node& node);
+  void open(Node file);
+  void release(Node file);
   void forget(Node node, std::uint64_t lookups);
+
+  // Waits until too many names are kept, and returns the file whose name the kernel should drop
+  // next (see looked_up.h); none after stop_waiting().
+  std::optional<Node> wait_for_surplus();
+  void stop_waiting() { looked_up_.stop(); }
   std::size_t looked_up_names() const { return looked_up_.size(); }
 
   Node parent(Node directory) const;
@@ -106,12 +118,13 @@ class Views {
   // Listing, as PathTree::list: begin at cursor 0, go on at what `next` was set to.
   std::optional<Entry> list(Node directory, std::uint64_t cursor, std::uint64_t& next) const;
 
-  // A recipe that was made for one call. Those that hold much text themselves (a name or a shape
-  // may have a hundred megabytes) are made one at a time, so that many readers take no more memory
-  // than one: the next is made when this is gone.
+  // A recipe for one call. Those that hold much text themselves (a name or a shape may have a
+  // hundred megabytes) are made one at a time, so that many readers take no more memory than one:
+  // the next is made when this is gone.
   struct Made {
     std::unique_lock<std::mutex> turn;
     std::optional<Content> content;
+    Recipes::Recipe recipe;
   };
 
   // The recipe of a file that is not computed. `scratch` holds it when it is made for this call,
@@ -119,10 +132,13 @@ class Views {
   // limit of 100 MB for a header (EFBIG).
   const Content* content(Node file, Made& scratch) const;
 
+  // Whether a file can be read: 0, EFBIG as above, or ESTALE when a source of it has changed.
+  int verify(Node file) const;
+
   // Whether a file's bytes are computed when it is read, and its size is not known before.
   bool is_computed(Node node) const;
 
-  std::uint64_t size(Node file) const;  // of content(file), without making it where it can; else 0
+  std::uint64_t size(Node file) const;  // of content(file), without making its texts; 0 where null
   timespec mtime(Node node) const;      // of the source; of the newest source for what has none
 
   // The tensor that a file shows in one form or another; and the one whose raw bytes it is.
@@ -160,7 +176,9 @@ class Views {
     std::vector<Name> entries_;
   };
 
-  bool is_looked_up(Node node) const;
+  template <class T, class Make>
+  static const std::optional<T>& keep(Kept<T>& kept, const Make& make);
+  bool is_kept(Node node) const;
   int lookup_mirrored(Node directory, std::string_view name, Node& node) const;
   int lookup_slice(View view, std::uint32_t tensor, std::string_view name, Node& node);
   int lookup_subset(std::string_view name, Node& node);
@@ -175,10 +193,12 @@ class Views {
   timespec newest_{};
   FlatDirectory header_;    // numbers are those of Checkpoint::sources
   FlatDirectory metadata_;  // and of Checkpoint::metadata
-  std::size_t metadata_bytes_ = 0;
+  SafetensorsFiles files_;
   LookedUpNames looked_up_;
+  mutable Recipes subsets_;
   mutable std::mutex turn_;
   mutable Kept<Content> info_, tensors_json_, tensors_tsv_, merged_;
+  mutable Kept<std::uint64_t> info_size_, merged_size_;
   mutable Kept<PathTree> dotted_;
 };
 

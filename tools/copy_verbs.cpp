@@ -96,7 +96,8 @@ int extract(const Arguments& arguments) {
   std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
   const std::size_t count = tensors.size();
-  const std::optional<Content> content = safetensors_file(checkpoint, std::move(tensors));
+  const SafetensorsFiles files(checkpoint);
+  const std::optional<Content> content = files.make(std::move(tensors));
   if (!content) {
     throw Error(ErrorCode::kUsage, arguments.output,
                 "the header would pass the format's limit of 100000000 bytes");

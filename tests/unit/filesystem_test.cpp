@@ -146,8 +146,8 @@ TEST(FileSystem, AnswersAnyInodeWithAnAnswerOrAnErrno) {
       const bool is_directory = attributes && S_ISDIR(attributes->mode);
       std::string bytes;
 
-      const int listed = mounted->list(
-          inode, offset, [](const char*, const Attributes&, std::uint64_t) { return true; });
+      const int listed =
+          mounted->list(inode, offset, [](const FileSystem::Entry&) { return true; });
       const int opened = mounted->open(inode);
       const int read = mounted.read(inode, offset, 100, bytes);
       const int xattr = mounted->get_xattr(inode, "user.stfs.name", bytes);
@@ -223,9 +223,9 @@ TEST(FileSystem, StopsAListingAtAnyEntryAndOffersItAgain) {
   for (std::size_t taken = 0; taken < all.size(); ++taken) {
     std::size_t calls = 0;
     std::uint64_t offset = 0;
-    mounted->list(kRoot, 0, [&](const char*, const Attributes&, std::uint64_t next) {
+    mounted->list(kRoot, 0, [&](const FileSystem::Entry& entry) {
       if (calls++ == taken) return false;
-      offset = next;
+      offset = entry.next_offset;
       return true;
     });
     EXPECT_EQ(mounted.list(kRoot, offset).front().name, all[taken].name);

@@ -16,30 +16,32 @@
 namespace stfs::test {
 namespace {
 
-std::optional<Content> nothing() { return std::nullopt; }
+std::optional<std::uint64_t> empty() { return 0; }
 
 // What a worker that begins now finds, by number.
 std::map<std::uint64_t, std::string> found_in(Ledger& ledger) {
   std::map<std::uint64_t, std::string> found;
   ledger.restore([&](const Ledger::Name& name, std::uint32_t) {
     found[name.number] = std::to_string(name.view) + " " + std::to_string(name.tensor) + " " +
-                         std::string(name.expression) + " " + std::to_string(name.lookups);
+                         std::string(name.expression) + " " + std::to_string(name.size) + " " +
+                         std::to_string(name.lookups);
   });
   return found;
 }
 
 TEST(Ledger, KeepsWhatIsLive) {
   Ledger ledger(0);
-  ledger.add({3, 7, "0:1", 0, 1});
-  const std::uint32_t gone = ledger.add({4, 8, "gone", 1, 1});
-  const std::uint32_t place = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 2, 1});
+  ledger.add({3, 7, "0:1", 1ULL << 40, 0, 1});
+  const std::uint32_t gone = ledger.add({4, 8, "gone", 0, 1, 1});
+  const std::uint32_t place = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 9, 2, 1});
   ledger.count(place, 12);
   ledger.count(gone, 0);
 
   const auto found = found_in(ledger);
 
   EXPECT_EQ(found, (std::map<std::uint64_t, std::string>{
-                       {0, "3 7 0:1 1"}, {2, "5 4294967295 " + std::string(255, 'x') + " 12"}}));
+                       {0, "3 7 0:1 1099511627776 1"},
+                       {2, "5 4294967295 " + std::string(255, 'x') + " 9 12"}}));
   EXPECT_EQ(ledger.next_number(), 3U);
 }
 
@@ -51,8 +53,8 @@ TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
   for (std::size_t round = 0; round < 5; ++round) {
     for (std::size_t length = round; length <= Ledger::kLongestName; length += 1 + round) {
       const std::string text(length, static_cast<char>('a' + round));
-      places[number] = ledger.add({1, 2, text, number, 1});
-      expected[number++] = "1 2 " + text + " 1";
+      places[number] = ledger.add({1, 2, text, 0, number, 1});
+      expected[number++] = "1 2 " + text + " 0 1";
     }
     for (auto place = places.begin(); place != places.end();) {
       if (place->first % 3 != round % 3) {
@@ -70,7 +72,7 @@ TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
 
 TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {
   Ledger ledger(0);
-  ledger.count(ledger.add({1, 2, "a", 41, 1}), 0);
+  ledger.count(ledger.add({1, 2, "a", 0, 41, 1}), 0);
 
   EXPECT_TRUE(found_in(ledger).empty());
   EXPECT_EQ(ledger.next_number(), 42U);
@@ -80,17 +82,18 @@ TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
   Ledger ledger(0, 4096);
   std::vector<std::uint32_t> places;
   const auto fill = [&] {
-    for (std::uint64_t number = 0;; ++number) places.push_back(ledger.add({1, 2, "a", number, 1}));
+    for (std::uint64_t number = 0;; ++number)
+      places.push_back(ledger.add({1, 2, "a", 0, number, 1}));
   };
   EXPECT_THROW(fill(), std::bad_alloc);
   EXPECT_EQ(places.size(), 64U);
   EXPECT_EQ(found_in(ledger).size(), 64U);
 
   ledger.count(places[5], 0);
-  EXPECT_THROW(ledger.add({1, 2, std::string(100, 'x'), 70, 1}), std::bad_alloc);
-  EXPECT_EQ(ledger.add({1, 2, "b", 71, 1}), places[5]);
+  EXPECT_THROW(ledger.add({1, 2, std::string(100, 'x'), 0, 70, 1}), std::bad_alloc);
+  EXPECT_EQ(ledger.add({1, 2, "b", 0, 71, 1}), places[5]);
 
-  EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 72, 1}), std::bad_alloc);
+  EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 0, 72, 1}), std::bad_alloc);
 }
 
 TEST(Ledger, RemembersWhichSourcesHaveChanged) {
@@ -110,11 +113,11 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
     ASSERT_GE(worker, 0);
     if (worker == 0) {
       LookedUpNames names(&ledger);
-      names.restore([](const auto&) { return nothing(); });
+      names.restore();
       std::vector<std::uint64_t> numbers;
       for (std::size_t i = 0;; ++i) {
         const std::string text(i * 7 % 250, static_cast<char>('a' + i % 26));
-        numbers.push_back(names.look_up(9, 1, text + std::to_string(i), nothing));
+        numbers.push_back(*names.look_up(9, 1, text + std::to_string(i), empty));
         if (i % 5 != 0) names.forget(numbers[i * 3 % numbers.size()], 1);
         if (i == 20 && ::write(ends[1], "x", 1) != 1) ::_exit(1);
         // What it leaves is bounded, so that a long wait for the signal does no harm.
@@ -137,7 +140,7 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
     for (const auto& [number, text] : found_in(ledger)) {
       ASSERT_TRUE(text.starts_with("9 1 ")) << text;
       ASSERT_LT(number, ledger.next_number());
-      // "9 1 " + letters all alike + digits + " " + lookups
+      // "9 1 " + letters all alike + digits + " " + size + " " + lookups
       const std::size_t letters = text.find_first_not_of(text[4], 4);
       ASSERT_EQ(text.find_first_not_of("0123456789 ", letters), std::string::npos) << text;
     }
@@ -152,34 +155,44 @@ TEST(LookedUpNamesInALedger, AreKnownToTheNextProcessUntilTheyAreForgotten) {
   std::uint64_t other = 0;
   {
     LookedUpNames names(&ledger);
-    kept = names.look_up(1, 2, "0:1", nothing);
-    names.look_up(1, 2, "0:1", nothing);
-    other = names.look_up(1, 2, "other", nothing);
-    names.forget(names.look_up(1, 2, "gone", nothing), 1);
+    kept = *names.look_up(1, 2, "0:1", [] { return 77; });
+    names.look_up(1, 2, "0:1", empty);
+    other = *names.look_up(1, 2, "other", empty);
+    names.forget(*names.look_up(1, 2, "gone", empty), 1);
     names.forget(kept, 1);
-    names.look_up(1, 2, "0:1", nothing);
+    names.look_up(1, 2, "0:1", empty);
   }
 
   LookedUpNames names(&ledger);
-  std::vector<std::string> made;
-  names.restore([&](const LookedUpNames::Name& name) {
-    made.push_back(name.expression);
-    Content content;
-    content.literal(name.expression);
-    return std::optional(std::move(content));
-  });
+  names.restore();
 
   EXPECT_EQ(names.size(), 2U);
-  EXPECT_EQ(made.size(), 2U);
   ASSERT_NE(names.find(kept), nullptr);
   EXPECT_EQ(names.find(kept)->expression, "0:1");
-  EXPECT_EQ(names.find(kept)->content->size(), 3U);
-  EXPECT_EQ(names.look_up(1, 2, "other", nothing), other);
-  EXPECT_GT(names.look_up(1, 2, "new", nothing), other);
+  EXPECT_EQ(names.find(kept)->size, 77U);
+  EXPECT_EQ(names.look_up(1, 2, "other", empty), other);
+  EXPECT_GT(names.look_up(1, 2, "new", empty), other);
   names.forget(kept, 1);
   EXPECT_NE(names.find(kept), nullptr);
   names.forget(kept, 1);
   EXPECT_EQ(names.find(kept), nullptr);
+}
+
+TEST(LookedUpNamesInALedger, AreDroppedByTheNextProcessToo) {
+  Ledger ledger(0);
+  {
+    LookedUpNames names(&ledger, 2);
+    for (const char* name : {"a", "b", "c", "d"}) names.look_up(1, 2, name, empty);
+  }
+
+  LookedUpNames names(&ledger, 2);
+  names.restore();
+
+  ASSERT_TRUE(names.take_surplus());
+  EXPECT_TRUE(names.take_surplus());
+  EXPECT_FALSE(names.take_surplus());
+  names.release(0);  // the process before this one had it open
+  EXPECT_EQ(names.size(), 4U);
 }
 
 }  // namespace

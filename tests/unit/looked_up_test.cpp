@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <latch>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -12,11 +13,22 @@
 namespace stfs::test {
 namespace {
 
+std::optional<std::uint64_t> no_bytes() { return 0; }
+
+// What the kernel should drop now, in that order.
+std::vector<std::string> surplus_of(LookedUpNames& names) {
+  std::vector<std::string> out;
+  while (const auto name = names.take_surplus()) {
+    out.push_back(names.find(name->number)->expression);
+  }
+  return out;
+}
+
 TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
   LookedUpNames names;
 
-  const std::uint64_t first = names.look_up(3, 7, "0:1", nothing);
-  const std::uint64_t again = names.look_up(3, 7, "0:1", nothing);
+  const std::uint64_t first = *names.look_up(3, 7, "0:1", no_bytes);
+  const std::uint64_t again = *names.look_up(3, 7, "0:1", no_bytes);
 
   EXPECT_EQ(first, again);
   EXPECT_EQ(names.size(), 1U);
@@ -25,7 +37,7 @@ TEST(LookedUpNames, GiveTheSameNameTheSameNumber) {
   EXPECT_EQ(name->view, 3);
   EXPECT_EQ(name->tensor, 7U);
   EXPECT_EQ(name->expression, "0:1");
-  EXPECT_EQ(name->content.has_value(), false);
+  EXPECT_EQ(name->size, 0U);
   EXPECT_EQ(name->number, first);
   EXPECT_EQ(name->lookups, 2U);
 }
@@ -37,7 +49,7 @@ TEST(LookedUpNames, KeepNamesApartByViewTensorAndExpression) {
   for (const std::uint8_t view : {std::uint8_t{1}, std::uint8_t{2}}) {
     for (const std::uint32_t tensor : {0U, 1U, 256U, 0xFFFFFFFFU}) {
       for (const char* expression : {"", "0", "1", "0,0"}) {
-        numbers.insert(names.look_up(view, tensor, expression, nothing));
+        numbers.insert(*names.look_up(view, tensor, expression, no_bytes));
       }
     }
   }
@@ -48,8 +60,8 @@ TEST(LookedUpNames, KeepNamesApartByViewTensorAndExpression) {
 
 TEST(LookedUpNames, AreForgottenWhenTheyWereForgottenAsOftenAsLookedUp) {
   LookedUpNames names;
-  const std::uint64_t number = names.look_up(1, 0, "a", nothing);
-  for (int i = 0; i < 4; ++i) names.look_up(1, 0, "a", nothing);
+  const std::uint64_t number = *names.look_up(1, 0, "a", no_bytes);
+  for (int i = 0; i < 4; ++i) names.look_up(1, 0, "a", no_bytes);
 
   names.forget(number, 3);
   EXPECT_NE(names.find(number), nullptr);
@@ -63,10 +75,10 @@ TEST(LookedUpNames, AreForgottenWhenTheyWereForgottenAsOftenAsLookedUp) {
 
 TEST(LookedUpNames, GetANewNumberAfterTheyWereForgotten) {
   LookedUpNames names;
-  const std::uint64_t first = names.look_up(1, 0, "a", nothing);
+  const std::uint64_t first = *names.look_up(1, 0, "a", no_bytes);
   names.forget(first, 1);
 
-  const std::uint64_t second = names.look_up(1, 0, "a", nothing);
+  const std::uint64_t second = *names.look_up(1, 0, "a", no_bytes);
 
   EXPECT_NE(first, second) << "the kernel may still hold pages of the first";
   EXPECT_EQ(names.find(first), nullptr);
@@ -74,7 +86,7 @@ TEST(LookedUpNames, GetANewNumberAfterTheyWereForgotten) {
 
 TEST(LookedUpNames, TakeForgettingTooMuchOrTheUnknownCalmly) {
   LookedUpNames names;
-  const std::uint64_t number = names.look_up(1, 0, "a", nothing);
+  const std::uint64_t number = *names.look_up(1, 0, "a", no_bytes);
 
   names.forget(number + 1, 1);
   names.forget(number, 0);
@@ -85,34 +97,111 @@ TEST(LookedUpNames, TakeForgettingTooMuchOrTheUnknownCalmly) {
   EXPECT_EQ(names.find(number), nullptr);
 }
 
-TEST(LookedUpNames, MakeTheContentOfANewNameOnly) {
+TEST(LookedUpNames, AskForTheSizeOfANewNameOnly) {
   LookedUpNames names;
-  int made = 0;
-  const auto make = [&] {
-    ++made;
-    Content content;
-    content.literal("text");
-    return std::optional(std::move(content));
-  };
+  int asked = 0;
+  const auto size = [&] { return static_cast<std::uint64_t>(++asked + 3); };
 
-  const std::uint64_t number = names.look_up(1, 0, "a", make);
-  names.look_up(1, 0, "a", make);
+  const std::uint64_t number = *names.look_up(1, 0, "a", size);
+  names.look_up(1, 0, "a", size);
 
-  EXPECT_EQ(made, 1);
-  ASSERT_TRUE(names.find(number)->content);
-  EXPECT_EQ(names.find(number)->content->size(), 4U);
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(names.find(number)->size, 4U);
+}
+
+TEST(LookedUpNames, KeepNothingOfAFileThatDoesNotExist) {
+  LookedUpNames names;
+
+  EXPECT_FALSE(names.look_up(1, 0, "a", [] { return std::nullopt; }));
+
+  EXPECT_EQ(names.size(), 0U);
+}
+
+// The bound.
+
+TEST(LookedUpNames, BeyondTheBoundAreDroppedFromTheOldestOn) {
+  LookedUpNames names(nullptr, 3);
+  for (const char* name : {"a", "b", "c"}) names.look_up(1, 0, name, no_bytes);
+  EXPECT_TRUE(surplus_of(names).empty());
+
+  for (const char* name : {"d", "e"}) names.look_up(1, 0, name, no_bytes);
+
+  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(names.size(), 5U) << "only what the kernel forgets is gone";
+}
+
+TEST(LookedUpNames, ThatAreLookedUpAgainAreTheLastToBeDropped) {
+  LookedUpNames names(nullptr, 2);
+  for (const char* name : {"a", "b", "a", "c", "d"}) names.look_up(1, 0, name, no_bytes);
+
+  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"b", "a"}));
+}
+
+TEST(LookedUpNames, ThatAreOpenAreNotDropped) {
+  LookedUpNames names(nullptr, 1);
+  const std::uint64_t open = *names.look_up(1, 0, "a", no_bytes);
+  names.open(open);
+  names.open(open);
+  for (const char* name : {"b", "c"}) names.look_up(1, 0, name, no_bytes);
+  names.release(open);
+  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"b", "c"}));
+
+  names.look_up(1, 0, "d", no_bytes);
+  names.release(open);
+  names.release(open);  // once too often
+
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"d"});
+  names.look_up(1, 0, "e", no_bytes);
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
+}
+
+TEST(LookedUpNames, AreAskedForOnceUntilTheyAreUsedAgain) {
+  LookedUpNames names(nullptr, 1);
+  const std::uint64_t a = *names.look_up(1, 0, "a", no_bytes);
+  const std::uint64_t b = *names.look_up(1, 0, "b", no_bytes);
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
+  EXPECT_TRUE(surplus_of(names).empty());
+
+  EXPECT_EQ(names.look_up(1, 0, "a", no_bytes), a) << "the kernel may hold the first still";
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"b"});
+  names.open(b);
+  names.release(b);
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"a"});
+  names.forget(a, 2);
+  names.forget(b, 1);
+
+  EXPECT_EQ(names.size(), 0U);
+}
+
+TEST(LookedUpNames, WakeWhoeverWaitsForTooMany) {
+  LookedUpNames names(nullptr, 50);
+  std::vector<std::uint64_t> dropped;
+  std::thread waiting([&] {
+    while (const auto name = names.wait_for_surplus()) {
+      dropped.push_back(name->number);
+      names.forget(name->number, 1);
+    }
+  });
+
+  for (int i = 0; i < 100; ++i) names.look_up(1, 0, std::to_string(i), no_bytes);
+  while (names.size() > 50) std::this_thread::yield();
+  names.stop();
+  waiting.join();
+
+  EXPECT_EQ(dropped.size(), 50U);
+  EXPECT_FALSE(names.wait_for_surplus()) << "it is over";
 }
 
 TEST(LookedUpNames, AreGoneAfterAMillionWereForgotten) {
   LookedUpNames names;
   for (int i = 0; i < 1'000'000; ++i) {
-    names.forget(names.look_up(1, 0, std::to_string(i), nothing), 1);
+    names.forget(*names.look_up(1, 0, std::to_string(i), no_bytes), 1);
   }
   EXPECT_EQ(names.size(), 0U);
 
   std::vector<std::uint64_t> numbers;
   for (int i = 0; i < 100'000; ++i) {
-    numbers.push_back(names.look_up(1, 0, std::to_string(i), nothing));
+    numbers.push_back(*names.look_up(1, 0, std::to_string(i), no_bytes));
   }
   EXPECT_EQ(names.size(), 100'000U);
   for (const std::uint64_t number : numbers) names.forget(number, 1);
@@ -131,18 +220,15 @@ TEST(LookedUpNames, CountTheLookupsOfThreadsThatComeAtOnce) {
       start.arrive_and_wait();
       for (int i = 0; i < kRounds; ++i) {
         const std::string shared = std::to_string(i % 10);
-        const std::uint64_t number = names.look_up(1, 0, shared, [] {
-          Content content;
-          content.literal("x");
-          return std::optional(std::move(content));
-        });
+        const std::uint64_t number = *names.look_up(1, 0, shared, [] { return 1; });
         const LookedUpNames::Name* name = names.find(number);
         EXPECT_NE(name, nullptr);
         if (name != nullptr) {
           EXPECT_EQ(name->expression, shared);
-          EXPECT_EQ(name->content->size(), 1U);
+          EXPECT_EQ(name->size, 1U);
         }
-        const std::uint64_t own = names.look_up(2, static_cast<std::uint32_t>(t), shared, nothing);
+        const std::uint64_t own =
+            *names.look_up(2, static_cast<std::uint32_t>(t), shared, no_bytes);
         names.forget(own, 1);
         names.forget(number, 1);
       }
@@ -165,7 +251,7 @@ TEST(LookedUpNames, GiveTheirMemoryBackWhenManyAreForgotten) {
   std::vector<std::uint64_t> numbers(100'000);
   const std::size_t with_numbers = in_use();
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    numbers[i] = names.look_up(1, 0, std::to_string(i), [] { return std::nullopt; });
+    numbers[i] = *names.look_up(1, 0, std::to_string(i), no_bytes);
   }
   EXPECT_GT(in_use(), with_numbers + numbers.size() * 64);
   for (const std::uint64_t number : numbers) names.forget(number, 1);

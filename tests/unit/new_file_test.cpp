@@ -19,12 +19,12 @@
 namespace stfs::test {
 namespace {
 
-using Names = std::vector<std::string>;
+using NameList = std::vector<std::string>;
 
 class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
  protected:
   std::string path(const std::string& name = "new") const { return dir_ / name; }
-  Names left() const { return names_in(dir_.path()); }
+  NameList left() const { return names_in(dir_.path()); }
 
   static void write(const NewFile& file, const std::string& text) {
     EXPECT_EQ(write_exact(file.fd(), std::as_bytes(std::span(text))), 0);
@@ -51,7 +51,7 @@ TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
   file.commit();
 
   EXPECT_EQ(read_file(path()), "after");
-  EXPECT_EQ(left(), Names{"new"});
+  EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
@@ -59,7 +59,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
   write(NewFile(path(), GetParam()), "after");
 
   EXPECT_EQ(read_file(path()), "before");
-  EXPECT_EQ(left(), Names{"new"});
+  EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
@@ -68,7 +68,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
   std::filesystem::create_directory(path());  // nothing is renamed over a directory
 
   EXPECT_EQ(refusal([&] { file.commit(); }), path() + ": Is a directory");
-  EXPECT_EQ(left(), Names{"new"});
+  EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
@@ -85,7 +85,7 @@ TEST_P(NewFileTest, MayHaveTheLongestName) {
   NewFile file(path(name), GetParam());
   file.commit();
 
-  EXPECT_EQ(left(), Names{name});
+  EXPECT_EQ(left(), NameList{name});
 }
 
 TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
@@ -98,7 +98,7 @@ TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   EXPECT_EQ(refusal([&] { NewFile(path("no/such"), GetParam()); }),
             path("no/such") + ": No such file or directory");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
-  EXPECT_EQ(left(), Names{"directory"});
+  EXPECT_EQ(left(), NameList{"directory"});
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
@@ -112,7 +112,7 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
           for (;;) ::pause();
         },
         ::testing::KilledBySignal(number), "");
-    EXPECT_EQ(left(), Names());
+    EXPECT_EQ(left(), NameList());
   }
 }
 

@@ -80,13 +80,16 @@ class ServedCheckpoint {
 
   std::vector<Listed> list(std::uint64_t directory, std::uint64_t offset = 0) const {
     std::vector<Listed> out;
-    EXPECT_EQ(
-        filesystem_->list(directory, offset,
-                          [&](const char* name, const Attributes& attributes, std::uint64_t next) {
-                            out.push_back({name, attributes, next});
-                            return true;
-                          }),
-        0);
+    EXPECT_EQ(filesystem_->list(directory, offset,
+                                [&](const FileSystem::Entry& entry) {
+                                  const auto attributes = filesystem_->attributes(entry.inode);
+                                  EXPECT_TRUE(attributes) << entry.name;
+                                  if (!attributes) return false;
+                                  EXPECT_EQ(attributes->mode & S_IFMT, entry.type) << entry.name;
+                                  out.push_back({entry.name, *attributes, entry.next_offset});
+                                  return true;
+                                }),
+              0);
     return out;
   }
   std::vector<std::string> names(const std::string& path) const {

@@ -7,6 +7,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace stfs::test {
 namespace {
@@ -67,6 +68,39 @@ TEST(InQuotes, CutsALongTextBetweenCharacters) {
 TEST(JsonString, IsReadBackByAJsonParser) {
   const std::string text = "\"\\/\b\f\n\r\t\0\x1f\x7f\u00e9\U0001f600"s;
   EXPECT_EQ(nlohmann::json::parse(json_string(text)).get<std::string>(), text);
+}
+
+// Every byte alone and between others, UTF-8 whole and broken.
+std::vector<std::string> strange_texts() {
+  std::vector<std::string> texts{"",
+                                 "\u00e9\u20ac\U0001f600",
+                                 "\xc3",
+                                 "\xe2\x82",
+                                 "\xed\xa0\x80",
+                                 "\xf4\x90\x80\x80",
+                                 "\x80\x80 a",
+                                 "\u202e\u200b\ufeff\u0085"};
+  for (int byte = 0; byte < 256; ++byte) {
+    texts.emplace_back(1, static_cast<char>(byte));
+    texts.push_back("a" + texts.back() + "\u00e9");
+  }
+  return texts;
+}
+
+TEST(TextWriter, CountsWhatItWouldWrite) {
+  for (const std::string& text : strange_texts()) {
+    std::string written;
+    TextWriter writer(written);
+    TextWriter counter;
+
+    for (TextWriter* out : {&writer, &counter}) {
+      out->add(text).number(0).json(text).number(~std::uint64_t{0}).printable(text);
+    }
+
+    EXPECT_EQ(written, text + "0" + json_string(text) + "18446744073709551615" + printable(text));
+    EXPECT_EQ(writer.size(), written.size());
+    EXPECT_EQ(counter.size(), written.size()) << written;
+  }
 }
 
 TEST(JsonString, ReplacesBytesThatAreNotUtf8) { EXPECT_EQ(json_string("a\xff"), "\"a\ufffd\""); }

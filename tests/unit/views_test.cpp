@@ -1,6 +1,7 @@
 // What the views of a checkpoint hold, without a mount.
 #include "fs/views.h"
 
+#include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
 
 #include <nlohmann/json.hpp>
@@ -163,6 +164,73 @@ TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
   });
 }
 
+// Sizes and listings.
+
+const Metadata kStrangeMetadata{
+    {"format", "pt"}, {"quote\"", "line\n\t\x01\\"}, {"\u00e9", "\u20ac"}};
+
+TEST(Views, HaveTheSizeOfTheirBytes) {
+  std::vector<Tensor> tensors = every_type();
+  tensors.push_back({"quote\" back\\ line\n\x7f \u00e9\u202e /a.b", "U8", {1}, "x"});
+  tensors.push_back({"", "I64", {0, 5}, ""});
+  const ServedCheckpoint mounted({tensors, {random_tensor("second", "F16", {3})}}, {},
+                                 kStrangeMetadata);
+  int files = 0;
+
+  const auto check = [&](const std::string& path, const Attributes& attributes) {
+    if (!S_ISREG(attributes.mode) || mounted->is_computed(attributes.inode)) return;
+    EXPECT_EQ(attributes.size, mounted.text(path).size()) << path;
+    ++files;
+  };
+  mounted.walk_all(check);
+  for (const char* path : {".stfs/slice/F32/1,:", ".stfs/npy-slice/F32/:,1.npy",
+                           ".stfs/subset/F*.safetensors", ".stfs/subset/*.safetensors"}) {
+    check(path, *mounted.at(path));
+  }
+
+  EXPECT_GT(files, 100);
+}
+
+#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
+TEST(Views, AreListedAndHaveTheirSizesWithoutTheirTexts) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 300; ++i) tensors.push_back({"t" + std::to_string(i), "U8", {1}, "x"});
+  const ServedCheckpoint mounted(tensors, {}, Metadata{{"k", std::string(1 << 20, 'v')}});
+  const std::uint64_t subsets = mounted.inode(".stfs/subset");
+  const std::uint64_t before = allocated_bytes();
+
+  for (const char* directory : {".stfs", ".stfs/safetensors", ".stfs/json", ".stfs/npy"}) {
+    EXPECT_FALSE(mounted.list(mounted.inode(directory)).empty());
+  }
+  EXPECT_EQ(mounted.look_up(subsets, "t*.safetensors"), 0);
+
+  EXPECT_LT(allocated_bytes() - before, 1 << 20) << "a single text of the metadata has more";
+}
+#endif
+
+TEST(Views, ShareOneTextOfTheMetadata) {
+  const ServedCheckpoint mounted({random_tensor("a", "U8", {1}), random_tensor("b", "U8", {1})}, {},
+                                 Metadata{{"k", std::string(1 << 20, 'v')}});
+  // Calls `look` with the piece of memory that a part of a file's metadata is sent from.
+  const auto with_piece = [&](const std::string& path, const auto& look) {
+    const std::uint64_t inode = mounted.inode(".stfs/" + path);
+    EXPECT_EQ(mounted->read(inode, 9, 1000, [&](auto pieces) { look(pieces[0].iov_base); }), 0);
+  };
+  int compared = 0;
+
+  with_piece("merged.safetensors", [&](const void* merged) {
+    for (const char* path :
+         {"safetensors/a.safetensors", "safetensors/b.safetensors", "subset/?.safetensors"}) {
+      with_piece(path, [&](const void* other) {
+        EXPECT_EQ(other, merged) << path;
+        ++compared;
+      });
+    }
+  });
+
+  EXPECT_EQ(compared, 3);
+}
+
 // Slices.
 
 TEST(Slices, AreCutOutOfATensor) {
@@ -237,6 +305,33 @@ TEST(Slices, AreForgottenAsOftenAsTheyWereLookedUp) {
   EXPECT_EQ(mounted->open(found.inode), ENOENT);
   std::string bytes;
   EXPECT_EQ(mounted.read(found.inode, 0, 1, bytes), ENOENT);
+}
+
+TEST(LookedUpFiles, BeyondTheBoundAreDroppedFromTheOldestOnButNotThoseThatAreOpen) {
+  constexpr int kBound = LookedUpNames::kBound;
+  std::vector<std::uint64_t> dropped;
+  std::promise<void> two_dropped;
+  FileSystemOptions options;
+  options.drop = [&](std::uint64_t inode) {
+    dropped.push_back(inode);
+    if (dropped.size() == 2) two_dropped.set_value();
+    return dropped.size() < 2;  // and it is not asked again
+  };
+  std::vector<std::uint64_t> looked_up;
+  {
+    const ServedCheckpoint mounted({random_tensor("w", "U8", {kBound})}, options);
+    for (const char* path : {"subset/*.safetensors", "npy-slice/w/3:5.npy", "slice/w/..."}) {
+      looked_up.push_back(mounted.inode(".stfs/"s + path));
+    }
+    EXPECT_EQ(mounted->open(looked_up[1]), 0);
+    const std::uint64_t slices = mounted.inode(".stfs/slice/w");
+
+    for (int i = 0; i < kBound; ++i) ASSERT_EQ(mounted.look_up(slices, std::to_string(i)), 0);
+    two_dropped.get_future().wait();
+    mounted->release(looked_up[1]);
+  }
+
+  EXPECT_EQ(dropped, (std::vector<std::uint64_t>{looked_up[0], looked_up[2]}));
 }
 
 TEST(Slices, ThatAreForgottenLeaveNothingBehind) {

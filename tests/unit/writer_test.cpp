@@ -39,22 +39,26 @@ class Loaded {
       write_safetensors(paths.back(), files[i], i < metadata.size() ? metadata[i] : std::nullopt);
     }
     checkpoint_ = std::make_unique<const Checkpoint>(paths);
+    files_ = std::make_unique<const SafetensorsFiles>(*checkpoint_);
   }
   const Checkpoint& operator*() const { return *checkpoint_; }
+  const SafetensorsFiles& files() const { return *files_; }
   std::vector<std::uint32_t> everything() const {
     std::vector<std::uint32_t> numbers(checkpoint_->tensor_count());
     std::iota(numbers.begin(), numbers.end(), 0U);
     return numbers;
   }
   std::string merged() const {
-    const std::optional<Content> content = safetensors_file(*checkpoint_, everything());
+    const std::optional<Content> content = files_->make(everything());
     EXPECT_TRUE(content);
+    EXPECT_EQ(files_->size(everything()), content ? std::optional(content->size()) : std::nullopt);
     return content ? all(*content) : "";
   }
 
  private:
   TempDir dir_;
   std::unique_ptr<const Checkpoint> checkpoint_;
+  std::unique_ptr<const SafetensorsFiles> files_;
 };
 
 // The tensors of a file by name, checked by the rules of the format.
@@ -125,7 +129,7 @@ TEST(Writer, HoldsTheTensorsThatWereAskedForAndNoOthers) {
   const Loaded checkpoint({one_of_each_type()});
   const auto two = {*(*checkpoint).find("tF32"), *(*checkpoint).find("empty")};
 
-  const auto found = tensors_of(all(*safetensors_file(*checkpoint, two)));
+  const auto found = tensors_of(all(*checkpoint.files().make(two)));
 
   EXPECT_EQ(found.size(), 2U);
   EXPECT_TRUE(found.contains("tF32"));
@@ -198,7 +202,7 @@ TEST(Writer, OfItsOwnFileIsThatFile) {
   std::vector<std::uint32_t> numbers(again.tensor_count());
   std::iota(numbers.begin(), numbers.end(), 0U);
 
-  EXPECT_TRUE(all(*safetensors_file(again, numbers)) == first);
+  EXPECT_TRUE(all(*SafetensorsFiles(again).make(numbers)) == first);
 }
 
 TEST(Writer, KeepsTheMetadataInOrder) {
@@ -240,7 +244,7 @@ TEST(Writer, GivesAnyPartOfTheFile) {
     tensors.push_back(random_tensor("tensor." + std::to_string(i), "BF16", {7}));
   }
   const Loaded checkpoint({tensors});
-  const std::optional<Content> content = safetensors_file(*checkpoint, checkpoint.everything());
+  const std::optional<Content> content = checkpoint.files().make(checkpoint.everything());
   const std::string whole = all(*content);
   RandomBytes random(3);
 
@@ -274,9 +278,10 @@ TEST(Writer, RefusesAHeaderOverTheLimitOfTheFormat) {
   files.clear();
   std::vector<std::uint32_t> numbers = checkpoint.everything();
 
-  EXPECT_FALSE(safetensors_file(*checkpoint, numbers));
+  EXPECT_FALSE(checkpoint.files().make(numbers));
+  EXPECT_FALSE(checkpoint.files().size(numbers));
   numbers.pop_back();
-  const std::optional<Content> fits = safetensors_file(*checkpoint, numbers);
+  const std::optional<Content> fits = checkpoint.files().make(numbers);
   ASSERT_TRUE(fits) << "99 names of a megabyte";
   EXPECT_LE(fits->size(), 100'000'000U + 8 + 99);
 }

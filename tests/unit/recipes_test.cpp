@@ -1,0 +1,119 @@
+#include "fs/recipes.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+// Recipes of which each is `number` bytes long, and how often one was made.
+class Counted {
+ public:
+  Recipes::Recipe get(std::uint64_t number, std::size_t tensors = 1) {
+    return recipes_.get(number, [&] {
+      ++made;
+      Content content;
+      content.literal(std::string(number, 'x'));
+      return Recipes::Made{std::move(content), tensors};
+    });
+  }
+  void drop(std::uint64_t number) { recipes_.drop(number); }
+
+  int made = 0;
+
+ private:
+  Recipes recipes_;
+};
+
+TEST(Recipes, AreMadeOnceWhileTheyAreKept) {
+  Counted recipes;
+
+  const Recipes::Recipe first = recipes.get(3);
+  const Recipes::Recipe again = recipes.get(3);
+
+  EXPECT_EQ(first, again);
+  EXPECT_EQ(first->size(), 3U);
+  EXPECT_EQ(recipes.made, 1);
+}
+
+TEST(Recipes, ThatWereNotAskedForTheLongestAreThrownOut) {
+  Counted recipes;
+  for (std::uint64_t number = 1; number <= Recipes::kMost; ++number) recipes.get(number);
+  recipes.get(1);
+  recipes.made = 0;
+
+  recipes.get(Recipes::kMost + 1);
+
+  EXPECT_EQ(recipes.made, 1);
+  recipes.get(1);
+  EXPECT_EQ(recipes.made, 1) << "it is kept";
+  recipes.get(2);
+  EXPECT_EQ(recipes.made, 2) << "it was thrown out";
+}
+
+TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
+  Counted recipes;
+  recipes.get(1, Recipes::kMostTensors);
+  recipes.get(2, Recipes::kMostTensors);
+  recipes.made = 0;
+
+  recipes.get(2, Recipes::kMostTensors);
+  EXPECT_EQ(recipes.made, 0);
+  recipes.get(1, Recipes::kMostTensors);
+
+  EXPECT_EQ(recipes.made, 1);
+}
+
+TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
+  Counted recipes;
+  const Recipes::Recipe read = recipes.get(5);
+  for (std::uint64_t number = 100; number < 100 + Recipes::kMost; ++number) recipes.get(number);
+  recipes.drop(5);
+
+  std::array<std::byte, 5> bytes{};
+  EXPECT_EQ(read->copy(0, bytes), 0);
+
+  EXPECT_EQ(bytes[4], std::byte{'x'});
+}
+
+TEST(Recipes, AreMadeAgainAfterTheyWereDropped) {
+  Counted recipes;
+  recipes.get(1);
+  recipes.drop(1);
+  recipes.drop(1);
+
+  recipes.get(1);
+
+  EXPECT_EQ(recipes.made, 2);
+}
+
+TEST(Recipes, ThatCannotBeMadeAreNull) {
+  Recipes recipes;
+
+  EXPECT_EQ(recipes.get(1, [] { return Recipes::Made{std::nullopt, 0}; }), nullptr);
+}
+
+TEST(Recipes, AreMadeOnceForReadersThatComeAtOnce) {
+  constexpr int kThreads = 8;
+  Counted recipes;
+  std::latch start(kThreads);
+  std::vector<std::thread> readers;
+
+  for (int i = 0; i < kThreads; ++i) {
+    readers.emplace_back([&] {
+      start.arrive_and_wait();
+      EXPECT_EQ(recipes.get(7)->size(), 7U);
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+
+  EXPECT_EQ(recipes.made, 1);
+}
+
+}  // namespace
+}  // namespace stfs::test
