@@ -1,7 +1,6 @@
 // Whoever reaches the holder's socket and means harm: refused, bounded, logged; others unaffected.
 #include "tests/gpu/tool.h"
 #include "tests/support/failing_calls.h"
-#include "tests/support/long_tests.h"
 #include "tools/gpu/selection.h"
 
 #include <fcntl.h>
@@ -296,12 +295,9 @@ TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {
   expect_others_served();
 }
 
-// Calls that fail in the client, in the holder, in its copier.
+// Calls that fail in the holder, or in its copier.
 class GpuFailingCalls : public GpuToolTest {
  protected:
-  // nlohmann's JSON loses what it has built so far when there is no memory for the rest.
-  static constexpr const char* kMayLeak = "detect_leaks=0";
-
   void SetUp() override {
     skip_where_calls_cannot_fail();
     if (!IsSkipped()) GpuToolTest::SetUp();
@@ -328,60 +324,6 @@ TEST_F(GpuFailingCalls, OfTheFirstThreadAreAnErrorOfTheLoad) {
 
   expect_one_line(loaded, 5, "the copier ended");
   EXPECT_TRUE(resident().empty());
-}
-
-TEST_F(GpuFailingCalls, OfMallocInTheClientAreOneLine) {
-  const std::string tensor = small().string() + "::a";
-  start_holder({});
-  int failed = 0;
-  for (unsigned long at = 1; at < 3000; at += long_or(1, 97)) {
-    for (const char* on : {"STFS_FAIL_ON=1", "STFS_NOTHING="}) {
-      SCOPED_TRACE("malloc " + std::to_string(at) + " " + on);
-      const Outcome loaded = gpu(
-          {"load", "--device", "cpu", tensor},
-          {.environment = failing("malloc", {"STFS_FAIL_AT=" + std::to_string(at), on}, kMayLeak)});
-      if (loaded.status == 0) continue;
-      ++failed;
-      expect_one_line(loaded, loaded.status == 3 ? 3 : 5, "memory");
-    }
-  }
-
-  EXPECT_GT(failed, 0);
-  EXPECT_EQ(gpu({"load", "--device", "cpu", tensor}).status, 0);
-}
-
-// Every Nth allocation of the holder and of its copiers fails, again and again: what is resident
-// stays, and each load arrives or is refused.
-TEST_F(GpuFailingCalls, OfMallocInTheHolderLoseNothing) {
-  write_safetensors(file("many.safetensors"),
-                    {random_tensor("a", "F32", {64}, 1), random_tensor("b", "F32", {64}, 2),
-                     random_tensor("c", "F32", {64}, 3)});
-  const std::string many = file("many.safetensors").string() + "::";
-  const std::string flag = file("now").string();
-  for (const unsigned every : {7, 31, 101, 997}) {
-    SCOPED_TRACE(every);
-    const Process holding(
-        {STFS_GPU_BINARY, "holder", "--copier-idle", "0"},
-        {.environment = failing(
-             "malloc", {"STFS_FAIL_WHILE=" + flag, "STFS_FAIL_EVERY=" + std::to_string(every)},
-             kMayLeak)});
-    ASSERT_TRUE(eventually([&] { return holder() > 0; })) << holding.err();
-    ASSERT_EQ(gpu({"load", "--device", "cpu", many + "a"}).status, 0);
-
-    write_file(flag, "");
-    for (unsigned i = 0; i < long_or(100, 10); ++i) {
-      const Outcome loaded = gpu({"load", "--device", "cpu", many + "b", many + "c"});
-      if (loaded.status != 0) expect_one_line(loaded, 5);
-      const Outcome evicted = gpu({"evict", "--device", "cpu", many + "b"});
-      EXPECT_TRUE(evicted.status == 0 || evicted.status == 5) << evicted.err;
-    }
-    std::filesystem::remove(flag);
-
-    ASSERT_TRUE(holding.running()) << holding.err();
-    EXPECT_EQ(gpu({"load", "--device", "cpu", "--verify", many + "b", many + "c"}).status, 0);
-    EXPECT_EQ(resident(), (std::vector<std::string>{"a", "b", "c"}));
-    kill_and_wait(holder());
-  }
 }
 
 }  // namespace

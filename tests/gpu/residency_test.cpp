@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -53,11 +54,9 @@ class Record : public Outlet {
     EXPECT_NO_THROW(body.dump());
     orders.push_back({uuid, device, body});
   }
-  bool is_short_of_memory() const override { return is_short; }
 
   std::vector<Reply> replies;
   std::vector<Order> orders;
-  bool is_short = false;
   bool throws_at_orders = false;
 };
 
@@ -105,14 +104,14 @@ class ResidencyTest : public ::testing::Test {
       sizes.push_back(item_from_json(json).bytes());
       counts.push_back({{"out_of_range", 0}, {"nan", 0}});
     }
-    Message message{{{"load", body.at("load")}, {"counts", counts}}, {}};
+    std::vector<UniqueFd> segments;
     for (const std::uint64_t bytes : lay_out(sizes).segment_bytes) {
-      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-      EXPECT_EQ(::ftruncate(message.descriptors.back().get(), static_cast<off_t>(bytes)), 0);
+      segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+      EXPECT_EQ(::ftruncate(segments.back().get(), static_cast<off_t>(bytes)), 0);
     }
-    const std::string uuid = record_.orders.at(order).uuid;
-    message.body = wire(message.body);
-    residency_->answer(uuid, std::move(message));
+    residency_->answer(
+        std::string(record_.orders.at(order).uuid),
+        {wire({{"load", body.at("load")}, {"counts", counts}}), std::move(segments)});
   }
   void done() { done(record_.orders.size() - 1); }
 
@@ -706,13 +705,11 @@ TEST_F(ResidencyTest, ACopierThatTalksNonsenseFailsTheLoadAndLeavesNothing) {
                                 {{"progress", "x"}}};
   for (const Json& body : wrong) {
     ask(1, {item(1), item(2)});
-    Message message{{{"load", record_.orders.back().body["load"]}}, {}};
-    message.body.update(body);
-    for (int i = 0; i < 2; ++i) {
-      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-    }
-    message.body = wire(message.body);
-    residency_->answer(kUuid, std::move(message));
+    Json answer{{"load", record_.orders.back().body["load"]}};
+    answer.update(body);
+    std::vector<UniqueFd> segments;
+    for (int i = 0; i < 2; ++i) segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+    residency_->answer(kUuid, {wire(answer), std::move(segments)});
 
     EXPECT_EQ(last(1)["error"]["status"], 5) << body << last(1);
     EXPECT_EQ(resident(), Names{}) << body;
@@ -761,34 +758,16 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
 
 TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
   ask(1, {item(1)});
-  Message message{{{"load", record_.orders.back().body["load"]},
-                   {"counts", {{{"out_of_range", 3}, {"nan", 2}}}}},
-                  {}};
-  message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-  message.body = wire(message.body);
-  residency_->answer(kUuid, std::move(message));
+  std::vector<UniqueFd> segments;
+  segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+  residency_->answer(kUuid, {wire({{"load", record_.orders.back().body["load"]},
+                                   {"counts", {{{"out_of_range", 3}, {"nan", 2}}}}}),
+                             std::move(segments)});
 
   const Json warnings = last(1)["warnings"];
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_NE(warnings[0].get<std::string>().find("t1\": 3 "), std::string::npos);
   EXPECT_NE(warnings[1].get<std::string>().find("2 NaN"), std::string::npos);
-}
-
-TEST_F(ResidencyTest, WhileMemoryIsShortNothingMoreIsLoadedAndWhatIsThereStays) {
-  loaded({item(1)});
-  record_.is_short = true;
-
-  ask(2, {item(2)});
-  EXPECT_EQ(last(2)["error"]["status"], 5);
-  EXPECT_EQ(last(2)["error"]["message"], "the holder is out of memory");
-  EXPECT_EQ(record_.orders.size(), 1u);
-  ask(2, {item(1)});
-  EXPECT_FALSE(last(2).contains("error")) << last(2);
-  evict(all());
-  EXPECT_EQ(held(), 0u);
-
-  record_.is_short = false;
-  loaded({item(2)});
 }
 
 TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {

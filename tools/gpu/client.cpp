@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 
-#include <poll.h>
+#include <nlohmann/json.hpp>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -178,12 +178,12 @@ Message Client::ask(const Json& body, const LoadRequest* request) {
   channel_.send_now(body);
   for (;;) {
     Message message = channel_.wait();
-    if (const auto error = message.body.find("error"); error != message.body.end()) {
+    if (const auto error = message.body().find("error"); error != message.body().end()) {
       throw Error(code_of(number_of(*error, "status")), "", text_of(*error, "message"));
     }
-    if (!message.body.contains("progress")) return message;
+    if (!message.body().contains("progress")) return message;
     if (request != nullptr && request->progress) {
-      request->progress(number_of(message.body, "progress"), number_of(message.body, "total"));
+      request->progress(number_of(message.body(), "progress"), number_of(message.body(), "total"));
     }
   }
 }
@@ -205,14 +205,14 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                         {"tile_bytes", request.tile_bytes}},
                        &request);
   Loaded loaded;
-  loaded.tensors = residents_of(answer.body);
-  const Json& numbers = list_of(answer.body, "segments");
+  loaded.tensors = residents_of(answer.body());
+  const Json& numbers = list_of(answer.body(), "segments");
   if (numbers.size() != answer.descriptors.size()) fail("", "the holder's answer lacks segments");
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
   }
-  loaded.copied_bytes = number_of(answer.body, "copied_bytes");
-  for (const Json& warning : list_of(answer.body, "warnings")) {
+  loaded.copied_bytes = number_of(answer.body(), "copied_bytes");
+  for (const Json& warning : list_of(answer.body(), "warnings")) {
     loaded.warnings.push_back(from_json_text(warning));
   }
   return loaded;
@@ -222,30 +222,30 @@ void Client::release(const std::string& device_uuid, std::span<const std::string
   ask({{"request", "release"}, {"uuid", device_uuid}, {"keys", keys}});
 }
 
-std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body); }
+std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body()); }
 
 Evicted Client::evict(const ResidentFilter& filter, bool force) {
   Json body = filter_body("evict", filter);
   body["force"] = force;
   const Message answer = ask(body);
-  return {.count = number_of(answer.body, "count"),
-          .pinned = number_of(answer.body, "pinned"),
-          .used = number_of(answer.body, "used")};
+  return {.count = number_of(answer.body(), "count"),
+          .pinned = number_of(answer.body(), "pinned"),
+          .used = number_of(answer.body(), "used")};
 }
 
 std::uint64_t Client::pin(const ResidentFilter& filter, bool pinned) {
   Json body = filter_body("pin", filter);
   body["pinned"] = pinned;
-  return number_of(ask(body).body, "count");
+  return number_of(ask(body).body(), "count");
 }
 
 HolderStatus Client::status() {
   const Message answer = ask({{"request", "status"}});
   HolderStatus status;
-  status.pid = static_cast<std::int64_t>(number_of(answer.body, "pid"));
-  status.memory_limit = number_of(answer.body, "memory_limit");
-  status.clients = number_of(answer.body, "clients");
-  for (const auto& [uuid, held] : answer.body.at("devices").items()) {
+  status.pid = static_cast<std::int64_t>(number_of(answer.body(), "pid"));
+  status.memory_limit = number_of(answer.body(), "memory_limit");
+  status.clients = number_of(answer.body(), "clients");
+  for (const auto& [uuid, held] : answer.body().at("devices").items()) {
     status.devices[uuid] = {.bytes = number_of(held, "held"),
                             .evictable = number_of(held, "evictable")};
   }

@@ -5,6 +5,7 @@
 #include "tools/gpu/message.h"
 #include "tools/gpu/transfer.h"
 
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -36,7 +37,7 @@ class Copier {
     int patience = -1;  // it was started for an order
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
-        if (message->body.contains("load")) serve(message->body);
+        if (message->body().contains("load")) serve(message->body());
         if (holder_is_gone_) return 0;
         patience = static_cast<int>(idle.count() * 1000);
       }
@@ -90,7 +91,7 @@ class Copier {
       if (ready == 0 || holder_is_gone_) continue;
       if (!channel_.receive()) holder_is_gone_ = true;
       while (const std::optional<Message> message = channel_.next()) {
-        if (number_of(message->body, "stop", 0) == id) stop = true;
+        if (number_of(message->body(), "stop", 0) == id) stop = true;
       }
       if (holder_is_gone_) stop = true;
     }

@@ -3,10 +3,10 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "tools/gpu/message.h"
-#include "tools/gpu/reserve.h"
 #include "tools/gpu/residency.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/file.h>
@@ -144,7 +144,6 @@ class Holder : public Outlet {
 
   void run() {
     for (;;) {
-      look_after_memory();
       std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       const auto add = [&](const Channel& channel, int events) {
         if (channel.has_output()) events |= POLLOUT;
@@ -202,8 +201,6 @@ class Holder : public Outlet {
     if (copier->channel.send()) return;
   }
 
-  bool is_short_of_memory() const override { return is_short_; }
-
  private:
   struct Client {
     Channel channel;
@@ -217,11 +214,6 @@ class Holder : public Outlet {
     pid_t pid;
     Channel channel;
   };
-
-  void look_after_memory() {
-    const bool was_short = std::exchange(is_short_, !reserve_.restore());
-    if (is_short_ && !was_short) log("memory is short: nothing more is loaded while it is");
-  }
 
   void accept() {
     for (int i = 0; i < kMostAccepted; ++i) {
@@ -265,7 +257,7 @@ class Holder : public Outlet {
     if (!is_open) cut_off(id);
   }
 
-  // A message can be larger than all that is in reserve: then it is not kept.
+  // False when the connection is at its end, or there is no memory for what has come in.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
@@ -281,7 +273,7 @@ class Holder : public Outlet {
       const std::optional<Message> message = client.channel.next();
       if (!message) return;
       client.waits = true;
-      residency_.request(id, message->body);
+      residency_.request(id, message->body());
     }
   }
 
@@ -396,8 +388,6 @@ class Holder : public Outlet {
     return "";
   }
 
-  Reserve reserve_;
-  bool is_short_ = false;
   const HolderOptions& options_;
   UniqueFd listener_;
   UniqueFd signals_;

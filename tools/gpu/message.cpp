@@ -3,6 +3,7 @@
 #include "core/error.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -74,6 +75,13 @@ std::int64_t signed_of(const Json& object, const char* name) {
 }
 
 }  // namespace
+
+Message::Message(Json body, std::vector<UniqueFd> received)
+    : descriptors(std::move(received)), body_(std::make_unique<const Json>(std::move(body))) {}
+
+Message::Message(Message&& other) noexcept = default;
+Message& Message::operator=(Message&& other) noexcept = default;
+Message::~Message() = default;
 
 std::string to_json_text(std::string_view bytes) {
   std::string text;
@@ -224,9 +232,8 @@ bool Channel::parse() {
     if (descriptors_.size() < descriptors) return false;  // they come with the first bytes
     const std::string_view body = rest.substr(kHeaderBytes, length);
     if (is_monstrous(body)) return false;
-    Message message;
-    message.body = Json::parse(body, nullptr, false);
-    if (!message.body.is_object()) return false;
+    Message message(Json::parse(body, nullptr, false), {});
+    if (!message.body().is_object()) return false;
     for (std::size_t i = 0; i < descriptors; ++i) {
       message.descriptors.push_back(std::move(descriptors_.front()));
       descriptors_.pop_front();

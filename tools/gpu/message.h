@@ -13,11 +13,12 @@
 #include "core/posix.h"
 #include "tools/gpu/item.h"
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,9 +28,20 @@ namespace stfs::gpu {
 
 using Json = nlohmann::json;
 
-struct Message {
-  Json body;
+// The body lies behind a pointer: what includes this header need not compile the JSON library.
+class Message {
+ public:
+  Message(Json body, std::vector<UniqueFd> received);
+  Message(Message&& other) noexcept;
+  Message& operator=(Message&& other) noexcept;
+  ~Message();
+
+  const Json& body() const { return *body_; }
+
   std::vector<UniqueFd> descriptors;
+
+ private:
+  std::unique_ptr<const Json> body_;
 };
 
 // Text of any bytes to text that JSON can hold, and back; back throws Error kUsage for what cannot

@@ -4,6 +4,7 @@
 #include "core/text.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -89,10 +90,10 @@ void Residency::load(ClientId client, const Json& body) {
   load.pin = flag_of(body, "pin");
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
-  load.options = {{"verify", flag_of(body, "verify")},
-                  {"keep_free", number_of(body, "keep_free", 0)},
-                  {"workers", number_of(body, "workers", 0)},
-                  {"tile_bytes", number_of(body, "tile_bytes", 0)}};
+  load.verify = flag_of(body, "verify");
+  load.keep_free = number_of(body, "keep_free", 0);
+  load.workers = number_of(body, "workers", 0);
+  load.tile_bytes = number_of(body, "tile_bytes", 0);
   for (const Json& item : list_of(body, "items")) load.items.push_back(item_from_json(item));
 
   const bool all_resident = std::ranges::all_of(
@@ -112,7 +113,6 @@ void Residency::load(ClientId client, const Json& body) {
     if (named > kMaxNamed) text += " and " + std::to_string(named - kMaxNamed) + " more";
     return fail(load, device_failed(), text);
   }
-  if (outlet_.is_short_of_memory()) return fail(load, device_failed(), kNoMemory);
   std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
   if (!loads_.contains(uuid) && loads_.size() >= kMaxDevices) {
@@ -183,10 +183,13 @@ void Residency::order(Load& load) {
   ++load.attempts;
   Json items = Json::array();
   for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  Json body = load.options;
-  body["load"] = load.id;
-  body["items"] = std::move(items);
-  outlet_.order(load.uuid, load.device, body);
+  outlet_.order(load.uuid, load.device,
+                {{"load", load.id},
+                 {"items", std::move(items)},
+                 {"verify", load.verify},
+                 {"keep_free", load.keep_free},
+                 {"workers", load.workers},
+                 {"tile_bytes", load.tile_bytes}});
 }
 
 void Residency::answer(const std::string& uuid, Message message) {
@@ -194,27 +197,27 @@ void Residency::answer(const std::string& uuid, Message message) {
   if (loads.empty()) return;
   Load& load = loads.front();
   try {
-    if (number_of(message.body, "load") != load.id) return;  // of one that was given up
+    if (number_of(message.body(), "load") != load.id) return;  // of one that was given up
     load.begun = true;
-    if (message.body.contains("progress")) {
+    if (message.body().contains("progress")) {
       if (load.client != 0) {
         outlet_.reply(load.client,
-                      {{"progress", number_of(message.body, "progress")},
-                       {"total", number_of(message.body, "total")}},
+                      {{"progress", number_of(message.body(), "progress")},
+                       {"total", number_of(message.body(), "total")}},
                       {});
       }
       return;
     }
-    if (message.body.contains("needed")) {
-      const std::uint64_t needed = number_of(message.body, "needed");
-      const std::uint64_t free = number_of(message.body, "free");
+    if (message.body().contains("needed")) {
+      const std::uint64_t needed = number_of(message.body(), "needed");
+      const std::uint64_t free = number_of(message.body(), "free");
       if (needed > free && load.client != 0 && make_room(uuid, needed - free)) {
         order(load);
         return;
       }
       no_room(load, needed, free);
-    } else if (message.body.contains("error")) {
-      const Json& error = message.body["error"];
+    } else if (message.body().contains("error")) {
+      const Json& error = message.body().at("error");
       fail(load, static_cast<int>(number_of(error, "status")), text_of(error, "message"));
     } else if (load.client != 0) {
       publish(load, std::move(message));
@@ -241,7 +244,7 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
 }
 
 void Residency::publish(Load& load, Message message) {
-  const Json& counts = list_of(message.body, "counts");
+  const Json& counts = list_of(message.body(), "counts");
   if (message.descriptors.size() != load.layout.segment_bytes.size() ||
       counts.size() != load.copied.size()) {
     throw Error(ErrorCode::kDeviceFailed, "", "another number of segments than was asked for");
@@ -279,11 +282,10 @@ void Residency::publish(Load& load, Message message) {
     const auto [out_of_range, nan] = met[i];
     const std::string name = in_quotes(item.label());
     if (out_of_range > 0) {
-      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(out_of_range) +
-                                              " values out of range became infinite"));
+      load.warnings.push_back(to_json_text(name + ": " + std::to_string(out_of_range) +
+                                           " values out of range became infinite"));
     }
-    if (nan > 0)
-      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
+    if (nan > 0) load.warnings.push_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
   }
 }
 
