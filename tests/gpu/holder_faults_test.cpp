@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -324,6 +325,23 @@ TEST_F(GpuFailingCalls, OfTheFirstThreadAreAnErrorOfTheLoad) {
 
   expect_one_line(loaded, 5, "the copier ended");
   EXPECT_TRUE(resident().empty());
+}
+
+// ENOMEM, say: the connection stays in the queue, and poll(2) finds it there at once.
+TEST_F(GpuFailingCalls, OfAccept4AreLoggedOnceAndTheClientWaits) {
+  const std::string flag = file("now").string();
+  const Process holding(
+      {STFS_GPU_BINARY, "holder"},
+      {.environment = failing("accept4", {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag})});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; })) << holding.err();
+  write_file(flag, "");
+  const auto waiting = start({"ls"});
+  EXPECT_TRUE(eventually([&] { return holding.err().find("accept4: ") != std::string::npos; }));
+
+  std::filesystem::remove(flag);
+
+  EXPECT_EQ(waiting->wait().status, 0);
+  EXPECT_EQ(std::ranges::count(holding.err(), '\n'), 1) << holding.err();
 }
 
 }  // namespace

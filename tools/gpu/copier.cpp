@@ -6,7 +6,6 @@
 #include "tools/gpu/transfer.h"
 
 #include <nlohmann/json.hpp>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <cerrno>
 #include <exception>
 #include <memory>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -31,7 +31,9 @@ class Copier {
   Copier(UniqueFd socket, std::string device)
       : channel_(std::move(socket), {.body_bytes = std::size_t{64} << 20, .descriptors = 0}),
         device_name_(std::move(device)),
-        done_(::eventfd(0, EFD_CLOEXEC)) {}
+        done_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!done_) throw_errno(ErrorCode::kDeviceFailed, "eventfd", "", errno);
+  }
 
   int run(std::chrono::seconds idle) {
     int patience = -1;  // it was started for an order
@@ -52,8 +54,7 @@ class Copier {
   int wait(int fd, int milliseconds) {
     polled_[0] = {channel_.fd(), POLLIN, 0};
     polled_[1] = {fd, POLLIN, 0};
-    const int ready = ::poll(polled_, fd < 0 ? 1 : 2, milliseconds);
-    return ready < 0 && errno == EINTR ? 1 : ready;
+    return poll_events(std::span(polled_).first(fd < 0 ? 1 : 2), milliseconds);
   }
 
   void serve(const Json& order) {
@@ -67,7 +68,12 @@ class Copier {
         answer = copy(id, order, copied, stop, descriptors);
         ::eventfd_write(done_.get(), 1);
       });
-      watch(id, copied, stop);
+      try {
+        watch(id, copied, stop);
+      } catch (...) {
+        stop = true;  // the worker is waited for
+        throw;
+      }
     }
     if (holder_is_gone_) return;
     channel_.send_now(answer, std::move(descriptors));
@@ -82,7 +88,7 @@ class Copier {
       if (!channel_.send()) holder_is_gone_ = stop = true;
       // A holder that has gone is readable for ever.
       const int ready =
-          holder_is_gone_ ? ::poll(&done_poll_, 1, -1) : wait(done_.get(), kProgressMs);
+          holder_is_gone_ ? poll_events({&done_poll_, 1}, -1) : wait(done_.get(), kProgressMs);
       if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
         eventfd_t value = 0;
         ::eventfd_read(done_.get(), &value);

@@ -4,14 +4,12 @@
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <span>
 #include <utility>
 
 namespace stfs::gpu {
@@ -181,6 +179,14 @@ Item item_from_json(const Json& json) {
   return Item(std::move(request));
 }
 
+int poll_events(std::span<pollfd> polled, int timeout_ms) {
+  for (;;) {
+    const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
+    if (ready >= 0) return ready;
+    if (errno != EINTR) throw_errno(ErrorCode::kDeviceFailed, "poll", "", errno);
+  }
+}
+
 Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), limits_(limits) {}
 
 void Channel::gone() const { throw Error(ErrorCode::kDeviceFailed, "", why_ended_); }
@@ -306,7 +312,7 @@ void Channel::send_now(const Json& body, std::vector<UniqueFd> descriptors) {
     if (!send()) gone();
     if (!has_output()) return;
     pollfd wanted{socket_.get(), POLLOUT, 0};
-    if (::poll(&wanted, 1, -1) < 0 && errno != EINTR) gone();
+    poll_events({&wanted, 1}, -1);
   }
 }
 
@@ -314,7 +320,7 @@ Message Channel::wait() {
   while (true) {
     if (std::optional<Message> message = next()) return std::move(*message);
     pollfd wanted{socket_.get(), POLLIN, 0};
-    if (::poll(&wanted, 1, -1) < 0 && errno != EINTR) gone();
+    poll_events({&wanted, 1}, -1);
     const bool is_open = receive();
     if (!is_open && messages_.empty()) gone();
   }

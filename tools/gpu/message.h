@@ -14,12 +14,14 @@
 #include "tools/gpu/item.h"
 
 #include <nlohmann/json_fwd.hpp>
+#include <poll.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +61,10 @@ std::uint64_t number_of(const Json& object, const char* name, std::uint64_t othe
 bool flag_of(const Json& object, const char* name);  // false when it is not there
 std::string text_of(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);
+
+// poll(2), again after EINTR. Throws Error kDeviceFailed for any other failure: a loop that went on
+// would never rest.
+int poll_events(std::span<pollfd> polled, int timeout_ms);
 
 // One end of a connection. Not thread-safe.
 class Channel {
