@@ -144,6 +144,14 @@ class ResidencyTest : public ::testing::Test {
     return body.contains("error") ? body["error"]["message"].get<std::string>() : "";
   }
 
+  // The numbers of what the last answer to a client gave.
+  Json leased(ClientId client) const {
+    Json ids = Json::array();
+    const Json reply = last(client);
+    for (const Json& row : reply["tensors"]) ids.push_back(row["id"]);
+    return ids;
+  }
+
   // The names of what is resident, sorted.
   std::vector<std::string> resident() {
     request(4, {{"request", "list"}});
@@ -460,9 +468,10 @@ TEST_F(ResidencyTest, WhatIsEvictedWhileLeasedStaysForItsUsers) {
 
 TEST_F(ResidencyTest, WhatWasEvictedWhileLeasedCanBeReleased) {
   loaded({item(1)}, {{"lease", true}});
+  const Json ids = leased(1);
   evict(all());
 
-  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+  request(1, {{"request", "release"}, {"ids", ids}});
 
   EXPECT_EQ(last(1)["count"], 1u);
   EXPECT_EQ(held(), 0u);
@@ -480,12 +489,28 @@ TEST_F(ResidencyTest, WhatWasEvictedAndLoadedAgainIsLeasedApart) {
   EXPECT_EQ(resident(), Names{"t1"});
 }
 
+TEST_F(ResidencyTest, AReleaseIsOfWhatWasLeasedAndNotOfItsSuccessor) {
+  loaded({item(1)}, {{"lease", true}});
+  const Json evicted = leased(1);
+  evict(all());
+  loaded({item(1)}, {{"lease", true}});
+
+  request(1, {{"request", "release"}, {"ids", evicted}});
+
+  EXPECT_EQ(held(), kLarge);
+  request(4, {{"request", "list"}});
+  EXPECT_EQ(last(4)["tensors"][0]["users"], Json{1001}) << "is still leased, and not evictable";
+  request(1, {{"request", "release"}, {"ids", evicted}});
+  EXPECT_EQ(last(1)["count"], 0u) << "nothing more to release";
+}
+
 TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
   start(kLarge);
   loaded({item(1)}, {{"lease", true}});
+  const Json ids = leased(1);
   ask(1, {item(1)}, {{"lease", true}});
   const auto release = [&] {
-    request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+    request(1, {{"request", "release"}, {"ids", ids}});
     return last(1)["count"];
   };
   EXPECT_EQ(release(), 1u);
@@ -502,7 +527,7 @@ TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
 TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
   loaded({item(1)}, {{"lease", true}});
 
-  request(2, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+  request(2, {{"request", "release"}, {"ids", leased(1)}});
 
   EXPECT_EQ(last(2)["count"], 0u);
   evict(all());
@@ -670,8 +695,8 @@ TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
       {{"request", "load"}, {"uuid", "GPU-1"}, {"device", "cpu"}, {"items", items}},
       {{"request", "load"}, {"uuid", kUuid}, {"device", "cuda:0"}, {"items", items}},
       {{"request", "load"}, {"uuid", kUuid}, {"device", "other"}, {"items", items}},
-      {{"request", "release"}, {"uuid", kUuid}, {"keys", 5}},
-      {{"request", "release"}, {"uuid", kUuid}, {"keys", {5}}},
+      {{"request", "release"}, {"ids", 5}},
+      {{"request", "release"}, {"ids", {-5}}},
       {{"request", "evict"}},
       {{"request", "evict"}, {"labels", {5}}},
       {{"request", "pin"}, {"labels", Json::array()}, {"pinned", "yes"}}};
@@ -735,7 +760,6 @@ TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
 
 TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   std::vector<Item> items;
-  Json keys = Json::array();
   for (int i = 0; i < 20'000; ++i) {
     items.push_back(Item({.path = "/w/m",
                           .tensor = "t" + std::to_string(i),
@@ -745,11 +769,10 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
                           .shape = {1},
                           .slice = "",
                           .as = std::nullopt}));
-    keys.push_back(items.back().key());
   }
   loaded(items, {{"lease", true}});
 
-  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", keys}});
+  request(1, {{"request", "release"}, {"ids", leased(1)}});
 
   EXPECT_EQ(last(1)["count"], 20'000u);
   evict(all());

@@ -3,6 +3,7 @@
 #include "core/error.h"
 
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -10,8 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
@@ -102,6 +105,7 @@ ErrorCode code_of(std::uint64_t status) {
 
 Resident resident_of(const Json& row) {
   Resident resident;
+  resident.id = number_of(row, "id");
   resident.key = text_of(row, "key");
   resident.label = text_of(row, "label");
   const auto dtype = dtype_from_name(text_of(row, "dtype"));
@@ -175,13 +179,15 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
 }
 
 Message Client::ask(const Json& body, const LoadRequest* request) {
+  is_in_step_ = false;
   channel_.send_now(body);
   for (;;) {
     Message message = channel_.wait();
+    is_in_step_ = !message.body().contains("progress");
     if (const auto error = message.body().find("error"); error != message.body().end()) {
       throw Error(code_of(number_of(*error, "status")), "", text_of(*error, "message"));
     }
-    if (!message.body().contains("progress")) return message;
+    if (is_in_step_) return message;
     if (request != nullptr && request->progress) {
       request->progress(number_of(message.body(), "progress"), number_of(message.body(), "total"));
     }
@@ -218,8 +224,28 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
   return loaded;
 }
 
-void Client::release(const std::string& device_uuid, std::span<const std::string> keys) {
-  ask({{"request", "release"}, {"uuid", device_uuid}, {"keys", keys}});
+void Client::release(std::span<const std::uint64_t> ids) noexcept {
+  constexpr std::string_view kBegin = R"({"request":"release","ids":[)";
+  constexpr std::size_t kDigits = 20;  // of the largest number
+  constexpr std::size_t kAtOnce = 512;
+  std::array<char, kBegin.size() + kAtOnce*(kDigits + 1) + 2> text;
+  while (!ids.empty() && is_in_step_) {
+    char* end = std::ranges::copy(kBegin, text.begin()).out;
+    for (const std::uint64_t id : ids.first(std::min(ids.size(), kAtOnce))) {
+      end = std::to_chars(end, text.end(), id).ptr;
+      *end++ = ',';
+    }
+    end[-1] = ']';
+    *end++ = '}';
+    is_in_step_ = channel_.tell({text.begin(), end});
+    ids = ids.subspan(std::min(ids.size(), kAtOnce));
+  }
+}
+
+bool Client::is_open() const {
+  // What could be read now is the end of the connection, or an answer that nobody asked for.
+  pollfd end{channel_.fd(), POLLIN, 0};
+  return is_in_step_ && ::poll(&end, 1, 0) <= 0;
 }
 
 std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body()); }

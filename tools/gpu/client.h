@@ -40,6 +40,7 @@ struct LoadRequest {
 
 // A tensor that is on a device.
 struct Resident {
+  std::uint64_t id = 0;  // the holder's number; what is evicted and loaded again has another
   std::string key;
   std::string label;
   DType dtype = DType::kU8;
@@ -95,7 +96,13 @@ class Client {
   static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
-  void release(const std::string& device_uuid, std::span<const std::string> keys);
+  // Ends leases, by Resident::id; one for each time that it was leased. Allocates nothing: it is
+  // called where nothing may fail. When the connection has ended, so have its leases.
+  void release(std::span<const std::uint64_t> ids) noexcept;
+
+  // Whether the holder is there and waits for a call. False for good when a call ended without its
+  // answer: that could be taken for the next one's.
+  bool is_open() const;
 
   std::vector<Resident> list();
   Evicted evict(const ResidentFilter& filter, bool force);       // `force`: pinned ones too
@@ -109,6 +116,7 @@ class Client {
   Message ask(const Json& body, const LoadRequest* request = nullptr);
 
   Channel channel_;
+  bool is_in_step_ = true;  // every call has had its answer
 };
 
 }  // namespace stfs::gpu

@@ -24,8 +24,15 @@ constexpr std::size_t kMaxValues = 3 << 20;  // of a message: each takes far mor
   throw Error(ErrorCode::kUsage, "", "malformed message: " + what);
 }
 
-void put_u32(std::string& out, std::uint64_t value) {
-  for (unsigned i = 0; i < 4; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+using Header = std::array<char, kHeaderBytes>;
+
+Header header_of(std::uint64_t body_bytes, std::uint64_t descriptors) {
+  Header header;
+  for (unsigned i = 0; i < 4; ++i) {
+    header[i] = static_cast<char>((body_bytes >> (8 * i)) & 0xff);
+    header[4 + i] = static_cast<char>((descriptors >> (8 * i)) & 0xff);
+  }
+  return header;
 }
 
 std::uint32_t get_u32(std::string_view in) {
@@ -34,6 +41,24 @@ std::uint32_t get_u32(std::string_view in) {
     value |= std::uint32_t{static_cast<unsigned char>(in[i])} << (8 * i);
   }
   return value;
+}
+
+bool send_all(int fd, std::string_view bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno != EINTR) return false;
+    if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+bool receive_all(int fd, std::span<char> bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (n == 0 || (n < 0 && errno != EINTR)) return false;
+    if (n > 0) bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return true;
 }
 
 // Whether text that should be JSON nests deeper, or has more values, than a message does. Looked at
@@ -262,9 +287,9 @@ void Channel::queue(const Json& body, std::vector<UniqueFd> descriptors) {
   std::string text = body.dump();
   // A byte for each batch of descriptors; JSON may end in white space.
   text.resize(std::max(text.size(), descriptors.size() / kMaxRights + 1), ' ');
+  const Header header = header_of(text.size(), descriptors.size());
   Frame frame;
-  put_u32(frame.bytes, text.size());
-  put_u32(frame.bytes, descriptors.size());
+  frame.bytes.assign(header.data(), header.size());
   frame.bytes += text;
   frame.descriptors = std::move(descriptors);
   output_bytes_ += frame.bytes.size();
@@ -324,6 +349,21 @@ Message Channel::wait() {
     const bool is_open = receive();
     if (!is_open && messages_.empty()) gone();
   }
+}
+
+bool Channel::tell(std::string_view body) noexcept {
+  Header header = header_of(body.size(), 0);
+  if (!send_all(fd(), {header.data(), header.size()}) || !send_all(fd(), body)) return false;
+  if (!receive_all(fd(), header)) return false;
+  const std::string_view received(header.data(), header.size());
+  if (get_u32(received.substr(4)) != 0) return false;
+  std::array<char, 256> dropped;
+  for (std::size_t left = get_u32(received); left > 0;) {
+    const std::size_t next = std::min(left, dropped.size());
+    if (!receive_all(fd(), std::span(dropped).first(next))) return false;
+    left -= next;
+  }
+  return true;
 }
 
 }  // namespace stfs::gpu

@@ -92,6 +92,10 @@ class Channel {
   void send_now(const Json& body, std::vector<UniqueFd> descriptors = {});
   Message wait();
 
+  // Sends a message and drops its answer, without allocating anything, on a socket that blocks and
+  // on which no other answer is due. False when the connection has ended.
+  bool tell(std::string_view body) noexcept;
+
  private:
   struct Frame {
     std::string bytes;

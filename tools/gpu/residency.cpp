@@ -345,21 +345,13 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : ""));
 }
 
+// By the number of what was leased: under its key there may be another tensor by now.
 void Residency::release(ClientId client, const Json& body) {
-  const std::string uuid = text_of(body, "uuid");
   std::map<std::uint64_t, std::uint64_t>& leases = clients_.at(client).leases;
   std::uint64_t released = 0;
-  for (const Json& key : list_of(body, "keys")) {
-    const std::string wanted = from_json_text(key);
-    const auto indexed = find(uuid, wanted);
-    auto lease = indexed ? leases.find(*indexed) : leases.end();
-    if (lease == leases.end()) {
-      // What was evicted in the meantime is still leased.
-      lease = std::ranges::find_if(leases, [&](const auto& entry) {
-        const Tensor& tensor = tensors_.at(entry.first);
-        return !tensor.indexed && tensor.uuid == uuid && tensor.key == wanted;
-      });
-    }
+  for (const Json& id : list_of(body, "ids")) {
+    if (!id.is_number_unsigned()) throw Error(ErrorCode::kUsage, "", "malformed message: ids");
+    const auto lease = leases.find(id.get<std::uint64_t>());
     if (lease == leases.end()) continue;
     const std::uint64_t tensor = lease->first;
     if (--lease->second == 0) leases.erase(lease);
@@ -511,7 +503,8 @@ Json Residency::row(std::uint64_t id) const {
   }
   const auto idle = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - tensor.used_at);
   const auto segment = segments_.find(tensor.segment);
-  return {{"key", tensor.key},
+  return {{"id", id},
+          {"key", tensor.key},
           {"label", to_json_text(tensor.label)},
           {"dtype", dtype_name(tensor.dtype)},
           {"shape", tensor.shape},
