@@ -73,6 +73,7 @@ void run(std::string_view input) {
   Sink sink;
   Residency residency(sink, 1 << 30);
   residency.connected(kClient, 1);
+  residency.request(kClient, {{"request", "hello"}, {"version", kProtocolVersion}});
   for (const Message& message : messages_of(input.substr(0, split))) {
     residency.request(kClient, message.body());
   }

@@ -44,6 +44,12 @@ class GpuHolderFaults : public GpuToolTest {
     return fd;
   }
 
+  UniqueFd greeted() const {
+    UniqueFd fd = connected();
+    push(fd, frame(Json{{"request", "hello"}, {"version", kProtocolVersion}}.dump()));
+    return fd;
+  }
+
   static std::string frame(const std::string& body, std::uint32_t descriptors = 0) {
     std::string bytes;
     for (const std::size_t value : {body.size(), std::size_t{descriptors}}) {
@@ -181,7 +187,7 @@ TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
   ASSERT_EQ(gpu({"load", "--device", device(), mount.path().string()}).status, 0);
   std::string many;
   while (many.size() < (1 << 20)) many += frame("{\"request\":\"list\"}");
-  const UniqueFd fd = connected();
+  const UniqueFd fd = greeted();
   std::size_t taken = 0;
   for (int i = 0; i < 64; ++i) {
     const std::size_t sent = push(fd, many);
@@ -199,7 +205,7 @@ TEST_F(GpuHolderFaults, LoadsThatAreNotWaitedForDoNotPileUp) {
       R"({"request":"load","uuid":"GPU-0","device":"cuda:0","items":[{"path":"/x",)"
       R"("tensor":"t","device":1,"inode":1,"size":9,"mtime":1,"mtime_ns":1,)"
       R"("offset":0,"dtype":"U8","shape":[9],"slice":"","as":""}]})";
-  const UniqueFd fd = connected();
+  const UniqueFd fd = greeted();
 
   // Until no more is taken: one is under way, and the others wait outside.
   int taken = 0;

@@ -66,7 +66,9 @@ class ResidencyTest : public ::testing::Test {
     residency_ = std::make_unique<Residency>(record_, limit);
     for (ClientId client = 1; client <= 4; ++client) {
       residency_->connected(client, static_cast<pid_t>(1000 + client));
+      residency_->request(client, {{"request", "hello"}, {"version", kProtocolVersion}});
     }
+    record_.replies.clear();
   }
 
   void SetUp() override { start(); }
@@ -707,6 +709,36 @@ TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
     EXPECT_EQ(last(1)["error"]["status"], 2) << body << last(1);
   }
   EXPECT_TRUE(record_.orders.empty());
+}
+
+TEST_F(ResidencyTest, AHelloOfThisVersionIsAnsweredWithIt) {
+  residency_->connected(5, 1005);
+
+  request(5, {{"request", "hello"}, {"version", kProtocolVersion}});
+
+  EXPECT_EQ(last(5), (Json{{"version", kProtocolVersion}, {"pid", ::getpid()}}));
+  request(5, {{"request", "list"}});
+  EXPECT_EQ(error(5), "");
+}
+
+TEST_F(ResidencyTest, AClientOfAnotherVersionIsToldWhatToDoAndServedNothing) {
+  const std::string begin = "the holder (process " + std::to_string(::getpid()) +
+                            ") speaks version " + std::to_string(kProtocolVersion) +
+                            " of the protocol, this program version ";
+  const std::string end =
+      ": end the holder (kill " + std::to_string(::getpid()) + "), and load again";
+  residency_->connected(5, 1005);
+  request(5, {{"request", "list"}});
+  EXPECT_EQ(error(5), begin + "1: start this program again, with the newer stfs");
+  EXPECT_EQ(last(5)["error"]["status"], 5);
+
+  request(5, {{"request", "hello"}, {"version", kProtocolVersion + 1}});
+  EXPECT_EQ(error(5), begin + std::to_string(kProtocolVersion + 1) + end);
+  EXPECT_EQ(last(5)["version"], kProtocolVersion);
+  EXPECT_EQ(last(5)["pid"], ::getpid());
+
+  request(5, {{"request", "list"}});
+  EXPECT_NE(error(5), "");
 }
 
 TEST_F(ResidencyTest, NamesThatAreNoDevicesCannotStartCopiersWithoutEnd) {

@@ -175,7 +175,26 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
     connection = connect_to(path);
     if (!connection) fail(path, "the holder that was started does not listen there");
   }
-  return Client(std::move(connection));
+  Client client(std::move(connection));
+  client.say_hello();
+  return client;
+}
+
+void Client::say_hello() {
+  channel_.send_now({{"request", "hello"}, {"version", kProtocolVersion}});
+  const Message answer = channel_.wait();
+  const std::uint64_t version = number_of(answer.body(), "version", 1);
+  if (version == kProtocolVersion) return;
+  // Version 1 knows no hello, which is wrong usage. It says which process it is when asked.
+  const bool knows_hello = answer.body().contains("version");
+  if (!knows_hello && answer.body().contains("error")) {
+    const Json& error = answer.body().at("error");
+    const ErrorCode code = code_of(number_of(error, "status"));
+    if (code != ErrorCode::kUsage) throw Error(code, "", text_of(error, "message"));
+  }
+  const std::int64_t pid =
+      knows_hello ? static_cast<std::int64_t>(number_of(answer.body(), "pid")) : status().pid;
+  fail("", version_error(version, pid, "this program", kProtocolVersion, true));
 }
 
 Message Client::ask(const Json& body, const LoadRequest* request) {

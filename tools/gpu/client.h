@@ -90,9 +90,9 @@ struct HolderStatus {
 
 class Client {
  public:
-  // Connects to the holder that listens at `socket`; empty: at holder_socket_path(). Without a
-  // holder: starts one there (`program` is stfs-gpu; it becomes a daemon), or returns nothing when
-  // `program` is empty.
+  // Connects to the holder that listens at `socket`, which must be of this version; empty: at
+  // holder_socket_path(). Without a holder: starts one there (`program` is stfs-gpu; it becomes a
+  // daemon), or returns nothing when `program` is empty.
   static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
@@ -112,6 +112,7 @@ class Client {
  private:
   explicit Client(UniqueFd socket);
 
+  void say_hello();  // throws kDeviceFailed when the holder is of another version
   // The answer to a request, which is no error.
   Message ask(const Json& body, const LoadRequest* request = nullptr);
 

@@ -36,10 +36,14 @@ class Copier {
   }
 
   int run(std::chrono::seconds idle) {
+    channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
     int patience = -1;  // it was started for an order
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
-        if (message->body().contains("load")) serve(message->body());
+        if (message->body().contains("hello"))
+          holder_version_ = number_of(message->body(), "hello");
+        if (!message->body().contains("load")) continue;
+        serve(message->body());
         if (holder_is_gone_) return 0;
         patience = static_cast<int>(idle.count() * 1000);
       }
@@ -106,6 +110,11 @@ class Copier {
   Json copy(std::uint64_t id, const Json& order, std::atomic<std::uint64_t>& copied,
             const std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
     try {
+      if (holder_version_ != kProtocolVersion) {
+        throw Error(
+            ErrorCode::kDeviceFailed, "",
+            version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
+      }
       if (!device_) device_ = open_device(find_device(device_name_));
       std::vector<Item> items;
       std::vector<std::uint64_t> sizes;
@@ -147,6 +156,7 @@ class Copier {
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
   std::unique_ptr<Device> device_;
+  std::uint64_t holder_version_ = 1;  // until it says hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
 };

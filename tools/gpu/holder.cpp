@@ -147,6 +147,7 @@ class Holder : public Outlet {
     pid_t pid;
     UniqueFd process;  // pidfd
     Channel channel;
+    bool has_said_hello = false;  // in our version
   };
 
   void accept() {
@@ -290,6 +291,7 @@ class Holder : public Outlet {
       return failed(no_process);
     }
     Channel channel(std::move(mine), {.body_bytes = std::size_t{64} << 20});
+    channel.queue({{"hello", kProtocolVersion}});
     return &copiers_.emplace(uuid, Copier{pid, std::move(process), std::move(channel)})
                 .first->second;
   }
@@ -306,18 +308,34 @@ class Holder : public Outlet {
   void serve_copier(const std::string& uuid) {
     Copier& copier = copiers_.at(uuid);
     const bool is_open = received(copier.channel);
+    std::string useless;  // the line that says why
     while (std::optional<Message> message = copier.channel.next()) {
-      residency_.answer(uuid, std::move(*message));
+      if (copier.has_said_hello) {
+        residency_.answer(uuid, std::move(*message));
+        continue;
+      }
+      const std::uint64_t version = version_in(message->body());
+      copier.has_said_hello = version == kProtocolVersion;
+      if (copier.has_said_hello) continue;
+      useless = version_error(kProtocolVersion, ::getpid(), kInstalled, version, false);
+      break;
     }
-    if (is_open && copier.channel.send()) return;
+    if (useless.empty() && is_open && copier.channel.send()) return;
     const pid_t pid = copier.pid;
     const UniqueFd process = std::move(copier.process);
     copiers_.erase(uuid);  // closes the socket: a copier that is still there leaves
     pollfd end{process.get(), POLLIN, 0};
     if (::poll(&end, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
     const std::string why = end_of(pid);
+    if (!useless.empty()) return residency_.copier_useless(uuid, useless);
     if (!why.empty()) log("the copier of " + uuid + ": " + why);
     residency_.copier_gone(uuid, why);
+  }
+
+  // That of a copier, by its first message.
+  static std::uint64_t version_in(const Json& body) {
+    const auto hello = body.find("hello");
+    return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
   }
 
   // Waits for the end of a copier; how it ended, when that was not well.

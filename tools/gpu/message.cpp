@@ -204,6 +204,17 @@ Item item_from_json(const Json& json) {
   return Item(std::move(request));
 }
 
+std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
+                          std::uint64_t version, bool holder_stays) {
+  const std::string pid = std::to_string(holder_pid);
+  const std::string text = "the holder (process " + pid + ") speaks version " +
+                           std::to_string(holder) + " of the protocol, " + std::string(peer) +
+                           " version " + std::to_string(version) + ": ";
+  if (holder_stays && version < holder)
+    return text + "start this program again, with the newer stfs";
+  return text + "end the holder (kill " + pid + "), and load again";
+}
+
 int poll_events(std::span<pollfd> polled, int timeout_ms) {
   for (;;) {
     const int ready = ::poll(polled.data(), polled.size(), timeout_ms);

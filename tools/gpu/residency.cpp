@@ -68,6 +68,11 @@ void Residency::request(ClientId client, const Json& body) {
 void Residency::dispatch(ClientId client, const Json& body) {
   if (!clients_.contains(client)) return;
   const std::string verb = text_of(body, "request");
+  if (verb == "hello") return hello(client, body);
+  if (!clients_.at(client).has_said_hello) {
+    throw Error(ErrorCode::kDeviceFailed, "",
+                version_error(kProtocolVersion, ::getpid(), "this program", 1, true));
+  }
   if (verb == "load") return load(client, body);
   if (verb == "release") return release(client, body);
   if (verb == "evict") return evict(client, body);
@@ -75,6 +80,17 @@ void Residency::dispatch(ClientId client, const Json& body) {
   if (verb == "list") return list(client);
   if (verb == "status") return status(client);
   throw Error(ErrorCode::kUsage, "", "malformed message: no request " + in_quotes(verb));
+}
+
+void Residency::hello(ClientId client, const Json& body) {
+  const std::uint64_t version = number_of(body, "version");
+  clients_.at(client).has_said_hello = version == kProtocolVersion;
+  Json reply{{"version", kProtocolVersion}, {"pid", ::getpid()}};
+  if (version != kProtocolVersion) {
+    reply.update(error_body(device_failed(), version_error(kProtocolVersion, ::getpid(),
+                                                           "this program", version, true)));
+  }
+  outlet_.reply(client, reply, {});
 }
 
 void Residency::load(ClientId client, const Json& body) {
@@ -238,8 +254,13 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
   // It left because it had nothing to do, while the order was on its way.
   if (why.empty() && !load.begun && load.client != 0 && load.attempts < kMaxAttempts)
     return order(load);
-  fail(load, device_failed(),
-       "the copier ended" + (why.empty() ? "" : ": " + why) + "; nothing was loaded");
+  copier_useless(uuid,
+                 "the copier ended" + (why.empty() ? "" : ": " + why) + "; nothing was loaded");
+}
+
+void Residency::copier_useless(const std::string& uuid, const std::string& line) {
+  if (loads_[uuid].empty()) return;
+  fail(loads_[uuid].front(), device_failed(), line);
   end_first(uuid);
 }
 

@@ -62,6 +62,8 @@ class Residency {
   void answer(const std::string& uuid, Message message);
   // The copier of a device has ended. `why` is for people; empty when it left of its own accord.
   void copier_gone(const std::string& uuid, const std::string& why);
+  // Nothing can be loaded by the copier of a device: it fails the load under way, with this line.
+  void copier_useless(const std::string& uuid, const std::string& line);
 
   // Nothing held, nobody connected, nothing under way.
   bool is_idle() const;
@@ -111,6 +113,7 @@ class Residency {
   };
   struct Client {
     pid_t pid = 0;
+    bool has_said_hello = false;                    // in our version
     std::map<std::uint64_t, std::uint64_t> leases;  // tensor -> how many
   };
   struct Room {
@@ -119,6 +122,7 @@ class Residency {
   };
 
   void dispatch(ClientId client, const Json& body);
+  void hello(ClientId client, const Json& body);
   void load(ClientId client, const Json& body);
   void release(ClientId client, const Json& body);
   void evict(ClientId client, const Json& body);
