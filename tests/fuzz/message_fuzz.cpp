@@ -7,6 +7,7 @@
 #include "tools/gpu/message.h"
 #include "tools/gpu/residency.h"
 
+#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -37,7 +38,6 @@ class Sink : public Outlet {
     last_uuid = uuid;
     last_load = body.contains("load") ? body["load"] : Json();
   }
-  bool is_short_of_memory() const override { return false; }
 
   std::size_t replies = 0;
   std::string last_uuid;
@@ -57,7 +57,7 @@ std::vector<Message> messages_of(std::string_view bytes) {
     bytes.remove_prefix(n);
     const bool is_open = channel.receive();
     while (std::optional<Message> message = channel.next()) {
-      check(message->body.is_object() && message->descriptors.empty());
+      check(message->body().is_object() && message->descriptors.empty());
       messages.push_back(std::move(*message));
     }
     check(channel.buffered_bytes() <= 4096 + 8 + 1000);
@@ -73,20 +73,22 @@ void run(std::string_view input) {
   Sink sink;
   Residency residency(sink, 1 << 30);
   residency.connected(kClient, 1);
+  residency.request(kClient, {{"request", "hello"}, {"version", kProtocolVersion}});
   for (const Message& message : messages_of(input.substr(0, split))) {
-    residency.request(kClient, message.body);
+    residency.request(kClient, message.body());
   }
   for (Message& message : messages_of(answers)) {
-    if (message.body.contains("request")) {
-      residency.request(kClient, message.body);
+    if (message.body().contains("request")) {
+      residency.request(kClient, message.body());
       continue;
     }
     // Mostly of the load that is under way, and with a segment, or it would never be looked at.
-    if (!message.body.contains("load")) message.body["load"] = sink.last_load;
-    if (message.body.contains("counts")) {
+    Json body = message.body();
+    if (!body.contains("load")) body["load"] = sink.last_load;
+    if (body.contains("counts")) {
       message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
     }
-    residency.answer(sink.last_uuid, std::move(message));
+    residency.answer(sink.last_uuid, {std::move(body), std::move(message.descriptors)});
   }
   residency.copier_gone(sink.last_uuid, "killed");
   residency.request(kClient, {{"request", "status"}});

@@ -1,10 +1,12 @@
 // The holder and its copiers: who is killed when, limits, sockets.
+#include "core/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -44,6 +46,14 @@ class GpuHolder : public GpuToolTest {
  protected:
   Outcome load(const std::string& tensor) const {
     return gpu({"load", "--device", device(), tensor});
+  }
+
+  // Of this process: it keeps those that are open.
+  static void allow_no_descriptors(pid_t pid) {
+    rlimit limit{};
+    ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit), 0);
+    limit.rlim_cur = 0;
+    ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &limit, nullptr), 0);
   }
 
   UniqueFd listening(const std::string& path, int backlog) const {
@@ -220,6 +230,56 @@ TEST_F(GpuHolder, LeavesWhenItIsIdleForAsLongAsItWasTold) {
 
   EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(socket()); }));
   EXPECT_EQ(load(source.string() + "::a").status, 0);
+}
+
+TEST_F(GpuHolder, LeavesTheSocketOfItsSuccessorAlone) {
+  for (const bool is_told : {true, false}) {
+    SCOPED_TRACE(is_told ? "ended by SIGTERM" : "ended when idle");
+    std::vector<std::string> words{STFS_GPU_BINARY, "holder"};
+    if (!is_told) words.insert(words.end(), {"--exit-idle", "1"});
+    Process first(words);
+    ASSERT_TRUE(eventually([&] { return holder() == first.pid(); })) << first.err();
+    std::filesystem::remove(socket());
+    const Process second({STFS_GPU_BINARY, "holder"});
+    ASSERT_TRUE(eventually([&] { return holder() == second.pid(); })) << second.err();
+
+    if (is_told) first.signal(SIGTERM);
+    EXPECT_EQ(first.wait().status, 0);
+
+    EXPECT_EQ(holder(), second.pid());
+    kill_and_wait(second.pid());
+  }
+}
+
+// poll(2) fails with EINVAL when it is given more descriptors than may be open.
+TEST_F(GpuHolder, AnErrorOfPollEndsItWithALine) {
+  Process running({STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() == running.pid(); })) << running.err();
+  std::optional<Client> client = Client::connect("");
+  allow_no_descriptors(running.pid());
+
+  try {
+    client->status();  // so that poll is called again, if it was not in the meantime
+  } catch (const Error&) {
+  }
+
+  const Outcome outcome = running.wait();
+  EXPECT_EQ(outcome.status, 5);
+  EXPECT_NE(outcome.err.find("stfs-gpu: poll: "), std::string::npos) << outcome.err;
+}
+
+TEST_F(GpuHolder, ACopierWhosePollFailsIsReplaced) {
+  start_holder({"--copier-idle", "1000"});
+  const auto source = small();
+  ASSERT_EQ(load(source.string() + "::a").status, 0);
+  const pid_t failing = copier();
+  ASSERT_GT(failing, 0);
+  allow_no_descriptors(failing);
+
+  load(source.string() + "::b");  // so that poll is called again, if it was not in the meantime
+
+  EXPECT_TRUE(eventually([&] { return copier() != failing; }));
+  EXPECT_EQ(load(source.string() + "::b").status, 0);
 }
 
 TEST_F(GpuHolder, EndsCleanlyOnSigterm) {

@@ -1,4 +1,5 @@
 // libstfs_gpu with a holder of its own: loads, shares, leases; on host memory.
+#include "tests/gpu/failing_new.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
 #include "tools/gpu/dlpack.h"
@@ -33,10 +34,8 @@ class LibraryHolder : public ::testing::Test {
   void SetUp() override {
     write_safetensors(source(), tensors_);
     ::setenv("STFS_GPU_SOCKET", socket().c_str(), 1);
-    holder_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
-    ASSERT_TRUE(eventually([this] {
-      return stfs_gpu_connect(nullptr, 0, &connection_) == STFS_GPU_OK;
-    })) << stfs_gpu_last_error();
+    start_holder();
+    ASSERT_EQ(stfs_gpu_connect(nullptr, 0, &connection_), STFS_GPU_OK) << stfs_gpu_last_error();
   }
 
   void TearDown() override {
@@ -46,6 +45,15 @@ class LibraryHolder : public ::testing::Test {
     if (!holder_) return;
     holder_->signal(SIGTERM);
     EXPECT_EQ(holder_->wait().status, 0) << holder_->err();
+  }
+
+  void start_holder() {
+    holder_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
+    stfs_gpu_connection* connection = nullptr;
+    ASSERT_TRUE(eventually([&connection] {
+      return stfs_gpu_connect(nullptr, 0, &connection) == STFS_GPU_OK;
+    })) << stfs_gpu_last_error();
+    stfs_gpu_disconnect(connection);
   }
 
   void kill_holder() {
@@ -226,6 +234,65 @@ TEST_F(LibraryHolder, WhatIsMappedStaysWhenTheHolderIsKilled) {
   EXPECT_STRNE(stfs_gpu_last_error(), "");
   EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
   stfs_gpu_release(kept);
+}
+
+TEST_F(LibraryHolder, AnAcquireAfterTheHoldersDeathFindsTheNextHolder) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
+  kill_holder();
+  start_holder();
+
+  ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+
+  // The next holder numbers segments and tensors from the beginning again.
+  EXPECT_EQ(bytes_of(acquired_, 0), tensors_[2].bytes);
+  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
+  stfs_gpu_release(kept);
+  EXPECT_EQ(users("c"), std::vector<pid_t>{::getpid()}) << "the lease ended with its holder";
+  release();
+  EXPECT_EQ(users("c"), kNobody);
+}
+
+TEST_F(LibraryHolder, AReleaseEndsTheLeaseOnWhatWasAcquiredAndOnNothingElse) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  stfs_gpu_tensors* evicted = std::exchange(acquired_, nullptr);
+  ASSERT_EQ(run({STFS_GPU_BINARY, "evict", "--all"}).status, 0);
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+
+  stfs_gpu_release(evicted);
+
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+  release();
+  EXPECT_EQ(users("a.w"), kNobody);
+}
+
+TEST_F(LibraryHolder, AReleaseNeedsNoMemory) {
+  ASSERT_EQ(acquire({name("a.*"), name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(acquired_, 2, 0, &exported), STFS_GPU_OK);
+
+  {
+    const NoMemory none;
+    release();
+    exported->deleter(exported);
+  }
+
+  for (const Tensor& tensor : tensors_) EXPECT_EQ(users(tensor.name), kNobody) << tensor.name;
+}
+
+TEST_F(LibraryHolder, ManyLeasesAreReleasedInOneCall) {
+  std::vector<Tensor> many;
+  for (int i = 0; i < 3000; ++i)
+    many.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, 1));
+  const std::string file = dir_ / "many.safetensors";
+  write_safetensors(file, many);
+  ASSERT_EQ(acquire({file + "::t*"}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  ASSERT_EQ(stfs_gpu_count(acquired_), many.size());
+
+  release();
+
+  for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out))
+    EXPECT_TRUE(row.at("users").empty()) << row;
 }
 
 TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {

@@ -1,4 +1,5 @@
 // libstfs_gpu through its C ABI, on what `stfs-gpu run` gives: no holder, no mount, no GPU.
+#include "tests/gpu/failing_new.h"
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
 #include "tools/gpu/dlpack.h"
@@ -469,6 +470,29 @@ TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {
   EXPECT_EQ(tensors.bytes(0), kTwo[0].bytes);
   exported->deleter(exported);
   tensors.release();
+  EXPECT_EQ(mappings(), 0U);
+}
+
+TEST(Library, AnExportEndsWithoutMemoryInAForkedChildToo) {
+  const Given given(kTwo);
+  Connection connection;
+  Tensors tensors;
+  ASSERT_EQ(tensors.acquire(connection.handle, {label("w")}), STFS_GPU_OK) << Connection::error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(tensors.handle, 0, 0, &exported), STFS_GPU_OK);
+  tensors.release();
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const NoMemory none;
+    exported->deleter(exported);
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+
+  EXPECT_EQ(status, 0);
+  exported->deleter(exported);
   EXPECT_EQ(mappings(), 0U);
 }
 

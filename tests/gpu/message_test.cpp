@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -190,7 +191,7 @@ TEST(GpuChannel, MessagesArriveInOrderWithTheirDescriptors) {
   }
   for (std::size_t i = 0; i < 5; ++i) {
     const Message message = b.wait();
-    EXPECT_EQ(message.body["number"], i);
+    EXPECT_EQ(message.body()["number"], i);
     ASSERT_EQ(message.descriptors.size(), i);
     for (std::size_t j = 0; j < i; ++j) {
       EXPECT_EQ(number_of_file(message.descriptors[j]), 10 * i + j);
@@ -226,7 +227,7 @@ TEST(GpuChannel, ALargeMessageGoesThroughASmallSocket) {
 
   const Message message = b.wait();
 
-  EXPECT_TRUE(message.body["text"] == text);
+  EXPECT_TRUE(message.body()["text"] == text);
 }
 
 TEST(GpuChannel, AMessageMayArriveByteByByte) {
@@ -238,7 +239,7 @@ TEST(GpuChannel, AMessageMayArriveByteByByte) {
   for (const char c : bytes) {
     write_raw(ends.a, {&c, 1});
     ASSERT_TRUE(channel.receive());
-    while (auto message = channel.next()) seen.push_back(message->body);
+    while (auto message = channel.next()) seen.push_back(message->body());
   }
 
   EXPECT_EQ(seen, (std::vector<Json>{{{"a", 1}}, {{"b", 2}}}));
@@ -378,7 +379,7 @@ TEST(GpuChannel, TheEndIsAnErrorForThoseWhoWait) {
   write_raw(ends.a, frame("{\"last\":1}") + "half");
   ends.a = UniqueFd();
 
-  EXPECT_EQ(channel.wait().body["last"], 1);
+  EXPECT_EQ(channel.wait().body()["last"], 1);
   EXPECT_THROW(channel.wait(), Error);
   EXPECT_THROW(channel.send_now({{"x", 1}}), Error);
 }

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -51,11 +52,9 @@ class Record : public Outlet {
     EXPECT_NO_THROW(body.dump());
     orders.push_back({uuid, device, body});
   }
-  bool is_short_of_memory() const override { return is_short; }
 
   std::vector<Reply> replies;
   std::vector<Order> orders;
-  bool is_short = false;
   bool throws_at_orders = false;
 };
 
@@ -65,7 +64,9 @@ class ResidencyTest : public ::testing::Test {
     residency_ = std::make_unique<Residency>(record_, limit);
     for (ClientId client = 1; client <= 4; ++client) {
       residency_->connected(client, static_cast<pid_t>(1000 + client));
+      residency_->request(client, {{"request", "hello"}, {"version", kProtocolVersion}});
     }
+    record_.replies.clear();
   }
 
   void SetUp() override { start(); }
@@ -103,14 +104,14 @@ class ResidencyTest : public ::testing::Test {
       sizes.push_back(item_from_json(json).bytes());
       counts.push_back({{"out_of_range", 0}, {"nan", 0}});
     }
-    Message message{{{"load", body.at("load")}, {"counts", counts}}, {}};
+    std::vector<UniqueFd> segments;
     for (const std::uint64_t bytes : lay_out(sizes).segment_bytes) {
-      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-      EXPECT_EQ(::ftruncate(message.descriptors.back().get(), static_cast<off_t>(bytes)), 0);
+      segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+      EXPECT_EQ(::ftruncate(segments.back().get(), static_cast<off_t>(bytes)), 0);
     }
-    const std::string uuid = record_.orders.at(order).uuid;
-    message.body = wire(message.body);
-    residency_->answer(uuid, std::move(message));
+    residency_->answer(
+        std::string(record_.orders.at(order).uuid),
+        {wire({{"load", body.at("load")}, {"counts", counts}}), std::move(segments)});
   }
   void done() { done(record_.orders.size() - 1); }
 
@@ -141,6 +142,14 @@ class ResidencyTest : public ::testing::Test {
   std::string error(ClientId client) const {
     const Json body = last(client);
     return body.contains("error") ? body["error"]["message"].get<std::string>() : "";
+  }
+
+  // The numbers of what the last answer to a client gave.
+  Json leased(ClientId client) const {
+    Json ids = Json::array();
+    const Json reply = last(client);
+    for (const Json& row : reply["tensors"]) ids.push_back(row["id"]);
+    return ids;
   }
 
   // The names of what is resident, sorted.
@@ -459,9 +468,10 @@ TEST_F(ResidencyTest, WhatIsEvictedWhileLeasedStaysForItsUsers) {
 
 TEST_F(ResidencyTest, WhatWasEvictedWhileLeasedCanBeReleased) {
   loaded({item(1)}, {{"lease", true}});
+  const Json ids = leased(1);
   evict(all());
 
-  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+  request(1, {{"request", "release"}, {"ids", ids}});
 
   EXPECT_EQ(last(1)["count"], 1u);
   EXPECT_EQ(held(), 0u);
@@ -479,12 +489,28 @@ TEST_F(ResidencyTest, WhatWasEvictedAndLoadedAgainIsLeasedApart) {
   EXPECT_EQ(resident(), Names{"t1"});
 }
 
+TEST_F(ResidencyTest, AReleaseIsOfWhatWasLeasedAndNotOfItsSuccessor) {
+  loaded({item(1)}, {{"lease", true}});
+  const Json evicted = leased(1);
+  evict(all());
+  loaded({item(1)}, {{"lease", true}});
+
+  request(1, {{"request", "release"}, {"ids", evicted}});
+
+  EXPECT_EQ(held(), kLarge);
+  request(4, {{"request", "list"}});
+  EXPECT_EQ(last(4)["tensors"][0]["users"], Json{1001}) << "is still leased, and not evictable";
+  request(1, {{"request", "release"}, {"ids", evicted}});
+  EXPECT_EQ(last(1)["count"], 0u) << "nothing more to release";
+}
+
 TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
   start(kLarge);
   loaded({item(1)}, {{"lease", true}});
+  const Json ids = leased(1);
   ask(1, {item(1)}, {{"lease", true}});
   const auto release = [&] {
-    request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+    request(1, {{"request", "release"}, {"ids", ids}});
     return last(1)["count"];
   };
   EXPECT_EQ(release(), 1u);
@@ -501,7 +527,7 @@ TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
 TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
   loaded({item(1)}, {{"lease", true}});
 
-  request(2, {{"request", "release"}, {"uuid", kUuid}, {"keys", {item(1).key()}}});
+  request(2, {{"request", "release"}, {"ids", leased(1)}});
 
   EXPECT_EQ(last(2)["count"], 0u);
   evict(all());
@@ -669,8 +695,8 @@ TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
       {{"request", "load"}, {"uuid", "GPU-1"}, {"device", "cpu"}, {"items", items}},
       {{"request", "load"}, {"uuid", kUuid}, {"device", "cuda:0"}, {"items", items}},
       {{"request", "load"}, {"uuid", kUuid}, {"device", "other"}, {"items", items}},
-      {{"request", "release"}, {"uuid", kUuid}, {"keys", 5}},
-      {{"request", "release"}, {"uuid", kUuid}, {"keys", {5}}},
+      {{"request", "release"}, {"ids", 5}},
+      {{"request", "release"}, {"ids", {-5}}},
       {{"request", "evict"}},
       {{"request", "evict"}, {"labels", {5}}},
       {{"request", "pin"}, {"labels", Json::array()}, {"pinned", "yes"}}};
@@ -681,6 +707,36 @@ TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
     EXPECT_EQ(last(1)["error"]["status"], 2) << body << last(1);
   }
   EXPECT_TRUE(record_.orders.empty());
+}
+
+TEST_F(ResidencyTest, AHelloOfThisVersionIsAnsweredWithIt) {
+  residency_->connected(5, 1005);
+
+  request(5, {{"request", "hello"}, {"version", kProtocolVersion}});
+
+  EXPECT_EQ(last(5), (Json{{"version", kProtocolVersion}, {"pid", ::getpid()}}));
+  request(5, {{"request", "list"}});
+  EXPECT_EQ(error(5), "");
+}
+
+TEST_F(ResidencyTest, AClientOfAnotherVersionIsToldWhatToDoAndServedNothing) {
+  const std::string begin = "the holder (process " + std::to_string(::getpid()) +
+                            ") speaks version " + std::to_string(kProtocolVersion) +
+                            " of the protocol, this program version ";
+  const std::string end =
+      ": end the holder (kill " + std::to_string(::getpid()) + "), and load again";
+  residency_->connected(5, 1005);
+  request(5, {{"request", "list"}});
+  EXPECT_EQ(error(5), begin + "1: start this program again, with the newer stfs");
+  EXPECT_EQ(last(5)["error"]["status"], 5);
+
+  request(5, {{"request", "hello"}, {"version", kProtocolVersion + 1}});
+  EXPECT_EQ(error(5), begin + std::to_string(kProtocolVersion + 1) + end);
+  EXPECT_EQ(last(5)["version"], kProtocolVersion);
+  EXPECT_EQ(last(5)["pid"], ::getpid());
+
+  request(5, {{"request", "list"}});
+  EXPECT_NE(error(5), "");
 }
 
 TEST_F(ResidencyTest, NamesThatAreNoDevicesCannotStartCopiersWithoutEnd) {
@@ -704,13 +760,11 @@ TEST_F(ResidencyTest, ACopierThatTalksNonsenseFailsTheLoadAndLeavesNothing) {
                                 {{"progress", "x"}}};
   for (const Json& body : wrong) {
     ask(1, {item(1), item(2)});
-    Message message{{{"load", record_.orders.back().body["load"]}}, {}};
-    message.body.update(body);
-    for (int i = 0; i < 2; ++i) {
-      message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-    }
-    message.body = wire(message.body);
-    residency_->answer(kUuid, std::move(message));
+    Json answer{{"load", record_.orders.back().body["load"]}};
+    answer.update(body);
+    std::vector<UniqueFd> segments;
+    for (int i = 0; i < 2; ++i) segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+    residency_->answer(kUuid, {wire(answer), std::move(segments)});
 
     EXPECT_EQ(last(1)["error"]["status"], 5) << body << last(1);
     EXPECT_EQ(resident(), Names{}) << body;
@@ -736,7 +790,6 @@ TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
 
 TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   std::vector<Item> items;
-  Json keys = Json::array();
   for (int i = 0; i < 20'000; ++i) {
     items.push_back(Item({.path = "/w/m",
                           .tensor = "t" + std::to_string(i),
@@ -746,11 +799,10 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
                           .shape = {1},
                           .slice = "",
                           .as = std::nullopt}));
-    keys.push_back(items.back().key());
   }
   loaded(items, {{"lease", true}});
 
-  request(1, {{"request", "release"}, {"uuid", kUuid}, {"keys", keys}});
+  request(1, {{"request", "release"}, {"ids", leased(1)}});
 
   EXPECT_EQ(last(1)["count"], 20'000u);
   evict(all());
@@ -759,34 +811,16 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
 
 TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
   ask(1, {item(1)});
-  Message message{{{"load", record_.orders.back().body["load"]},
-                   {"counts", {{{"out_of_range", 3}, {"nan", 2}}}}},
-                  {}};
-  message.descriptors.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
-  message.body = wire(message.body);
-  residency_->answer(kUuid, std::move(message));
+  std::vector<UniqueFd> segments;
+  segments.emplace_back(::memfd_create("segment", MFD_CLOEXEC));
+  residency_->answer(kUuid, {wire({{"load", record_.orders.back().body["load"]},
+                                   {"counts", {{{"out_of_range", 3}, {"nan", 2}}}}}),
+                             std::move(segments)});
 
   const Json warnings = last(1)["warnings"];
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_NE(warnings[0].get<std::string>().find("t1\": 3 "), std::string::npos);
   EXPECT_NE(warnings[1].get<std::string>().find("2 NaN"), std::string::npos);
-}
-
-TEST_F(ResidencyTest, WhileMemoryIsShortNothingMoreIsLoadedAndWhatIsThereStays) {
-  loaded({item(1)});
-  record_.is_short = true;
-
-  ask(2, {item(2)});
-  EXPECT_EQ(last(2)["error"]["status"], 5);
-  EXPECT_EQ(last(2)["error"]["message"], "the holder is out of memory");
-  EXPECT_EQ(record_.orders.size(), 1u);
-  ask(2, {item(1)});
-  EXPECT_FALSE(last(2).contains("error")) << last(2);
-  evict(all());
-  EXPECT_EQ(held(), 0u);
-
-  record_.is_short = false;
-  loaded({item(2)});
 }
 
 TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {

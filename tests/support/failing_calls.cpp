@@ -1,6 +1,7 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from one on.
 //
-//   STFS_FAIL_CALL=open|mmap|malloc|pthread_create|pread   which; malloc: calloc and realloc too
+//   STFS_FAIL_CALL=accept4|open|mmap|malloc|pthread_create|pread
+//                          which; malloc: calloc and realloc too
 //   STFS_FAIL_AT=N         the Nth of them, counted from 1
 //   STFS_FAIL_ON=1         and all that follow
 //   STFS_FAIL_EVERY=N      every Nth of them instead
@@ -11,6 +12,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -108,6 +110,15 @@ ssize_t pread(int fd, void* buffer, std::size_t length, off_t offset) {
     return -1;
   }
   return next(fd, buffer, length, offset);
+}
+
+int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+  static const auto next = real<int (*)(int, sockaddr*, socklen_t*, int)>("accept4");
+  if (fails("accept4")) {
+    errno = ENOMEM;
+    return -1;
+  }
+  return next(fd, address, length, flags);
 }
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),

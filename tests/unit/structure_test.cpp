@@ -112,6 +112,16 @@ TEST(Structure, JsonIsReadAndWrittenInCoreAndTheDeviceToolAlone) {
   }
 }
 
+// It takes seconds to compile, for each file that includes it.
+TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (file.extension() != ".h") continue;
+    for (const auto& include : includes_of(file)) {
+      EXPECT_FALSE(include.target == "nlohmann/json.hpp") << file;
+    }
+  }
+}
+
 TEST(Structure, CudaIsIncludedInTheDeviceToolAlone) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.string().starts_with("tools/gpu/")) continue;

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -10,8 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
@@ -102,6 +105,7 @@ ErrorCode code_of(std::uint64_t status) {
 
 Resident resident_of(const Json& row) {
   Resident resident;
+  resident.id = number_of(row, "id");
   resident.key = text_of(row, "key");
   resident.label = text_of(row, "label");
   const auto dtype = dtype_from_name(text_of(row, "dtype"));
@@ -171,19 +175,40 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
     connection = connect_to(path);
     if (!connection) holder_failed(path, "the holder that was started does not listen there");
   }
-  return Client(std::move(connection));
+  Client client(std::move(connection));
+  client.say_hello();
+  return client;
+}
+
+void Client::say_hello() {
+  channel_.send_now({{"request", "hello"}, {"version", kProtocolVersion}});
+  const Message answer = channel_.wait();
+  const std::uint64_t version = number_of(answer.body(), "version", 1);
+  if (version == kProtocolVersion) return;
+  // Version 1 knows no hello, which is wrong usage. It says which process it is when asked.
+  const bool knows_hello = answer.body().contains("version");
+  if (!knows_hello && answer.body().contains("error")) {
+    const Json& error = answer.body().at("error");
+    const ErrorCode code = code_of(number_of(error, "status"));
+    if (code != ErrorCode::kUsage) throw Error(code, "", text_of(error, "message"));
+  }
+  const std::int64_t pid =
+      knows_hello ? static_cast<std::int64_t>(number_of(answer.body(), "pid")) : status().pid;
+  holder_failed("", version_error(version, pid, "this program", kProtocolVersion, true));
 }
 
 Message Client::ask(const Json& body, const LoadRequest* request) {
+  is_in_step_ = false;
   channel_.send_now(body);
   for (;;) {
     Message message = channel_.wait();
-    if (const auto error = message.body.find("error"); error != message.body.end()) {
+    is_in_step_ = !message.body().contains("progress");
+    if (const auto error = message.body().find("error"); error != message.body().end()) {
       throw Error(code_of(number_of(*error, "status")), "", text_of(*error, "message"));
     }
-    if (!message.body.contains("progress")) return message;
+    if (is_in_step_) return message;
     if (request != nullptr && request->progress) {
-      request->progress(number_of(message.body, "progress"), number_of(message.body, "total"));
+      request->progress(number_of(message.body(), "progress"), number_of(message.body(), "total"));
     }
   }
 }
@@ -205,47 +230,68 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                         {"tile_bytes", request.tile_bytes}},
                        &request);
   Loaded loaded;
-  loaded.tensors = residents_of(answer.body);
-  const Json& numbers = list_of(answer.body, "segments");
-  if (numbers.size() != answer.descriptors.size()) holder_failed("", "the holder's answer lacks segments");
+  loaded.tensors = residents_of(answer.body());
+  const Json& numbers = list_of(answer.body(), "segments");
+  if (numbers.size() != answer.descriptors.size())
+    holder_failed("", "the holder's answer lacks segments");
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
   }
-  loaded.copied_bytes = number_of(answer.body, "copied_bytes");
-  for (const Json& warning : list_of(answer.body, "warnings")) {
+  loaded.copied_bytes = number_of(answer.body(), "copied_bytes");
+  for (const Json& warning : list_of(answer.body(), "warnings")) {
     loaded.warnings.push_back(from_json_text(warning));
   }
   return loaded;
 }
 
-void Client::release(const std::string& device_uuid, std::span<const std::string> keys) {
-  ask({{"request", "release"}, {"uuid", device_uuid}, {"keys", keys}});
+void Client::release(std::span<const std::uint64_t> ids) noexcept {
+  constexpr std::string_view kBegin = R"({"request":"release","ids":[)";
+  constexpr std::size_t kDigits = 20;  // of the largest number
+  constexpr std::size_t kAtOnce = 512;
+  std::array<char, kBegin.size() + kAtOnce*(kDigits + 1) + 2> text;
+  while (!ids.empty() && is_in_step_) {
+    char* end = std::ranges::copy(kBegin, text.begin()).out;
+    for (const std::uint64_t id : ids.first(std::min(ids.size(), kAtOnce))) {
+      end = std::to_chars(end, text.end(), id).ptr;
+      *end++ = ',';
+    }
+    end[-1] = ']';
+    *end++ = '}';
+    is_in_step_ = channel_.tell({text.begin(), end});
+    ids = ids.subspan(std::min(ids.size(), kAtOnce));
+  }
 }
 
-std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body); }
+bool Client::is_open() const {
+  // What could be read now is the end of the connection, or an answer that nobody asked for.
+  pollfd end{channel_.fd(), POLLIN, 0};
+  return is_in_step_ && ::poll(&end, 1, 0) <= 0;
+}
+
+std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body()); }
 
 Evicted Client::evict(const ResidentFilter& filter, bool force) {
   Json body = filter_body("evict", filter);
   body["force"] = force;
   const Message answer = ask(body);
-  return {.count = number_of(answer.body, "count"),
-          .pinned = number_of(answer.body, "pinned"),
-          .used = number_of(answer.body, "used")};
+  return {.count = number_of(answer.body(), "count"),
+          .pinned = number_of(answer.body(), "pinned"),
+          .used = number_of(answer.body(), "used")};
 }
 
 std::uint64_t Client::pin(const ResidentFilter& filter, bool pinned) {
   Json body = filter_body("pin", filter);
   body["pinned"] = pinned;
-  return number_of(ask(body).body, "count");
+  return number_of(ask(body).body(), "count");
 }
 
 HolderStatus Client::status() {
   const Message answer = ask({{"request", "status"}});
   HolderStatus status;
-  status.pid = static_cast<std::int64_t>(number_of(answer.body, "pid"));
-  status.memory_limit = number_of(answer.body, "memory_limit");
-  status.clients = number_of(answer.body, "clients");
-  for (const auto& [uuid, held] : answer.body.at("devices").items()) {
+  status.pid = static_cast<std::int64_t>(number_of(answer.body(), "pid"));
+  status.memory_limit = number_of(answer.body(), "memory_limit");
+  status.clients = number_of(answer.body(), "clients");
+  for (const auto& [uuid, held] : answer.body().at("devices").items()) {
     status.devices[uuid] = {.bytes = number_of(held, "held"),
                             .evictable = number_of(held, "evictable")};
   }

@@ -40,6 +40,7 @@ struct LoadRequest {
 
 // A tensor that is on a device.
 struct Resident {
+  std::uint64_t id = 0;  // the holder's number; what is evicted and loaded again has another
   std::string key;
   std::string label;
   DType dtype = DType::kU8;
@@ -89,13 +90,19 @@ struct HolderStatus {
 
 class Client {
  public:
-  // Connects to the holder that listens at `socket`; empty: at holder_socket_path(). Without a
-  // holder: starts one there (`program` is stfs-gpu; it becomes a daemon), or returns nothing when
-  // `program` is empty.
+  // Connects to the holder that listens at `socket`, which must be of this version; empty: at
+  // holder_socket_path(). Without a holder: starts one there (`program` is stfs-gpu; it becomes a
+  // daemon), or returns nothing when `program` is empty.
   static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
-  void release(const std::string& device_uuid, std::span<const std::string> keys);
+  // Ends leases, by Resident::id; one for each time that it was leased. Allocates nothing: it is
+  // called where nothing may fail. When the connection has ended, so have its leases.
+  void release(std::span<const std::uint64_t> ids) noexcept;
+
+  // Whether the holder is there and waits for a call. False for good when a call ended without its
+  // answer: that could be taken for the next one's.
+  bool is_open() const;
 
   std::vector<Resident> list();
   Evicted evict(const ResidentFilter& filter, bool force);       // `force`: pinned ones too
@@ -105,10 +112,12 @@ class Client {
  private:
   explicit Client(UniqueFd socket);
 
+  void say_hello();  // throws kDeviceFailed when the holder is of another version
   // The answer to a request, which is no error.
   Message ask(const Json& body, const LoadRequest* request = nullptr);
 
   Channel channel_;
+  bool is_in_step_ = true;  // every call has had its answer
 };
 
 }  // namespace stfs::gpu

@@ -5,7 +5,7 @@
 #include "tools/gpu/message.h"
 #include "tools/gpu/transfer.h"
 
-#include <poll.h>
+#include <nlohmann/json.hpp>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <exception>
 #include <memory>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -30,13 +31,19 @@ class Copier {
   Copier(UniqueFd socket, std::string device)
       : channel_(std::move(socket), {.body_bytes = std::size_t{64} << 20, .descriptors = 0}),
         device_name_(std::move(device)),
-        done_(::eventfd(0, EFD_CLOEXEC)) {}
+        done_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!done_) throw_errno(ErrorCode::kDeviceFailed, "eventfd", "", errno);
+  }
 
   int run(std::chrono::seconds idle) {
+    channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
     int patience = -1;  // it was started for an order
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
-        if (message->body.contains("load")) serve(message->body);
+        if (message->body().contains("hello"))
+          holder_version_ = number_of(message->body(), "hello");
+        if (!message->body().contains("load")) continue;
+        serve(message->body());
         if (holder_is_gone_) return 0;
         patience = static_cast<int>(idle.count() * 1000);
       }
@@ -51,8 +58,7 @@ class Copier {
   int wait(int fd, int milliseconds) {
     polled_[0] = {channel_.fd(), POLLIN, 0};
     polled_[1] = {fd, POLLIN, 0};
-    const int ready = ::poll(polled_, fd < 0 ? 1 : 2, milliseconds);
-    return ready < 0 && errno == EINTR ? 1 : ready;
+    return poll_events(std::span(polled_).first(fd < 0 ? 1 : 2), milliseconds);
   }
 
   void serve(const Json& order) {
@@ -66,7 +72,12 @@ class Copier {
         answer = copy(id, order, copied, stop, descriptors);
         ::eventfd_write(done_.get(), 1);
       });
-      watch(id, copied, stop);
+      try {
+        watch(id, copied, stop);
+      } catch (...) {
+        stop = true;  // the worker is waited for
+        throw;
+      }
     }
     if (holder_is_gone_) return;
     channel_.send_now(answer, std::move(descriptors));
@@ -81,7 +92,7 @@ class Copier {
       if (!channel_.send()) holder_is_gone_ = stop = true;
       // A holder that has gone is readable for ever.
       const int ready =
-          holder_is_gone_ ? ::poll(&done_poll_, 1, -1) : wait(done_.get(), kProgressMs);
+          holder_is_gone_ ? poll_events({&done_poll_, 1}, -1) : wait(done_.get(), kProgressMs);
       if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
         eventfd_t value = 0;
         ::eventfd_read(done_.get(), &value);
@@ -90,7 +101,7 @@ class Copier {
       if (ready == 0 || holder_is_gone_) continue;
       if (!channel_.receive()) holder_is_gone_ = true;
       while (const std::optional<Message> message = channel_.next()) {
-        if (number_of(message->body, "stop", 0) == id) stop = true;
+        if (number_of(message->body(), "stop", 0) == id) stop = true;
       }
       if (holder_is_gone_) stop = true;
     }
@@ -99,6 +110,11 @@ class Copier {
   Json copy(std::uint64_t id, const Json& order, std::atomic<std::uint64_t>& copied,
             const std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
     try {
+      if (holder_version_ != kProtocolVersion) {
+        throw Error(
+            ErrorCode::kDeviceFailed, "",
+            version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
+      }
       if (!device_) device_ = open_device(find_device(device_name_));
       std::vector<Item> items;
       std::vector<std::uint64_t> sizes;
@@ -140,6 +156,7 @@ class Copier {
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
   std::unique_ptr<Device> device_;
+  std::uint64_t holder_version_ = 1;  // until it says hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
 };

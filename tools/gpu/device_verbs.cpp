@@ -7,6 +7,7 @@
 #include "tools/terminal.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <sys/resource.h>
 

@@ -2,19 +2,17 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "tools/gpu/holder_socket.h"
 #include "tools/gpu/message.h"
-#include "tools/gpu/reserve.h"
 #include "tools/gpu/residency.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,7 +35,8 @@ constexpr int kMostAccepted = 64;                 // connections between two loo
 constexpr std::size_t kMostInRequest = 64 << 20;  // bytes: some hundred thousand tensors
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages, of all clients
 constexpr int kCopierSocket = 3;                  // its number in the copier
-constexpr int kFirstHandedOver = 3;               // SD_LISTEN_FDS_START
+constexpr int kFirstInherited = 3;                // the first after standard error
+constexpr int kAcceptAgainMs = 1000;              // after accept4 has failed
 constexpr int kCopierEndMs = 2000;  // a copier that has closed its socket is at its end
 
 [[noreturn]] void fail(const std::string& place, int error) {
@@ -48,75 +47,7 @@ void log(const std::string& text) {
   std::fprintf(stderr, "stfs-gpu: holder: %s\n", printable(text).c_str());
 }
 
-UniqueFd stream_socket() {
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) fail("socket", errno);
-  return fd;
-}
-
-sockaddr_un address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) fail(path, ENAMETOOLONG);
-  path.copy(address.sun_path, path.size());
-  return address;
-}
-
-// Whether someone listens there; also who is too busy to take another connection.
-bool has_listener(const sockaddr_un& address) {
-  const UniqueFd fd = stream_socket();
-  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
-         errno == EAGAIN;
-}
-
 UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
-
-// One at a time looks whether the socket that is there has someone behind it.
-UniqueFd locked(const std::string& socket_path) {
-  const std::string path = socket_path + ".lock";
-  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock || ::flock(lock.get(), LOCK_EX) != 0) fail(path, errno);
-  return lock;
-}
-
-// The socket that systemd listens on for us, if it does.
-UniqueFd handed_over() {
-  const char* pid = std::getenv("LISTEN_PID");
-  const char* count = std::getenv("LISTEN_FDS");
-  if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return {};
-  if (std::string_view(count) != "1") fail("LISTEN_FDS", EINVAL);
-  UniqueFd fd(kFirstHandedOver);
-  int listens = 0;
-  socklen_t length = sizeof listens;
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0) {
-    fail("LISTEN_FDS", errno);
-  }
-  if (listens == 0) fail("LISTEN_FDS", EINVAL);
-  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
-  ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
-  return fd;
-}
-
-// A socket at `path` that only this user can reach; none when a holder listens there already.
-UniqueFd listen_at(const std::string& path) {
-  const sockaddr_un address = address_of(path);
-  const UniqueFd lock = locked(path);
-  if (has_listener(address)) return {};
-  UniqueFd fd = stream_socket();
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) == 0) {
-    if (!S_ISSOCK(status.st_mode)) fail(path, ENOTSOCK);  // what someone may want to keep
-    ::unlink(path.c_str());
-  }
-  const mode_t mask = ::umask(0177);
-  const bool bound =
-      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  const int error = errno;
-  ::umask(mask);
-  if (!bound) fail(path, error);
-  if (::listen(fd.get(), SOMAXCONN) != 0) fail(path, errno);
-  return fd;
-}
 
 // Leaves the terminal and the caller; what is logged goes to a file beside the socket. True in the
 // process that goes on.
@@ -136,16 +67,17 @@ bool become_daemon(const std::string& log_path) {
 
 class Holder : public Outlet {
  public:
-  Holder(const HolderOptions& options, UniqueFd listener, UniqueFd signals)
+  Holder(const HolderOptions& options, HolderSocket& socket, UniqueFd signals)
       : options_(options),
-        listener_(std::move(listener)),
+        socket_(socket),
         signals_(std::move(signals)),
         residency_(*this, options.memory_limit) {}
 
   void run() {
     for (;;) {
-      look_after_memory();
-      std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+      const bool is_paused = std::exchange(pauses_, false);
+      std::vector<pollfd> polled{{signals_.get(), POLLIN, 0},
+                                 {is_paused ? -1 : socket_.fd(), POLLIN, 0}};
       const auto add = [&](const Channel& channel, int events) {
         if (channel.has_output()) events |= POLLOUT;
         polled.push_back({channel.fd(), static_cast<short>(events), 0});
@@ -161,11 +93,11 @@ class Holder : public Outlet {
         copiers.push_back(uuid);
       }
       const bool is_idle = residency_.is_idle() && copiers_.empty();
-      const int timeout =
+      int timeout =
           is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
-      const int ready = ::poll(polled.data(), polled.size(), timeout);
-      if (ready == 0 && is_idle && retires()) return;
-      if (ready < 0) continue;
+      if (is_paused) timeout = kAcceptAgainMs;
+      const int ready = poll_events(polled, timeout);
+      if (ready == 0 && !is_paused && is_idle && socket_.retire()) return;
       if (polled[0].revents != 0) return;
       for (std::size_t i = 0; i < clients.size(); ++i) {
         if (polled[2 + i].revents != 0) serve_client(clients[i], polled[2 + i].revents);
@@ -202,8 +134,6 @@ class Holder : public Outlet {
     if (copier->channel.send()) return;
   }
 
-  bool is_short_of_memory() const override { return is_short_; }
-
  private:
   struct Client {
     Channel channel;
@@ -215,27 +145,30 @@ class Holder : public Outlet {
   };
   struct Copier {
     pid_t pid;
+    UniqueFd process;  // pidfd
     Channel channel;
+    bool has_said_hello = false;  // in our version
   };
-
-  void look_after_memory() {
-    const bool was_short = std::exchange(is_short_, !reserve_.restore());
-    if (is_short_ && !was_short) log("memory is short: nothing more is loaded while it is");
-  }
 
   void accept() {
     for (int i = 0; i < kMostAccepted; ++i) {
       UniqueFd fd = accepted();
       if (!fd && (errno == EMFILE || errno == ENFILE)) {
-        // It would stay in the queue, and the loop would find it there for ever.
+        // Left in the queue, poll(2) would report it for ever.
         spare_ = UniqueFd();
         fd = accepted();
-        log("refused a connection: too many open files");
-        fd = UniqueFd();
+        if (fd) {
+          log("refused a connection: too many open files");
+          fd = UniqueFd();
+          spare_ = null_device();
+          continue;
+        }
+        const int error = errno;
         spare_ = null_device();
-        continue;
+        errno = error;
       }
-      if (!fd) return;
+      if (!fd) return pause_unless_done(errno);
+      accept_has_failed_ = false;
       ucred peer{};
       socklen_t length = sizeof peer;
       if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
@@ -255,7 +188,15 @@ class Holder : public Outlet {
   }
 
   UniqueFd accepted() const {
-    return UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+
+  // What accept4 could not take stays in the queue, and poll(2) would report it at once again.
+  void pause_unless_done(int error) {
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
+    pauses_ = true;
+    if (std::exchange(accept_has_failed_, true)) return;
+    log("accept4: " + errno_text(error) + ": clients wait, and it is tried again each second");
   }
 
   void serve_client(ClientId id, short events) {
@@ -265,7 +206,7 @@ class Holder : public Outlet {
     if (!is_open) cut_off(id);
   }
 
-  // A message can be larger than all that is in reserve: then it is not kept.
+  // False when the connection is at its end, or there is no memory for what has come in.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
@@ -281,7 +222,7 @@ class Holder : public Outlet {
       const std::optional<Message> message = client.channel.next();
       if (!message) return;
       client.waits = true;
-      residency_.request(id, message->body);
+      residency_.request(id, message->body());
     }
   }
 
@@ -308,29 +249,18 @@ class Holder : public Outlet {
     }
   }
 
-  // Takes the socket away, so that the next client starts another holder; false when one has
-  // connected meanwhile.
-  bool retires() {
-    if (options_.socket_path.empty()) return true;
-    const UniqueFd lock = locked(options_.socket_path);
-    const std::string aside = options_.socket_path + ".gone";
-    if (::rename(options_.socket_path.c_str(), aside.c_str()) != 0) return true;
-    pollfd waiting{listener_.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, 0) == 0) return ::unlink(aside.c_str()) == 0;
-    ::rename(aside.c_str(), options_.socket_path.c_str());
-    return false;
-  }
-
   Copier* start(const std::string& uuid, const std::string& device) {
     int ends[2] = {-1, -1};
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      failed_.emplace_back(uuid, errno_text(errno));
+    const auto failed = [&](int error) -> Copier* {
+      failed_.emplace_back(uuid, errno_text(error));
       return nullptr;
-    }
+    };
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return failed(errno);
     UniqueFd mine(ends[0]);
+    const UniqueFd original(ends[1]);
     // Above the number that it is given there: dup2 onto itself would leave it close-on-exec.
     const UniqueFd theirs(::fcntl(ends[1], F_DUPFD_CLOEXEC, kCopierSocket + 1));
-    const UniqueFd original(ends[1]);
+    if (!theirs) return failed(errno);
     const std::string idle = std::to_string(options_.copier_idle.count());
     const std::string name = device == "cpu" ? device : uuid;
     std::vector<std::string> words{options_.program, "copier", "--device", name, "--idle", idle};
@@ -352,12 +282,18 @@ class Holder : public Outlet {
         ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, argv.data(), environ);
     ::posix_spawnattr_destroy(&attributes);
     ::posix_spawn_file_actions_destroy(&actions);
-    if (error != 0) {
-      failed_.emplace_back(uuid, errno_text(error));
-      return nullptr;
+    if (error != 0) return failed(error);
+    UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!process) {
+      const int no_process = errno;
+      ::kill(pid, SIGKILL);
+      end_of(pid);
+      return failed(no_process);
     }
     Channel channel(std::move(mine), {.body_bytes = std::size_t{64} << 20});
-    return &copiers_.emplace(uuid, Copier{pid, std::move(channel)}).first->second;
+    channel.queue({{"hello", kProtocolVersion}});
+    return &copiers_.emplace(uuid, Copier{pid, std::move(process), std::move(channel)})
+                .first->second;
   }
 
   // Copiers that could not be started; told afterwards, not in the middle of an order.
@@ -372,22 +308,38 @@ class Holder : public Outlet {
   void serve_copier(const std::string& uuid) {
     Copier& copier = copiers_.at(uuid);
     const bool is_open = received(copier.channel);
+    std::string useless;  // the line that says why
     while (std::optional<Message> message = copier.channel.next()) {
-      residency_.answer(uuid, std::move(*message));
+      if (copier.has_said_hello) {
+        residency_.answer(uuid, std::move(*message));
+        continue;
+      }
+      const std::uint64_t version = version_in(message->body());
+      copier.has_said_hello = version == kProtocolVersion;
+      if (copier.has_said_hello) continue;
+      useless = version_error(kProtocolVersion, ::getpid(), kInstalled, version, false);
+      break;
     }
-    if (is_open && copier.channel.send()) return;
+    if (useless.empty() && is_open && copier.channel.send()) return;
     const pid_t pid = copier.pid;
-    copiers_.erase(uuid);  // closes the socket: one that is still there leaves
+    const UniqueFd process = std::move(copier.process);
+    copiers_.erase(uuid);  // closes the socket: a copier that is still there leaves
+    pollfd end{process.get(), POLLIN, 0};
+    if (::poll(&end, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
     const std::string why = end_of(pid);
+    if (!useless.empty()) return residency_.copier_useless(uuid, useless);
     if (!why.empty()) log("the copier of " + uuid + ": " + why);
     residency_.copier_gone(uuid, why);
   }
 
-  // Waits for the end of a copier that has closed its socket; how it ended, when that was not well.
+  // That of a copier, by its first message.
+  static std::uint64_t version_in(const Json& body) {
+    const auto hello = body.find("hello");
+    return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
+  }
+
+  // Waits for the end of a copier; how it ended, when that was not well.
   static std::string end_of(pid_t pid) {
-    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    pollfd wanted{process.get(), POLLIN, 0};
-    if (::poll(&wanted, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
     int status = 0;
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     }
@@ -396,12 +348,12 @@ class Holder : public Outlet {
     return "";
   }
 
-  Reserve reserve_;
-  bool is_short_ = false;
   const HolderOptions& options_;
-  UniqueFd listener_;
+  HolderSocket& socket_;
   UniqueFd signals_;
   UniqueFd spare_ = null_device();
+  bool pauses_ = false;  // does not look at the listening socket until the next second
+  bool accept_has_failed_ = false;
   std::map<ClientId, Client> clients_;
   std::map<std::string, Copier> copiers_;  // by UUID
   std::vector<std::pair<std::string, std::string>> failed_;
@@ -412,14 +364,13 @@ class Holder : public Outlet {
 }  // namespace
 
 int run_holder(const HolderOptions& options) {
-  UniqueFd listener = handed_over();
-  const bool is_ours = !listener;
+  std::optional<HolderSocket> socket = HolderSocket::handed_over();
   // A daemon must not keep what its starter happened to have open.
-  if (is_ours && options.background) ::close_range(kFirstHandedOver, ~0U, 0);
-  // Before anybody can connect: who has may send one.
+  if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
+  // Before anybody can connect: a client may send one.
   UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
-  if (is_ours) listener = listen_at(options.socket_path);
-  if (!listener) return 0;
+  if (!socket) socket = HolderSocket::listen_at(options.socket_path);
+  if (!socket) return 0;
   if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
   // Each segment is a descriptor.
   rlimit limit{};
@@ -427,12 +378,13 @@ int run_holder(const HolderOptions& options) {
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
-  HolderOptions ours = options;
-  if (!is_ours) ours.socket_path.clear();
-  Holder holder(ours, std::move(listener), std::move(signals));
-  holder.run();
-  // While it still listens: the path is nobody else's yet.
-  if (is_ours) ::unlink(options.socket_path.c_str());
+  // In the process that serves, however it ends; its parent, which became no daemon, is gone.
+  struct Removed {
+    HolderSocket& socket;
+    ~Removed() { socket.remove(); }
+  };
+  const Removed removed{*socket};
+  Holder(options, *socket, std::move(signals)).run();
   return 0;
 }
 

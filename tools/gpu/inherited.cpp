@@ -5,6 +5,8 @@
 #include "core/text.h"
 #include "tools/gpu/message.h"
 
+#include <nlohmann/json.hpp>
+
 #include <cstdlib>
 #include <limits>
 

@@ -3,14 +3,13 @@
 #include "core/error.h"
 
 #include <fcntl.h>
-#include <poll.h>
+#include <nlohmann/json.hpp>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <span>
 #include <utility>
 
 namespace stfs::gpu {
@@ -25,8 +24,15 @@ constexpr std::size_t kMaxValues = 3 << 20;  // of a message: each takes far mor
   throw Error(ErrorCode::kUsage, "", "malformed message: " + what);
 }
 
-void put_u32(std::string& out, std::uint64_t value) {
-  for (unsigned i = 0; i < 4; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+using Header = std::array<char, kHeaderBytes>;
+
+Header header_of(std::uint64_t body_bytes, std::uint64_t descriptors) {
+  Header header;
+  for (unsigned i = 0; i < 4; ++i) {
+    header[i] = static_cast<char>((body_bytes >> (8 * i)) & 0xff);
+    header[4 + i] = static_cast<char>((descriptors >> (8 * i)) & 0xff);
+  }
+  return header;
 }
 
 std::uint32_t get_u32(std::string_view in) {
@@ -35,6 +41,24 @@ std::uint32_t get_u32(std::string_view in) {
     value |= std::uint32_t{static_cast<unsigned char>(in[i])} << (8 * i);
   }
   return value;
+}
+
+bool send_all(int fd, std::string_view bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno != EINTR) return false;
+    if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+bool receive_all(int fd, std::span<char> bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (n == 0 || (n < 0 && errno != EINTR)) return false;
+    if (n > 0) bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return true;
 }
 
 // Whether text that should be JSON nests deeper, or has more values, than a message does. Looked at
@@ -74,6 +98,13 @@ std::int64_t signed_of(const Json& object, const char* name) {
 }
 
 }  // namespace
+
+Message::Message(Json body, std::vector<UniqueFd> received)
+    : descriptors(std::move(received)), body_(std::make_unique<const Json>(std::move(body))) {}
+
+Message::Message(Message&& other) noexcept = default;
+Message& Message::operator=(Message&& other) noexcept = default;
+Message::~Message() = default;
 
 std::string to_json_text(std::string_view bytes) {
   std::string text;
@@ -173,6 +204,25 @@ Item item_from_json(const Json& json) {
   return Item(std::move(request));
 }
 
+std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
+                          std::uint64_t version, bool holder_stays) {
+  const std::string pid = std::to_string(holder_pid);
+  const std::string text = "the holder (process " + pid + ") speaks version " +
+                           std::to_string(holder) + " of the protocol, " + std::string(peer) +
+                           " version " + std::to_string(version) + ": ";
+  if (holder_stays && version < holder)
+    return text + "start this program again, with the newer stfs";
+  return text + "end the holder (kill " + pid + "), and load again";
+}
+
+int poll_events(std::span<pollfd> polled, int timeout_ms) {
+  for (;;) {
+    const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
+    if (ready >= 0) return ready;
+    if (errno != EINTR) throw_errno(ErrorCode::kDeviceFailed, "poll", "", errno);
+  }
+}
+
 Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), limits_(limits) {}
 
 void Channel::gone() const { throw Error(ErrorCode::kDeviceFailed, "", why_ended_); }
@@ -224,9 +274,8 @@ bool Channel::parse() {
     if (descriptors_.size() < descriptors) return false;  // they come with the first bytes
     const std::string_view body = rest.substr(kHeaderBytes, length);
     if (is_monstrous(body)) return false;
-    Message message;
-    message.body = Json::parse(body, nullptr, false);
-    if (!message.body.is_object()) return false;
+    Message message(Json::parse(body, nullptr, false), {});
+    if (!message.body().is_object()) return false;
     for (std::size_t i = 0; i < descriptors; ++i) {
       message.descriptors.push_back(std::move(descriptors_.front()));
       descriptors_.pop_front();
@@ -249,9 +298,9 @@ void Channel::queue(const Json& body, std::vector<UniqueFd> descriptors) {
   std::string text = body.dump();
   // A byte for each batch of descriptors; JSON may end in white space.
   text.resize(std::max(text.size(), descriptors.size() / kMaxRights + 1), ' ');
+  const Header header = header_of(text.size(), descriptors.size());
   Frame frame;
-  put_u32(frame.bytes, text.size());
-  put_u32(frame.bytes, descriptors.size());
+  frame.bytes.assign(header.data(), header.size());
   frame.bytes += text;
   frame.descriptors = std::move(descriptors);
   output_bytes_ += frame.bytes.size();
@@ -299,7 +348,7 @@ void Channel::send_now(const Json& body, std::vector<UniqueFd> descriptors) {
     if (!send()) gone();
     if (!has_output()) return;
     pollfd wanted{socket_.get(), POLLOUT, 0};
-    if (::poll(&wanted, 1, -1) < 0 && errno != EINTR) gone();
+    poll_events({&wanted, 1}, -1);
   }
 }
 
@@ -307,10 +356,25 @@ Message Channel::wait() {
   while (true) {
     if (std::optional<Message> message = next()) return std::move(*message);
     pollfd wanted{socket_.get(), POLLIN, 0};
-    if (::poll(&wanted, 1, -1) < 0 && errno != EINTR) gone();
+    poll_events({&wanted, 1}, -1);
     const bool is_open = receive();
     if (!is_open && messages_.empty()) gone();
   }
+}
+
+bool Channel::tell(std::string_view body) noexcept {
+  Header header = header_of(body.size(), 0);
+  if (!send_all(fd(), {header.data(), header.size()}) || !send_all(fd(), body)) return false;
+  if (!receive_all(fd(), header)) return false;
+  const std::string_view received(header.data(), header.size());
+  if (get_u32(received.substr(4)) != 0) return false;
+  std::array<char, 256> dropped;
+  for (std::size_t left = get_u32(received); left > 0;) {
+    const std::size_t next = std::min(left, dropped.size());
+    if (!receive_all(fd(), std::span(dropped).first(next))) return false;
+    left -= next;
+  }
+  return true;
 }
 
 }  // namespace stfs::gpu

@@ -6,6 +6,17 @@
 // Descriptors travel with the first bytes of the body (SCM_RIGHTS, unix(7)), 253 to a byte at most.
 // Text that need not be UTF-8 (paths) travels as the UTF-8 of as many code points under 256.
 //
+// Each connection begins with a hello, so that an upgrade in place is noticed: a holder may outlive
+// the stfs-gpu that it was started from. The form of a hello is the same in every version; version
+// 1 says none.
+//
+//   client to holder   {"request":"hello","version":2}
+//   holder to client   {"version":2,"pid":123}, with an "error" when the versions differ
+//   holder to copier   {"hello":2}
+//   copier to holder   {"load":0,"hello":2}
+//
+// What a difference ends in is the line of version_error().
+//
 // Nothing that arrives is trusted: sizes are limited before anything is allocated, nesting is, and
 // a peer that may not send descriptors is cut off when it does.
 #pragma once
@@ -13,12 +24,15 @@
 #include "core/posix.h"
 #include "tools/gpu/item.h"
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
+#include <poll.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,9 +41,23 @@ namespace stfs::gpu {
 
 using Json = nlohmann::json;
 
-struct Message {
-  Json body;
+// Another one whenever a message changes in such a way that another version would misread it.
+inline constexpr std::uint64_t kProtocolVersion = 2;
+
+// The body lies behind a pointer: what includes this header need not compile the JSON library.
+class Message {
+ public:
+  Message(Json body, std::vector<UniqueFd> received);
+  Message(Message&& other) noexcept;
+  Message& operator=(Message&& other) noexcept;
+  ~Message();
+
+  const Json& body() const { return *body_; }
+
   std::vector<UniqueFd> descriptors;
+
+ private:
+  std::unique_ptr<const Json> body_;
 };
 
 // Text of any bytes to text that JSON can hold, and back; back throws Error kUsage for what cannot
@@ -47,6 +75,18 @@ std::uint64_t number_of(const Json& object, const char* name, std::uint64_t othe
 bool flag_of(const Json& object, const char* name);  // false when it is not there
 std::string text_of(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);
+
+// What a copier is of: it was started from the holder's path, and not with the holder.
+inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
+
+// The line that says which versions differ, and what to do: end the holder, or use a newer `peer`
+// ("this program") when that is the older one and `holder_stays`.
+std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
+                          std::uint64_t version, bool holder_stays);
+
+// poll(2), again after EINTR. Throws Error kDeviceFailed for any other failure: a loop that went on
+// would never rest.
+int poll_events(std::span<pollfd> polled, int timeout_ms);
 
 // One end of a connection. Not thread-safe.
 class Channel {
@@ -73,6 +113,10 @@ class Channel {
   // For those who wait. Both throw Error kDeviceFailed at the connection's end.
   void send_now(const Json& body, std::vector<UniqueFd> descriptors = {});
   Message wait();
+
+  // Sends a message and drops its answer, without allocating anything, on a socket that blocks and
+  // on which no other answer is due. False when the connection has ended.
+  bool tell(std::string_view body) noexcept;
 
  private:
   struct Frame {

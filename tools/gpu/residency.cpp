@@ -4,6 +4,7 @@
 #include "core/text.h"
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,6 +68,11 @@ void Residency::request(ClientId client, const Json& body) {
 void Residency::dispatch(ClientId client, const Json& body) {
   if (!clients_.contains(client)) return;
   const std::string verb = text_of(body, "request");
+  if (verb == "hello") return hello(client, body);
+  if (!clients_.at(client).has_said_hello) {
+    throw Error(ErrorCode::kDeviceFailed, "",
+                version_error(kProtocolVersion, ::getpid(), "this program", 1, true));
+  }
   if (verb == "load") return load(client, body);
   if (verb == "release") return release(client, body);
   if (verb == "evict") return evict(client, body);
@@ -74,6 +80,17 @@ void Residency::dispatch(ClientId client, const Json& body) {
   if (verb == "list") return list(client);
   if (verb == "status") return status(client);
   throw Error(ErrorCode::kUsage, "", "malformed message: no request " + in_quotes(verb));
+}
+
+void Residency::hello(ClientId client, const Json& body) {
+  const std::uint64_t version = number_of(body, "version");
+  clients_.at(client).has_said_hello = version == kProtocolVersion;
+  Json reply{{"version", kProtocolVersion}, {"pid", ::getpid()}};
+  if (version != kProtocolVersion) {
+    reply.update(error_body(device_failed(), version_error(kProtocolVersion, ::getpid(),
+                                                           "this program", version, true)));
+  }
+  outlet_.reply(client, reply, {});
 }
 
 void Residency::load(ClientId client, const Json& body) {
@@ -89,10 +106,10 @@ void Residency::load(ClientId client, const Json& body) {
   load.pin = flag_of(body, "pin");
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
-  load.options = {{"verify", flag_of(body, "verify")},
-                  {"keep_free", number_of(body, "keep_free", 0)},
-                  {"workers", number_of(body, "workers", 0)},
-                  {"tile_bytes", number_of(body, "tile_bytes", 0)}};
+  load.verify = flag_of(body, "verify");
+  load.keep_free = number_of(body, "keep_free", 0);
+  load.workers = number_of(body, "workers", 0);
+  load.tile_bytes = number_of(body, "tile_bytes", 0);
   for (const Json& item : list_of(body, "items")) load.items.push_back(item_from_json(item));
 
   const bool all_resident = std::ranges::all_of(
@@ -112,7 +129,6 @@ void Residency::load(ClientId client, const Json& body) {
     if (named > kMaxNamed) text += " and " + std::to_string(named - kMaxNamed) + " more";
     return fail(load, device_failed(), text);
   }
-  if (outlet_.is_short_of_memory()) return fail(load, device_failed(), kNoMemory);
   std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
   if (!loads_.contains(uuid) && loads_.size() >= kMaxDevices) {
@@ -183,10 +199,13 @@ void Residency::order(Load& load) {
   ++load.attempts;
   Json items = Json::array();
   for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  Json body = load.options;
-  body["load"] = load.id;
-  body["items"] = std::move(items);
-  outlet_.order(load.uuid, load.device, body);
+  outlet_.order(load.uuid, load.device,
+                {{"load", load.id},
+                 {"items", std::move(items)},
+                 {"verify", load.verify},
+                 {"keep_free", load.keep_free},
+                 {"workers", load.workers},
+                 {"tile_bytes", load.tile_bytes}});
 }
 
 void Residency::answer(const std::string& uuid, Message message) {
@@ -194,27 +213,27 @@ void Residency::answer(const std::string& uuid, Message message) {
   if (loads.empty()) return;
   Load& load = loads.front();
   try {
-    if (number_of(message.body, "load") != load.id) return;  // of one that was given up
+    if (number_of(message.body(), "load") != load.id) return;  // of one that was given up
     load.begun = true;
-    if (message.body.contains("progress")) {
+    if (message.body().contains("progress")) {
       if (load.client != 0) {
         outlet_.reply(load.client,
-                      {{"progress", number_of(message.body, "progress")},
-                       {"total", number_of(message.body, "total")}},
+                      {{"progress", number_of(message.body(), "progress")},
+                       {"total", number_of(message.body(), "total")}},
                       {});
       }
       return;
     }
-    if (message.body.contains("needed")) {
-      const std::uint64_t needed = number_of(message.body, "needed");
-      const std::uint64_t free = number_of(message.body, "free");
+    if (message.body().contains("needed")) {
+      const std::uint64_t needed = number_of(message.body(), "needed");
+      const std::uint64_t free = number_of(message.body(), "free");
       if (needed > free && load.client != 0 && make_room(uuid, needed - free)) {
         order(load);
         return;
       }
       no_room(load, needed, free);
-    } else if (message.body.contains("error")) {
-      const Json& error = message.body["error"];
+    } else if (message.body().contains("error")) {
+      const Json& error = message.body().at("error");
       fail(load, static_cast<int>(number_of(error, "status")), text_of(error, "message"));
     } else if (load.client != 0) {
       publish(load, std::move(message));
@@ -235,13 +254,18 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
   // It left because it had nothing to do, while the order was on its way.
   if (why.empty() && !load.begun && load.client != 0 && load.attempts < kMaxAttempts)
     return order(load);
-  fail(load, device_failed(),
-       "the copier ended" + (why.empty() ? "" : ": " + why) + "; nothing was loaded");
+  copier_useless(uuid,
+                 "the copier ended" + (why.empty() ? "" : ": " + why) + "; nothing was loaded");
+}
+
+void Residency::copier_useless(const std::string& uuid, const std::string& line) {
+  if (loads_[uuid].empty()) return;
+  fail(loads_[uuid].front(), device_failed(), line);
   end_first(uuid);
 }
 
 void Residency::publish(Load& load, Message message) {
-  const Json& counts = list_of(message.body, "counts");
+  const Json& counts = list_of(message.body(), "counts");
   if (message.descriptors.size() != load.layout.segment_bytes.size() ||
       counts.size() != load.copied.size()) {
     throw Error(ErrorCode::kDeviceFailed, "", "another number of segments than was asked for");
@@ -279,11 +303,10 @@ void Residency::publish(Load& load, Message message) {
     const auto [out_of_range, nan] = met[i];
     const std::string name = in_quotes(item.label());
     if (out_of_range > 0) {
-      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(out_of_range) +
-                                              " values out of range became infinite"));
+      load.warnings.push_back(to_json_text(name + ": " + std::to_string(out_of_range) +
+                                           " values out of range became infinite"));
     }
-    if (nan > 0)
-      load.warnings.emplace_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
+    if (nan > 0) load.warnings.push_back(to_json_text(name + ": " + std::to_string(nan) + " NaN"));
   }
 }
 
@@ -343,21 +366,13 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : ""));
 }
 
+// By the number of what was leased: under its key there may be another tensor by now.
 void Residency::release(ClientId client, const Json& body) {
-  const std::string uuid = text_of(body, "uuid");
   std::map<std::uint64_t, std::uint64_t>& leases = clients_.at(client).leases;
   std::uint64_t released = 0;
-  for (const Json& key : list_of(body, "keys")) {
-    const std::string wanted = from_json_text(key);
-    const auto indexed = find(uuid, wanted);
-    auto lease = indexed ? leases.find(*indexed) : leases.end();
-    if (lease == leases.end()) {
-      // What was evicted in the meantime is still leased.
-      lease = std::ranges::find_if(leases, [&](const auto& entry) {
-        const Tensor& tensor = tensors_.at(entry.first);
-        return !tensor.indexed && tensor.uuid == uuid && tensor.key == wanted;
-      });
-    }
+  for (const Json& id : list_of(body, "ids")) {
+    if (!id.is_number_unsigned()) throw Error(ErrorCode::kUsage, "", "malformed message: ids");
+    const auto lease = leases.find(id.get<std::uint64_t>());
     if (lease == leases.end()) continue;
     const std::uint64_t tensor = lease->first;
     if (--lease->second == 0) leases.erase(lease);
@@ -509,7 +524,8 @@ Json Residency::row(std::uint64_t id) const {
   }
   const auto idle = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - tensor.used_at);
   const auto segment = segments_.find(tensor.segment);
-  return {{"key", tensor.key},
+  return {{"id", id},
+          {"key", tensor.key},
           {"label", to_json_text(tensor.label)},
           {"dtype", dtype_name(tensor.dtype)},
           {"shape", tensor.shape},

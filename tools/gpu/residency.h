@@ -45,8 +45,6 @@ class Outlet {
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // To the copier of a device ("cuda:0"), which is started when it does not run.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
-  // Then what is resident stays, and can be given back, but nothing more is loaded.
-  virtual bool is_short_of_memory() const = 0;
 };
 
 class Residency {
@@ -64,6 +62,8 @@ class Residency {
   void answer(const std::string& uuid, Message message);
   // The copier of a device has ended. `why` is for people; empty when it left of its own accord.
   void copier_gone(const std::string& uuid, const std::string& why);
+  // Nothing can be loaded by the copier of a device: it fails the load under way, with this line.
+  void copier_useless(const std::string& uuid, const std::string& line);
 
   // Nothing held, nobody connected, nothing under way.
   bool is_idle() const;
@@ -98,18 +98,22 @@ class Residency {
     bool pin = false;
     bool lease = false;
     bool only_resident = false;
-    Json options;                     // for the copier
+    bool verify = false;  // this and the next three are for the copier
+    std::uint64_t keep_free = 0;
+    std::uint64_t workers = 0;
+    std::uint64_t tile_bytes = 0;
     std::vector<std::size_t> copied;  // of items: what the copier was asked for
     Layout layout;                    // of those
     std::uint64_t id = 0;             // of the order; 0: none was given
     unsigned attempts = 0;
     bool begun = false;               // the copier has said so
     std::vector<std::uint64_t> held;  // tensors that must stay until it has ended
-    std::vector<Json> warnings;
+    std::vector<std::string> warnings;
     std::uint64_t copied_bytes = 0;
   };
   struct Client {
     pid_t pid = 0;
+    bool has_said_hello = false;                    // in our version
     std::map<std::uint64_t, std::uint64_t> leases;  // tensor -> how many
   };
   struct Room {
@@ -118,6 +122,7 @@ class Residency {
   };
 
   void dispatch(ClientId client, const Json& body);
+  void hello(ClientId client, const Json& body);
   void load(ClientId client, const Json& body);
   void release(ClientId client, const Json& body);
   void evict(ClientId client, const Json& body);

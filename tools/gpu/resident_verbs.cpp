@@ -6,6 +6,8 @@
 #include "tools/gpu/verbs.h"
 #include "tools/terminal.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <set>
 
@@ -40,12 +41,11 @@ std::string device_text(const std::string& device) { return is_host(device) ? "c
 LeasedTensor::~LeasedTensor() {
   if (::getpid() != process_) {
     // Neither the mapping nor the connection is this process's to end, so they never end here.
-    static_cast<void>(new std::shared_ptr<const MappedSegment>(std::move(segment_)));
-    static_cast<void>(new std::shared_ptr<TensorLeases>(std::move(leases_)));
+    static_cast<void>(kept_.release());
     return;
   }
-  segment_.reset();  // before the holder gives the memory away
-  if (leases_ != nullptr) leases_->give_back(device_.uuid, key_);
+  kept_->segment.reset();  // before the holder gives the memory away
+  if (kept_->leases != nullptr) kept_->leases->give_back(std::move(lease_));
 }
 
 int LeasedTensor::ordinal() const {
@@ -74,7 +74,12 @@ std::shared_ptr<TensorLeases> TensorLeases::connect(std::string socket, std::str
 }
 
 Client& TensorLeases::client() {
-  if (!client_) client_ = Client::connect(program_, socket_);
+  if (client_ && client_->is_open()) return *client_;
+  client_.reset();
+  ++connection_;
+  // The next holder numbers its segments from the beginning.
+  std::erase_if(segments_, [](const auto& entry) { return entry.first.second >= 0; });
+  client_ = Client::connect(program_, socket_);
   if (!client_) {
     throw Error(ErrorCode::kDeviceFailed, "",
                 "no holder listens at " +
@@ -210,19 +215,7 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
   for (const Wanted& one : wanted) {
     if (one.item) items.push_back(*one.item);
   }
-  Loaded loaded;
-  if (!items.empty()) {
-    LoadRequest load;
-    load.verify = request.verify;
-    load.pin = request.pin;
-    load.lease = true;
-    load.only_resident = !request.load_if_missing;
-    loaded = client().load(device, items, load);
-    if (loaded.tensors.size() != items.size())
-      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
-  }
-
-  // First every lease has its owner, then they are mapped: whatever fails gives them all back.
+  // Every lease has its owner before it is taken: whatever fails then gives them all back.
   std::vector<std::shared_ptr<LeasedTensor>> leased;
   for (const Item& item : items) {
     auto tensor = std::make_shared<LeasedTensor>();
@@ -234,10 +227,25 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     tensor->shape_ = item.shape();
     tensor->bytes_ = item.bytes();
     tensor->device_ = device;
-    tensor->leases_ = shared_from_this();
+    tensor->lease_.emplace_front();
+    tensor->kept_->leases = shared_from_this();
     tensors.push_back(tensor);
     leased.push_back(std::move(tensor));
   }
+  Loaded loaded;
+  if (!items.empty()) {
+    LoadRequest load;
+    load.verify = request.verify;
+    load.pin = request.pin;
+    load.lease = true;
+    load.only_resident = !request.load_if_missing;
+    loaded = client().load(device, items, load);
+    for (std::size_t i = 0; i < std::min(leased.size(), loaded.tensors.size()); ++i)
+      leased[i]->lease_.front() = {connection_, loaded.tensors[i].id};
+    if (loaded.tensors.size() != items.size())
+      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
+  }
+
   for (std::size_t i = 0; i < leased.size(); ++i) {
     LeasedTensor& tensor = *leased[i];
     const Resident& resident = loaded.tensors[i];
@@ -247,9 +255,9 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     const auto segment = loaded.segments.find(resident.segment);
     if (segment == loaded.segments.end() || resident.key != tensor.key_)
       throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
-    tensor.segment_ = map(device, static_cast<std::int64_t>(resident.segment),
-                          segment->second.get(), resident.segment_bytes);
-    tensor.address_ = tensor.segment_->address() + resident.offset;
+    tensor.kept_->segment = map(device, static_cast<std::int64_t>(resident.segment),
+                                segment->second.get(), resident.segment_bytes);
+    tensor.address_ = tensor.kept_->segment->address() + resident.offset;
   }
 
   // And those that were inherited, each in its place.
@@ -278,8 +286,8 @@ std::shared_ptr<LeasedTensor> TensorLeases::map_inherited(const DeviceInfo& devi
   tensor->bytes_ = inherited.bytes;
   tensor->device_ = device;
   if (tensor->bytes_ != 0) {
-    tensor->segment_ = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
-    tensor->address_ = tensor->segment_->address() + inherited.offset;
+    tensor->kept_->segment = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
+    tensor->address_ = tensor->kept_->segment->address() + inherited.offset;
   }
   return tensor;
 }
@@ -297,10 +305,10 @@ void TensorLeases::release(Tensors tensors) noexcept {
   send_given_back();
 }
 
-void TensorLeases::give_back(const std::string& device_uuid, const std::string& key) noexcept {
+void TensorLeases::give_back(std::forward_list<Lease> lease) noexcept {
   {
     const std::lock_guard lock(ends_);
-    given_back_[device_uuid].push_back(key);
+    given_back_.splice_after(given_back_.before_begin(), lease);
     if (releases_ > 0) return;  // the one that ends last tells the holder
   }
   send_given_back();
@@ -315,18 +323,19 @@ void TensorLeases::send_given_back() noexcept {
     }
     const std::unique_lock call(calls_, std::try_to_lock);
     if (!call) return;
-    std::map<std::string, std::vector<std::string>> ended;
+    std::forward_list<Lease> ended;
     {
       const std::lock_guard lock(ends_);
       ended.swap(given_back_);
     }
-    for (const auto& [device_uuid, keys] : ended) {
-      try {
-        client_->release(device_uuid, keys);
-      } catch (const Error&) {
-        // The holder has gone, and its leases with it.
-      }
+    std::array<std::uint64_t, 512> ids;
+    std::size_t count = 0;
+    for (const Lease& lease : ended) {
+      if (lease.connection != connection_ || !client_) continue;  // it ended with its connection
+      ids[count++] = lease.id;
+      if (count == ids.size()) client_->release(std::span(ids).first(std::exchange(count, 0)));
     }
+    if (count > 0) client_->release(std::span(ids).first(count));
   }
 }
 

@@ -1,6 +1,6 @@
 // The tensors that this process uses: what libstfs_gpu is made of.
 //
-//   TensorLeases         a connection to the holder, made when it is needed; what was inherited
+//   TensorLeases   a connection to the holder, made when it is needed; what was inherited
 //   LeasedTensor   one tensor, mapped here; a lease on it as long as it is referred to
 //
 // Both are referred to from several places whose ends come in any order (handles of callers,
@@ -9,6 +9,10 @@
 // Thread safety: all of it may be used by many threads; calls of acquire() take turns, and the end
 // of a LeasedTensor never waits for one. In a child of fork() acquire() throws kUsage, and ends do
 // nothing: the connection is the parent's, and the device may not work here at all.
+//
+// Ends allocate nothing, so that they cannot fail. A lease is of one connection: when the holder
+// has died, acquire() connects to the next one, what is mapped stays mapped, and the next holder is
+// not told of the end of leases that it never gave.
 #pragma once
 
 #include "tools/gpu/client.h"
@@ -21,6 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <forward_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +39,12 @@
 namespace stfs::gpu {
 
 class TensorLeases;
+
+// What the holder is told when it ends.
+struct Lease {
+  std::uint64_t connection = 0;  // which one it was taken on; 0: none was
+  std::uint64_t id = 0;          // Resident::id
+};
 
 // Immutable.
 class LeasedTensor {
@@ -65,8 +76,13 @@ class LeasedTensor {
   std::uint64_t bytes_ = 0;
   std::uint64_t address_ = 0;
   DeviceInfo device_;
-  std::shared_ptr<const MappedSegment> segment_;
-  std::shared_ptr<TensorLeases> leases_;  // when the holder leased it to us
+  // In memory of its own: a child of fork() leaves it as it is.
+  struct Kept {
+    std::shared_ptr<const MappedSegment> segment;
+    std::shared_ptr<TensorLeases> leases;  // when the holder leased it to us
+  };
+  std::unique_ptr<Kept> kept_ = std::make_unique<Kept>();
+  std::forward_list<Lease> lease_;  // one, when the holder leased it; its end moves it elsewhere
   pid_t process_ = 0;
 };
 
@@ -110,7 +126,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   TensorLeases(std::string socket, std::string program);
 
-  Client& client();  // connected
+  Client& client();  // connected; anew when the holder has ended since the last call
   std::vector<Wanted> resolve(const AcquireRequest& request);
   const InheritedTensor* find_inherited(const std::multimap<std::string_view, std::size_t>& index,
                                         const std::string& name,
@@ -123,7 +139,8 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
                                               const InheritedTensor& inherited);
 
-  void give_back(const std::string& device_uuid, const std::string& key) noexcept;
+  // These allocate nothing.
+  void give_back(std::forward_list<Lease> lease) noexcept;
   void send_given_back() noexcept;
 
   const std::string socket_;
@@ -135,15 +152,16 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   std::mutex calls_;  // held for a whole call to the holder; guards what follows
   std::optional<Client> client_;
+  std::uint64_t connection_ = 0;  // which one client_ is, counted from 1
   Selection selection_;
   // Mapped once, however many tensors lie in it: by the device's UUID and the holder's number, or
   // the inherited descriptor as a negative one.
   std::map<std::pair<std::string, std::int64_t>, std::weak_ptr<const MappedSegment>> segments_;
 
   std::mutex ends_;  // held for moments, also by who holds calls_; guards what follows
-  // TensorLeases that have ended and that the holder has not been told of: keys by the device's
-  // UUID. It counts them, one for each tensor of each acquire.
-  std::map<std::string, std::vector<std::string>> given_back_;
+  // Leases that have ended and that the holder has not been told of. It counts them, one for each
+  // tensor of each acquire.
+  std::forward_list<Lease> given_back_;
   unsigned releases_ = 0;  // that are under way
 };
 

@@ -66,7 +66,8 @@ STFS_GPU_API const char* stfs_gpu_version(void);
 
 /* Connects to the holder that listens on the socket at `path`; NULL: this user's. When
  * STFS_GPU_TENSORS is in the environment (this process was started by `stfs-gpu run`) the tensors
- * that it was given are read, and the holder is looked for only when another is asked for. */
+ * that it was given are read, and the holder is looked for only when another is asked for. When the
+ * holder has died, what is mapped stays mapped, and the next stfs_gpu_acquire connects again. */
 STFS_GPU_API int stfs_gpu_connect(const char* path, unsigned flags,
                                   stfs_gpu_connection** connection);
 

@@ -1,0 +1,133 @@
+// Whose the holder's path is: one holder takes it away, and only its own.
+#include "tools/gpu/holder_socket.h"
+
+#include "core/error.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
+namespace {
+
+class HolderSocketTest : public ::testing::Test {
+ protected:
+  std::optional<HolderSocket> listen() const { return HolderSocket::listen_at(path()); }
+
+  std::string path() const { return dir_ / "gpu.sock"; }
+  bool is_there() const { return std::filesystem::exists(path()); }
+
+  UniqueFd made(int type) const {
+    return UniqueFd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  }
+  int bound(const UniqueFd& fd) const { return with_address(fd, ::bind); }
+  int connected(const UniqueFd& fd) const { return with_address(fd, ::connect); }
+  // Whether a client reaches this socket: then it is in the queue of the listener.
+  bool is_reached() const { return connected(made(SOCK_STREAM)) == 0; }
+
+ private:
+  int with_address(const UniqueFd& fd, int (*call)(int, const sockaddr*, socklen_t)) const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path().copy(address.sun_path, sizeof address.sun_path - 1);
+    return call(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(HolderSocketTest, IsForThisUserAloneAndForOneHolder) {
+  const std::optional<HolderSocket> first = listen();
+
+  ASSERT_TRUE(first.has_value());
+  struct stat status {};
+  ASSERT_EQ(::stat(path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600U);
+  EXPECT_FALSE(listen().has_value());
+  EXPECT_TRUE(is_reached());
+}
+
+TEST_F(HolderSocketTest, RetiresWhenNobodyHasConnected) {
+  std::optional<HolderSocket> socket = listen();
+
+  EXPECT_TRUE(socket->retire());
+
+  EXPECT_FALSE(is_there());
+  EXPECT_FALSE(std::filesystem::exists(path() + ".gone"));
+}
+
+TEST_F(HolderSocketTest, DoesNotRetireWhileAClientWaits) {
+  std::optional<HolderSocket> socket = listen();
+  const UniqueFd client = made(SOCK_STREAM);
+  ASSERT_EQ(connected(client), 0);
+
+  EXPECT_FALSE(socket->retire());
+
+  EXPECT_TRUE(is_reached()) << "it listens where it did";
+  socket->remove();
+  EXPECT_FALSE(is_there());
+}
+
+TEST_F(HolderSocketTest, ThatHasRetiredLeavesTheSocketOfItsSuccessorAlone) {
+  std::optional<HolderSocket> first = listen();
+  ASSERT_TRUE(first->retire());
+  const std::optional<HolderSocket> second = listen();
+  ASSERT_TRUE(second.has_value());
+
+  first->remove();
+
+  EXPECT_TRUE(is_reached());
+}
+
+TEST_F(HolderSocketTest, WhosePathIsAnothersByNowLeavesItAlone) {
+  std::optional<HolderSocket> removed = listen();
+  std::optional<HolderSocket> retired;
+  std::filesystem::remove(path());
+  retired = listen();
+  std::filesystem::remove(path());
+  const std::optional<HolderSocket> last = listen();
+  ASSERT_TRUE(last.has_value());
+
+  removed->remove();
+  EXPECT_TRUE(retired->retire());
+
+  EXPECT_TRUE(is_reached());
+}
+
+TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
+  ASSERT_EQ(bound(made(SOCK_STREAM)), 0);  // closed at once
+  EXPECT_TRUE(listen().has_value());
+
+  std::filesystem::remove(path());
+  write_file(path(), "precious");
+  EXPECT_THROW(listen(), Error);
+  EXPECT_EQ(read_file(path()), "precious");
+
+  std::filesystem::remove(path());
+  const UniqueFd other = made(SOCK_DGRAM);
+  ASSERT_EQ(bound(other), 0);
+  EXPECT_THROW(listen(), Error);
+  EXPECT_TRUE(is_there()) << "somebody uses it, though no stream can reach it";
+}
+
+TEST_F(HolderSocketTest, WithoutItsDirectoryIsRemovedWithoutAnError) {
+  std::optional<HolderSocket> socket;
+  {
+    const TempDir other;
+    socket = HolderSocket::listen_at(other / "gpu.sock");
+  }
+
+  socket->remove();
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test

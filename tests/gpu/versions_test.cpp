@@ -1,0 +1,197 @@
+// Holder, copier and client of different versions, as after an upgrade in place: one line that says
+// so, and what to do.
+#include "tests/gpu/tool.h"
+#include "tools/gpu/message.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <thread>
+
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
+namespace {
+
+const std::string kOurs = std::to_string(kProtocolVersion);
+
+std::string frame(const std::string& body) {
+  std::string bytes;
+  for (unsigned i = 0; i < 4; ++i) bytes += static_cast<char>((body.size() >> (8 * i)) & 0xff);
+  return bytes + std::string(4, '\0') + body;
+}
+
+// What a holder answers to a request.
+using Answers = std::map<std::string, Json>;
+
+// Listens where a holder does, and serves one client.
+class OtherHolder {
+ public:
+  OtherHolder(const std::string& path, Answers answers) : answers_(std::move(answers)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+              0);
+    EXPECT_EQ(::listen(listener_.get(), 1), 0);
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~OtherHolder() {
+    ::shutdown(listener_.get(), SHUT_RDWR);  // accept ends
+    thread_.join();
+  }
+  OtherHolder(const OtherHolder&) = delete;
+  OtherHolder& operator=(const OtherHolder&) = delete;
+
+ private:
+  void serve() {
+    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) return;
+    Channel channel(std::move(fd), {});
+    try {
+      for (;;) channel.send_now(answers_.at(text_of(channel.wait().body(), "request")));
+    } catch (const std::exception&) {  // the client has gone
+    }
+  }
+
+  UniqueFd listener_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const Answers answers_;
+  std::thread thread_;
+};
+
+Json error_of(int status, const std::string& message) {
+  return {{"status", status}, {"message", message}};
+}
+
+class GpuVersions : public GpuToolTest {
+ protected:
+  // A load by a holder whose stfs-gpu has been replaced by a program that says this to the holder
+  // and reads until it goes.
+  Outcome load_with_copier(const std::string& says) {
+    const auto program = file("stfs-gpu-copy");
+    std::filesystem::copy_file(STFS_GPU_BINARY, program);
+    holding_ = std::make_unique<Process>(std::vector<std::string>{program.string(), "holder"});
+    EXPECT_TRUE(eventually([&] { return holder() > 0; })) << holding_->err();
+    std::filesystem::remove(program);
+    write_file(file("says"), frame(says));
+    write_file(program, "#!/bin/sh\ncat '" + file("says").string() + "' >&3; exec cat <&3\n");
+    EXPECT_EQ(::chmod(program.c_str(), 0755), 0);
+    return gpu({"load", "--device", "cpu", small().string() + "::a"});
+  }
+
+  // The line after "stfs-gpu: ".
+  std::string line(const std::string& holders, pid_t pid, const std::string& peer) const {
+    return "the holder (process " + std::to_string(pid) + ") speaks version " + holders +
+           " of the protocol, " + peer;
+  }
+  static std::string kill_and_load(pid_t pid) {
+    return ": end the holder (kill " + std::to_string(pid) + "), and load again";
+  }
+
+  std::unique_ptr<Process> holding_;
+};
+
+TEST_F(GpuVersions, AnOlderHolderIsNamedWithWhatEndsIt) {
+  const OtherHolder older(
+      socket(),
+      {{"hello", {{"error", error_of(2, "malformed message: no request \"hello\"")}}},
+       {"status",
+        {{"pid", 4711}, {"memory_limit", 0}, {"clients", 1}, {"devices", Json::object()}}}});
+
+  expect_one_line(gpu({"ls"}), 5,
+                  line("1", 4711, "this program version " + kOurs) + kill_and_load(4711));
+}
+
+TEST_F(GpuVersions, ANewerHolderIsNamedAndStays) {
+  const OtherHolder newer(
+      socket(),
+      {{"hello",
+        {{"version", 99}, {"pid", 4711}, {"error", error_of(5, "some line of its own")}}}});
+
+  expect_one_line(gpu({"ls"}), 5,
+                  line("99", 4711, "this program version " + kOurs) +
+                      ": start this program again, with the newer stfs");
+}
+
+TEST_F(GpuVersions, AHolderThatCannotAnswerAHelloNowIsNotCalledOld) {
+  const OtherHolder busy(socket(),
+                         {{"hello", {{"error", error_of(5, "the holder is out of memory")}}}});
+
+  expect_one_line(gpu({"ls"}), 5, "stfs-gpu: the holder is out of memory");
+}
+
+TEST_F(GpuVersions, AnOlderClientIsTold) {
+  start_holder({});
+  const pid_t pid = holder();
+  Client::connect("");  // of this version: is served
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  socket().copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  Channel older(std::move(fd), {});
+
+  older.send_now({{"request", "list"}});
+
+  const Message answer = older.wait();
+  const Json& error = answer.body().at("error");
+  EXPECT_EQ(error.at("status"), 5);
+  EXPECT_EQ(error.at("message"), line(kOurs, pid, "this program version 1") +
+                                     ": start this program again, with the newer stfs");
+}
+
+TEST_F(GpuVersions, ANewerCopierFailsTheLoadAndNotTheHolder) {
+  const Outcome loaded = load_with_copier(R"({"load":0,"hello":99})");
+
+  const pid_t pid = holding_->pid();
+  expect_one_line(
+      loaded, 5,
+      line(kOurs, pid, "the stfs-gpu that is installed version 99") + kill_and_load(pid));
+  EXPECT_EQ(holder(), pid);
+}
+
+TEST_F(GpuVersions, AnOlderCopierFailsTheLoadAndNotTheHolder) {
+  const Outcome loaded =
+      load_with_copier(R"({"load":1,"error":{"status":5,"message":"it says no hello"}})");
+
+  const pid_t pid = holding_->pid();
+  expect_one_line(
+      loaded, 5, line(kOurs, pid, "the stfs-gpu that is installed version 1") + kill_and_load(pid));
+  EXPECT_EQ(holder(), pid);
+}
+
+// It is this process that plays the holder.
+TEST_F(GpuVersions, ACopierOfAnOlderHolderFailsTheLoad) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  Channel channel(UniqueFd(ends[0]), {});
+  const UniqueFd theirs(ends[1]);
+  ASSERT_EQ(::dup2(theirs.get(), 100), 100);  // inherited
+  Process copier({"/bin/bash", "-c", R"(exec 3<&100; exec "$1" copier --device cpu --idle 1)",
+                  "bash", STFS_GPU_BINARY});
+  ::close(100);
+
+  channel.send_now({{"load", 7}, {"items", Json::array()}});
+
+  EXPECT_EQ(channel.wait().body().at("hello"), kProtocolVersion);
+  for (;;) {
+    const Message answer = channel.wait();
+    EXPECT_EQ(answer.body().at("load"), 7);
+    if (answer.body().contains("progress")) continue;
+    EXPECT_EQ(answer.body().at("error").at("message"),
+              line("1", ::getpid(), "the stfs-gpu that is installed version " + kOurs) +
+                  kill_and_load(::getpid()));
+    break;
+  }
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test
