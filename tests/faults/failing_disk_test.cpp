@@ -2,6 +2,7 @@
 // and who waits for the disk waits alone.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/faulty_disk.h"
 #include "tests/support/mounted.h"
 
 #include <fcntl.h>
@@ -22,69 +23,6 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSize = 4 << 20;  // bytes of the tensor that the faults are in
-
-// A directory that is seen through tests/support/faulty_fs.
-class FaultyDisk {
- public:
-  explicit FaultyDisk(const std::filesystem::path& directory)
-      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory}) {
-    std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
-    if (!eventually([this] { return !server_.running() || !mounts_at(path_).empty(); }) ||
-        !server_.running()) {
-      throw std::runtime_error("faulty_fs did not mount: " + server_.err());
-    }
-  }
-  ~FaultyDisk() {
-    tell("release");
-    unmount_all(path_);
-  }
-
-  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-  void tell(const std::string& line) const {
-    const int fd = ::open((path_ / "control").c_str(), O_WRONLY | O_CLOEXEC);
-    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size())) << line;
-    ::close(fd);
-  }
-  void fail_or_stall(const char* verb, std::string_view name, std::size_t begin,
-                     std::size_t end) const {
-    tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
-         std::to_string(end));
-  }
-  // Waits until as many reads wait for the disk.
-  [[nodiscard]] bool stalls(int reads) const {
-    return eventually([&] { return waiting() >= reads; });
-  }
-  int waiting() const { return std::stoi(read_file(path_ / "control")); }
-
- private:
-  static std::filesystem::path made(const std::filesystem::path& directory) {
-    std::filesystem::create_directory(directory);
-    return directory;
-  }
-
-  TempDir dir_;
-  std::filesystem::path path_;
-  Process server_;
-};
-
-// One read of a range: its errno, or 0.
-int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
-               std::string& out) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno;
-  out.assign(length, '\0');
-  std::size_t filled = 0;
-  int error = 0;
-  while (filled < length && error == 0) {
-    const ssize_t got =
-        ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
-    if (got < 0) error = errno;
-    if (got == 0) error = ENODATA;  // a false end of file
-    if (got > 0) filled += static_cast<std::size_t>(got);
-  }
-  ::close(fd);
-  return error;
-}
 
 class SourceOnFaultyDisk : public MountTest {
  protected:

@@ -1,0 +1,85 @@
+// A disk that fails, stalls, is slow, or keeps old attributes, as tests/support/faulty_fs shows it.
+#pragma once
+
+#include "tests/support/files.h"
+#include "tests/support/mounted.h"
+#include "tests/support/process.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace stfs::test {
+
+// A directory that is seen through tests/support/faulty_fs.
+class FaultyDisk {
+ public:
+  // `cache` as faulty_fs takes it: "uncached", "attributes", "all".
+  explicit FaultyDisk(const std::filesystem::path& directory, const std::string& cache = "uncached")
+      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory, cache}) {
+    std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
+    if (!eventually([this] { return !server_.running() || !mounts_at(path_).empty(); }) ||
+        !server_.running()) {
+      throw std::runtime_error("faulty_fs did not mount: " + server_.err());
+    }
+  }
+  ~FaultyDisk() {
+    tell("release");
+    unmount_all(path_);
+  }
+
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+  void tell(const std::string& line) const {
+    const int fd = ::open((path_ / ("tell " + line)).c_str(), O_RDONLY | O_CLOEXEC);
+    EXPECT_GE(fd, 0) << line << ": " << std::strerror(errno);
+    ::close(fd);
+  }
+  void fail_or_stall(const char* verb, std::string_view name, std::size_t begin,
+                     std::size_t end) const {
+    tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
+         std::to_string(end));
+  }
+  // Waits until as many reads wait for the disk.
+  [[nodiscard]] bool stalls(int reads) const {
+    return eventually([&] { return waiting() >= reads; });
+  }
+  int waiting() const { return std::stoi(read_file(path_ / "control")); }
+
+ private:
+  static std::filesystem::path made(const std::filesystem::path& directory) {
+    std::filesystem::create_directory(directory);
+    return directory;
+  }
+
+  TempDir dir_;
+  std::filesystem::path path_;
+  Process server_;
+};
+
+// One read of a range: its errno, or 0.
+inline int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
+                      std::string& out) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  out.assign(length, '\0');
+  std::size_t filled = 0;
+  int error = 0;
+  while (filled < length && error == 0) {
+    const ssize_t got =
+        ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
+    if (got < 0) error = errno;
+    if (got == 0) error = ENODATA;  // a false end of file
+    if (got > 0) filled += static_cast<std::size_t>(got);
+  }
+  ::close(fd);
+  return error;
+}
+
+}  // namespace stfs::test
