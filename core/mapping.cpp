@@ -52,7 +52,7 @@ bool is_known_local(int fd) {
          std::ranges::find(kLocal, static_cast<std::uint32_t>(system.f_type)) != kLocal.end();
 }
 
-const auto kPage = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
 // What verify() compares.
 struct Version {
@@ -125,6 +125,7 @@ Mapping::Guard Mapping::guard() const {
   if (!is_leased()) return {};
   Guard guard(guards_, std::try_to_lock);
   // Asked again under the lock: whoever gives the lease back says so first, and then waits.
+  // cppcheck-suppress identicalConditionAfterEarlyExit  ; it does not know what is atomic
   if (guard.owns_lock() && !is_leased()) guard.unlock();
   return guard;
 }
@@ -188,6 +189,7 @@ int Mapping::verify() const {
   Version now{};
   const int error = version_of(fd_.get(), is_local_, now);
   if (error != 0 && error != ESTALE) {  // ESTALE: a server has another file there, or none
+    note_failure(0, 0, error);
     return error;
   }
   const bool same =
@@ -197,14 +199,38 @@ int Mapping::verify() const {
   return ESTALE;
 }
 
+void Mapping::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
+  constexpr std::uint64_t kNear = 1 << 20;
+  const std::lock_guard lock(failures_.mutex);
+  const std::span known = std::span(failures_.all).first(failures_.count);
+  for (Failure& failure : known) {
+    const bool is_range = begin != end && failure.begin != failure.end;
+    const bool is_near = begin < failure.end + kNear && failure.begin < end + kNear;
+    const bool is_same = is_range ? is_near : begin == end && failure.begin == failure.end;
+    if (!is_same || failure.error != error) continue;
+    failure.begin = std::min(failure.begin, begin);
+    failure.end = std::max(failure.end, end);
+    return;
+  }
+  if (failures_.count == kMaxFailures) return;
+  const bool is_last = failures_.count + 1 == kMaxFailures;
+  failures_.all[failures_.count++] = {begin, end, error, is_last};
+}
+
+std::optional<Mapping::Failure> Mapping::take_failure() const {
+  const std::lock_guard lock(failures_.mutex);
+  if (failures_.taken == failures_.count) return std::nullopt;
+  return failures_.all[failures_.taken++];
+}
+
 bool Mapping::is_resident(std::uint64_t offset, std::uint64_t length) const {
   constexpr std::size_t kPages = 512;
   std::array<unsigned char, kPages> pages{};
   const std::uint64_t end = offset + length;
-  for (std::uint64_t at = offset / kPage * kPage; at < end; at += kPages * kPage) {
-    const auto bytes = static_cast<std::size_t>(std::min(end - at, kPages * kPage));
+  for (std::uint64_t at = offset / page_bytes * page_bytes; at < end; at += kPages * page_bytes) {
+    const auto bytes = static_cast<std::size_t>(std::min(end - at, kPages * page_bytes));
     if (::mincore(data_ + at, bytes, pages.data()) != 0) return false;
-    const auto count = static_cast<std::ptrdiff_t>((bytes + kPage - 1) / kPage);
+    const auto count = static_cast<std::ptrdiff_t>((bytes + page_bytes - 1) / page_bytes);
     if (!std::all_of(pages.begin(), pages.begin() + count, [](auto p) { return (p & 1) != 0; })) {
       return false;
     }
@@ -216,9 +242,9 @@ bool Mapping::is_in_page_table(std::uint64_t offset, std::uint64_t length) const
   constexpr std::size_t kPages = 512;
   constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
   std::array<std::uint64_t, kPages> entries{};
-  const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(data_) / kPage;
-  const std::uint64_t end = (offset + length - 1) / kPage + 1;
-  for (std::uint64_t page = offset / kPage; page < end; page += kPages) {
+  const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(data_) / page_bytes;
+  const std::uint64_t end = (offset + length - 1) / page_bytes + 1;
+  for (std::uint64_t page = offset / page_bytes; page < end; page += kPages) {
     const std::span part = std::span(entries).first(std::min(kPages, end - page));
     const std::uint64_t at = (begin + page) * sizeof(std::uint64_t);
     if (pread_exact(pagemap_.get(), std::as_writable_bytes(part), at) != 0) return false;
@@ -236,7 +262,7 @@ bool Mapping::make_resident(std::uint64_t offset, std::uint64_t length) const {
     return ::preadv2(fd_.get(), &to, 1, static_cast<off_t>(at), RWF_NOWAIT) == 1;
   };
   if (!is_at_hand(offset) || !is_at_hand(offset + length - 1)) return false;
-  const std::uint64_t begin = offset / kPage * kPage;
+  const std::uint64_t begin = offset / page_bytes * page_bytes;
   return ::madvise(data_ + begin, offset + length - begin, MADV_POPULATE_READ) == 0;
 }
 
@@ -246,7 +272,10 @@ bool Mapping::can_send(std::uint64_t offset, std::uint64_t length) const {
 }
 
 int Mapping::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
-  return pread_exact(fd_.get(), buffer, offset);
+  std::size_t filled = 0;
+  const int error = pread_exact(fd_.get(), buffer, offset, &filled);
+  if (error != 0) note_failure(offset + filled, offset + buffer.size(), error);
+  return error;
 }
 
 int Mapping::read(std::span<std::byte> buffer, std::uint64_t offset) const {

@@ -13,6 +13,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,6 +21,7 @@
 #include <cstdint>
 #include <ctime>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -69,6 +71,18 @@ class Mapping {
   // As if verify() had seen it: another process did.
   void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
 
+  // A range that could not be read; or, when it is empty, attributes that could not. ESTALE is the
+  // file system's own word, unless has_changed() says more.
+  struct Failure {
+    std::uint64_t begin, end;
+    int error;
+    bool is_last;  // more are not kept
+  };
+  // The next one that nobody has taken yet. Failures less than a MiB apart count as one, and a
+  // source has at most kMaxFailures, however much of it is lost.
+  std::optional<Failure> take_failure() const;
+  static constexpr std::size_t kMaxFailures = 8;
+
   // Whether the kernel has every page of a range at hand, so that reading it waits for no disk.
   // True as well where the kernel does not tell: of a file that is neither owned nor writable,
   // mincore(2).
@@ -100,12 +114,20 @@ class Mapping {
     std::condition_variable over;
     bool is_taken = false;
   };
+  struct Failures {
+    std::mutex mutex;
+    std::array<Failure, kMaxFailures> all{};
+    std::size_t count = 0;
+    std::size_t taken = 0;
+  };
+
   void try_lease() const;
   // For a leased file of which mincore(2) does not tell. True when a range is in this process's
   // page table (proc_pid_pagemap(5)), which what was sent from the mapping is. Else false when its
   // first or last page is not at hand, and otherwise the range is brought into the page table.
   bool make_resident(std::uint64_t offset, std::uint64_t length) const;
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
+  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;
 
   std::string path_;
   UniqueFd fd_;
@@ -118,6 +140,7 @@ class Mapping {
   bool mincore_tells_ = false;  // which pages are resident
   mutable std::atomic<bool> changed_ = false;
   mutable Turn turn_;
+  mutable Failures failures_;
 
   mutable std::shared_mutex guards_;  // shared by those that live; the lease is taken and given
                                       // back by whoever has it alone

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
@@ -31,7 +32,7 @@ class FaultyDisk {
     }
   }
   ~FaultyDisk() {
-    tell("release");
+    if (server_.running()) tell("release");
     unmount_all(path_);
   }
 
@@ -45,6 +46,11 @@ class FaultyDisk {
                      std::size_t end) const {
     tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
          std::to_string(end));
+  }
+  // From then on every call is ENOTCONN.
+  void die() {
+    server_.signal(SIGKILL);
+    server_.wait();
   }
   // Waits until as many reads wait for the disk.
   [[nodiscard]] bool stalls(int reads) const {
