@@ -97,37 +97,40 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
-    const int error = std::visit(
-        Overloaded{[&](std::string_view bytes) {
-                     reading.pieces.push_back(piece(bytes.data() + skip, take));
-                     return 0;
-                   },
-                   [&](const Extent& extent) {
-                     const std::uint64_t from = extent.offset + skip;
-                     const bool at_hand = extent.source->is_resident(from, take);
-                     if (!at_hand || !extent.source->is_leased()) {
-                       // The bytes could change after the check, while they are copied
-                       // or while the kernel waits for the disk, for as long as a disk
-                       // may take. Read, and check afterwards.
-                       return fill(reading, take, [&](std::span<std::byte> buffer) {
-                         return at_hand ? extent.source->read(buffer, from)
-                                        : extent.source->read_in_turn(buffer, from);
-                       });
-                     }
-                     if (std::ranges::find(sent_from, extent.source) == sent_from.end()) {
-                       sent_from.push_back(extent.source);
-                     }
-                     const std::span bytes = extent.source->bytes();
-                     reading.pieces.push_back(piece(bytes.data() + from, take));
-                     return 0;
-                   },
-                   [&](const std::unique_ptr<const Producer>& producer) {
-                     return fill(reading, take, [&](std::span<std::byte> buffer) {
-                       return producer->produce(skip, buffer);
-                     });
-                   }},
-        span->kind);
-    if (error != 0) return error;
+    const int error =
+        std::visit(Overloaded{[&](std::string_view bytes) {
+                                reading.pieces.push_back(piece(bytes.data() + skip, take));
+                                return 0;
+                              },
+                              [&](const Extent& extent) {
+                                const Mapping& source = *extent.source;
+                                const std::uint64_t from = extent.offset + skip;
+                                if (!source.can_send(from, take)) {
+                                  // The bytes could change after the check, while they are copied
+                                  // or while the kernel waits for the disk, for as long as a disk
+                                  // may take. Read, and check afterwards.
+                                  return fill(reading, take, [&](std::span<std::byte> buffer) {
+                                    return source.is_resident(from, take)
+                                               ? source.read_unverified(buffer, from)
+                                               : source.read_in_turn(buffer, from);
+                                  });
+                                }
+                                if (std::ranges::find(sent_from, &source) == sent_from.end()) {
+                                  sent_from.push_back(&source);
+                                }
+                                reading.pieces.push_back(piece(source.bytes().data() + from, take));
+                                return 0;
+                              },
+                              [&](const std::unique_ptr<const Producer>& producer) {
+                                return fill(reading, take, [&](std::span<std::byte> buffer) {
+                                  return producer->produce(skip, buffer);
+                                });
+                              }},
+                   span->kind);
+    if (error != 0) {
+      const int changed = verify(begin, end - begin);
+      return changed != 0 ? changed : error;
+    }
     offset += take;
   }
   // Last, since filling a buffer may have taken long, and who wants to write waits for the guards.
@@ -139,29 +142,35 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                   [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
     }
     reading.guards.push_back(std::move(guard));
-    if (const int error = source->verify()) return error;
   }
-  return 0;
+  return verify(begin, end - begin);
 }
 
 int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
+  const int error = copy_unverified(offset, out);
+  const int changed = verify(offset, out.size());
+  return changed != 0 ? changed : error;
+}
+
+int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) const {
   if (out.empty()) return 0;
   for (auto span = span_at(offset); !out.empty(); ++span) {
     const std::uint64_t skip = offset - span->begin;
     const auto take =
         static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), span->length - skip));
     const std::span part = out.first(take);
-    const int error = std::visit(
-        Overloaded{
-            [&](std::string_view bytes) {
-              std::memcpy(part.data(), bytes.data() + skip, take);
-              return 0;
-            },
-            [&](const Extent& extent) { return extent.source->read(part, extent.offset + skip); },
-            [&](const std::unique_ptr<const Producer>& producer) {
-              return producer->produce(skip, part);
-            }},
-        span->kind);
+    const int error =
+        std::visit(Overloaded{[&](std::string_view bytes) {
+                                std::memcpy(part.data(), bytes.data() + skip, take);
+                                return 0;
+                              },
+                              [&](const Extent& extent) {
+                                return extent.source->read_unverified(part, extent.offset + skip);
+                              },
+                              [&](const std::unique_ptr<const Producer>& producer) {
+                                return producer->produce(skip, part);
+                              }},
+                   span->kind);
     if (error != 0) return error;
     out = out.subspan(take);
     offset += take;
@@ -169,15 +178,17 @@ int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
   return 0;
 }
 
-int Content::verify() const {
+int Content::verify(std::uint64_t offset, std::uint64_t length) const {
+  if (length == 0) return 0;
   const Mapping* verified = nullptr;
-  for (const Span& span : spans_) {
+  const auto end = span_at(offset + length - 1) + 1;
+  for (auto span = span_at(offset); span != end; ++span) {
     int error = 0;
-    if (const Extent* extent = std::get_if<Extent>(&span.kind)) {
+    if (const Extent* extent = std::get_if<Extent>(&span->kind)) {
       if (extent->source == verified) continue;
       error = extent->source->verify();
       verified = extent->source;
-    } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span.kind)) {
+    } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span->kind)) {
       error = (*producer)->verify();
     }
     if (error != 0) return error;

@@ -13,7 +13,8 @@
 //
 // There is one way to read any of them. `read` yields what to send, for the kernel; `copy` yields
 // bytes that code of ours may look at. Both answer 0 or an errno and never throw: ESTALE when a
-// source is no longer the file that was mapped, EIO and its like from the source.
+// source is no longer the file that was mapped, EIO and its like from the source. Sources are
+// verified last, when all bytes are there.
 //
 // Thread safety: const members may be called from any thread. Lifetime: the mappings that extents
 // refer to, and borrowed bytes, outlive the Content; the pieces of a Reading are valid while
@@ -45,10 +46,12 @@ class Producer {
 
   virtual std::uint64_t size() const = 0;  // bytes; never changes
 
-  // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). 0 or an errno.
+  // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). 0 or an errno. The
+  // bytes are good only if verify() returns 0 afterwards.
   virtual int produce(std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  // 0 or ESTALE: whether the sources that the bytes are computed from are still what was mapped.
+  // 0, or ESTALE when a source that the bytes are computed from is not what was mapped, or an
+  // errno.
   virtual int verify() const { return 0; }
 };
 
@@ -82,8 +85,12 @@ class Content {
   // Fills `out` from `offset` on; the range must lie inside. The bytes are good only if 0 returns.
   int copy(std::uint64_t offset, std::span<std::byte> out) const;
 
-  // 0 or ESTALE: whether every source is still the file that was mapped.
-  int verify() const;
+  // As copy(), for many that are verified together: the bytes are good only if verify() returns 0
+  // afterwards. It is one question to the server of each source that is not on a local disk.
+  int copy_unverified(std::uint64_t offset, std::span<std::byte> out) const;
+
+  // 0, or ESTALE when a source is not the file that was mapped, or an errno.
+  int verify() const { return verify(0, size_); }
 
   static constexpr std::size_t kMaxPieces = 64;  // well under IOV_MAX (1024)
 
@@ -99,6 +106,7 @@ class Content {
     Kind kind;
   };
 
+  int verify(std::uint64_t offset, std::uint64_t length) const;  // the sources of a range
   void add(std::uint64_t length, Kind kind);
   std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;
 

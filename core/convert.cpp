@@ -209,7 +209,7 @@ class Float32 : public Producer {
           std::min({count_, first + block, first + (out.size() / sizeof(float) + 2 * group)});
       const auto elements = static_cast<std::size_t>(last - first);
       const std::span bytes(raw.get(), static_cast<std::size_t>((elements * bits + 7) / 8));
-      if (const int error = raw_.copy(first * bits / 8, bytes)) return error;
+      if (const int error = raw_.copy_unverified(first * bits / 8, bytes)) return error;
       const auto skip = static_cast<std::size_t>(offset - first * sizeof(float));
       const std::size_t take = std::min(out.size(), elements * sizeof(float) - skip);
       const bool is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % alignof(float) == 0;

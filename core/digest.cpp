@@ -16,13 +16,16 @@ int sha256(const Content& content, const std::atomic<bool>& stop, std::string& h
   for (std::uint64_t offset = 0; offset < content.size();) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
-    if (const int error = content.copy(offset, std::span(buffer).first(length))) return error;
+    if (const int error = content.copy_unverified(offset, std::span(buffer).first(length))) {
+      const int changed = content.verify();
+      return changed != 0 ? changed : error;
+    }
     digest.add(std::span(buffer).first(length));
     if (progress) progress(length);
     offset += length;
   }
   hex = digest.hex();
-  return 0;
+  return content.verify();
 }
 
 std::string sha256sum_line(std::string_view hex, std::string_view name) {

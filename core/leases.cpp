@@ -7,7 +7,8 @@
 
 namespace stfs {
 
-Leases::Leases(std::vector<const Mapping*> files) : files_(std::move(files)) {
+Leases::Leases(std::vector<const Mapping*> files, std::chrono::milliseconds pause)
+    : files_(std::move(files)), pause_(pause) {
   thread_ = start_thread([this] { watch(); });  // SIGIO waits there until it is asked for
   ready_.wait(false);
 }
@@ -19,7 +20,7 @@ Leases::~Leases() {
 }
 
 void Leases::watch() {
-  for (const Mapping* file : files_) file->take_lease();
+  for (const Mapping* file : files_) file->take_lease(pause_);
   ready_ = true;
   ready_.notify_one();
   sigset_t io;
@@ -31,7 +32,7 @@ void Leases::watch() {
     sigwait(&io, &signal);
     for (const Mapping* file : files_) file->give_back_lease_if_asked();
   }
-  for (const Mapping* file : files_) file->give_back_lease();
+  for (const Mapping* file : files_) file->end_lease();
 }
 
 }  // namespace stfs

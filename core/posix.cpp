@@ -46,16 +46,18 @@ struct stat stat_of(int fd, const std::string& path) {
   return status;
 }
 
-int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset) {
-  while (!buffer.empty()) {
-    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    if (n == 0) return ESTALE;
-    buffer = buffer.subspan(static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
+int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset, std::size_t* filled) {
+  std::size_t done = 0;
+  int error = 0;
+  while (error == 0 && done < buffer.size()) {
+    const ssize_t n =
+        ::pread(fd, buffer.data() + done, buffer.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno != EINTR) error = errno;
+    if (n == 0) error = ESTALE;
+    if (n > 0) done += static_cast<std::size_t>(n);
   }
-  return 0;
+  if (filled != nullptr) *filled = done;
+  return error;
 }
 
 int write_exact(int fd, std::span<const std::byte> bytes) {

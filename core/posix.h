@@ -56,7 +56,9 @@ struct stat stat_of(int fd, const std::string& path);
 
 // Fills `buffer` from `offset` on; a short read is repeated, EINTR is retried.
 // Returns 0, or errno; ESTALE when the file ends first (it has been truncated since it was opened).
-int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset);
+// `filled` gets how many bytes were read, also when the rest could not be.
+int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset,
+                std::size_t* filled = nullptr);
 
 // Writes all of `bytes`; EINTR is retried. Returns 0 or errno.
 int write_exact(int fd, std::span<const std::byte> bytes);

@@ -110,16 +110,6 @@ class Gather : public Producer {
   int verify() const override { return source_.verify(); }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    const int error = gather(offset, out);
-    const int changed = source_.verify();
-    return changed != 0 ? changed : error;
-  }
-
- private:
-  static constexpr std::uint64_t kPage = 4096;
-  static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
-
-  int gather(std::uint64_t offset, std::span<std::byte> out) const {
     std::vector<std::byte> scratch;
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t row = inner.count * run_;  // bytes of one pass of the innermost loop
@@ -144,6 +134,10 @@ class Gather : public Producer {
     }
     return 0;
   }
+
+ private:
+  static constexpr std::uint64_t kPage = 4096;
+  static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
 
   // Where the given pass of the innermost loop begins in the source.
   std::uint64_t position(std::uint64_t pass) const {

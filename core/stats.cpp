@@ -17,12 +17,19 @@ namespace {
 // Collects chunk by chunk. The means and squared deviations of chunks are combined as in Chan,
 // Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979), so that neither a large
 // mean nor a large count costs precision.
+//
+// Squares of binary64 values beyond 2^+-400 could overflow or vanish. Chunks of such values are
+// multiplied by 2^-600 or 2^600 first, and so are the mean and the deviations that they give: a
+// power of two costs no precision. Beside values of a larger scale, what that loses of a smaller
+// one is far below the last bit of the result.
 class Collector {
  public:
   template <class T>
   void add(std::span<const T> values) {
     std::uint64_t finite = 0;
     double sum = 0;
+    double min = std::numeric_limits<double>::infinity();
+    double max = -min;
     for (const T value : values) {
       const auto x = static_cast<double>(value);
       if (!std::isfinite(x)) {
@@ -30,25 +37,32 @@ class Collector {
         continue;
       }
       stats_.zeros += x == 0 ? 1 : 0;
-      min_ = std::min(min_, x);
-      max_ = std::max(max_, x);
+      min = std::min(min, x);
+      max = std::max(max, x);
       sum += x;
       ++finite;
     }
     stats_.count += values.size();
     if (finite == 0) return;
+    min_ = std::min(min_, min);
+    max_ = std::max(max_, max);
+    const int exponent = exponent_for(std::max(-min, max));
+    const double scale = std::ldexp(1, -exponent);
+    if (exponent != 0) {
+      sum = 0;
+      for (const T value : values) {
+        const auto x = static_cast<double>(value);
+        if (std::isfinite(x)) sum += x * scale;
+      }
+    }
     const double mean = sum / static_cast<double>(finite);
     double squares = 0;
     for (const T value : values) {
       const auto x = static_cast<double>(value);
-      if (std::isfinite(x)) squares += (x - mean) * (x - mean);
+      const double deviation = x * scale - mean;
+      if (std::isfinite(x)) squares += deviation * deviation;
     }
-    const auto before = static_cast<double>(finite_);
-    const auto added = static_cast<double>(finite);
-    const double difference = mean - mean_;
-    mean_ += difference * added / (before + added);
-    squares_ += squares + difference * difference * before * added / (before + added);
-    finite_ += finite;
+    combine({exponent, finite, mean, squares});
   }
 
   void add_complex(std::span<const float> parts) {
@@ -68,21 +82,54 @@ class Collector {
 
   ValueStats result() const {
     ValueStats stats = stats_;
-    if (finite_ == 0) return stats;
+    const auto& [exponent, finite, mean, squares] = all_;
+    if (finite == 0) return stats;
     stats.min = min_;
     stats.max = max_;
-    stats.mean = mean_;
-    stats.std = std::sqrt(squares_ / static_cast<double>(finite_));
+    stats.mean = std::ldexp(mean, exponent);
+    stats.std = std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent);
+    if (exponent > 0) {  // rounding must not take them over the largest double
+      stats.mean = std::clamp(*stats.mean, min_, max_);
+      stats.std = std::min(*stats.std, max_ / 2 - min_ / 2);
+    }
     return stats;
   }
 
  private:
+  static constexpr int kScale = 600;
+  struct Moments {
+    int exponent = -kScale;  // mean is in units of 2^exponent, squares in units of its square
+    std::uint64_t finite = 0;
+    double mean = 0;
+    double squares = 0;  // sum of squared deviations from the mean
+  };
+
+  // The scale of a chunk, by the largest absolute value in it.
+  static int exponent_for(double largest) {
+    if (largest > 0x1p400) return kScale;
+    return largest < 0x1p-400 ? -kScale : 0;
+  }
+  static void bring_to(int exponent, Moments& moments) {
+    moments.mean = std::ldexp(moments.mean, moments.exponent - exponent);
+    moments.squares = std::ldexp(moments.squares, 2 * (moments.exponent - exponent));
+    moments.exponent = exponent;
+  }
+  void combine(Moments chunk) {
+    const int exponent = std::max(all_.exponent, chunk.exponent);
+    bring_to(exponent, all_);
+    bring_to(exponent, chunk);
+    const auto before = static_cast<double>(all_.finite);
+    const auto added = static_cast<double>(chunk.finite);
+    const double difference = chunk.mean - all_.mean;
+    all_.mean += difference * added / (before + added);
+    all_.squares += chunk.squares + difference * difference * before * added / (before + added);
+    all_.finite += chunk.finite;
+  }
+
   ValueStats stats_;
-  std::uint64_t finite_ = 0;
   double min_ = std::numeric_limits<double>::infinity();
   double max_ = -std::numeric_limits<double>::infinity();
-  double mean_ = 0;
-  double squares_ = 0;  // sum of squared deviations from the mean
+  Moments all_;
 };
 
 // A whole number of elements of each type, of sub-byte ones too.
@@ -138,6 +185,7 @@ void add_bytes(Collector& collector, DType dtype, std::span<const std::byte> byt
 
 int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats& stats,
                 const Progress& progress) {
+  const Mapping& file = tensor.source->file;
   Collector collector;
   std::vector<std::byte> buffer(
       static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length)));
@@ -146,13 +194,16 @@ int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats&
     const auto length =
         static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = tensor.source->file.read(chunk, tensor.offset + offset)) return error;
+    if (const int error = file.read_unverified(chunk, tensor.offset + offset)) {
+      const int changed = file.verify();
+      return changed != 0 ? changed : error;
+    }
     add_bytes(collector, tensor.dtype, chunk);
     if (progress) progress(length);
     offset += length;
   }
   stats = collector.result();
-  return 0;
+  return file.verify();
 }
 
 std::string stats_json(const ValueStats& stats) {

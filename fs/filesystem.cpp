@@ -49,6 +49,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       views_(checkpoint, options.control, options.ledger),
       leases_(files_of(checkpoint)),
       reported_(checkpoint.sources().size()),
+      failures_were_reported_(checkpoint.sources().size()),
       computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
                 [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
                   return compute(node_of(key), stop, text);
@@ -58,6 +59,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
   }
   statistics_.files = checkpoint.tensor_count();
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
+    failures_were_reported_[i] = options.ledger->has_failed(i);
     if (!options.ledger->has_changed(i)) continue;
     checkpoint.sources()[i]->file.mark_changed();
     reported_[i] = true;
@@ -146,7 +148,7 @@ int FileSystem::open(std::uint64_t inode) {
   if (!views_.exists(node)) return ENOENT;
   if (node.is_directory) return EISDIR;
   const int error = views_.verify(node);
-  if (error == ESTALE) report_changes();
+  if (error != 0) report_faults();
   if (error == 0) views_.open(node);
   return error;
 }
@@ -163,7 +165,7 @@ int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t le
   if (const int error = find_content(inode, scratch, content)) return error;
   Reading reading;
   const int error = content->read(offset, length, reading);
-  if (error == ESTALE) report_changes();
+  if (error != 0) report_faults();
   if (error != 0) return error;
   send(reading.pieces);
   return 0;
@@ -198,18 +200,31 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
     error = sha256(content, stop, hex);
     if (error == 0) text = sha256sum_line(hex, tensor.path);
   }
-  if (error == ESTALE) report_changes();
+  if (error != 0) report_faults();
   return error;
 }
 
-void FileSystem::report_changes() const {
+void FileSystem::report_faults() const {
   for (std::size_t i = 0; i < reported_.size(); ++i) {
     const Mapping& file = checkpoint_.sources()[i]->file;
-    if (!file.has_changed()) continue;
-    if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
-    if (reported_[i].exchange(true)) continue;
-    log_(printable(file.path()) +
-         ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
+    if (file.has_changed()) {
+      if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
+      if (reported_[i].exchange(true)) continue;
+      log_(printable(file.path()) +
+           ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
+      continue;
+    }
+    while (const auto failure = file.take_failure()) {
+      if (failures_were_reported_[i]) continue;
+      if (options_.ledger != nullptr) options_.ledger->mark_failed(i);
+      const bool is_range = failure->begin != failure->end;
+      log_(printable(file.path()) + ": " +
+           (is_range ? "reading bytes " + std::to_string(failure->begin) + " to " +
+                           std::to_string(failure->end)
+                     : "attributes") +
+           ": " + errno_text(failure->error) +
+           (failure->is_last ? "; what else fails here is not logged" : ""));
+    }
   }
 }
 

@@ -56,8 +56,8 @@ struct Statistics {
 
 class FileSystem {
  public:
-  // `log` gets a line, without its end, for what an administrator should see: a source that
-  // changed.
+  // `log` gets a line, without its end, for what an administrator should see: a source that changed
+  // or cannot be read.
   using Log = std::function<void(const std::string& line)>;
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
@@ -123,7 +123,8 @@ class FileSystem {
  private:
   Attributes attributes_of(Node node) const;
   int find_content(std::uint64_t inode, Views::Made& scratch, const Content*& content) const;
-  void report_changes() const;
+  // After an answer that is an errno: logs what the sources say of it, each thing once.
+  void report_faults() const;
   void drop_surplus();
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
@@ -133,9 +134,10 @@ class FileSystem {
   Views views_;
   Leases leases_;
   Statistics statistics_{};
-  mutable std::vector<std::atomic<bool>> reported_;  // by source
-  Computed computed_;                                // its threads use what stands before it
-  std::thread dropping_;                             // likewise
+  mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed
+  std::vector<bool> failures_were_reported_;  // by source: by a worker that served before this one
+  Computed computed_;                         // its threads use what stands before it
+  std::thread dropping_;                      // likewise
 };
 
 }  // namespace stfs

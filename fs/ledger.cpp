@@ -27,9 +27,9 @@ Ledger::Ledger(std::size_t sources, std::size_t bytes) {
   if (memory_ == MAP_FAILED) throw_errno(ErrorCode::kMountFailed, "", "supervise: mmap", errno);
   auto* const begin = static_cast<std::byte*>(memory_);
   head_ = new (begin) Head{};
-  auto* const changed = reinterpret_cast<std::atomic<bool>*>(begin + sizeof(Head));
-  std::uninitialized_value_construct_n(changed, sources);
-  changed_ = {changed, sources};
+  auto* const flags = reinterpret_cast<std::atomic<std::uint8_t>*>(begin + sizeof(Head));
+  std::uninitialized_value_construct_n(flags, sources);
+  sources_ = {flags, sources};
   units_ = begin + before_units;
   most_units_ = (bytes_ - before_units) / kUnit;
 }

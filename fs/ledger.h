@@ -1,7 +1,7 @@
 // What one worker leaves to the next (see supervisor.h): the names that the kernel holds, which
-// sources have changed, and how much was done. It lies in memory that the supervisor made before it
-// forked and that all workers share, and it is whole at every moment, since a worker can be killed
-// between any two instructions.
+// sources have changed or failed, and how much was done. It lies in memory that the supervisor made
+// before it forked and that all workers share, and it is whole at every moment, since a worker can
+// be killed between any two instructions.
 //
 // A record is live while its count of lookups is not 0. A name takes a whole number of units of 64
 // bytes; what is freed is used again for names of as many units.
@@ -54,8 +54,11 @@ class Ledger {
   // Greater than every number that was ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
-  void mark_changed(std::size_t source) { changed_[source] = true; }
-  bool has_changed(std::size_t source) const { return changed_[source]; }
+  void mark_changed(std::size_t source) { sources_[source] |= kChanged; }
+  bool has_changed(std::size_t source) const { return (sources_[source] & kChanged) != 0; }
+  // A source of which a read has failed, and that was logged.
+  void mark_failed(std::size_t source) { sources_[source] |= kFailed; }
+  bool has_failed(std::size_t source) const { return (sources_[source] & kFailed) != 0; }
 
   void count_answer() { head_->answers.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t answers() const { return head_->answers; }
@@ -74,6 +77,8 @@ class Ledger {
     std::uint8_t view;
     std::uint8_t length;  // of the text, which follows
   };
+  static constexpr std::uint8_t kChanged = 1;  // bits of a source's byte
+  static constexpr std::uint8_t kFailed = 2;
   static constexpr std::size_t kUnit = 64;
   static constexpr std::size_t kText = 30;  // bytes before the text in a record
   static constexpr std::size_t kMostUnits = (kText + kLongestName + kUnit - 1) / kUnit;
@@ -86,7 +91,7 @@ class Ledger {
   std::size_t bytes_ = 0;
   void* memory_ = nullptr;
   Head* head_ = nullptr;
-  std::span<std::atomic<bool>> changed_;
+  std::span<std::atomic<std::uint8_t>> sources_;
   std::byte* units_ = nullptr;
   std::uint64_t most_units_ = 0;
   std::uint64_t live_ = 0;  // names

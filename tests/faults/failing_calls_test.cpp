@@ -304,11 +304,11 @@ TEST_F(FailingCalls, OfSomeMallocWhileServingAreNoticedByNobodyElse) {
 }
 
 TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
-  constexpr std::size_t kElements = 10'001;
-  const std::string size = std::to_string(kElements * sizeof(float));  // nothing else has it
+  constexpr std::size_t kCount = 10'001;
+  const std::string size = std::to_string(kCount * sizeof(float));  // nothing else has it
   const std::string source = dir_ / "halves.safetensors";
   write_safetensors(source,
-                    {random_tensor("h", "F16", {kElements}), random_tensor("i", "U8", {9})});
+                    {random_tensor("h", "F16", {kCount}), random_tensor("i", "U8", {9})});
 
   // With its cache the kernel would ask for the file in parts.
   ASSERT_EQ(run({STFS_BINARY, "-o", "cache=direct", source, mountpoint()},
@@ -320,7 +320,7 @@ TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
   const Outcome reader = run({"cat", mountpoint() / ".stfs/f32/h"});
   EXPECT_EQ(reader.status, 1);
   EXPECT_NE(reader.err.find("Cannot allocate memory"), std::string::npos) << reader.err;
-  EXPECT_EQ(read_file(mountpoint() / "h").size(), kElements * 2);
+  EXPECT_EQ(read_file(mountpoint() / "h").size(), kCount * 2);
   EXPECT_EQ(read_file(mountpoint() / "i").size(), 9u);
   EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
   EXPECT_TRUE(eventually([&] { return processes_with(mountpoint()).empty(); }));

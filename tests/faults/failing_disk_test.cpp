@@ -13,8 +13,10 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,25 +26,6 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSize = 4 << 20;  // bytes of the tensor that the faults are in
-
-// One read of a range: its errno, or 0.
-int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
-               std::string& out) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno;
-  out.assign(length, '\0');
-  std::size_t filled = 0;
-  int error = 0;
-  while (filled < length && error == 0) {
-    const ssize_t got =
-        ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
-    if (got < 0) error = errno;
-    if (got == 0) error = ENODATA;  // a false end of file
-    if (got > 0) filled += static_cast<std::size_t>(got);
-  }
-  ::close(fd);
-  return error;
-}
 
 class SourceOnFaultyDisk : public MountTest {
  protected:
@@ -121,6 +104,84 @@ TEST_P(FailingDisk, IsEIOForThatRangeAlone) {
   EXPECT_EQ(run({"cat", mount / ".stfs/sha256/v"}).status, 0);
   EXPECT_EQ(run({"cat", mount / ".stfs/stats/w.json"}).status, 1);
   EXPECT_EQ(names_in(mount.path()), (std::vector<std::string>{"v", "w"}));
+}
+
+// Ends a mount and gives what it has logged, line by line.
+std::vector<std::string> log_of(ForegroundMount& mount) {
+  mount.process().signal(SIGTERM);
+  std::istringstream text(mount.process().wait().err);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST_P(FailingDisk, IsLoggedInOneLineForEachRangeHoweverItIsRead) {
+  ForegroundMount mount({*disk_ / "m.safetensors"}, options());
+  const std::size_t bad = 1 << 20;
+  spoil("fail", bad, bad + kPage);
+  std::string got;
+
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(read_range(mount / "w", bad, kPage, got), EIO);
+    EXPECT_EQ(read_range(mount / ".stfs/f32/w", 2 * bad, kPage, got), EIO);
+    EXPECT_EQ(read_range(mount / ".stfs/slice/w/::2", bad / 2, kPage, got), EIO);
+    EXPECT_NE(run({"cat", mount / ".stfs/merged.safetensors"}).status, 0);
+    EXPECT_NE(run({"cat", mount / ".stfs/sha256/w"}).status, 0);
+    EXPECT_NE(run({"cat", mount / ".stfs/stats/w.json"}).status, 0);
+  }
+  const std::size_t other = entries_of(source_).at("v").offset + 3 * bad;
+  disk_->fail_or_stall("fail", "m.safetensors", other, other + 1);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(read_range(mount / "v", 3 * bad, kPage, got), EIO);
+
+  const std::vector<std::string> log = log_of(mount);
+  ASSERT_EQ(log.size(), 2U) << testing::PrintToString(log);
+  const std::size_t begins[] = {offset_ + bad, other};
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    EXPECT_TRUE(log[i].starts_with("stfs: " + (*disk_ / "m.safetensors").string() + ": "))
+        << log[i];
+    EXPECT_NE(log[i].find("Input/output error"), std::string::npos) << log[i];
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    const std::size_t range = log[i].find("bytes ");
+    ASSERT_NE(range, std::string::npos) << log[i];
+    ASSERT_EQ(std::sscanf(log[i].c_str() + range, "bytes %zu to %zu", &begin, &end), 2) << log[i];
+    EXPECT_LT(begin, begins[i] + kPage) << log[i];
+    EXPECT_GT(end, begins[i]) << log[i];
+    EXPECT_GE(begin + kPage, begins[i]) << log[i] << ": not where it fails";
+  }
+}
+
+TEST_P(FailingDisk, ThatIsLostIsOneLine) {
+  ForegroundMount mount({*disk_ / "m.safetensors"}, options());
+  disk_->die();
+  std::string got;
+
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(read_range(mount / "w", 0, kPage, got), ENOTCONN);
+
+  const std::vector<std::string> log = log_of(mount);
+  ASSERT_EQ(log.size(), 1U) << testing::PrintToString(log);
+  EXPECT_NE(log[0].find("Transport endpoint is not connected"), std::string::npos) << log[0];
+}
+
+TEST_P(FailingDisk, IsNotLoggedAgainByTheNextWorker) {
+  std::vector<std::string> supervised = options();
+  supervised.insert(supervised.end(), {"-o", "supervise"});
+  ForegroundMount mount({*disk_ / "m.safetensors"}, supervised);
+  const std::size_t bad = 1 << 20;
+  spoil("fail", bad, bad + kPage);
+  std::string got;
+  EXPECT_EQ(read_range(mount / "w", bad, kPage, got), EIO);
+
+  for (const pid_t pid : processes_with(mount.path())) {
+    if (pid != mount.process().pid()) ::kill(pid, SIGKILL);
+  }
+  EXPECT_EQ(read_range(mount / "w", bad, kPage, got), EIO);
+
+  int lines = 0;
+  for (const std::string& line : log_of(mount)) {
+    lines += line.find("Input/output error") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(lines, 1);
 }
 
 TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {

@@ -7,7 +7,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs::test {
@@ -122,6 +126,32 @@ TEST_F(Permissions, OfASourceThatTheMounterMayNotReadAreKept) {
 
   EXPECT_EQ(result.out, "3\n3\n3\n") << result.err;
   EXPECT_NE(result.err.find("Permission denied"), std::string::npos) << result.err;
+}
+
+// "-all,+sys_admin": as setpriv(1) takes the capabilities that the systemd unit leaves.
+std::string bounding_set_of_the_unit() {
+  const std::string unit = read_file(test_data("../../systemd/stfs@.service.in"));
+  const std::string key = "\nCapabilityBoundingSet=";
+  const std::size_t begin = unit.find(key) + key.size();
+  std::istringstream words(unit.substr(begin, unit.find('\n', begin) - begin));
+  std::string set = "-all";
+  for (std::string word; words >> word;) {
+    std::ranges::transform(word, word.begin(), [](unsigned char c) { return std::tolower(c); });
+    set += ",+" + word.substr(std::string_view("cap_").size());
+  }
+  return set;
+}
+
+TEST_F(Permissions, OfTheSystemdUnitLetItLeaseAnotherUsersSource) {
+  const auto leases_held = [this](const std::string& as_whom) {
+    return in_namespace(R"sh(chown 1000 "$source"; )sh" + as_whom + R"sh( "$stfs" "$source" "$mnt"
+        cat "$mnt/w" >/dev/null && grep -c "LEASE .*:$(stat -c %i "$source") " /proc/locks)sh");
+  };
+  if (leases_held("").out != "1\n") GTEST_SKIP() << "no leases on this file system";
+
+  const Outcome held = leases_held("setpriv --bounding-set=" + bounding_set_of_the_unit());
+
+  EXPECT_EQ(held.out, "1\n") << bounding_set_of_the_unit() << held.err;
 }
 
 // A set-uid program that runs stfs for a user: what counts is who it has become, and no option lets

@@ -1,12 +1,17 @@
-// A disk that fails and stalls where a test says so.
+// A disk that fails, stalls, is slow, or keeps old attributes, as tests/support/faulty_fs shows it.
 #pragma once
 
+#include "tests/support/files.h"
 #include "tests/support/mounted.h"
+#include "tests/support/process.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -17,8 +22,9 @@ namespace stfs::test {
 // A directory that is seen through tests/support/faulty_fs.
 class FaultyDisk {
  public:
-  explicit FaultyDisk(const std::filesystem::path& directory)
-      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory}) {
+  // `cache` as faulty_fs takes it: "uncached", "attributes", "all".
+  explicit FaultyDisk(const std::filesystem::path& directory, const std::string& cache = "uncached")
+      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory, cache}) {
     std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
     if (!eventually([this] { return !server_.running() || !mounts_at(path_).empty(); }) ||
         !server_.running()) {
@@ -26,20 +32,25 @@ class FaultyDisk {
     }
   }
   ~FaultyDisk() {
-    tell("release");
+    if (server_.running()) tell("release");
     unmount_all(path_);
   }
 
   std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
   void tell(const std::string& line) const {
-    const int fd = ::open((path_ / "control").c_str(), O_WRONLY | O_CLOEXEC);
-    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size())) << line;
+    const int fd = ::open((path_ / ("tell " + line)).c_str(), O_RDONLY | O_CLOEXEC);
+    EXPECT_GE(fd, 0) << line << ": " << std::strerror(errno);
     ::close(fd);
   }
   void fail_or_stall(const char* verb, std::string_view name, std::size_t begin,
                      std::size_t end) const {
     tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
          std::to_string(end));
+  }
+  // From then on every call is ENOTCONN.
+  void die() {
+    server_.signal(SIGKILL);
+    server_.wait();
   }
   // Waits until as many reads wait for the disk.
   [[nodiscard]] bool stalls(int reads) const {
@@ -57,5 +68,24 @@ class FaultyDisk {
   std::filesystem::path path_;
   Process server_;
 };
+
+// One read of a range: its errno, or 0.
+inline int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
+                      std::string& out) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno;
+  out.assign(length, '\0');
+  std::size_t filled = 0;
+  int error = 0;
+  while (filled < length && error == 0) {
+    const ssize_t got =
+        ::pread(fd, out.data() + filled, length - filled, static_cast<off_t>(at + filled));
+    if (got < 0) error = errno;
+    if (got == 0) error = ENODATA;  // a false end of file
+    if (got > 0) filled += static_cast<std::size_t>(got);
+  }
+  ::close(fd);
+  return error;
+}
 
 }  // namespace stfs::test

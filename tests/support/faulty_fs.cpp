@@ -1,18 +1,22 @@
-// faulty_fs MOUNTPOINT DIR
+// faulty_fs MOUNTPOINT DIR CACHE
 //
 // A FUSE file system that shows the files of DIR as a failing disk would. Stays in the foreground
-// and ends when it is unmounted. It obeys lines that are written to MOUNTPOINT/control, one a
-// write:
+// and ends when it is unmounted. It is mounted read-only, since the kernel asks for attributes
+// after each read of a file whose time of access may change. It obeys the lines that it is told,
+// which is by opening the file "MOUNTPOINT/tell LINE":
 //
 //   fail NAME BEGIN END    reads that touch these bytes of the file are EIO
 //   stall NAME BEGIN END   they wait
-//   release                those that wait are answered, with what DIR holds by then, and none
-//   waits
+//   release                those that wait are answered with what DIR holds by then; none waits
 //                          any more
 //   slow MILLISECONDS      every read takes that long
 //
-// MOUNTPOINT/control says how many reads wait. Nothing is kept in the kernel's cache for longer
-// than the file in DIR stays the same.
+// MOUNTPOINT/control says how many reads wait. CACHE is what the kernel keeps when a file in DIR
+// changes:
+//
+//   uncached    nothing
+//   attributes  names and attributes, for a day; pages until the file is opened again
+//   all         these, and pages for as long as it likes
 #define FUSE_USE_VERSION 312
 #include <fcntl.h>
 #include <fuse.h>
@@ -38,6 +42,11 @@
 namespace {
 
 constexpr std::string_view kControl = "/control";
+constexpr std::string_view kTell = "/tell ";
+
+bool is_control(const char* path) {
+  return path != nullptr && (path == kControl || std::string_view(path).starts_with(kTell));
+}
 
 struct Range {
   std::string path;  // "/NAME"
@@ -46,6 +55,7 @@ struct Range {
 
 struct State {
   std::string directory;
+  std::string cache;
   std::mutex mutex;
   std::condition_variable released;
   std::vector<Range> failing, stalling;
@@ -66,10 +76,34 @@ std::string report() {
   return std::to_string(state().waiting) + "\n";
 }
 
+// 0 or an errno.
+int obey(const std::string& line) {
+  std::istringstream words(line);
+  std::string verb;
+  words >> verb;
+  const std::lock_guard lock(state().mutex);
+  if (verb == "fail" || verb == "stall") {
+    Range range{};
+    words >> range.path >> range.begin >> range.end;
+    range.path.insert(0, "/");
+    (verb == "fail" ? state().failing : state().stalling).push_back(range);
+  } else if (verb == "release") {
+    state().stalling.clear();
+    state().released.notify_all();
+  } else if (verb == "slow") {
+    int milliseconds = 0;
+    words >> milliseconds;
+    state().delay = std::chrono::milliseconds(milliseconds);
+  } else {
+    return EINVAL;
+  }
+  return words.fail() ? EINVAL : 0;
+}
+
 int get_attributes(const char* path, struct stat* out, fuse_file_info*) {
-  if (path == kControl) {
+  if (is_control(path)) {
     *out = {};
-    out->st_mode = S_IFREG | 0666;
+    out->st_mode = S_IFREG | 0444;
     out->st_nlink = 1;
     return 0;
   }
@@ -84,9 +118,9 @@ int list(const char*, void* buffer, fuse_fill_dir_t add, off_t, fuse_file_info*,
 }
 
 int open_file(const char* path, fuse_file_info* file) {
-  if (path == kControl) {
+  if (is_control(path)) {
     file->direct_io = 1;
-    return 0;
+    return path == kControl ? 0 : -obey(path + kTell.size());
   }
   const int fd = ::open((state().directory + path).c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return -errno;
@@ -95,7 +129,7 @@ int open_file(const char* path, fuse_file_info* file) {
 }
 
 int close_file(const char* path, fuse_file_info* file) {
-  if (path == nullptr || path != kControl) ::close(static_cast<int>(file->fh));
+  if (!is_control(path)) ::close(static_cast<int>(file->fh));
   return 0;
 }
 
@@ -125,54 +159,29 @@ int read_file(const char* path, char* buffer, std::size_t size, off_t offset,
   return got < 0 ? -errno : static_cast<int>(got);
 }
 
-int write_file(const char* path, const char* bytes, std::size_t size, off_t, fuse_file_info*) {
-  if (path != kControl) return -EROFS;
-  std::istringstream words(std::string(bytes, size));
-  std::string verb;
-  words >> verb;
-  const std::lock_guard lock(state().mutex);
-  if (verb == "fail" || verb == "stall") {
-    Range range{};
-    words >> range.path >> range.begin >> range.end;
-    range.path.insert(0, "/");
-    (verb == "fail" ? state().failing : state().stalling).push_back(range);
-  } else if (verb == "release") {
-    state().stalling.clear();
-    state().released.notify_all();
-  } else if (verb == "slow") {
-    int milliseconds = 0;
-    words >> milliseconds;
-    state().delay = std::chrono::milliseconds(milliseconds);
-  } else {
-    return -EINVAL;
-  }
-  return words.fail() ? -EINVAL : static_cast<int>(size);
-}
-
-int truncate_file(const char* path, off_t, fuse_file_info*) {
-  return path == kControl ? 0 : -EROFS;
-}
-
 void* start(fuse_conn_info* connection, fuse_config* config) {
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
-  config->attr_timeout = 0;
-  config->entry_timeout = 0;
+  const bool keeps_attributes = state().cache != "uncached";
+  config->attr_timeout = config->entry_timeout = keeps_attributes ? 86400 : 0;
   config->negative_timeout = 0;
+  if (keeps_attributes) connection->want &= ~static_cast<unsigned>(FUSE_CAP_AUTO_INVAL_DATA);
+  config->kernel_cache = state().cache == "all" ? 1 : 0;
   return fuse_get_context()->private_data;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR\n");
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR uncached|attributes|all\n");
     return 2;
   }
   // A test that is killed leaves no stalled file system behind.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   State state;
   state.directory = argv[2];
+  state.cache = argv[3];
   fuse_operations operations{};
   operations.init = start;
   operations.getattr = get_attributes;
@@ -180,13 +189,11 @@ int main(int argc, char** argv) {
   operations.open = open_file;
   operations.release = close_file;
   operations.read = read_file;
-  operations.write = write_file;
-  operations.truncate = truncate_file;
   std::string mountpoint = argv[1];
   std::string name = argv[0];
   std::string foreground = "-f";
   std::string o = "-o";
-  std::string options = "fsname=faulty_fs,allow_other,max_threads=256";
+  std::string options = "fsname=faulty_fs,ro,allow_other,max_threads=256";
   char* arguments[] = {name.data(), foreground.data(), o.data(), options.data(), mountpoint.data()};
   return fuse_main(5, arguments, &operations, &state);
 }

@@ -96,9 +96,13 @@ TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
   EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 0, 72, 1}), std::bad_alloc);
 }
 
-TEST(Ledger, RemembersWhichSourcesHaveChanged) {
+TEST(Ledger, RemembersWhichSourcesHaveChangedOrFailed) {
   Ledger ledger(5000);
   ledger.mark_changed(4999);
+  ledger.mark_failed(7);
+  EXPECT_FALSE(ledger.has_failed(4999));
+  EXPECT_TRUE(ledger.has_failed(7));
+  EXPECT_FALSE(ledger.has_changed(7));
   EXPECT_FALSE(ledger.has_changed(0));
   EXPECT_TRUE(ledger.has_changed(4999));
 }

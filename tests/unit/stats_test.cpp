@@ -232,12 +232,58 @@ TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
   EXPECT_NEAR(*stats.std, 0.5, 1e-6);
 }
 
-TEST(ValueStats, OfTheLargestDoublesAreNumbers) {
-  const ValueStats stats = stats_of("F64", std::vector<double>{DBL_MAX, DBL_MAX, 1, -DBL_MAX});
+TEST(ValueStats, OfTheLargestDoublesAreExact) {
+  const ValueStats both = stats_of("F64", std::vector<double>{DBL_MAX, -DBL_MAX});
+  EXPECT_EQ(both.max, DBL_MAX);
+  EXPECT_EQ(both.min, -DBL_MAX);
+  EXPECT_EQ(both.mean, 0.0);
+  EXPECT_EQ(both.std, DBL_MAX);
 
-  EXPECT_EQ(stats.max, DBL_MAX);
-  EXPECT_EQ(stats.min, -DBL_MAX);
-  EXPECT_TRUE(json::parse(stats_json(stats)).contains("mean"));
+  // Several chunks, and numbers that are not a power of two.
+  const ValueStats equal = stats_of("F64", std::vector<double>(100'003, DBL_MAX));
+  EXPECT_EQ(equal.mean, DBL_MAX);
+  EXPECT_EQ(equal.std, 0.0);
+
+  const ValueStats some = stats_of("F64", std::vector<double>{1e308, 1.5e308, 1.7e308});
+  EXPECT_DOUBLE_EQ(*some.mean, 1.4e308);
+  EXPECT_DOUBLE_EQ(*some.std, 2.943920288775949e307);
+  EXPECT_EQ(stats_json(some).find("null"), std::string::npos);
+}
+
+TEST(ValueStats, OfTheSmallestDoublesAreExact) {
+  const ValueStats small = stats_of("F64", std::vector<double>{1e-200, 3e-200});
+  EXPECT_DOUBLE_EQ(*small.mean, 2e-200);
+  EXPECT_DOUBLE_EQ(*small.std, 1e-200);
+
+  const ValueStats subnormal =
+      stats_of("F64", std::vector<double>{2 * DBL_TRUE_MIN, 8 * DBL_TRUE_MIN});
+  EXPECT_EQ(subnormal.mean, 5 * DBL_TRUE_MIN);
+  EXPECT_EQ(subnormal.std, 3 * DBL_TRUE_MIN);
+}
+
+// Blocks that fill several chunks each, and the same values in the opposite order.
+TEST(ValueStats, OfChunksOfAnySizeOfValuesAreThoseOfTheDefinition) {
+  constexpr double kLarge = 1.6e308;
+  constexpr double kSmall = 3e-220;
+  const std::vector<std::vector<double>> blocks{
+      {kLarge, 1}, {1, kLarge},          {kSmall, 1},       {1, kSmall},
+      {0, kSmall}, {kLarge, kSmall},     {kSmall, kLarge},  {kSmall, 1, kLarge},
+      {0, kLarge}, {-kLarge, 5, kLarge}, {kLarge, -kLarge}, {5e-324, 1e300, 1e-300},
+  };
+  for (const std::vector<double>& block : blocks) {
+    std::vector<double> values;
+    double largest = 0;
+    for (const double value : block) {
+      for (int i = 0; i < 60'000; ++i) values.push_back(value * (i % 2 == 0 ? 0.75 : 1));
+      largest = std::max(largest, std::abs(value));
+    }
+    const ValueStats expected = reference(values);
+    const ValueStats found = stats_of("F64", values);
+    const std::string what = testing::PrintToString(block);
+
+    expect_near(found.mean, expected.mean, largest, what + " mean");
+    expect_near(found.std, expected.std, 0, what + " std");
+  }
 }
 
 TEST(ValueStats, EndWithEintrWhenStopped) {

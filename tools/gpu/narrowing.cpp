@@ -68,7 +68,7 @@ class Conversion : public Producer {
           std::min({count_, first + kBlock, (end + group - 1) / group * group});
       const std::span elements(raw.data(),
                                static_cast<std::size_t>(((last - first) * bits + 7) / 8));
-      if (const int error = raw_.copy(first * bits / 8, elements)) return error;
+      if (const int error = raw_.copy_unverified(first * bits / 8, elements)) return error;
       counts += convert_elements(from_, to_, last - first, elements, converted);
       const auto skip = static_cast<std::size_t>(offset - first * width);
       const auto take =
