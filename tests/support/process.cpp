@@ -62,6 +62,9 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
     const auto same_name = [&](const std::string& given) { return given.starts_with(name); };
     if (std::ranges::none_of(options.environment, same_name)) environment.emplace_back(ours);
   }
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  for (const int signal : options.blocked_signals) sigaddset(&blocked, signal);
   const std::vector<char*> arguments = pointers(argv);
   const std::vector<char*> variables = pointers(environment);
   out_fd_ = checked(::memfd_create("out", MFD_CLOEXEC), "memfd_create");
@@ -70,6 +73,8 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
     // nohup(1) and a shell's background ignore these for the tests, whose programs need not.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
+    for (const int ignored : options.ignored_signals) ::signal(ignored, SIG_IGN);
+    ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
     const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out_fd_, 1) < 0 || ::dup2(err_fd_, 2) < 0 ||
         (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))

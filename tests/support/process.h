@@ -25,6 +25,8 @@ struct Outcome {
 struct RunOptions {
   std::vector<std::string> environment = {};  // "NAME=value", added to ours
   std::filesystem::path directory = {};       // where to run; empty: here
+  std::vector<int> ignored_signals = {};      // by the program when it starts
+  std::vector<int> blocked_signals = {};      // likewise
   std::chrono::seconds limit{120};            // then the child, and only the child, is killed
 };
 
