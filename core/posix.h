@@ -70,8 +70,7 @@ std::optional<std::string> extended_attribute(const std::string& path, const cha
 // A whole small file as a string (an index file). Throws kUnreadable; refuses over `limit` bytes.
 std::string read_file(const std::string& path, std::uint64_t limit);
 
-// The names in a directory, in any order, "." and ".." too. Throws kUnreadable. (The iterators of
-// <filesystem> abort when memory is out.)
+// The names in a directory, in any order, "." and ".." too. Throws kUnreadable.
 std::vector<std::string> names_in(const std::string& path);
 
 // Starts a thread that takes no signals. Throws Error kMountFailed when there are too many.

@@ -207,24 +207,14 @@ int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats&
 }
 
 std::string stats_json(const ValueStats& stats) {
-  // Each value is dumped by itself: an object of the library's allocates when it is destroyed, and
-  // ends the process where there is no memory.
-  std::string out;
-  const auto add = [&](const char* name, const std::string& value) {
-    out.append(out.empty() ? "{\"" : ",\"").append(name).append("\":").append(value);
-  };
   const auto number = [](const std::optional<double>& value) {
-    return value ? nlohmann::json(*value).dump() : "null";
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
   };
-  add("count", std::to_string(stats.count));
-  add("min", number(stats.min));
-  add("max", number(stats.max));
-  add("mean", number(stats.mean));
-  add("std", number(stats.std));
-  add("zeros", std::to_string(stats.zeros));
-  add("nan", std::to_string(stats.nan));
-  add("inf", std::to_string(stats.inf));
-  return out + "}";
+  const nlohmann::ordered_json json{{"count", stats.count},     {"min", number(stats.min)},
+                                    {"max", number(stats.max)}, {"mean", number(stats.mean)},
+                                    {"std", number(stats.std)}, {"zeros", stats.zeros},
+                                    {"nan", stats.nan},         {"inf", stats.inf}};
+  return json.dump();
 }
 
 }  // namespace stfs

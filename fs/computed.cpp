@@ -63,10 +63,10 @@ void Computed::request(Ticket ticket, Key key, Done done) {
   }
   auto job = jobs_.find(key);
   if (job == jobs_.end()) {
-    std::list<Queued> queued;  // all or nothing, where memory is short
-    queued.emplace_back(key, std::make_shared<Job>());
-    job = jobs_.emplace(key, queued.front().second).first;
-    queue_.splice(queue_.end(), queued);
+    // In this order: a job that is queued and unknown is skipped, a known one that is not queued
+    // would keep its waiters for ever.
+    queue_.emplace_back(key, std::make_shared<Job>());
+    job = jobs_.emplace(key, queue_.back().second).first;
     wake_compute_.notify_one();
   }
   ++job->second->waiters;

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,7 +47,7 @@ class Computed {
 
   // A ticket comes first, so that it can be cancelled from the moment that it is asked for.
   Ticket ticket();
-  // Where it throws (std::bad_alloc), `done` is not called, and the ticket has to be forgotten.
+  // Where it throws std::bad_alloc, `done` is not called, and the ticket has to be forgotten.
   void request(Ticket ticket, Key key, Done done);
   void forget(Ticket ticket);
 
@@ -78,7 +78,7 @@ class Computed {
   std::map<Ticket, Waiter> waiters_;
   std::map<Key, std::shared_ptr<Job>>
       jobs_;  // queued or running; shared with the thread that runs it
-  std::list<Queued> queue_;
+  std::deque<Queued> queue_;
   std::map<Ticket, Waiter> cancelled_;
   std::map<Key, std::string> texts_;
   std::vector<std::thread> threads_;

@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
+#include <string_view>
 
 namespace stfs {
 
@@ -40,10 +42,11 @@ Daemon::Daemon(bool foreground) : foreground_(foreground) {
   ::_exit(exit_status(ErrorCode::kMountFailed));
 }
 
-void Daemon::leave_terminal() const {
+void Daemon::leave_terminal() {
   ::setsid();
   if (::chdir("/") != 0) log("chdir: " + errno_text(errno));
   ::openlog("stfs", LOG_PID, LOG_DAEMON);
+  has_terminal_ = false;
   if (const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC)); null) {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null.get(), fd);
   }
@@ -67,7 +70,7 @@ void Daemon::ready() {
 }
 
 void Daemon::log(const std::string& line) const {
-  if (foreground_) {
+  if (has_terminal_) {
     std::fprintf(stderr, "stfs: %s\n", line.c_str());
   } else {
     ::syslog(LOG_WARNING, "%s", line.c_str());
@@ -92,18 +95,54 @@ void notify_service_manager(const char* state) {
                static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 
+void end_within(std::chrono::seconds time) {
+  ::signal(SIGALRM, SIG_IGN);  // drops one that the caller left pending
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    constexpr std::string_view kLine = "stfs: ended while a source did not answer\n";
+    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+    ::_exit(0);
+  };
+  ::sigaction(SIGALRM, &action, nullptr);
+  ::alarm(static_cast<unsigned>(time.count()));
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  ::pthread_sigmask(SIG_UNBLOCK, &alarm, nullptr);
+}
+
+namespace {
+
+// Standard error goes to `file` while this lives.
+class Redirected {
+ public:
+  explicit Redirected(int file) : saved_(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)) {
+    std::fflush(stderr);
+    if (saved_) ::dup2(file, STDERR_FILENO);
+  }
+  Redirected(const Redirected&) = delete;
+  Redirected& operator=(const Redirected&) = delete;
+  ~Redirected() {
+    std::fflush(stderr);
+    if (saved_) ::dup2(saved_.get(), STDERR_FILENO);
+  }
+
+ private:
+  UniqueFd saved_;
+};
+
+}  // namespace
+
 std::string capture_stderr(const std::function<void()>& action) {
-  std::fflush(stderr);
-  const UniqueFd saved(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3));
   const UniqueFd memory(::memfd_create("stderr", MFD_CLOEXEC));
-  if (!saved || !memory) {
+  if (!memory) {
     action();
     return "";
   }
-  ::dup2(memory.get(), STDERR_FILENO);
-  action();
-  std::fflush(stderr);
-  ::dup2(saved.get(), STDERR_FILENO);
+  {
+    const Redirected redirected(memory.get());
+    action();
+  }
   std::string text(static_cast<std::size_t>(::lseek(memory.get(), 0, SEEK_END)), '\0');
   if (pread_exact(memory.get(), std::as_writable_bytes(std::span(text)), 0) != 0) return "";
   return text;

@@ -1,10 +1,11 @@
-// Going into the background, and talking from there.
+// A daemon's life: going into the background, talking from there, and ending in time.
 #pragma once
 
 #include "core/posix.h"
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -25,19 +26,28 @@ class Daemon {
   // The same for a child of this process, which leaves the parent to it.
   void ready_as_child();
 
-  // A line for the administrator: to standard error in the foreground, and to syslog in the
-  // background once ready.
+  // A line for the administrator: to standard error in the foreground and until ready() or
+  // ready_as_child(), to syslog from then on.
   void log(const std::string& line) const;
 
  private:
-  void leave_terminal() const;
+  void leave_terminal();
 
   bool foreground_;
+  bool has_terminal_ = true;
   UniqueFd parent_;  // the pipe on which the parent waits
 };
 
 // Tells the service manager that started this process, if one did, as sd_notify(3) says.
 void notify_service_manager(const char* state);
+
+// How long a process that was asked to end may wait for a source that does not answer.
+constexpr std::chrono::seconds kTimeToEnd{10};
+
+// Ends this process when `time` is over, whatever its threads wait for: with status 0 and a line on
+// standard error. Uses SIGALRM, and unblocks it on the calling thread, since a program inherits
+// what its caller has blocked.
+void end_within(std::chrono::seconds time);
 
 // Runs `action` with standard error going into memory, and returns what was written there.
 std::string capture_stderr(const std::function<void()>& action);

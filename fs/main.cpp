@@ -4,6 +4,7 @@
 #include "core/text.h"
 #include "fs/daemon.h"
 #include "fs/fuse_ops.h"
+#include "fs/mount.h"
 #include "fs/mount_table.h"
 #include "fs/options.h"
 #include "fs/session.h"
@@ -14,11 +15,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <new>
-#include <optional>
 #include <string>
 
 namespace stfs {
@@ -44,6 +46,98 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
+// What every process that serves finds in its memory.
+struct Loaded {
+  const Options& options;
+  const Checkpoint& checkpoint;
+  const Mount& mount;
+  FuseContext& context;
+  Daemon& daemon;
+  int signals;  // signalfd(2)
+};
+
+// Serves until the end; `worker` is null without a supervisor.
+void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
+  FileSystem filesystem(loaded.checkpoint,
+                        {.uid = loaded.options.uid.value_or(::getuid()),
+                         .gid = loaded.options.gid.value_or(::getgid()),
+                         .umask = loaded.options.umask,
+                         .control = loaded.options.control,
+                         .ledger = loaded.context.ledger,
+                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
+                        [&](const std::string& line) { loaded.daemon.log(line); });
+  loaded.context.filesystem = &filesystem;
+  Session session(loaded.mount, loaded.context);
+  session.answer_handshake();
+  if (worker != nullptr) session.take_over(worker->distrusts_requests());
+  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
+              {.signals = loaded.signals, .lifeline = worker != nullptr ? worker->lifeline() : -1},
+              hooks);
+}
+
+void serve_alone(const Loaded& loaded) {
+  serve(loaded, nullptr,
+        {.serving = [&] { loaded.daemon.ready(); },
+         .orphaned = [] {},
+         .ending = [&](int) { loaded.mount.detach(); }});
+}
+
+// Runs `command` to its exit status. What it throws is said in one line.
+int run_to_exit(const std::function<int()>& command,
+                const std::function<void(const std::string& line)>& say) noexcept {
+  try {
+    return command();
+  } catch (const Error& error) {
+    say(error.what());
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    say("out of memory");
+  } catch (const std::exception& error) {
+    say(printable(error.what()));
+  }
+  return exit_status(ErrorCode::kUnreadable);
+}
+
+// A worker serves the mount and leaves it to its supervisor, unless that one has died.
+int serve_as(Worker& worker, const Loaded& loaded) {
+  const auto unmount_if_orphaned = [&] {
+    if (worker.is_orphan()) loaded.mount.detach();
+  };
+  const Session::Hooks hooks = {
+      .serving =
+          [&] {
+            loaded.daemon.ready_as_child();
+            worker.serving();
+          },
+      .orphaned =
+          [&] {
+            loaded.daemon.log("supervise: the supervisor has ended: serving goes on without one");
+          },
+      .ending =
+          [&](int error) {
+            if (error == 0) worker.ending();
+            unmount_if_orphaned();
+          }};
+  const int status = run_to_exit(
+      [&] {
+        serve(loaded, &worker, hooks);
+        return 0;
+      },
+      [&](const std::string& line) { loaded.daemon.log(line); });
+  unmount_if_orphaned();
+  return status;
+}
+
+int supervise(const Loaded& loaded) {
+  Ledger ledger(loaded.checkpoint.sources().size());
+  loaded.context.ledger = &ledger;
+  Supervisor supervisor(loaded.signals, ledger,
+                        {.ready = [&] { loaded.daemon.ready(); },
+                         .ending = [&] { loaded.mount.detach(); },
+                         .log = [&](const std::string& line) { loaded.daemon.log(line); }});
+  return supervisor.run([&](Worker& worker) { return serve_as(worker, loaded); });
+}
+
 // Returns the exit status.
 int mount(Options options) {
   options.mountpoint = resolve_mountpoint(options.mountpoint);
@@ -60,52 +154,26 @@ int mount(Options options) {
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
   ::malloc_trim(0);  // what parsing the headers needed
+  const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
   FuseContext context{.direct = options.direct, .max_read = options.max_read};
-  Session session(options, context);
+  const Mount mount(options, context);
   lock = UniqueFd();
 
-  std::optional<Ledger> ledger;
-  std::optional<Supervisor> supervisor;
-  if (options.supervise && !session.can_resend()) {
+  const Loaded loaded{options, checkpoint, mount, context, daemon, signals.get()};
+  if (options.supervise && can_resend(mount)) return supervise(loaded);
+  if (options.supervise) {
     std::fprintf(stderr,
                  "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
                  "6.9 can): not supervised\n");
-  } else if (options.supervise) {
-    ledger.emplace(checkpoint.sources().size());
-    supervisor.emplace(
-        session.signals(), *ledger,
-        Supervisor::Hooks{.ready = [&daemon] { daemon.ready(); },
-                          .log = [&daemon](const std::string& line) { daemon.log(line); }});
-    if (const auto status = supervisor->run()) return *status;
-    // From here on this process is a worker.
-    context.ledger = &*ledger;
   }
-
-  FileSystem filesystem(checkpoint,
-                        {.uid = options.uid.value_or(::getuid()),
-                         .gid = options.gid.value_or(::getgid()),
-                         .umask = options.umask,
-                         .control = options.control,
-                         .ledger = context.ledger,
-                         .drop = [&session](std::uint64_t inode) { return session.drop(inode); }},
-                        [&daemon](const std::string& line) { daemon.log(line); });
-  context.filesystem = &filesystem;
-  session.answer_handshake();
-  if (supervisor) session.take_over(supervisor->distrusts_requests());
-  const auto serving = [&] {
-    if (supervisor) {
-      daemon.ready_as_child();
-      supervisor->serving();
-    } else {
-      daemon.ready();
-    }
-  };
-  const auto orphaned = [&daemon] {
-    daemon.log("supervise: the supervisor has ended: serving goes on without one");
-  };
-  session.run(options.threads != 0 ? options.threads : kMostThreads,
-              supervisor ? supervisor->lifeline() : -1, {.serving = serving, .orphaned = orphaned});
+  serve_alone(loaded);
   return 0;
+}
+
+// Signals of which the caller may have left another setting.
+void set_signals() {
+  ::signal(SIGPIPE, SIG_IGN);  // writing to a process that has gone fails with EPIPE
+  ::signal(SIGCHLD, SIG_DFL);  // while it is ignored, waitpid(2) tells nothing of a child's end
 }
 
 // What the caller left open is not ours to keep: a lock, a pipe that somebody waits on.
@@ -124,6 +192,7 @@ void open_standard_descriptors() {
 int run(int argc, char** argv) {
   close_inherited_descriptors();
   open_standard_descriptors();
+  set_signals();
   const Options options = parse_options(argc, argv);
   switch (options.command) {
     case Options::Command::kHelp:
@@ -145,15 +214,7 @@ int run(int argc, char** argv) {
 }  // namespace stfs
 
 int main(int argc, char** argv) {
-  try {
-    return stfs::run(argc, argv);
-  } catch (const stfs::Error& error) {
-    std::fprintf(stderr, "stfs: %s\n", error.what());
-    return stfs::exit_status(error.code());
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "stfs: out of memory\n");
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stfs: %s\n", stfs::printable(error.what()).c_str());
-  }
-  return stfs::exit_status(stfs::ErrorCode::kUnreadable);
+  return stfs::run_to_exit(
+      [&] { return stfs::run(argc, argv); },
+      [](const std::string& line) { std::fprintf(stderr, "stfs: %s\n", line.c_str()); });
 }

@@ -1,6 +1,5 @@
 #include "fs/request_loop.h"
 
-#include <execinfo.h>
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -10,14 +9,13 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <new>
 #include <thread>
 #include <utility>
 
 namespace stfs {
 namespace {
 
-// These come in crowds, want no answer, and take no time.
+// Forgetting comes in crowds, wants no answer, and takes no time.
 bool is_forget(std::span<const std::byte> request) {
   fuse_in_header header{};
   std::memcpy(&header, request.data(), std::min(request.size(), sizeof header));
@@ -28,9 +26,8 @@ bool is_forget(std::span<const std::byte> request) {
 
 ssize_t read_request(int device, std::span<std::byte> buffer) {
   while (true) {
-    // Should SIGKILL come while the kernel copies to a page that it must first bring in, the copy
-    // fails and the reader gets EIO, where a supervised mount would have asked again. Requests that
-    // want an answer are a name or two long.
+    // Pre-fault the buffer: SIGKILL during a page fault in the kernel's copy gives the reader EIO
+    // instead of a resend. A page is enough: requests that want an answer are a name or two long.
     constexpr std::size_t kLongest = 4096;
     volatile std::byte* const bytes = buffer.data();
     bytes[0] = std::byte{0};
@@ -39,7 +36,7 @@ ssize_t read_request(int device, std::span<std::byte> buffer) {
     const ssize_t n = ::read(device, buffer.data(), buffer.size());
     if (n >= static_cast<ssize_t>(sizeof(fuse_in_header))) return n;
     if (n >= 0) return -EIO;
-    // ENOENT: whoever asked does not want it any more. ENOMEM: the kernel has refused this one.
+    // ENOENT: the request was interrupted. ENOMEM: the kernel has refused this one.
     if (errno != EINTR && errno != EAGAIN && errno != ENOENT && errno != ENOMEM) return -errno;
   }
 }
@@ -50,10 +47,6 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
       answer_(std::move(answer)),
       ended_(::eventfd(0, EFD_CLOEXEC)) {
   if (!ended_) throw_errno(ErrorCode::kMountFailed, "", "eventfd", errno);
-  // pthread_cancel(3) loads a library when it is first used, and aborts where there is no memory
-  // for it. This loads it too (backtrace(3)).
-  void* frame = nullptr;
-  if (::backtrace(&frame, 1) != 1) throw std::bad_alloc();
   const std::lock_guard lock(mutex_);
   start_one();
 }
@@ -61,7 +54,7 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
 RequestLoop::~RequestLoop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  // The one way to end a read without losing the moment before it begins.
+  // Nothing else ends a read(2) also when it comes just before the read begins.
   for (const Thread& thread : threads_) ::pthread_cancel(thread.handle);
   all_ended_.wait(lock, [this] { return threads_.empty(); });
 }
@@ -88,7 +81,7 @@ void RequestLoop::start_another() {
   try {
     start_one();
   } catch (const std::exception&) {
-    // There are too many already, or too little memory. This request is answered first then.
+    // Too many threads, or too little memory: then the next request waits for this one's answer.
   }
 }
 
@@ -122,7 +115,7 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
   }
 }
 
-// Whether this thread is one too many; it counts no longer then.
+// Whether this thread is one too many. If so, it is not counted as waiting any more.
 bool RequestLoop::may_leave() {
   unsigned waiting = waiting_;
   do {

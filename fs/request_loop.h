@@ -1,11 +1,11 @@
 // The threads that serve a mount: each reads a request from /dev/fuse and answers it, over and
 // over. There are as many as requests are under way, within limits.
 //
-// libfuse has such a loop (fuse_session_loop_mt), which ends the mount when one of its threads gets
-// no memory to read into. Here a thread is started only when it has all that it needs, and where it
-// cannot be started the others go on.
+// libfuse's own loop (fuse_session_loop_mt) gives a thread its memory after it has started it, and
+// ends the mount when there is none. Here the memory comes first. When a thread cannot be started,
+// the others go on.
 //
-// Thread safety: none but of the descriptor; it starts, and ends, on one thread.
+// Thread safety: none; one thread makes it and destroys it.
 #pragma once
 
 #include "core/posix.h"
@@ -35,19 +35,19 @@ class RequestLoop {
     unsigned idle;        // threads that may wait for a request; the others end; 1 at least
     unsigned threads;     // in all; 1 at least
   };
-  // Is called by many threads at a time and may not throw.
+  // Called by many threads at a time. May not throw.
   using Answer = std::function<void(std::span<std::byte> request)>;
 
-  // Serves from now on, with one thread at first. Throws Error kMountFailed and std::bad_alloc when
-  // there is not even that.
+  // Serves from now on, with one thread at first. Throws Error kMountFailed if that one cannot be
+  // started.
   RequestLoop(int device, const Limits& limits, Answer answer);
   RequestLoop(const RequestLoop&) = delete;
   RequestLoop& operator=(const RequestLoop&) = delete;
   // Waits for the requests that are being answered.
   ~RequestLoop();
 
-  // Shows POLLIN to poll(2) when there is nothing more to serve: the mount has been taken away, or
-  // reading has failed, with error().
+  // poll(2) shows POLLIN for this descriptor when there is nothing more to serve: the mount has
+  // been taken away, or reading has failed with error().
   int ended() const { return ended_.get(); }
   int error() const { return error_; }  // an errno, or 0
 

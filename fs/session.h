@@ -1,37 +1,26 @@
-// A FUSE session, from mount to unmount: what stfs does with libfuse, but for the answers
-// (fuse_ops.h).
+// Serves a mount: agrees with the kernel, and answers requests until the end. What stfs does with
+// libfuse, but for the mount itself (mount.h) and the answers (fuse_ops.h). It never unmounts.
 //
-// Thread safety: none but of drop(); all else is called on the thread that made it.
+// Thread safety: none; all of Session is called on the thread that made it.
 #pragma once
 
-#include "core/posix.h"
-#include "fs/options.h"
+#include "fs/mount.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
-#include <vector>
-
-struct fuse_session;
 
 namespace stfs {
 
-struct FuseContext;
-
 class Session {
  public:
-  // Mounts, and reads the kernel's handshake. SIGHUP, SIGINT and SIGTERM are blocked from then on.
-  // Throws Error kUsage for an option that neither libfuse nor the kernel knows, and kMountFailed.
-  Session(const Options& options, FuseContext& context);
+  // Both outlive this.
+  Session(const Mount& mount, FuseContext& context)
+      : mount_(mount), session_(mount.session()), context_(context) {}
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  ~Session();
-
-  // Whether the kernel can send a worker the requests that the one before it did not answer.
-  bool can_resend() const;
-  int signals() const { return signals_.get(); }  // a signalfd(2) of those that ask to end
+  ~Session() = default;
 
   // Agrees with the kernel on what both can do; each supervised worker learns of it in this way.
   // Throws Error kMountFailed.
@@ -39,33 +28,38 @@ class Session {
   // Asks for what the worker before this one did not answer. With `refuse` it is answered with EIO.
   void take_over(bool refuse);
 
-  struct Hooks {
-    std::function<void()> serving;   // a thread is there; nothing is answered before this returns
-    std::function<void()> orphaned;  // poll(2) shows POLLERR for `lifeline`, which may be -1
+  struct Events {
+    int signals;   // a signalfd(2) of those that ask to end
+    int lifeline;  // shows POLLERR to poll(2) when the supervisor has died; -1 without one
   };
-  // Answers requests until the mount is taken away or one of the signals comes; both are a success.
-  // At most `threads` are answered at the same time. From the end on the process has ten seconds: a
-  // source that hangs does not keep it.
-  void run(unsigned threads, int lifeline, const Hooks& hooks);
-
-  // Lets the kernel forget a file, if nobody uses it. False when this kernel does not know how
-  // (before Linux 6.18). May be called by any thread, but not while it answers a request: the
-  // kernel may wait for a read of the file.
-  bool drop(std::uint64_t inode) const;
+  struct Hooks {
+    // A thread is there. Nothing is answered before this returns.
+    std::function<void()> serving;
+    std::function<void()> orphaned;  // the lifeline shows POLLERR
+    // Serving is over: a signal came, or the mount was taken away; or reading /dev/fuse has failed
+    // with an errno, else 0. The requests that are being answered still get their answers.
+    std::function<void(int error)> ending;
+  };
+  // Answers requests until serving is over. At most `threads` are answered at the same time. From
+  // the end on the process has kTimeToEnd. Throws Error kMountFailed.
+  void run(unsigned threads, const Events& events, const Hooks& hooks);
 
  private:
-  void read_handshake();
   std::size_t longest_request() const;
   void process(std::span<std::byte> request);
   void refuse_what_was_sent_before();
-  void detach() const;
 
-  std::string place_;
-  std::string device_;  // of the mount, as mountinfo names it
-  UniqueFd signals_;    // signalfd(2)
+  const Mount& mount_;
+  fuse_session* const session_;
   FuseContext& context_;
-  fuse_session* session_ = nullptr;
-  std::vector<std::byte> handshake_;  // a FUSE_INIT request
 };
+
+// Whether the kernel can send a worker the requests that the one before it did not answer.
+bool can_resend(const Mount& mount);
+
+// Lets the kernel forget a file that nobody uses. False when this kernel does not know how (before
+// Linux 6.18). May be called by any thread, but not while it answers a request: the kernel may wait
+// for a read of the file.
+bool drop(const Mount& mount, std::uint64_t inode);
 
 }  // namespace stfs

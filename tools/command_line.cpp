@@ -4,12 +4,10 @@
 #include "core/text.h"
 
 #include <CLI/CLI.hpp>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <new>
 #include <utility>
@@ -18,23 +16,6 @@ namespace stfs {
 namespace {
 
 constexpr char kGuard = '\x01';
-
-std::string last_line;  // what is said when there is no memory to say anything
-int last_status = 0;
-std::terminate_handler other_endings = nullptr;
-
-// nlohmann's JSON needs memory to be destroyed, and no exception leaves a destructor.
-[[noreturn]] void end_without_memory() {
-  try {
-    if (std::current_exception()) std::rethrow_exception(std::current_exception());
-  } catch (const std::bad_alloc&) {
-    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, last_line.data(), last_line.size());
-    ::_exit(last_status);
-  } catch (...) {
-    other_endings();
-  }
-  std::abort();
-}
 
 }  // namespace
 
@@ -60,9 +41,6 @@ void unguard(std::string& word) {
 
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
   try {
-    last_line = std::string(program) + ": out of memory\n";
-    last_status = exit_status(otherwise);
-    other_endings = std::set_terminate(end_without_memory);
     const int status = command();
     if (std::fflush(stdout) != 0) {
       std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());

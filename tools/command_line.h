@@ -22,8 +22,7 @@ std::optional<int> parse_words(CLI::App& app, std::vector<std::string> words);
 void unguard(std::string& word);
 
 // Runs a command to its exit status. What it throws becomes one line on standard error; what is no
-// Error exits as `otherwise` does, also where memory runs out in a destructor. Fails when standard
-// output cannot be written. Once in a process.
+// Error exits as `otherwise` does. Fails when standard output cannot be written.
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command);
 
 }  // namespace stfs

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -245,25 +246,6 @@ TEST_P(FailingDisk, ThatStallsDoesNotKeepSigtermFromUnmounting) {
   EXPECT_EQ(ended.status, 0) << ended.err;
 }
 
-TEST_P(FailingDisk, ThatStallsForeverDoesNotKeepTheDaemonForever) {
-  ForegroundMount mount({*disk_ / "m.safetensors"}, options());
-  spoil("stall", 0, kSize);
-  Process reader({"cat", mount / "w"});
-  ASSERT_TRUE(disk_->stalls(1));
-  Process hasher({"cat", mount / ".stfs/sha256/v"});
-  ASSERT_TRUE(disk_->stalls(2));
-
-  mount.process().signal(SIGTERM);
-
-  EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
-  const Outcome ended = mount.process().wait();  // after ten seconds
-  EXPECT_EQ(ended.status, 0);
-  EXPECT_NE(ended.err.find("a source did not answer"), std::string::npos) << ended.err;
-  EXPECT_EQ(reader.wait().status, 1);
-  EXPECT_EQ(hasher.wait().status, 1);
-  disk_->tell("release");
-}
-
 TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
   const Mounted mount({*disk_ / "m.safetensors"}, options());
   disk_->tell("slow 2");
@@ -279,6 +261,44 @@ TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
   for (std::thread& reader : readers) reader.join();
 
   EXPECT_EQ(right, 4);
+}
+
+// What the caller of stfs does with the signal that ends a daemon in time.
+struct Caller {
+  const char* name;
+  RunOptions caller;
+
+  friend std::ostream& operator<<(std::ostream& out, const Caller& caller) {
+    return out << caller.name;
+  }
+};
+class StallingDisk : public SourceOnFaultyDisk, public ::testing::WithParamInterface<Caller> {};
+
+INSTANTIATE_TEST_SUITE_P(Caller, StallingDisk,
+                         ::testing::Values(Caller{"Shell", {}},
+                                           Caller{"ThatBlocksSigalrm",
+                                                  {.ignored_signals = {SIGALRM},
+                                                   .blocked_signals = {SIGALRM}}}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
+  ForegroundMount mount({*disk_ / "m.safetensors"}, {"-o", "cache=direct"}, GetParam().caller);
+  spoil("stall", 0, kSize);
+  Process reader({"cat", mount / "w"});
+  ASSERT_TRUE(disk_->stalls(1));
+  Process hasher({"cat", mount / ".stfs/sha256/v"});
+  ASSERT_TRUE(disk_->stalls(2));
+
+  mount.process().signal(SIGTERM);
+
+  EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
+  const Outcome ended = mount.process().wait();  // after ten seconds
+  EXPECT_FALSE(ended.timed_out);
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_NE(ended.err.find("a source did not answer"), std::string::npos) << ended.err;
+  disk_->tell("release");
+  EXPECT_EQ(reader.wait().status, 1);
+  EXPECT_EQ(hasher.wait().status, 1);
 }
 
 // The disk holds the read up, and meanwhile the file is rewritten: what the disk then gives is of

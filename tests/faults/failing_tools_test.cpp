@@ -1,13 +1,11 @@
-// Calls that fail in stfs-info: the same answer, or one line and the right exit status.
-// tests/support/failing_calls makes the Nth call of a kind fail.
+// Threads that stfs-info cannot start: the same answer. tests/support/failing_calls makes the Nth
+// call fail.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
-#include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -63,35 +61,6 @@ TEST_P(FailingTools, AThreadThatCannotBeStartedOnlyTakesLonger) {
       EXPECT_EQ(take_file(), file);
     }
   }
-}
-
-TEST_P(FailingTools, MemoryThatRunsOutIsOneLine) {
-  const Outcome right = outcome();
-  const std::string file = take_file();
-  int failed = 0;
-  for (unsigned long at = 1; at < long_or(1500, 1000); at += long_or(1, 29)) {
-    for (const char* on : {"STFS_FAIL_ON=1", "STFS_NOTHING="}) {
-      SCOPED_TRACE("malloc " + std::to_string(at) + " " + on);
-      const Outcome result = outcome(failing("malloc", {"STFS_FAIL_AT=" + std::to_string(at), on}));
-
-      EXPECT_FALSE(result.timed_out);
-      if (result.err == right.err) {  // overcome, or never asked for so much, or a line of `check`
-        EXPECT_TRUE(result.out == right.out ||
-                    result.out.find("out of memory") != std::string::npos)
-            << result.out;
-      } else {
-        ++failed;
-        EXPECT_EQ(result.status, 3) << result.err;
-        EXPECT_TRUE(result.err.starts_with("stfs-info: ")) << result.err;
-        EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
-      }
-      const std::string made = take_file();
-      EXPECT_TRUE(made.empty() || made == file);
-      EXPECT_EQ(names_in(dir_.path()).size(), 2u) << "left a file behind";
-      if (HasFailure()) return;
-    }
-  }
-  EXPECT_GT(failed, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(

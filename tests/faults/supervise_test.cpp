@@ -1,6 +1,7 @@
 // -o supervise: workers are killed under readers, who see no error and no wrong byte. With
 // STFS_LONG=1 in the environment 200 of them for each way of reading, else 25.
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/failing_calls.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
 
@@ -76,12 +77,12 @@ class Supervise : public MountTest {
 
   // `stfs -f -o supervise`.
   std::unique_ptr<ForegroundMount> mount(std::vector<std::string> more = {},
-                                         const std::vector<std::string>& environment = {}) const {
+                                         const RunOptions& run_options = {}) const {
     more.insert(more.begin(), {"-o", "supervise"});
-    return std::make_unique<ForegroundMount>(std::vector<std::string>{source()}, more, environment);
+    return std::make_unique<ForegroundMount>(std::vector<std::string>{source()}, more, run_options);
   }
 
-  // The process that serves, when there is one: it has the supervisor's arguments.
+  // The process that serves: it has the supervisor's arguments. -1, and a failure, without one.
   static pid_t worker_of(ForegroundMount& mount) {
     pid_t worker = -1;
     EXPECT_TRUE(eventually([&] {
@@ -99,9 +100,14 @@ class Supervise : public MountTest {
     return !std::getline(arguments, word, '\0');  // a zombie has no arguments
   }
 
-  static void kill_worker(ForegroundMount& mount, int signal = SIGKILL) {
+  // kill(2) takes -1 for every process of the machine.
+  static void signal(pid_t worker, int number) {
+    if (worker > 0) ::kill(worker, number);
+  }
+
+  static void kill_worker(ForegroundMount& mount, int number = SIGKILL) {
     const pid_t worker = worker_of(mount);
-    ::kill(worker, signal);
+    signal(worker, number);
     EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
   }
 
@@ -342,7 +348,7 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
     const pid_t young = worker_of(*mount);
     const std::uint64_t before = rounds;
     while (rounds < before + killed % 16 && !HasFailure()) std::this_thread::yield();
-    ::kill(young, SIGKILL);
+    signal(young, SIGKILL);
     EXPECT_TRUE(eventually([&] { return is_gone(young); }));
   }
 
@@ -353,7 +359,8 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
 
 TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
   // A sanitizer would report what is meant to be.
-  const auto mount = this->mount({}, sanitizer_options("handle_segv=0:handle_sigbus=0"));
+  const auto mount =
+      this->mount({}, {.environment = sanitizer_options("handle_segv=0:handle_sigbus=0")});
 
   for (const int signal : {SIGSEGV, SIGABRT, SIGBUS}) {
     live_usefully(*mount);
@@ -512,11 +519,11 @@ TEST_F(Supervise, ASourceThatChangesBetweenTwoWorkersIsNoticed) {
   const int fd = ::open((*mount / "w").c_str(), O_RDONLY | O_CLOEXEC);
   live_usefully(*mount);
   const pid_t worker = worker_of(*mount);
-  ::kill(worker, SIGSTOP);
+  signal(worker, SIGSTOP);
   // Not by writing: the kernel would wait 45 seconds for the worker's lease.
   std::filesystem::last_write_time(source(), std::filesystem::file_time_type::clock::now() + 1h);
 
-  ::kill(worker, SIGKILL);
+  signal(worker, SIGKILL);
 
   char byte = 0;
   EXPECT_EQ(::pread64(fd, &byte, 1, 0), -1);
@@ -586,23 +593,60 @@ TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, WhenNoWorkerLivesItIsGivenUpWithOneLine) {
+TEST_F(Supervise, AMountWhoseWorkersAllDieYoungIsNeverGivenUp) {
   const auto mount = this->mount();
+  EXPECT_EQ(read_file(*mount / "w"), w());
 
-  while (mount->process().running()) {
-    const std::vector<pid_t> found = processes_with(mount->path());
-    // When it gives up it looks for leaks, in a sanitized build, by a child that is no worker.
-    if (count_lines(mount->process().err(), "given up") != 0) break;
-    for (const pid_t pid : found) {
-      if (pid != mount->process().pid()) ::kill(pid, SIGKILL);
-    }
-  }
-  const Outcome result = mount->process().wait();
+  for (int life = 0; life < 7; ++life) kill_worker(*mount);
 
-  EXPECT_EQ(result.status, 4) << result.err;
-  EXPECT_EQ(count_lines(result.err, "given up"), 1) << result.err;
-  EXPECT_EQ(count_lines(result.err, "another one takes over"), 4) << result.err;
+  EXPECT_EQ(names_in(mount->path()).size(), 3u);
+  EXPECT_EQ(read_file(*mount / "w"), w());
+  EXPECT_EQ(count_lines(mount->process().err(), "another one takes over"), 7);
+  mount->process().signal(SIGTERM);
+  EXPECT_EQ(mount->process().wait().status, 0);
   expect_nothing_left(mount->path());
+}
+
+TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer must be the first library";
+#endif
+  const std::filesystem::path flag = dir_ / "now";
+  const auto mount =
+      this->mount({"-o", "cache=direct"},
+                  {.environment = failing("pthread_create",
+                                          {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag.string()})});
+  EXPECT_EQ(read_file(*mount / "w"), w());
+  const auto failed_starts = [&] {
+    return count_lines(mount->process().err(), "ended with status 4: another one takes over");
+  };
+
+  write_file(flag, "");
+  kill_worker(*mount);
+  EXPECT_TRUE(eventually([&] { return failed_starts() >= 2 || !mount->process().running(); }));
+  std::filesystem::remove(flag);
+
+  ASSERT_TRUE(mount->process().running()) << mount->process().err();
+  EXPECT_GE(failed_starts(), 2) << mount->process().err();
+  EXPECT_GE(count_lines(mount->process().err(), "starting a thread"), 2);
+  EXPECT_EQ(read_file(*mount / "w"), w());
+  mount->process().signal(SIGTERM);
+  EXPECT_EQ(mount->process().wait().status, 0);
+  expect_nothing_left(mount->path());
+}
+
+TEST_F(Supervise, AWorkersDeathIsNoticedThoughTheCallerIgnoresSigchld) {
+  const auto mount = this->mount({}, {.ignored_signals = {SIGCHLD}});
+  EXPECT_EQ(read_file(*mount / "w"), w());
+
+  kill_worker(*mount);
+
+  EXPECT_EQ(read_file(*mount / "w"), w());
+  mount->process().signal(SIGTERM);
+  const Outcome result = mount->process().wait();
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(count_lines(result.err, "was killed by signal 9 (Killed): another one takes over"), 1)
+      << result.err;
 }
 
 TEST_F(Supervise, SignalsToTheSupervisorUnmountAndExitWith0) {
@@ -622,7 +666,7 @@ TEST_F(Supervise, SignalsToTheSupervisorUnmountAndExitWith0) {
 TEST_F(Supervise, SigtermToTheWorkerUnmountsToo) {
   const auto mount = this->mount();
 
-  ::kill(worker_of(*mount), SIGTERM);
+  signal(worker_of(*mount), SIGTERM);
   const Outcome result = mount->process().wait();
 
   EXPECT_EQ(result.status, 0) << result.err;
@@ -632,7 +676,7 @@ TEST_F(Supervise, SigtermToTheWorkerUnmountsToo) {
 
 TEST_F(Supervise, SigtermEndsAWorkerThatIsStopped) {
   const auto mount = this->mount();
-  ::kill(worker_of(*mount), SIGSTOP);
+  signal(worker_of(*mount), SIGSTOP);
 
   mount->process().signal(SIGTERM);
   const Outcome result = mount->process().wait();
@@ -695,7 +739,7 @@ TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
       return count_lines(mount->process().err(), "the supervisor has ended") == 1;
     })) << mount->process().err();
     if (by_signal) {
-      ::kill(worker, SIGTERM);
+      signal(worker, SIGTERM);
     } else {
       EXPECT_EQ(run({STFS_BINARY, "-u", mount->path()}).status, 0);
     }
@@ -709,7 +753,7 @@ TEST_F(Supervise, WhenBothAreKilledUnmountAndANewMountWork) {
   EXPECT_EQ(read_file(*mount / "w"), w());
   const pid_t worker = worker_of(*mount);
   mount->process().signal(SIGKILL);
-  ::kill(worker, SIGKILL);
+  signal(worker, SIGKILL);
   mount->process().wait();
   EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
   struct stat64 status = {};

@@ -428,6 +428,20 @@ TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAlone) {
   ::close(open_file);
 }
 
+TEST_F(Lifecycle, AnOldDaemonLeavesTheNextMountAloneThoughItHasTheSameDeviceNumber) {
+  ForegroundMount old({source()});
+  old.process().signal(SIGSTOP);
+  unmount_all(old.path());  // the kernel gives its device number to the next mount
+  ASSERT_EQ(stfs({source(), old.path()}).status, 0);
+
+  old.process().signal(SIGCONT);
+  const Outcome ended = old.process().wait();
+
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_EQ(mounts_at(old.path()).size(), 1u);
+  EXPECT_EQ(names_in(old.path()).size(), 2u);
+}
+
 TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
   const Outcome result = sh(
       R"(pids=; for i in 1 2 3 4; do "$1" "$2" "$3" & pids="$pids $!"; done
@@ -451,6 +465,40 @@ TEST_F(Lifecycle, AHangupThatTheCallerIgnoresIsIgnored) {
   process.signal(SIGTERM);
 
   EXPECT_EQ(process.wait().status, 0);
+  EXPECT_TRUE(mounts_at(mountpoint()).empty());
+}
+
+TEST_F(Lifecycle, AnErrorIsReportedThoughTheCallerIgnoresSigchld) {
+  write_file(dir_ / "broken.safetensors", "not a checkpoint");
+
+  const Outcome result =
+      run({STFS_BINARY, dir_ / "broken.safetensors", mountpoint()}, {.ignored_signals = {SIGCHLD}});
+
+  expect_one_line(result, 1);
+}
+
+TEST_F(Lifecycle, SignalsThatTheCallerIgnoresAndBlocksReachTheDaemon) {
+  const std::vector<int> signals = {SIGTERM, SIGIO, SIGPIPE, SIGCHLD, SIGALRM};
+  const std::filesystem::path copy = dir_ / "copy.safetensors";
+  std::filesystem::copy_file(source(), copy);
+  Process process({STFS_BINARY, "-f", copy, mountpoint()},
+                  {.ignored_signals = signals, .blocked_signals = signals});
+  ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
+  EXPECT_EQ(names_in(mountpoint()).size(), 2u);
+
+  // SIGIO asks for the lease; without it a writer waits for 45 seconds.
+  EXPECT_TRUE(eventually(
+      [&] {
+        const int fd = ::open(copy.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+        if (fd >= 0) ::close(fd);
+        return fd >= 0;
+      },
+      std::chrono::seconds(40)));
+  process.signal(SIGTERM);
+
+  const Outcome result = process.wait();
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_TRUE(mounts_at(mountpoint()).empty());
 }
 

@@ -4,7 +4,6 @@
 //                          which; malloc: calloc and realloc too
 //   STFS_FAIL_AT=N         the Nth of them, counted from 1
 //   STFS_FAIL_ON=1         and all that follow
-//   STFS_FAIL_EVERY=N      every Nth of them instead
 //   STFS_FAIL_SIZE=BYTES   malloc and mmap: only of so much at least
 //   STFS_FAIL_MOST=BYTES   and of no more than so much
 //   STFS_FAIL_WHILE=PATH   only while there is such a file
@@ -29,11 +28,10 @@ namespace {
 // True in main(): what the loader and the run-time library do before (the memory that C++ keeps for
 // exceptions) and after (the counts of a coverage build are written then) is not the program's.
 std::atomic<bool> is_started = false;
-thread_local bool is_spared = false;
 
 // Whether this call of `kind` is to fail. getenv does not allocate.
 bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
-  if (!is_started || is_spared) return false;
+  if (!is_started) return false;
   const int before = errno;
   const char* wanted = ::getenv("STFS_FAIL_CALL");
   if (wanted == nullptr || std::strcmp(wanted, kind) != 0) return false;
@@ -48,9 +46,6 @@ bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   }
   static std::atomic<unsigned long> count = 0;
   const unsigned long number = ++count;
-  if (const char* every = ::getenv("STFS_FAIL_EVERY"); every != nullptr) {
-    return number % std::strtoul(every, nullptr, 10) == 0;
-  }
   const char* at = ::getenv("STFS_FAIL_AT");
   const unsigned long first = at == nullptr ? 1 : std::strtoul(at, nullptr, 10);
   return number == first || (number > first && ::getenv("STFS_FAIL_ON") != nullptr);
@@ -150,63 +145,22 @@ void* malloc(std::size_t size) {
   return next(size);
 }
 
-void* calloc(std::size_t count, std::size_t size) {
-  static const auto next = real<void* (*)(std::size_t, std::size_t)>("calloc");
-  if (fails("malloc", count * size)) {
-    errno = ENOMEM;
-    return nullptr;
-  }
-  return next(count, size);
-}
-
-void* realloc(void* old, std::size_t size) {
-  static const auto next = real<void* (*)(void*, std::size_t)>("realloc");
-  if (fails("malloc", size)) {
-    errno = ENOMEM;
-    return nullptr;
-  }
-  return next(old, size);
-}
-
 }  // extern "C"
 
 #ifdef STFS_ADDRESS_SANITIZER
 
 // Elsewhere these call malloc.
 
-static void throw_if_it_fails(std::size_t size) {
-  while (fails("malloc", size)) {
-    const std::new_handler handler = std::get_new_handler();
-    if (handler == nullptr) throw std::bad_alloc();
-    handler();
-  }
-}
-
 void* operator new(std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znwm");
-  throw_if_it_fails(size);
+  if (fails("malloc", size)) throw std::bad_alloc();
   return next(size);
 }
 
 void* operator new[](std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znam");
-  throw_if_it_fails(size);
+  if (fails("malloc", size)) throw std::bad_alloc();
   return next(size);
-}
-
-void* operator new(std::size_t size, const std::nothrow_t& tag) noexcept {
-  static const auto next =
-      real<void* (*)(std::size_t, const std::nothrow_t&)>("_ZnwmRKSt9nothrow_t");
-  return fails("malloc", size) ? nullptr : next(size, tag);
-}
-
-// The sanitizer asks for it when a thread begins, and gives up without.
-extern "C" int pthread_getattr_np(pthread_t thread, pthread_attr_t* attributes) {
-  static const auto next = real<int (*)(pthread_t, pthread_attr_t*)>("pthread_getattr_np");
-  is_spared = true;
-  const int error = next(thread, attributes);
-  is_spared = false;
-  return error;
 }
 
 #endif

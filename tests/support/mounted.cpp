@@ -154,7 +154,7 @@ void Mounted::kill_daemon() {
 
 ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
                                  const std::vector<std::string>& options,
-                                 const std::vector<std::string>& environment)
+                                 const RunOptions& run_options)
     : path_(made(dir_ / "mnt")),
       process_(
           [&] {
@@ -162,7 +162,7 @@ ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
             all.insert(all.end(), options.begin(), options.end());
             return mount_command(sources, all, path_);
           }(),
-          {.environment = environment}) {
+          run_options) {
   const int table = ::open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
   // The kernel marks a change of the table by POLLPRI; the timeout lets us notice a child that
   // ends.

@@ -66,7 +66,7 @@ class ForegroundMount {
  public:
   explicit ForegroundMount(const std::vector<std::string>& sources,
                            const std::vector<std::string>& options = {},
-                           const std::vector<std::string>& environment = {});
+                           const RunOptions& run_options = {});
   ~ForegroundMount();
   ForegroundMount(const ForegroundMount&) = delete;
   ForegroundMount& operator=(const ForegroundMount&) = delete;

@@ -71,6 +71,9 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
     const auto same_name = [&](const std::string& other) { return other.starts_with(name); };
     if (std::ranges::none_of(given, same_name)) environment.emplace_back(ours);
   }
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  for (const int signal : options.blocked_signals) sigaddset(&blocked, signal);
   const std::vector<char*> arguments = pointers(argv);
   const std::vector<char*> variables = pointers(environment);
   out_fd_ = checked(::memfd_create("out", MFD_CLOEXEC), "memfd_create");
@@ -81,6 +84,8 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
     // nohup(1) and a shell's background ignore these for the tests, whose programs need not.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
+    for (const int ignored : options.ignored_signals) ::signal(ignored, SIG_IGN);
+    ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
     const int in = terminal_ ? terminal_->end() : ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (in < 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0 ||
         (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))

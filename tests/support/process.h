@@ -34,6 +34,8 @@ struct Outcome {
 struct RunOptions {
   std::vector<std::string> environment = {};  // "NAME=value", added to ours
   std::filesystem::path directory = {};       // where to run; empty: here
+  std::vector<int> ignored_signals = {};      // by the program when it starts
+  std::vector<int> blocked_signals = {};      // likewise
   std::chrono::seconds limit = kHang;         // then the child, and only the child, is killed
   // When not 0, the child has a terminal with so many columns as standard input, output and error,
   // of the type xterm; Outcome::out is then all that it has written to it.

@@ -2,14 +2,24 @@
 #include "fs/supervisor.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <new>
 
 namespace stfs::test {
@@ -20,44 +30,47 @@ struct Shared {
   std::atomic<int> workers;
   std::atomic<int> lines;
   std::atomic<int> ready;
+  std::atomic<int> endings;
 };
 
 class SupervisorTest : public testing::Test {
  protected:
+  static constexpr unsigned kHangs = 60;  // seconds until a supervisor that hangs is killed
+
   ~SupervisorTest() override { ::munmap(shared_, sizeof *shared_); }
 
   // The exit status of a supervisor whose workers do `work`, given their number, counted from 1.
   int supervise(
-      const std::function<void(Supervisor& supervisor, int number)>& work,
-      const std::function<void(const std::string& line)>& log = [](const auto&) {}) {
+      const std::function<void(Worker& worker, int number)>& work,
+      const std::function<void()>& prepare = [] {}) {
     const pid_t pid = ::fork();
     if (pid == 0) {
+      ::alarm(kHangs);
       const UniqueFd no_signal(::eventfd(0, EFD_CLOEXEC));
       const Ledger ledger(1);
       Supervisor supervisor(no_signal.get(), ledger,
                             {.ready = [this] { ++shared_->ready; },
-                             .log =
-                                 [&](const std::string& line) {
-                                   ++shared_->lines;
-                                   log(line);
-                                 }});
-      const std::optional<int> status = supervisor.run();
-      if (status) ::_exit(*status);
-      work(supervisor, ++shared_->workers);
-      ::_exit(0);
+                             .ending = [this] { ++shared_->endings; },
+                             .log = [this](const std::string&) { ++shared_->lines; }});
+      prepare();
+      ::_exit(supervisor.run([&](Worker& worker) {
+        work(worker, ++shared_->workers);
+        return 0;
+      }));
     }
     int status = -1;
     ::waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
 
+  static inline std::atomic<int>* on_exit_ = nullptr;
   Shared* shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{};
 };
 
 TEST_F(SupervisorTest, StartsAnotherWorkerForOneThatDied) {
-  const auto work = [](Supervisor& supervisor, int number) {
-    supervisor.serving();
+  const auto work = [](Worker& worker, int number) {
+    worker.serving();
     if (number < 3) ::raise(SIGKILL);
   };
 
@@ -67,29 +80,81 @@ TEST_F(SupervisorTest, StartsAnotherWorkerForOneThatDied) {
   EXPECT_EQ(shared_->ready, 1);
 }
 
-TEST_F(SupervisorTest, GoesOnWithoutMemoryForALineOfTheLog) {
-  const auto work = [](Supervisor& supervisor, int number) {
-    supervisor.serving();
-    if (number == 1) ::raise(SIGKILL);
+TEST_F(SupervisorTest, IsNeverGivenUpOnceAWorkerHasServed) {
+  const auto work = [](Worker& worker, int number) {
+    worker.serving();
+    if (number <= 6) ::raise(SIGKILL);
   };
 
-  EXPECT_EQ(supervise(work, [](const std::string&) { throw std::bad_alloc(); }), 0);
+  EXPECT_EQ(supervise(work), 0);
+  EXPECT_EQ(shared_->workers, 7);
+  EXPECT_EQ(shared_->lines, 6);
+}
+
+TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
+  const auto work = [](Worker& worker, int number) {
+    worker.serving();
+    if (number == 1) ::raise(SIGKILL);
+  };
+  const auto forbid_pidfd_open = [] {  // as old container runtimes do
+    sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EMFILE),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{std::size(rules), rules};
+    ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+  };
+
+  EXPECT_EQ(supervise(work, forbid_pidfd_open), 0);
   EXPECT_EQ(shared_->workers, 2);
 }
 
-TEST_F(SupervisorTest, GivesUpWhenNoWorkerLives) {
-  const auto work = [](Supervisor& supervisor, int) {
-    supervisor.serving();
-    ::raise(SIGKILL);
+TEST_F(SupervisorTest, AFailedStartAfterAWorkerHasServedIsADeath) {
+  const auto work = [](Worker& worker, int number) {
+    if (number == 2) ::_exit(4);
+    worker.serving();
+    if (number == 1) ::raise(SIGKILL);
   };
 
-  EXPECT_EQ(supervise(work), 4);
-  EXPECT_EQ(shared_->workers, 5);
-  EXPECT_EQ(shared_->lines, 5);
+  EXPECT_EQ(supervise(work), 0);
+  EXPECT_EQ(shared_->workers, 3);
+  EXPECT_EQ(shared_->lines, 2);
+}
+
+TEST_F(SupervisorTest, TakesTheMountAwayWhenAWorkerSaysThatItEnds) {
+  const auto work = [this](Worker& worker, int) {
+    worker.serving();
+    worker.ending();
+    while (shared_->endings == 0) ::sched_yield();
+  };
+
+  EXPECT_EQ(supervise(work), 0);
+  EXPECT_EQ(shared_->workers, 1);
+  EXPECT_EQ(shared_->lines, 0);
+}
+
+TEST_F(SupervisorTest, AWorkerDoesNotRunWhatWasRegisteredForTheExit) {
+  on_exit_ = &shared_->endings;
+  const auto before_fork = [] { std::atexit([] { ++*on_exit_; }); };
+
+  EXPECT_EQ(supervise([](Worker& worker, int) { worker.serving(); }, before_fork), 0);
+  EXPECT_EQ(shared_->endings, 0);
+}
+
+TEST_F(SupervisorTest, WaitsLongerAfterEachYoungDeathButAtMostASecond) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(Supervisor::pause_after(0), milliseconds(0));
+  EXPECT_EQ(Supervisor::pause_after(1), milliseconds(100));
+  EXPECT_EQ(Supervisor::pause_after(9), milliseconds(900));
+  EXPECT_EQ(Supervisor::pause_after(10), milliseconds(1000));
+  EXPECT_EQ(Supervisor::pause_after(4'000'000'000), milliseconds(1000));
 }
 
 TEST_F(SupervisorTest, TheFirstWorkersStatusIsItsOwnWhenItNeverServed) {
-  EXPECT_EQ(supervise([](Supervisor&, int) { ::_exit(3); }), 3);
+  EXPECT_EQ(supervise([](Worker&, int) { ::_exit(3); }), 3);
   EXPECT_EQ(shared_->workers, 1);
   EXPECT_EQ(shared_->ready, 0);
 }
