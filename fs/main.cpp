@@ -25,7 +25,7 @@
 namespace stfs {
 namespace {
 
-// That may wait for a slow source at the same time.
+// Threads that may wait for a slow source at the same time.
 constexpr unsigned kMostThreads = 64;
 
 // A shard needs a descriptor for as long as it is mounted, and there may be thousands.
