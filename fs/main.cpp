@@ -57,6 +57,7 @@ struct Loaded {
 
 // Serves until the end; `worker` is null without a supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
+  Session session(loaded.mount, loaded.context);
   FileSystem filesystem(loaded.checkpoint,
                         {.uid = loaded.options.uid.value_or(::getuid()),
                          .gid = loaded.options.gid.value_or(::getgid()),
@@ -65,7 +66,6 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .ledger = loaded.context.ledger},
                         [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
-  Session session(loaded.mount, loaded.context);
   session.answer_handshake();
   if (worker != nullptr) session.take_over(worker->distrusts_requests());
   session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
