@@ -26,7 +26,7 @@
 namespace stfs {
 namespace {
 
-// That may wait for a slow source at the same time.
+// Threads that may wait for a slow source at the same time.
 constexpr unsigned kMostThreads = 64;
 
 // A shard needs a descriptor for as long as it is mounted, and there may be thousands.
@@ -58,6 +58,7 @@ struct Loaded {
 
 // Serves until the end; `worker` is null without a supervisor.
 void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
+  Session session(loaded.mount, loaded.context);
   FileSystem filesystem(loaded.checkpoint,
                         {.uid = loaded.options.uid.value_or(::getuid()),
                          .gid = loaded.options.gid.value_or(::getgid()),
@@ -67,7 +68,6 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
                         [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
-  Session session(loaded.mount, loaded.context);
   session.answer_handshake();
   if (worker != nullptr) session.take_over(worker->distrusts_requests());
   session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
