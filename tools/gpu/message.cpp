@@ -362,7 +362,7 @@ Message Channel::wait() {
   }
 }
 
-bool Channel::tell(std::string_view body) noexcept {
+bool Channel::tell(std::string_view body) const noexcept {
   Header header = header_of(body.size(), 0);
   if (!send_all(fd(), {header.data(), header.size()}) || !send_all(fd(), body)) return false;
   if (!receive_all(fd(), header)) return false;

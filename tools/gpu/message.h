@@ -116,7 +116,7 @@ class Channel {
 
   // Sends a message and drops its answer, without allocating anything, on a socket that blocks and
   // on which no other answer is due. False when the connection has ended.
-  bool tell(std::string_view body) noexcept;
+  bool tell(std::string_view body) const noexcept;
 
  private:
   struct Frame {
