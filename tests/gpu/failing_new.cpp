@@ -24,6 +24,9 @@ NoMemory::~NoMemory() { fails = false; }
 
 void* operator new(std::size_t size) { return stfs::gpu::test::allocated(size); }
 void* operator new[](std::size_t size) { return stfs::gpu::test::allocated(size); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return std::malloc(size == 0 ? 1 : size);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
