@@ -110,7 +110,7 @@ TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
   MidLoad load = mid_load();
   load.client->signal(SIGKILL);
   load.client->wait();
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   const auto source = small();
   EXPECT_EQ(this->load(source.string() + "::a").status, 0);
@@ -155,7 +155,7 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   const UniqueFd copier_end(
       ::open(("/proc/" + std::to_string(load.copier)).c_str(), O_RDONLY | O_DIRECTORY));
   kill_and_wait(holder());
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 5, "holder");
   EXPECT_TRUE(eventually([&] { return ::faccessat(copier_end.get(), "stat", F_OK, 0) != 0; }))
@@ -168,7 +168,7 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
 TEST_F(GpuHolder, ASourceTruncatedInMidLoadPublishesNothing) {
   MidLoad load = mid_load();
   std::filesystem::resize_file(large(), 100'000);
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 3, "changed");
   EXPECT_EQ(resident(), Names{});
@@ -178,7 +178,7 @@ TEST_F(GpuHolder, ASourceRewrittenInMidLoadPublishesNothing) {
   MidLoad load = mid_load();
   const UniqueFd file(::open(large().c_str(), O_WRONLY | O_CLOEXEC));
   ASSERT_EQ(::pwrite(file.get(), "x", 1, 200'000), 1);
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 3, "changed");
   EXPECT_EQ(resident(), Names{});
