@@ -86,6 +86,29 @@ TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
   EXPECT_EQ(holder(), pid);
 }
 
+// The first files that are opened get the numbers that the caller closed.
+TEST_F(GpuHolder, IsStartedByACallerThatClosedItsStandardDescriptors) {
+  const std::string tensor = small().string() + "::a";
+  for (const char* closed : {"<&-", "2>&-", "<&- 2>&-"}) {
+    const Outcome outcome = run({"/bin/bash", "-c", std::string(R"("$@" )") + closed, "bash",
+                                 STFS_GPU_BINARY, "load", "--device", device(), tensor});
+
+    EXPECT_EQ(outcome.status, 0) << closed << outcome.err;
+    EXPECT_EQ(resident(), Names{"a"}) << closed;
+    kill_and_wait(holder());
+  }
+}
+
+TEST_F(GpuHolder, WhatIsPrintedGoesToNoFileThatTookTheNumberOfAClosedOne) {
+  const std::string tensor = small().string() + "::a";
+
+  const Outcome outcome = run({"/bin/bash", "-c", R"("$@" >&-)", "bash", STFS_GPU_BINARY, "load",
+                               "--device", device(), tensor});
+
+  expect_one_line(outcome, 3, "standard output: Bad file descriptor");
+  EXPECT_EQ(resident(), Names{"a"});
+}
+
 TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;
