@@ -109,6 +109,12 @@ TEST_F(GpuHolder, WhatIsPrintedGoesToNoFileThatTookTheNumberOfAClosedOne) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
+TEST_F(GpuHolder, ThatCannotStartIsAnErrorOfOneLine) {
+  write_file(socket(), "");
+
+  expect_one_line(load(small().string() + "::a"), 5, "non-socket");
+}
+
 TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;
