@@ -115,6 +115,15 @@ TEST_F(GpuHolder, ThatCannotStartIsAnErrorOfOneLine) {
   expect_one_line(load(small().string() + "::a"), 5, "non-socket");
 }
 
+TEST_F(GpuHolder, ARelativeSocketInADirectoryThatHasGoneIsAnErrorOfOneLine) {
+  const Outcome outcome =
+      run({"/bin/bash", "-c", R"(mkdir gone && cd gone && rmdir ../gone && STFS_GPU_SOCKET=s "$@")",
+           "bash", STFS_GPU_BINARY, "ls"},
+          {.directory = file("")});
+
+  expect_one_line(outcome, 5, "stfs-gpu: s: No such file or directory");
+}
+
 TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;

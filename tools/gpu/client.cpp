@@ -174,7 +174,10 @@ Json filter_body(const char* request, const ResidentFilter& filter) {
 
 std::string holder_socket_path() {
   if (const char* path = std::getenv("STFS_GPU_SOCKET"); path != nullptr && *path != '\0') {
-    return std::filesystem::absolute(path).string();  // a holder works elsewhere
+    std::error_code error;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+    if (error) throw_errno(ErrorCode::kDeviceFailed, path, "", error.value());
+    return absolute.string();  // a holder works elsewhere
   }
   const std::string uid = std::to_string(::geteuid());
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
