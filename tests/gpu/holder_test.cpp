@@ -188,6 +188,15 @@ TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
   EXPECT_EQ(load(source.string() + "::b").status, 0);
 }
 
+TEST_F(GpuHolder, ACopierKilledInMidLoadIsSaidThoughTheHoldersCallerIgnoresSigchld) {
+  const Process ignoring({STFS_GPU_BINARY, "holder"}, {.ignored_signals = {SIGCHLD}});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; })) << ignoring.err();
+  MidLoad load = mid_load();
+  kill_and_wait(load.copier);
+
+  expect_one_line(load.client->wait(), 5, "killed by signal 9");
+}
+
 TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   MidLoad load = mid_load();
   const UniqueFd copier_end(

@@ -378,6 +378,8 @@ int run_holder(const HolderOptions& options) {
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
+  // A caller that ignores it would have the kernel forget how a copier ended.
+  ::signal(SIGCHLD, SIG_DFL);
   // In the process that serves, however it ends; its parent, which became no daemon, is gone.
   struct Removed {
     HolderSocket& socket;
