@@ -306,6 +306,17 @@ TEST_F(GpuLoad, NothingFitsWhereAllMemoryShallStayFree) {
   }
 }
 
+TEST_F(GpuLoad, ASizeThatIsNoNumberOfBytesIsWrongUsage) {
+  const std::string tensor = small().string() + "::a";
+  for (const char* size :
+       {"-1", "-4096", "18446744073709551616", "99999999999999999999", "16EiB", "1.5G", "G", ""}) {
+    for (const char* option : {"--keep-free", "--tile"}) {
+      expect_one_line(gpu({"load", "--device", device(), option, size, tensor}), 2, option);
+    }
+    expect_one_line(gpu({"holder", "--memory-limit", size}), 2, "--memory-limit");
+  }
+}
+
 TEST_F(GpuLoad, AFileInADirectoryThatCannotBeLookedAtIsNamed) {
   const auto loop = file("directory") / "loop";
   std::filesystem::create_directory(file("directory"));
