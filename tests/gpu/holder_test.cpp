@@ -49,10 +49,11 @@ class GpuHolder : public GpuToolTest {
   }
 
   // Of this process: it keeps those that are open.
-  static void allow_no_descriptors(pid_t pid) {
+  static void allow_no_descriptors(pid_t pid) { allow_descriptors(pid, 0); }
+  static void allow_descriptors(pid_t pid, rlim_t count) {
     rlimit limit{};
     ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit), 0);
-    limit.rlim_cur = 0;
+    limit.rlim_cur = std::min(count, limit.rlim_max);
     ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &limit, nullptr), 0);
   }
 
@@ -210,6 +211,18 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   const auto source = small();
   EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "another one is started";
   EXPECT_EQ(resident(), Names{"a"});
+}
+
+TEST_F(GpuHolder, WithoutRoomForTheDescriptorsOfALoadFailsThatLoadAlone) {
+  MidLoad load = mid_load();
+  const pid_t pid = holder();
+  allow_descriptors(pid, 6);  // that are open; poll(2) takes no more of them at a time either
+  load.signal_copier(SIGCONT);
+
+  expect_one_line(load.client->wait(), 5, "too many open files in the holder");
+  allow_descriptors(pid, RLIM_INFINITY);
+  EXPECT_EQ(copier(), load.copier);
+  EXPECT_EQ(this->load(small().string() + "::a").status, 0);
 }
 
 TEST_F(GpuHolder, ASourceTruncatedInMidLoadPublishesNothing) {

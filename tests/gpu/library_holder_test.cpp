@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,6 +174,38 @@ TEST_F(LibraryHolder, WhatAFailedAcquireLeasedIsGivenBack) {
 
   EXPECT_EQ(acquired_, nullptr);
   EXPECT_EQ(users("a.w"), kNobody);
+}
+
+TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+#endif
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  // Two segments, and room for one descriptor.
+  for (const char* tensor : {"a.b", "c"}) {
+    ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name(tensor)}).status, 0);
+  }
+  const std::string others[] = {name("a.b"), name("c")};
+  const char* names[] = {others[0].c_str(), others[1].c_str()};
+  const stfs_gpu_acquire_options options = loading();
+  stfs_gpu_tensors* tensors = nullptr;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit low = limit;
+  const int lowest = ::dup(STDIN_FILENO);
+  ::close(lowest);
+  low.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+
+  const int status = stfs_gpu_acquire(connection_, names, 2, &options, &tensors);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+
+  EXPECT_EQ(status, STFS_GPU_DEVICE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "too many open files", stfs_gpu_last_error());
+  EXPECT_EQ(users("c"), kNobody);
+  ASSERT_EQ(stfs_gpu_acquire(connection_, names, 2, &options, &tensors), STFS_GPU_OK);
+  stfs_gpu_release(tensors);
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
 }
 
 // A process that acquires a tensor, says so, and waits to be killed.

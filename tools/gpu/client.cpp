@@ -262,6 +262,12 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                        &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());
+  if (answer.lacks_descriptors) {
+    std::vector<std::uint64_t> leased;
+    for (const Resident& tensor : loaded.tensors) leased.push_back(tensor.id);
+    release(leased);
+    holder_failed("", "descriptors were lost: too many open files (ulimit -n)");
+  }
   const Json& numbers = list_of(answer.body(), "segments");
   if (numbers.size() != answer.descriptors.size())
     holder_failed("", "the holder's answer lacks segments");
