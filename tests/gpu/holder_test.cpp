@@ -198,6 +198,21 @@ TEST_F(GpuHolder, ACopierKilledInMidLoadIsSaidThoughTheHoldersCallerIgnoresSigch
   expect_one_line(load.client->wait(), 5, "killed by signal 9");
 }
 
+TEST_F(GpuHolder, GoesOnWhenNobodyReadsItsLog) {
+  const Process unread(
+      {"/bin/bash", "-c", R"("$1" holder 2>&1 >/dev/null | true)", "bash", STFS_GPU_BINARY});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  const pid_t pid = holder();
+  const std::string source = small().string();
+  ASSERT_EQ(load(source + "::a").status, 0);
+
+  kill_and_wait(copier());  // which is logged
+
+  EXPECT_EQ(load(source + "::b").status, 0);
+  EXPECT_EQ(holder(), pid);
+  EXPECT_EQ(resident(), (Names{"a", "b"}));
+}
+
 TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   MidLoad load = mid_load();
   const UniqueFd copier_end(
