@@ -60,6 +60,10 @@ int run_to_exit(const char* program, ErrorCode otherwise, const std::function<in
       std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());
       return exit_status(ErrorCode::kUnreadable);
     }
+    if (std::ferror(stdout) != 0) {  // of a write before the last one, which may have succeeded
+      std::fprintf(stderr, "%s: standard output: not all could be written\n", program);
+      return exit_status(ErrorCode::kUnreadable);
+    }
     return status;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s: %s\n", program, error.what());

@@ -351,6 +351,22 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
 }
 
+// More than stdio keeps: what is written at once does not fail again when the rest is.
+TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
+  std::vector<stfs::test::Tensor> tensors;
+  for (unsigned i = 0; i < 100; ++i) {
+    tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, i));
+  }
+  write_safetensors(file("many.safetensors"), tensors);
+  for (const char* name : {"t1", "*"}) {
+    const Outcome outcome =
+        run({"/bin/bash", "-c", R"("$@" >/dev/full)", "bash", STFS_GPU_BINARY, "plan", "--json",
+             "--device", device(), file("many.safetensors").string() + "::" + name});
+
+    expect_one_line(outcome, 3, "standard output: ");
+  }
+}
+
 TEST_F(GpuLoad, ADeviceIsAlwaysNamed) {
   const auto source = small();
   for (const char* verb : {"load", "plan", "get", "bench"}) {
