@@ -89,6 +89,13 @@ class LibraryHolder : public ::testing::Test {
     return {reinterpret_cast<const char*>(info.pointer), info.bytes};
   }
 
+  // The number that the next file gets.
+  static rlim_t lowest_descriptor() {
+    const int lowest = ::dup(STDIN_FILENO);
+    ::close(lowest);
+    return static_cast<rlim_t>(lowest);
+  }
+
   // The processes that lease a tensor, by `stfs-gpu ls`; nothing when it is not resident.
   std::optional<std::vector<pid_t>> users(const std::string& tensor) const {
     for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out)) {
@@ -192,9 +199,7 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) 
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   rlimit low = limit;
-  const int lowest = ::dup(STDIN_FILENO);
-  ::close(lowest);
-  low.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  low.rlim_cur = lowest_descriptor() + 1;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
 
   const int status = stfs_gpu_acquire(connection_, names, 2, &options, &tensors);
@@ -206,6 +211,26 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) 
   ASSERT_EQ(stfs_gpu_acquire(connection_, names, 2, &options, &tensors), STFS_GPU_OK);
   stfs_gpu_release(tensors);
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+}
+
+TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+#endif
+  ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  release();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit none = limit;
+  none.rlim_cur = lowest_descriptor();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+
+  const int status = acquire({name("c")}, loading());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+
+  EXPECT_EQ(status, STFS_GPU_DEVICE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "Too many open files", stfs_gpu_last_error());
+  EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
 // A process that acquires a tensor, says so, and waits to be killed.
