@@ -228,7 +228,7 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
-TEST_F(GpuHolder, WithoutRoomForTheDescriptorsOfALoadFailsThatLoadAlone) {
+TEST_F(GpuHolder, ADescriptorWithoutRoomInMidLoadFailsThatLoadAlone) {
   MidLoad load = mid_load();
   const pid_t pid = holder();
   allow_descriptors(pid, 6);  // that are open; poll(2) takes no more of them at a time either
