@@ -4,6 +4,8 @@
 #include "core/text.h"
 
 #include <CLI/CLI.hpp>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,6 +18,17 @@ namespace stfs {
 namespace {
 
 constexpr char kGuard = '\x01';
+
+// A file that is opened gets the lowest number that is free: that of a standard descriptor which
+// the caller closed, say, and then what is printed. What stands there instead fails as a closed one
+// does, and a command that is executed does not get it.
+void fill_closed_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    const int wrong_way = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+    if (::open("/dev/null", wrong_way | O_CLOEXEC) < 0) return;
+  }
+}
 
 }  // namespace
 
@@ -40,10 +53,15 @@ void unguard(std::string& word) {
 }
 
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
+  fill_closed_standard_descriptors();
   try {
     const int status = command();
     if (std::fflush(stdout) != 0) {
       std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());
+      return exit_status(ErrorCode::kUnreadable);
+    }
+    if (std::ferror(stdout) != 0) {  // of a write before the last one, which may have succeeded
+      std::fprintf(stderr, "%s: standard output: not all could be written\n", program);
       return exit_status(ErrorCode::kUnreadable);
     }
     return status;

@@ -130,6 +130,27 @@ TEST_F(GpuHolderFaults, RandomBytesEndTheConnectionThatSentThem) {
   expect_others_served();
 }
 
+// 2^32 + 1 is not one.
+TEST_F(GpuHolderFaults, MoreWorkersThanANumberOfThemCanBeAreRefused) {
+  Channel channel(greeted(), {});
+  channel.wait();
+  const DeviceInfo chosen = find_device(device());
+  const std::string source = tensor_.substr(0, tensor_.size() - 1);
+  const Item item = Selection().resolve(source + "b", {}).at(0);
+
+  channel.send_now({{"request", "load"},
+                    {"uuid", chosen.uuid},
+                    {"device", chosen.id},
+                    {"items", {to_json(item)}},
+                    {"workers", (std::uint64_t{1} << 32) + 1}});
+  Message answer = channel.wait();
+  while (answer.body().contains("progress")) answer = channel.wait();
+
+  ASSERT_TRUE(answer.body().contains("error")) << answer.body();
+  EXPECT_EQ(answer.body().at("error").at("status"), 2);
+  expect_others_served();
+}
+
 TEST_F(GpuHolderFaults, HalfMessagesHoldUpNobodyAndAreBounded) {
   const std::string half = frame(std::string(60 << 20, ' ')).substr(0, 59 << 20);
   std::vector<UniqueFd> hogs;

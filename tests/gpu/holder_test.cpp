@@ -49,10 +49,11 @@ class GpuHolder : public GpuToolTest {
   }
 
   // Of this process: it keeps those that are open.
-  static void allow_no_descriptors(pid_t pid) {
+  static void allow_no_descriptors(pid_t pid) { allow_descriptors(pid, 0); }
+  static void allow_descriptors(pid_t pid, rlim_t count) {
     rlimit limit{};
     ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit), 0);
-    limit.rlim_cur = 0;
+    limit.rlim_cur = std::min(count, limit.rlim_max);
     ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &limit, nullptr), 0);
   }
 
@@ -86,6 +87,44 @@ TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
   EXPECT_EQ(holder(), pid);
 }
 
+// The first files that are opened get the numbers that the caller closed.
+TEST_F(GpuHolder, IsStartedByACallerThatClosedItsStandardDescriptors) {
+  const std::string tensor = small().string() + "::a";
+  for (const char* closed : {"<&-", "2>&-", "<&- 2>&-"}) {
+    const Outcome outcome = run({"/bin/bash", "-c", std::string(R"("$@" )") + closed, "bash",
+                                 STFS_GPU_BINARY, "load", "--device", device(), tensor});
+
+    EXPECT_EQ(outcome.status, 0) << closed << outcome.err;
+    EXPECT_EQ(resident(), Names{"a"}) << closed;
+    kill_and_wait(holder());
+  }
+}
+
+TEST_F(GpuHolder, WhatIsPrintedGoesToNoFileThatTookTheNumberOfAClosedOne) {
+  const std::string tensor = small().string() + "::a";
+
+  const Outcome outcome = run({"/bin/bash", "-c", R"("$@" >&-)", "bash", STFS_GPU_BINARY, "load",
+                               "--device", device(), tensor});
+
+  expect_one_line(outcome, 3, "standard output: Bad file descriptor");
+  EXPECT_EQ(resident(), Names{"a"});
+}
+
+TEST_F(GpuHolder, ThatCannotStartIsAnErrorOfOneLine) {
+  write_file(socket(), "");
+
+  expect_one_line(load(small().string() + "::a"), 5, "non-socket");
+}
+
+TEST_F(GpuHolder, ARelativeSocketInADirectoryThatHasGoneIsAnErrorOfOneLine) {
+  const Outcome outcome =
+      run({"/bin/bash", "-c", R"(mkdir gone && cd gone && rmdir ../gone && STFS_GPU_SOCKET=s "$@")",
+           "bash", STFS_GPU_BINARY, "ls"},
+          {.directory = file("")});
+
+  expect_one_line(outcome, 5, "stfs-gpu: s: No such file or directory");
+}
+
 TEST_F(GpuHolder, TwoLoadsAtOnceStartOneHolderAndCopyOnce) {
   const auto source = small();
   std::vector<std::unique_ptr<Process>> loads;
@@ -110,7 +149,7 @@ TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
   MidLoad load = mid_load();
   load.client->signal(SIGKILL);
   load.client->wait();
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   const auto source = small();
   EXPECT_EQ(this->load(source.string() + "::a").status, 0);
@@ -150,12 +189,36 @@ TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
   EXPECT_EQ(load(source.string() + "::b").status, 0);
 }
 
+TEST_F(GpuHolder, ACopierKilledInMidLoadIsSaidThoughTheHoldersCallerIgnoresSigchld) {
+  const Process ignoring({STFS_GPU_BINARY, "holder"}, {.ignored_signals = {SIGCHLD}});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; })) << ignoring.err();
+  MidLoad load = mid_load();
+  kill_and_wait(load.copier);
+
+  expect_one_line(load.client->wait(), 5, "killed by signal 9");
+}
+
+TEST_F(GpuHolder, GoesOnWhenNobodyReadsItsLog) {
+  const Process unread(
+      {"/bin/bash", "-c", R"("$1" holder 2>&1 >/dev/null | true)", "bash", STFS_GPU_BINARY});
+  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
+  const pid_t pid = holder();
+  const std::string source = small().string();
+  ASSERT_EQ(load(source + "::a").status, 0);
+
+  kill_and_wait(copier());  // which is logged
+
+  EXPECT_EQ(load(source + "::b").status, 0);
+  EXPECT_EQ(holder(), pid);
+  EXPECT_EQ(resident(), (Names{"a", "b"}));
+}
+
 TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   MidLoad load = mid_load();
   const UniqueFd copier_end(
       ::open(("/proc/" + std::to_string(load.copier)).c_str(), O_RDONLY | O_DIRECTORY));
   kill_and_wait(holder());
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 5, "holder");
   EXPECT_TRUE(eventually([&] { return ::faccessat(copier_end.get(), "stat", F_OK, 0) != 0; }))
@@ -165,10 +228,22 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
+TEST_F(GpuHolder, ADescriptorWithoutRoomInMidLoadFailsThatLoadAlone) {
+  MidLoad load = mid_load();
+  const pid_t pid = holder();
+  allow_descriptors(pid, 6);  // that are open; poll(2) takes no more of them at a time either
+  load.signal_copier(SIGCONT);
+
+  expect_one_line(load.client->wait(), 5, "too many open files in the holder");
+  allow_descriptors(pid, RLIM_INFINITY);
+  EXPECT_EQ(copier(), load.copier);
+  EXPECT_EQ(this->load(small().string() + "::a").status, 0);
+}
+
 TEST_F(GpuHolder, ASourceTruncatedInMidLoadPublishesNothing) {
   MidLoad load = mid_load();
   std::filesystem::resize_file(large(), 100'000);
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 3, "changed");
   EXPECT_EQ(resident(), Names{});
@@ -178,7 +253,7 @@ TEST_F(GpuHolder, ASourceRewrittenInMidLoadPublishesNothing) {
   MidLoad load = mid_load();
   const UniqueFd file(::open(large().c_str(), O_WRONLY | O_CLOEXEC));
   ASSERT_EQ(::pwrite(file.get(), "x", 1, 200'000), 1);
-  ::kill(load.copier, SIGCONT);
+  load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 3, "changed");
   EXPECT_EQ(resident(), Names{});

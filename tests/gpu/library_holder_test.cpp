@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -86,6 +87,13 @@ class LibraryHolder : public ::testing::Test {
     info.size = sizeof info;
     EXPECT_EQ(stfs_gpu_info(tensors, index, &info), STFS_GPU_OK) << stfs_gpu_last_error();
     return {reinterpret_cast<const char*>(info.pointer), info.bytes};
+  }
+
+  // The number that the next file gets.
+  static rlim_t lowest_descriptor() {
+    const int lowest = ::dup(STDIN_FILENO);
+    ::close(lowest);
+    return static_cast<rlim_t>(lowest);
   }
 
   // The processes that lease a tensor, by `stfs-gpu ls`; nothing when it is not resident.
@@ -173,6 +181,56 @@ TEST_F(LibraryHolder, WhatAFailedAcquireLeasedIsGivenBack) {
 
   EXPECT_EQ(acquired_, nullptr);
   EXPECT_EQ(users("a.w"), kNobody);
+}
+
+TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+#endif
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  // Two segments, and room for one descriptor.
+  for (const char* tensor : {"a.b", "c"}) {
+    ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name(tensor)}).status, 0);
+  }
+  const std::string others[] = {name("a.b"), name("c")};
+  const char* names[] = {others[0].c_str(), others[1].c_str()};
+  const stfs_gpu_acquire_options options = loading();
+  stfs_gpu_tensors* tensors = nullptr;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit low = limit;
+  low.rlim_cur = lowest_descriptor() + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+
+  const int status = stfs_gpu_acquire(connection_, names, 2, &options, &tensors);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+
+  EXPECT_EQ(status, STFS_GPU_DEVICE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "too many open files", stfs_gpu_last_error());
+  EXPECT_EQ(users("c"), kNobody);
+  ASSERT_EQ(stfs_gpu_acquire(connection_, names, 2, &options, &tensors), STFS_GPU_OK);
+  stfs_gpu_release(tensors);
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+}
+
+TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
+#endif
+  ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  release();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit none = limit;
+  none.rlim_cur = lowest_descriptor();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+
+  const int status = acquire({name("c")}, loading());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+
+  EXPECT_EQ(status, STFS_GPU_DEVICE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "Too many open files", stfs_gpu_last_error());
+  EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
 // A process that acquires a tensor, says so, and waits to be killed.

@@ -306,6 +306,17 @@ TEST_F(GpuLoad, NothingFitsWhereAllMemoryShallStayFree) {
   }
 }
 
+TEST_F(GpuLoad, ASizeThatIsNoNumberOfBytesIsWrongUsage) {
+  const std::string tensor = small().string() + "::a";
+  for (const char* size :
+       {"-1", "-4096", "18446744073709551616", "99999999999999999999", "16EiB", "1.5G", "G", ""}) {
+    for (const char* option : {"--keep-free", "--tile"}) {
+      expect_one_line(gpu({"load", "--device", device(), option, size, tensor}), 2, option);
+    }
+    expect_one_line(gpu({"holder", "--memory-limit", size}), 2, "--memory-limit");
+  }
+}
+
 TEST_F(GpuLoad, AFileInADirectoryThatCannotBeLookedAtIsNamed) {
   const auto loop = file("directory") / "loop";
   std::filesystem::create_directory(file("directory"));
@@ -338,6 +349,22 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   const std::string uuid = (device() == "cpu" ? all.back() : all.front())["uuid"];
   EXPECT_NE(gpu({"load", "--device", device(), mount / "a"}).out.find(uuid), std::string::npos);
   EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
+}
+
+// More than stdio keeps: what is written at once does not fail again when the rest is.
+TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
+  std::vector<stfs::test::Tensor> tensors;
+  for (unsigned i = 0; i < 100; ++i) {
+    tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}, i));
+  }
+  write_safetensors(file("many.safetensors"), tensors);
+  for (const char* name : {"t1", "*"}) {
+    const Outcome outcome =
+        run({"/bin/bash", "-c", R"("$@" >/dev/full)", "bash", STFS_GPU_BINARY, "plan", "--json",
+             "--device", device(), file("many.safetensors").string() + "::" + name});
+
+    expect_one_line(outcome, 3, "standard output: ");
+  }
 }
 
 TEST_F(GpuLoad, ADeviceIsAlwaysNamed) {

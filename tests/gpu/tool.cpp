@@ -21,6 +21,7 @@ std::string device() {
 }
 
 void kill_and_wait(pid_t pid) {
+  if (pid <= 0) return;  // kill(2) takes these for many processes
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;
   ::kill(pid, SIGKILL);
@@ -99,6 +100,10 @@ std::filesystem::path GpuToolTest::small(std::string_view name) const {
   return file(name);
 }
 
+void GpuToolTest::MidLoad::signal_copier(int number) const {
+  if (copier > 0) ::kill(copier, number);
+}
+
 GpuToolTest::MidLoad GpuToolTest::mid_load() const {
   // Holes, converted in the smallest of tiles and compared afterwards: long enough.
   const std::uint64_t bytes = 256 << 20;
@@ -124,7 +129,7 @@ GpuToolTest::MidLoad GpuToolTest::mid_load() const {
     return false;
   };
   EXPECT_TRUE(eventually(has_segment)) << load.client->err();
-  ::kill(load.copier, SIGSTOP);
+  load.signal_copier(SIGSTOP);
   EXPECT_TRUE(load.client->running()) << "the load was over too soon";
   return load;
 }

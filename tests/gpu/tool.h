@@ -56,7 +56,9 @@ class GpuToolTest : public MountTest {
   // been copied, and not all.
   struct MidLoad {
     std::unique_ptr<Process> client;
-    pid_t copier;
+    pid_t copier;  // 0 when there is none, which fails the test
+    // kill(2) takes 0 for the test's own process group.
+    void signal_copier(int number) const;
   };
   MidLoad mid_load() const;
   std::filesystem::path large() const { return dir_ / "large.safetensors"; }

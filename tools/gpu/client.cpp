@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 
+#include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <spawn.h>
@@ -67,7 +68,20 @@ UniqueFd connect_to(const std::string& path) {
   throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
 }
 
-// Runs `program holder --background`, which returns once it listens at `path`.
+// All that comes from a pipe until nobody can write to it.
+std::string text_from(const UniqueFd& pipe) {
+  std::string text;
+  std::array<char, 512> bytes;
+  for (;;) {
+    const ssize_t n = ::read(pipe.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return text;
+    text.append(bytes.data(), static_cast<std::size_t>(n));
+  }
+}
+
+// Runs `program holder --background`, which returns once it listens at `path`, or says in a line
+// why it does not.
 void start_holder(const std::string& program, const std::string& path) {
   std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
   std::array<char*, 6> argv{};
@@ -80,14 +94,28 @@ void start_holder(const std::string& program, const std::string& path) {
     }
   }
   environment.push_back(nullptr);
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kDeviceFailed, "pipe", "", errno);
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, writing.get(), STDERR_FILENO);
   pid_t pid = -1;
   const int error =
-      ::posix_spawnp(&pid, program.c_str(), nullptr, nullptr, argv.data(), environment.data());
+      ::posix_spawnp(&pid, program.c_str(), &actions, nullptr, argv.data(), environment.data());
+  ::posix_spawn_file_actions_destroy(&actions);
+  writing = UniqueFd();
   if (error != 0) throw_errno(ErrorCode::kDeviceFailed, program, "the holder", error);
+  const std::string said = text_from(reading);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
-    if (errno == EINTR) continue;
-    return;  // a caller that ignores SIGCHLD: whether it listens is seen by connecting
+    // Else the caller ignores SIGCHLD: whether the holder listens is seen by connecting.
+    if (errno != EINTR) break;
+  }
+  const std::string_view prefix = "stfs-gpu: ";
+  if (said.starts_with(prefix)) {
+    holder_failed("", said.substr(prefix.size(), said.find('\n') - prefix.size()));
   }
   if (status != 0) holder_failed(program, "the holder did not start");
 }
@@ -146,7 +174,10 @@ Json filter_body(const char* request, const ResidentFilter& filter) {
 
 std::string holder_socket_path() {
   if (const char* path = std::getenv("STFS_GPU_SOCKET"); path != nullptr && *path != '\0') {
-    return std::filesystem::absolute(path).string();  // a holder works elsewhere
+    std::error_code error;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+    if (error) throw_errno(ErrorCode::kDeviceFailed, path, "", error.value());
+    return absolute.string();  // a holder works elsewhere
   }
   const std::string uid = std::to_string(::geteuid());
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -231,6 +262,12 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                        &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());
+  if (answer.lacks_descriptors) {
+    std::vector<std::uint64_t> leased;
+    for (const Resident& tensor : loaded.tensors) leased.push_back(tensor.id);
+    release(leased);
+    holder_failed("", "descriptors were lost: too many open files (ulimit -n)");
+  }
   const Json& numbers = list_of(answer.body(), "segments");
   if (numbers.size() != answer.descriptors.size())
     holder_failed("", "the holder's answer lacks segments");

@@ -9,9 +9,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <span>
 #include <thread>
@@ -125,7 +127,8 @@ class Copier {
       TransferOptions options;
       options.verify = flag_of(order, "verify");
       options.keep_free = number_of(order, "keep_free");
-      options.workers = static_cast<unsigned>(number_of(order, "workers"));
+      options.workers = static_cast<unsigned>(std::min<std::uint64_t>(
+          number_of(order, "workers"), std::numeric_limits<unsigned>::max()));
       if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
         options.tile_bytes = static_cast<std::size_t>(tile);
       }

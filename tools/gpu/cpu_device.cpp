@@ -22,8 +22,10 @@ namespace {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
 
+// Empty where the system has no such file. Any other failure would make another device of this one.
 std::string first_word(const char* path) {
   std::ifstream file(path);
+  if (!file && errno != ENOENT) cpu_failed(path, errno);
   std::string word;
   file >> word;
   return word;

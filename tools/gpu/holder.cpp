@@ -378,6 +378,10 @@ int run_holder(const HolderOptions& options) {
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
+  // A client must not be able to end it by what is logged where nobody reads any more.
+  ::signal(SIGPIPE, SIG_IGN);
+  // A caller that ignores it would have the kernel forget how a copier ended.
+  ::signal(SIGCHLD, SIG_DFL);
   // In the process that serves, however it ends; its parent, which became no daemon, is gone.
   struct Removed {
     HolderSocket& socket;

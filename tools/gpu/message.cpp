@@ -225,7 +225,9 @@ int poll_events(std::span<pollfd> polled, int timeout_ms) {
 
 Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), limits_(limits) {}
 
-void Channel::gone() const { throw Error(ErrorCode::kDeviceFailed, "", why_ended_); }
+void Channel::gone() const {
+  throw Error(ErrorCode::kDeviceFailed, "", "the connection to the holder has ended");
+}
 
 bool Channel::receive() {
   std::array<char, 65536> bytes;
@@ -253,8 +255,8 @@ bool Channel::receive() {
       }
     }
     if ((header.msg_flags & MSG_CTRUNC) != 0) {
-      why_ended_ = "descriptors were lost: too many open files (ulimit -n)";
-      return false;
+      if (limits_.descriptors == 0) return false;
+      has_lost_descriptors_ = true;
     }
     taken += static_cast<std::size_t>(n);
     input_.append(bytes.data(), static_cast<std::size_t>(n));
@@ -271,12 +273,19 @@ bool Channel::parse() {
     const std::size_t descriptors = get_u32(rest.substr(4));
     if (length > limits_.body_bytes || descriptors > limits_.descriptors) return false;
     if (rest.size() < kHeaderBytes + length) break;
-    if (descriptors_.size() < descriptors) return false;  // they come with the first bytes
+    const bool lacks = descriptors > 0 && has_lost_descriptors_;
+    if (descriptors_.size() < descriptors && !lacks)
+      return false;  // they come with the first bytes
     const std::string_view body = rest.substr(kHeaderBytes, length);
     if (is_monstrous(body)) return false;
     Message message(Json::parse(body, nullptr, false), {});
     if (!message.body().is_object()) return false;
-    for (std::size_t i = 0; i < descriptors; ++i) {
+    message.lacks_descriptors = lacks;
+    if (lacks) {
+      descriptors_.clear();
+      has_lost_descriptors_ = false;
+    }
+    for (std::size_t i = 0; i < descriptors && !lacks; ++i) {
       message.descriptors.push_back(std::move(descriptors_.front()));
       descriptors_.pop_front();
     }

@@ -55,6 +55,7 @@ class Message {
   const Json& body() const { return *body_; }
 
   std::vector<UniqueFd> descriptors;
+  bool lacks_descriptors = false;  // they came, and this process has too many open files already
 
  private:
   std::unique_ptr<const Json> body_;
@@ -132,11 +133,11 @@ class Channel {
   UniqueFd socket_;
   Limits limits_;
   std::string input_;
-  std::deque<UniqueFd> descriptors_;  // that came in and belong to messages not whole yet
+  std::deque<UniqueFd> descriptors_;   // that came in and belong to messages not whole yet
+  bool has_lost_descriptors_ = false;  // likewise
   std::deque<Message> messages_;
   std::deque<Frame> output_;
   std::size_t output_bytes_ = 0;
-  const char* why_ended_ = "the connection to the holder has ended";
 };
 
 }  // namespace stfs::gpu

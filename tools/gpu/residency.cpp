@@ -18,6 +18,7 @@ constexpr unsigned kMaxAttempts = 3;     // of an order that a copier never saw
 constexpr std::size_t kMaxNamed = 8;     // tensors that one message names
 constexpr std::size_t kMaxDevices = 64;  // that are loaded to at a time
 constexpr const char* kNoMemory = "the holder is out of memory";
+constexpr const char* kNoDescriptors = "too many open files in the holder";
 
 Json error_body(int status, const std::string& text) {
   return {{"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -235,6 +236,8 @@ void Residency::answer(const std::string& uuid, Message message) {
     } else if (message.body().contains("error")) {
       const Json& error = message.body().at("error");
       fail(load, static_cast<int>(number_of(error, "status")), text_of(error, "message"));
+    } else if (message.lacks_descriptors) {
+      fail(load, device_failed(), kNoDescriptors);
     } else if (load.client != 0) {
       publish(load, std::move(message));
       finish(load);
@@ -329,7 +332,7 @@ void Residency::finish(Load& load) {
     descriptors.emplace_back(::fcntl(segments_.at(number).fd.get(), F_DUPFD_CLOEXEC, 0));
     numbers.push_back(number);
     if (!descriptors.back()) {
-      return fail(load, device_failed(), "too many open files in the holder");
+      return fail(load, device_failed(), kNoDescriptors);
     }
   }
   ++uses_;

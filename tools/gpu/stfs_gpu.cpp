@@ -8,10 +8,12 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,6 +22,13 @@ namespace stfs::gpu {
 namespace {
 
 constexpr int kCopierSocket = 3;  // as the holder passes it
+
+// CLI11 alone takes "-1" for the largest number, and larger ones too.
+std::string begins_with_a_number(const std::string& size) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+  return error == std::errc() ? "" : "not a number of bytes";
+}
 
 int run_command(int argc, char** argv) {
   CLI::App app("Copy mapped tensors into device memory and keep them there.", "stfs-gpu");
@@ -58,7 +67,11 @@ int run_command(int argc, char** argv) {
   };
   const auto add_size = [&](CLI::App* verb, const char* name, std::uint64_t& value,
                             const char* what) {
-    verb->add_option(name, value, what)->transform(CLI::AsSizeValue(false))->option_text("SIZE");
+    verb->add_option(name, value, what)
+        ->transform(CLI::AsSizeValue(false))
+        ->transform(
+            CLI::Validator([](std::string& size) { return begins_with_a_number(size); }, ""))
+        ->option_text("SIZE");
   };
   const auto add_copying = [&](CLI::App* verb) {
     verb->add_option("--workers", arguments.workers, "threads that copy")
