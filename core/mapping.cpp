@@ -223,6 +223,17 @@ std::optional<Mapping::Failure> Mapping::take_failure() const {
   return failures_.all[failures_.taken++];
 }
 
+std::vector<Mapping::Failure> Mapping::failures() const {
+  const std::lock_guard lock(failures_.mutex);
+  return {failures_.all.begin(), failures_.all.begin() + failures_.count};
+}
+
+void Mapping::mark_failed(std::span<const Failure> failures) const {
+  const std::lock_guard lock(failures_.mutex);
+  failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
+  std::ranges::copy(failures.first(failures_.count), failures_.all.begin());
+}
+
 bool Mapping::is_resident(std::uint64_t offset, std::uint64_t length) const {
   constexpr std::size_t kPages = 512;
   std::array<unsigned char, kPages> pages{};

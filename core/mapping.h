@@ -25,6 +25,7 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace stfs {
 
@@ -82,6 +83,10 @@ class Mapping {
   // source has at most kMaxFailures, however much of it is lost.
   std::optional<Failure> take_failure() const;
   static constexpr std::size_t kMaxFailures = 8;
+  // All of them, taken or not, in the order in which they were met.
+  std::vector<Failure> failures() const;
+  // As if these had been met and taken: another process did. Before anything is read here.
+  void mark_failed(std::span<const Failure> failures) const;
 
   // Whether the kernel has every page of a range at hand, so that reading it waits for no disk.
   // True as well where the kernel does not tell: of a file that is neither owned nor writable,

@@ -49,7 +49,6 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       views_(checkpoint, options.control, options.ledger),
       leases_(files_of(checkpoint)),
       reported_(checkpoint.sources().size()),
-      failures_were_reported_(checkpoint.sources().size()),
       computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
                 [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
                   return compute(node_of(key), stop, text);
@@ -59,7 +58,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
   }
   statistics_.files = checkpoint.tensor_count();
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    failures_were_reported_[i] = options.ledger->has_failed(i);
+    checkpoint.sources()[i]->file.mark_failed(options.ledger->failures(i));
     if (!options.ledger->has_changed(i)) continue;
     checkpoint.sources()[i]->file.mark_changed();
     reported_[i] = true;
@@ -214,9 +213,11 @@ void FileSystem::report_faults() const {
            ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
       continue;
     }
+    if (options_.ledger != nullptr) {
+      const std::lock_guard lock(keeping_);
+      options_.ledger->keep_failures(i, file.failures());
+    }
     while (const auto failure = file.take_failure()) {
-      if (failures_were_reported_[i]) continue;
-      if (options_.ledger != nullptr) options_.ledger->mark_failed(i);
       const bool is_range = failure->begin != failure->end;
       log_(printable(file.path()) + ": " +
            (is_range ? "reading bytes " + std::to_string(failure->begin) + " to " +

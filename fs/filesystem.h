@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <ctime>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -135,9 +136,9 @@ class FileSystem {
   Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed
-  std::vector<bool> failures_were_reported_;  // by source: by a worker that served before this one
-  Computed computed_;                         // its threads use what stands before it
-  std::thread dropping_;                      // likewise
+  mutable std::mutex keeping_;                       // failures, in the ledger
+  Computed computed_;                                // its threads use what stands before it
+  std::thread dropping_;                             // likewise
 };
 
 }  // namespace stfs

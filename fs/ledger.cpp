@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -20,21 +21,32 @@ constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to -
 }  // namespace
 
 Ledger::Ledger(std::size_t sources, std::size_t bytes) {
-  const std::size_t before_units = round_up(sizeof(Head) + sources, kPage);
+  const std::size_t before_units = round_up(sizeof(Head) + sources * sizeof(OfSource), kPage);
   bytes_ = before_units + round_up(bytes, kPage);
   memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_ == MAP_FAILED) throw_errno(ErrorCode::kMountFailed, "", "supervise: mmap", errno);
   auto* const begin = static_cast<std::byte*>(memory_);
   head_ = new (begin) Head{};
-  auto* const flags = reinterpret_cast<std::atomic<std::uint8_t>*>(begin + sizeof(Head));
-  std::uninitialized_value_construct_n(flags, sources);
-  sources_ = {flags, sources};
+  auto* const first = reinterpret_cast<OfSource*>(begin + sizeof(Head));
+  std::uninitialized_value_construct_n(first, sources);
+  sources_ = {first, sources};
   units_ = begin + before_units;
   most_units_ = (bytes_ - before_units) / kUnit;
 }
 
 Ledger::~Ledger() { ::munmap(memory_, bytes_); }
+
+void Ledger::keep_failures(std::size_t source, std::span<const Mapping::Failure> failures) {
+  OfSource& kept = sources_[source];
+  std::ranges::copy(failures, kept.failures.begin());
+  kept.failed.store(failures.size(), std::memory_order_release);
+}
+
+std::span<const Mapping::Failure> Ledger::failures(std::size_t source) const {
+  const OfSource& kept = sources_[source];
+  return std::span(kept.failures).first(kept.failed.load(std::memory_order_acquire));
+}
 
 Ledger::Record& Ledger::record(std::uint64_t place) const {
   return *std::launder(reinterpret_cast<Record*>(at(place)));

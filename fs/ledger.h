@@ -6,11 +6,13 @@
 // A record is live while its count of lookups is not 0. A name takes a whole number of units of 64
 // bytes; what is freed is used again for names of as many units.
 //
-//   [ Head | a byte for each source | unit | unit | ... ]
+//   [ Head | for each source: has it changed, and its failures | unit | unit | ... ]
 //
-// Thread safety: add(), count() and restore() by one thread at a time; the others by any. One
-// worker uses it at a time.
+// Thread safety: add(), count() and restore() by one thread at a time, and keep_failures() too; the
+// others by any. One worker uses it at a time.
 #pragma once
+
+#include "core/mapping.h"
 
 #include <array>
 #include <atomic>
@@ -54,11 +56,11 @@ class Ledger {
   // Greater than every number that was ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
-  void mark_changed(std::size_t source) { sources_[source] |= kChanged; }
-  bool has_changed(std::size_t source) const { return (sources_[source] & kChanged) != 0; }
-  // A source of which a read has failed, and that was logged.
-  void mark_failed(std::size_t source) { sources_[source] |= kFailed; }
-  bool has_failed(std::size_t source) const { return (sources_[source] & kFailed) != 0; }
+  void mark_changed(std::size_t source) { sources_[source].has_changed = true; }
+  bool has_changed(std::size_t source) const { return sources_[source].has_changed; }
+  // A source's failures, which are about to be logged or were. More can come, and a range can grow.
+  void keep_failures(std::size_t source, std::span<const Mapping::Failure> failures);
+  std::span<const Mapping::Failure> failures(std::size_t source) const;
 
   void count_answer() { head_->answers.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t answers() const { return head_->answers; }
@@ -77,8 +79,11 @@ class Ledger {
     std::uint8_t view;
     std::uint8_t length;  // of the text, which follows
   };
-  static constexpr std::uint8_t kChanged = 1;  // bits of a source's byte
-  static constexpr std::uint8_t kFailed = 2;
+  struct OfSource {
+    std::atomic<bool> has_changed;
+    std::atomic<std::size_t> failed;  // how many of the failures are whole
+    std::array<Mapping::Failure, Mapping::kMaxFailures> failures;
+  };
   static constexpr std::size_t kUnit = 64;
   static constexpr std::size_t kText = 30;  // bytes before the text in a record
   static constexpr std::size_t kMostUnits = (kText + kLongestName + kUnit - 1) / kUnit;
@@ -91,7 +96,7 @@ class Ledger {
   std::size_t bytes_ = 0;
   void* memory_ = nullptr;
   Head* head_ = nullptr;
-  std::span<std::atomic<std::uint8_t>> sources_;
+  std::span<OfSource> sources_;
   std::byte* units_ = nullptr;
   std::uint64_t most_units_ = 0;
   std::uint64_t live_ = 0;  // names

@@ -185,6 +185,30 @@ TEST_P(FailingDisk, IsNotLoggedAgainByTheNextWorker) {
   EXPECT_EQ(lines, 1);
 }
 
+TEST_P(FailingDisk, IsLoggedByTheNextWorkerWhereItFailsInAnotherRange) {
+  std::vector<std::string> supervised = options();
+  supervised.insert(supervised.end(), {"-o", "supervise"});
+  ForegroundMount mount({*disk_ / "m.safetensors"}, supervised);
+  const std::size_t bad = 1 << 20;
+  spoil("fail", bad, bad + kPage);
+  const std::size_t other = entries_of(source_).at("v").offset + 3 * bad;
+  disk_->fail_or_stall("fail", "m.safetensors", other, other + 1);
+  std::string got;
+  EXPECT_EQ(read_range(mount / "w", bad, kPage, got), EIO);
+
+  for (const pid_t pid : processes_with(mount.path())) {
+    if (pid != mount.process().pid()) ::kill(pid, SIGKILL);
+  }
+  EXPECT_EQ(read_range(mount / "v", 3 * bad, kPage, got), EIO);
+  EXPECT_EQ(read_range(mount / "w", bad, kPage, got), EIO);
+
+  int lines = 0;
+  for (const std::string& line : log_of(mount)) {
+    lines += line.find("Input/output error") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(lines, 2);
+}
+
 TEST_P(FailingDisk, ThatStallsHoldsUpNobodyElse) {
   const Mounted mount({*disk_ / "m.safetensors"}, options());
   spoil("stall", 1 << 20, 3 << 20);
