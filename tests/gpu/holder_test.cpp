@@ -140,6 +140,30 @@ TEST_F(GpuHolder, ACopierKilledIdleIsReplaced) {
   EXPECT_EQ(resident(), (Names{"a", "b"}));
 }
 
+TEST_F(GpuHolder, ARelativeSocketInADirectoryThatWasRemovedIsOneLine) {
+  const Outcome outcome =
+      run({"/bin/sh", "-c", R"(mkdir gone && cd gone && rmdir ../gone && exec "$0" ls)",
+           STFS_GPU_BINARY},
+          {.environment = {"STFS_GPU_SOCKET=gpu.sock"}, .directory = file("")});
+
+  expect_one_line(outcome, 5, "stfs-gpu: gpu.sock: No such file or directory");
+}
+
+TEST_F(GpuHolder, SaysHowACopierEndedThoughTheCallerIgnoresSigchld) {
+  Process running({STFS_GPU_BINARY, "holder"}, {.ignored_signals = {SIGCHLD}});
+  ASSERT_TRUE(eventually([&] { return holder() == running.pid(); })) << running.err();
+  const auto source = small();
+  ASSERT_EQ(load(source.string() + "::a").status, 0);
+  const pid_t killed = copier();
+  ASSERT_GT(killed, 0);
+  ::kill(killed, SIGKILL);
+
+  EXPECT_TRUE(eventually([&] {
+    return running.err().find("killed by signal 9") != std::string::npos;
+  })) << running.err();
+  EXPECT_EQ(load(source.string() + "::b").status, 0);
+}
+
 TEST_F(GpuHolder, ACopierGoesAwayWhenIdleAndTheMemoryStays) {
   start_holder({"--copier-idle", "0"});
   const auto source = small();

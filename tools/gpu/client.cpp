@@ -146,7 +146,10 @@ Json filter_body(const char* request, const ResidentFilter& filter) {
 
 std::string holder_socket_path() {
   if (const char* path = std::getenv("STFS_GPU_SOCKET"); path != nullptr && *path != '\0') {
-    return std::filesystem::absolute(path).string();  // a holder works elsewhere
+    std::error_code cause;
+    const std::filesystem::path whole = std::filesystem::absolute(path, cause);
+    if (cause) throw_errno(ErrorCode::kDeviceFailed, path, "", cause.value());
+    return whole.string();  // the holder works in another directory
   }
   const std::string uid = std::to_string(::geteuid());
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");

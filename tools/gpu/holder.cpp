@@ -367,6 +367,8 @@ int run_holder(const HolderOptions& options) {
   std::optional<HolderSocket> socket = HolderSocket::handed_over();
   // A daemon must not keep what its starter happened to have open.
   if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
+  // The caller may ignore it. Then waitpid(2) does not tell how a copier ended.
+  ::signal(SIGCHLD, SIG_DFL);
   // Before anybody can connect: a client may send one.
   UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
   if (!socket) socket = HolderSocket::listen_at(options.socket_path);
