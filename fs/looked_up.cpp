@@ -57,6 +57,10 @@ void LookedUpNames::keep(List& fresh) {
     throw;
   }
   idle_.splice(idle_.end(), fresh);
+  // So many are not on their way. One for each new name: this cannot run in circles.
+  if (asked_.size() > bound_) {
+    change(asked_.front(), [](Record& changed) { changed.is_asked = false; });
+  }
   if (has_surplus()) surplus_.notify_one();
 }
 
