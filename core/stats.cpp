@@ -20,8 +20,8 @@ namespace {
 //
 // Squares of binary64 values beyond 2^+-400 could overflow or vanish. Chunks of such values are
 // multiplied by 2^-600 or 2^600 first, and so are the mean and the deviations that they give: a
-// power of two costs no precision. Beside values of a larger scale, what that loses of a smaller
-// one is far below the last bit of the result.
+// power of two costs no precision. Moments of a smaller scale are brought to the larger one; the
+// bits that they lose lie far below the last bit of the result.
 class Collector {
  public:
   template <class T>

@@ -188,7 +188,7 @@ void Client::say_hello() {
   const Message answer = channel_.wait();
   const std::uint64_t version = number_of(answer.body(), "version", 1);
   if (version == kProtocolVersion) return;
-  // Version 1 knows no hello, which is wrong usage. It says which process it is when asked.
+  // A holder of version 1 calls a hello wrong usage. Its status says which process it is.
   const bool knows_hello = answer.body().contains("version");
   if (!knows_hello && answer.body().contains("error")) {
     const Json& error = answer.body().at("error");
@@ -266,7 +266,7 @@ void Client::release(std::span<const std::uint64_t> ids) noexcept {
 }
 
 bool Client::is_open() const {
-  // What could be read now is the end of the connection, or an answer that nobody asked for.
+  // POLLIN is the end of the connection, or an answer that nobody asked for.
   pollfd end{channel_.fd(), POLLIN, 0};
   return is_in_step_ && ::poll(&end, 1, 0) <= 0;
 }

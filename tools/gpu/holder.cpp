@@ -191,7 +191,7 @@ class Holder : public Outlet {
     return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   }
 
-  // What accept4 could not take stays in the queue, and poll(2) would report it at once again.
+  // The connection stays in the queue, and poll(2) would report it again at once.
   void pause_unless_done(int error) {
     if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
     pauses_ = true;
@@ -206,7 +206,7 @@ class Holder : public Outlet {
     if (!is_open) cut_off(id);
   }
 
-  // False when the connection is at its end, or there is no memory for what has come in.
+  // False when the connection is at its end, or there is no memory for the bytes that came in.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
@@ -332,13 +332,13 @@ class Holder : public Outlet {
     residency_.copier_gone(uuid, why);
   }
 
-  // That of a copier, by its first message.
+  // The version of a copier, by its first message.
   static std::uint64_t version_in(const Json& body) {
     const auto hello = body.find("hello");
     return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
   }
 
-  // Waits for the end of a copier; how it ended, when that was not well.
+  // Waits for the end of a copier. Returns how it ended, if that was a failure.
   static std::string end_of(pid_t pid) {
     int status = 0;
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
