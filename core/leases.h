@@ -1,7 +1,7 @@
-// Read leases on the sources (fcntl(2), F_SETLEASE). While one is held, the kernel makes whoever
-// opens the file for writing or truncates it wait, and asks for the lease with SIGIO. It is given
-// back as soon as the replies that are on their way from the mapping have been sent. Only then can
-// the bytes change, so what is sent from the mapping is what was mapped.
+// Read leases on the sources (fcntl(2), F_SETLEASE). While one is held, the kernel makes a
+// process wait that opens the file for writing or truncates it, and asks for the lease with SIGIO.
+// The lease is given back as soon as the replies that are on their way from the mapping have been
+// sent. Only then can the bytes change, so the bytes that are sent are those that were mapped.
 //
 // A lease can be had by the file's owner or with CAP_LEASE, on a file system that is known to be
 // local, while nobody has the file open for writing. Where there is none, Mapping::guard() says so,
@@ -14,8 +14,7 @@
 //      stays none where it is not permitted or the file is not local
 //   2  the thread, after SIGIO: no new guards
 //   3  the thread, when the last guard has gone: F_UNLCK
-//   4  a reader without a lease, at most once in a pause: takes it, then verifies the file, and
-//   only
+//   4  a reader without a lease, at most once in a pause: takes it, verifies the file, and only
 //      then calls it held. None for ever when the file has changed. Nothing tells when a writer has
 //      closed: inotify(7) does so before F_SETLEASE succeeds.
 //

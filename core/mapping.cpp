@@ -54,13 +54,13 @@ bool is_known_local(int fd) {
 
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
-// What verify() compares.
+// The attributes that verify() compares.
 struct Version {
   std::uint64_t size;
   timespec mtime;
 };
 
-// 0 or an errno. What is not `is_local` is asked of the server, whatever the kernel has kept.
+// 0 or an errno. Unless `is_local`, the server is asked, and not the kernel's cache.
 int version_of(int fd, bool is_local, Version& version) {
   if (is_local) {
     struct stat status {};
@@ -124,7 +124,7 @@ Mapping::~Mapping() {
 Mapping::Guard Mapping::guard() const {
   if (!is_leased()) return {};
   Guard guard(guards_, std::try_to_lock);
-  // Asked again under the lock: whoever gives the lease back says so first, and then waits.
+  // Asked again under the lock: the thread that gives the lease back says so first, and then waits.
   // cppcheck-suppress identicalConditionAfterEarlyExit  ; it does not know what is atomic
   if (guard.owns_lock() && !is_leased()) guard.unlock();
   return guard;
@@ -147,7 +147,7 @@ bool Mapping::retake_lease() const {
   return is_leased();
 }
 
-// By whoever has guards_ alone.
+// The caller has guards_ alone.
 void Mapping::try_lease() const {
   retake_at_ = Clock::now() + lease_pause_;
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};

@@ -63,8 +63,8 @@ class Mapping {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
   // 0 while the file has the size and the modification time it was mapped with; ESTALE from the
-  // first time it has not, for ever, also when the time is set back. Any other errno is of the
-  // question. Call it before bytes are sent, and after bytes are read.
+  // first time it has not, for ever, also when the time is set back. Any other errno says that the
+  // attributes could not be had. Call it before bytes are sent, and after bytes are read.
   // One fstat, under a microsecond. On a file system that is not known to be local, one question to
   // its server, which may take as long as a read.
   int verify() const;
@@ -72,8 +72,8 @@ class Mapping {
   // As if verify() had seen it: another process did.
   void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
 
-  // A range that could not be read; or, when it is empty, attributes that could not. ESTALE is the
-  // file system's own word, unless has_changed() says more.
+  // A failed read of a range; of the attributes, when the range is empty. ESTALE comes from the
+  // file system, or from a file that ends too early: then has_changed() is true.
   struct Failure {
     std::uint64_t begin, end;
     int error;
@@ -93,7 +93,7 @@ class Mapping {
   // mincore(2).
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
   // Whether a range may be sent from the mapping: a guard is likely to be had, and every page is at
-  // hand. Without the second a guard, and whoever wants to write, would wait for the disk.
+  // hand. Otherwise the reply would wait for the disk, and a writer for the guard of the reply.
   bool can_send(std::uint64_t offset, std::uint64_t length) const;
 
   // Fills `buffer` from `offset`; 0 or the errno of the read. The bytes are those of the mapped
@@ -128,8 +128,8 @@ class Mapping {
 
   void try_lease() const;
   // For a leased file of which mincore(2) does not tell. True when a range is in this process's
-  // page table (proc_pid_pagemap(5)), which what was sent from the mapping is. Else false when its
-  // first or last page is not at hand, and otherwise the range is brought into the page table.
+  // page table (proc_pid_pagemap(5)): a range that was sent from the mapping is. Else false when
+  // its first or last page is not at hand, and otherwise the range is brought into the page table.
   bool make_resident(std::uint64_t offset, std::uint64_t length) const;
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
   void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;
@@ -147,8 +147,8 @@ class Mapping {
   mutable Turn turn_;
   mutable Failures failures_;
 
-  mutable std::shared_mutex guards_;  // shared by those that live; the lease is taken and given
-                                      // back by whoever has it alone
+  mutable std::shared_mutex guards_;  // guards share it; the thread that takes the lease or gives
+                                      // it back has it alone
   mutable std::atomic<Lease> lease_ = Lease::kNone;
   mutable UniqueFd pagemap_;  // of the process that has the lease
   mutable pid_t lease_thread_ = 0;

@@ -77,8 +77,9 @@ std::vector<std::string> names_in(const std::string& path);
 std::thread start_thread(std::function<void()> body);
 
 // SIGHUP, SIGINT and SIGTERM as a signalfd(2); they are blocked from then on, in this thread and in
-// those that it starts, so that none comes at a wrong moment. What the caller has made this process
-// ignore (nohup(1), a shell's background) stays ignored, but for SIGTERM. Throws Error `failure`.
+// those that it starts, so that none comes at a wrong moment. A signal that the caller made this
+// process ignore (nohup(1), a shell's background) stays ignored, except SIGTERM. Throws Error
+// `failure`.
 UniqueFd take_ending_signals(ErrorCode failure);
 
 // The absolute path with symbolic links resolved. Throws kUnreadable.

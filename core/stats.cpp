@@ -20,8 +20,8 @@ namespace {
 //
 // Squares of binary64 values beyond 2^+-400 could overflow or vanish. Chunks of such values are
 // multiplied by 2^-600 or 2^600 first, and so are the mean and the deviations that they give: a
-// power of two costs no precision. Beside values of a larger scale, what that loses of a smaller
-// one is far below the last bit of the result.
+// power of two costs no precision. Moments of a smaller scale are brought to the larger one; the
+// bits that they lose lie far below the last bit of the result.
 class Collector {
  public:
   template <class T>
@@ -55,14 +55,18 @@ class Collector {
         if (std::isfinite(x)) sum += x * scale;
       }
     }
-    const double mean = sum / static_cast<double>(finite);
+    const auto count = static_cast<double>(finite);
+    const double mean = sum / count;
     double squares = 0;
+    double left = 0;  // of the deviations: the error of the mean, since the sum was rounded
     for (const T value : values) {
       const auto x = static_cast<double>(value);
       const double deviation = x * scale - mean;
-      if (std::isfinite(x)) squares += deviation * deviation;
+      if (!std::isfinite(x)) continue;
+      squares += deviation * deviation;
+      left += deviation;
     }
-    combine({exponent, finite, mean, squares});
+    combine({exponent, finite, mean + left / count, std::max(0.0, squares - left * left / count)});
   }
 
   void add_complex(std::span<const float> parts) {
@@ -86,12 +90,10 @@ class Collector {
     if (finite == 0) return stats;
     stats.min = min_;
     stats.max = max_;
-    stats.mean = std::ldexp(mean, exponent);
-    stats.std = std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent);
-    if (exponent > 0) {  // rounding must not take them over the largest double
-      stats.mean = std::clamp(*stats.mean, min_, max_);
-      stats.std = std::min(*stats.std, max_ / 2 - min_ / 2);
-    }
+    // Rounding must not take them out of the values' range, nor over the largest double.
+    stats.mean = std::clamp(std::ldexp(mean, exponent), min_, max_);
+    stats.std = std::min(std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent),
+                         max_ / 2 - min_ / 2);
     return stats;
   }
 

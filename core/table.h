@@ -21,7 +21,7 @@ namespace stfs {
 
 class Table : public Producer {
  public:
-  // Writes a row. What it refers to must outlive the table.
+  // Writes a row. All that it refers to must outlive the table.
   using WriteRow = std::function<void(std::uint64_t row, TextWriter& out)>;
 
   // Counts the bytes of every row once; makes no text.

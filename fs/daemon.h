@@ -44,9 +44,12 @@ void notify_service_manager(const char* state);
 // How long a process that was asked to end may wait for a source that does not answer.
 constexpr std::chrono::seconds kTimeToEnd{10};
 
+// Between two calls of poll(2) when it fails.
+constexpr std::chrono::milliseconds kPollAgain{100};
+
 // Ends this process when `time` is over, whatever its threads wait for: with status 0 and a line on
 // standard error. Uses SIGALRM, and unblocks it on the calling thread, since a program inherits
-// what its caller has blocked.
+// its caller's blocked signals.
 void end_within(std::chrono::seconds time);
 
 // Runs `action` with standard error going into memory, and returns what was written there.

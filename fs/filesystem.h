@@ -57,8 +57,8 @@ struct Statistics {
 
 class FileSystem {
  public:
-  // `log` gets a line, without its end, for what an administrator should see: a source that changed
-  // or cannot be read.
+  // `log` gets a line, without its end, for the administrator: a source has changed or cannot be
+  // read.
   using Log = std::function<void(const std::string& line)>;
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
@@ -74,7 +74,7 @@ class FileSystem {
 
   std::optional<Attributes> attributes(std::uint64_t inode) const;
 
-  // What listing a directory tells of an entry. Attributes would cost more than the listing.
+  // An entry of a directory, as a listing tells it. Attributes would cost more than the listing.
   struct Entry {
     const char* name;  // valid during the call
     std::uint64_t inode;
@@ -137,7 +137,7 @@ class FileSystem {
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed
   mutable std::mutex keeping_;                       // failures, in the ledger
-  Computed computed_;                                // its threads use what stands before it
+  Computed computed_;                                // its threads use the members before it
   std::thread dropping_;                             // likewise
 };
 

@@ -57,6 +57,10 @@ void LookedUpNames::keep(List& fresh) {
     throw;
   }
   idle_.splice(idle_.end(), fresh);
+  // The kernel has not dropped all of these. One for each new name: this cannot run in circles.
+  if (asked_.size() > bound_) {
+    change(asked_.front(), [](Record& changed) { changed.is_asked = false; });
+  }
   if (has_surplus()) surplus_.notify_one();
 }
 
@@ -133,7 +137,7 @@ void LookedUpNames::open(std::uint64_t number) {
 void LookedUpNames::release(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = by_number_.find(number);
-  // What the process before this one has opened was not counted here.
+  // An OPEN that an earlier process has answered was not counted here.
   if (found == by_number_.end() || found->second->opens == 0) return;
   change(*found->second, [](Record& changed) { --changed.opens; });
 }

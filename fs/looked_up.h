@@ -8,7 +8,7 @@
 //                 look_up          take_surplus
 //   (no record) ──────────► idle ──────────────► asked
 //                           │ ▲ ◄──────────────── │
-//                           │ │      look_up      │
+//                           │ │  look_up, again   │
 //                      open │ │ release           │ open
 //                           ▼ │                   │
 //                           open ◄────────────────┘
@@ -19,6 +19,9 @@
 //   look_up        a LOOKUP of the kernel; an idle name becomes the last to be dropped
 //   open, release  an OPEN; the RELEASE that ends the last one
 //   take_surplus   the thread of FileSystem that asks the kernel (FUSE_NOTIFY_PRUNE, Linux 6.18)
+//   again          a LOOKUP of a new name while more than the bound are asked: the kernel has kept
+//                  them, since somebody held them without an OPEN that this process has counted
+//                  (O_PATH, or an OPEN that an earlier worker answered). One name for each new one
 //   forget         a FORGET
 //
 // The kernel drops no name that is open, and is not asked to: it would not tell when it is closed.

@@ -46,7 +46,7 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
-// What every process that serves finds in its memory.
+// The objects that every serving process finds in its memory.
 struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
@@ -82,7 +82,7 @@ void serve_alone(const Loaded& loaded) {
          .ending = [&](int) { loaded.mount.detach(); }});
 }
 
-// Runs `command` to its exit status. What it throws is said in one line.
+// Runs `command` to its exit status. An exception becomes one line.
 int run_to_exit(const std::function<int()>& command,
                 const std::function<void(const std::string& line)>& say) noexcept {
   try {

@@ -78,8 +78,12 @@ Mount::~Mount() {
   detach();
   // Already unmounted; this frees libfuse's memory. Swallow its warning. It unmounts by the path
   // while the connection lasts, so do without where another mount may be there by now.
-  if (is_disconnected() || !mounted_at(place_)) {
-    capture_stderr([this] { fuse_session_unmount(session_); });
+  try {
+    if (is_disconnected() || !mounted_at(place_)) {
+      capture_stderr([this] { fuse_session_unmount(session_); });
+    }
+  } catch (const std::exception&) {
+    // The table of mounts cannot be read, or there is too little memory: the process ends anyway.
   }
   fuse_session_destroy(session_);
 }

@@ -54,7 +54,8 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
 RequestLoop::~RequestLoop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  // Nothing else ends a read(2) also when it comes just before the read begins.
+  // pthread_cancel ends a read(2) that is under way, and one that is about to begin. A signal ends
+  // the first alone.
   for (const Thread& thread : threads_) ::pthread_cancel(thread.handle);
   all_ended_.wait(lock, [this] { return threads_.empty(); });
 }

@@ -136,7 +136,11 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
   pollfd polled[] = {
       {events.signals, POLLIN, 0}, {loop.ended(), POLLIN, 0}, {events.lifeline, 0, 0}};
   while (polled[0].revents == 0 && polled[1].revents == 0) {
-    if (::poll(polled, 3, -1) < 0) continue;  // EINTR; nothing was written there
+    if (::poll(polled, 3, -1) < 0) {  // nothing was written there
+      // EINVAL while RLIMIT_NOFILE is below three, say. The mount outlives that, so try again.
+      if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
+      continue;
+    }
     if (polled[2].revents != 0) {
       polled[2] = {-1, 0, 0};
       hooks.orphaned();

@@ -1,5 +1,6 @@
-// Serves a mount: agrees with the kernel, and answers requests until the end. What stfs does with
-// libfuse, but for the mount itself (mount.h) and the answers (fuse_ops.h). It never unmounts.
+// Serves a mount: agrees with the kernel, and answers requests until the end. All use
+// of libfuse is here, except the mount itself (mount.h) and the answers (fuse_ops.h). It never
+// unmounts.
 //
 // Thread safety: none; all of Session is called on the thread that made it.
 #pragma once

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace stfs {
@@ -94,7 +95,11 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
   while (true) {
     const auto patience = std::chrono::milliseconds(kTimeToEnd).count();
     const int n = ::poll(events, 2, is_ending_ ? static_cast<int>(patience) : -1);
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      // EINVAL while RLIMIT_NOFILE is below two, say. The mount outlives that, so try again.
+      if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
+      continue;
+    }
     if (n == 0) {
       ::kill(worker, SIGKILL);
       return SIGKILL;

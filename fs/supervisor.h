@@ -42,8 +42,9 @@
 
 namespace stfs {
 
-// What a worker says to its supervisor and knows of it, by a pipe. The worker alone holds the end
-// to write to, so its death closes the pipe. The supervisor alone holds the other end.
+// A worker's end of the pipe to its supervisor. By it each learns that the other has died. The
+// worker alone holds the end to write to, so its death closes the pipe. The supervisor alone holds
+// the other end.
 class Worker {
  public:
   // It serves. When the supervisor has died before that, this process sends itself SIGTERM, as
@@ -76,8 +77,8 @@ class Supervisor {
     std::function<void()> ending;                      // takes the mount away; may come twice
     std::function<void(const std::string& line)> log;  // for the administrator
   };
-  // What a worker does; its result is the exit status. It ends by _exit(2), so that nothing of the
-  // supervisor's is destroyed or flushed in it. May not throw.
+  // The work of a worker, which returns its exit status. The worker ends by _exit(2), so that it
+  // destroys and flushes nothing of the supervisor's. May not throw.
   using Work = std::function<int(Worker& worker)>;
 
   // `signals` is a signalfd(2) of the signals that ask to end. Everything outlives this.

@@ -486,7 +486,7 @@ std::optional<Content> Views::make(Node file) const {
   }
 }
 
-// Whether the recipe of a file, or what reads of it compute, would hold much text itself.
+// Whether the recipe of a file would hold much text itself, or a read of it would make as much.
 bool Views::holds_much(Node file) const {
   constexpr std::size_t kMuch = 1 << 20;  // bytes
   if (file.view != View::kJson && file.view != View::kSafetensors) return false;

@@ -129,7 +129,7 @@ NewFile::~NewFile() { discard(); }
 void NewFile::begin_unnamed() {
   if (::access("/proc/self/fd", F_OK) != 0) return;
   fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-  // EISDIR and EINVAL are what kernels and file systems say that do not know the flag.
+  // A kernel or file system that does not know the flag says EISDIR or EINVAL.
   if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
 }
 

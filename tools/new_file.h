@@ -23,7 +23,7 @@ class NewFile {
  public:
   enum class Begin { kUnnamed, kNamed };
 
-  // kNamed does what is done where there is no O_TMPFILE. Throws Error kUnreadable, also when
+  // kNamed begins as on a file system that has no O_TMPFILE. Throws Error kUnreadable, also when
   // `path` is there and no regular file.
   explicit NewFile(std::string path, Begin begin = Begin::kUnnamed);
   ~NewFile();

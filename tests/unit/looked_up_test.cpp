@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <latch>
 #include <optional>
 #include <set>
@@ -142,9 +143,11 @@ TEST(LookedUpNames, ThatAreOpenAreNotDropped) {
   const std::uint64_t open = *names.look_up(1, 0, "a", no_bytes);
   names.open(open);
   names.open(open);
-  for (const char* name : {"b", "c"}) names.look_up(1, 0, name, no_bytes);
+  const std::uint64_t b = *names.look_up(1, 0, "b", no_bytes);
+  const std::uint64_t c = *names.look_up(1, 0, "c", no_bytes);
   names.release(open);
   EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"b", "c"}));
+  for (const std::uint64_t dropped : {b, c}) names.forget(dropped, 1);
 
   names.look_up(1, 0, "d", no_bytes);
   names.release(open);
@@ -260,6 +263,26 @@ TEST(LookedUpNames, GiveTheirMemoryBackWhenManyAreForgotten) {
   EXPECT_LT(in_use(), before + 64 * 1024);
 }
 #endif
+
+TEST(LookedUpNames, ThatTheKernelKeptAreAskedForAgainWhenThereAreTooMany) {
+  LookedUpNames names(nullptr, 2);
+  const auto look_up = [&](char from, char to) {
+    for (char name = from; name <= to; ++name) names.look_up(1, 0, {&name, 1}, no_bytes);
+  };
+  look_up('a', 'd');
+  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"a", "b"}));  // the kernel keeps all
+
+  look_up('e', 'e');
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{"c"});
+  look_up('f', 'f');
+  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"d", "e"}));
+  EXPECT_EQ(surplus_of(names), std::vector<std::string>{});
+  look_up('g', 'h');
+
+  const std::vector<std::string> again = surplus_of(names);
+  EXPECT_NE(std::ranges::find(again, "a"), again.end());
+  EXPECT_NE(std::ranges::find(again, "b"), again.end());
+}
 
 }  // namespace
 }  // namespace stfs::test

@@ -232,6 +232,13 @@ TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
   EXPECT_NEAR(*stats.std, 0.5, 1e-6);
 }
 
+TEST(ValueStats, OfManyEqualValuesAreThatValueAndNothing) {
+  const ValueStats stats = stats_of("F64", std::vector<double>(60'000, 0.1));
+
+  EXPECT_EQ(stats.mean, 0.1);
+  EXPECT_EQ(stats.std, 0.0);
+}
+
 TEST(ValueStats, OfTheLargestDoublesAreExact) {
   const ValueStats both = stats_of("F64", std::vector<double>{DBL_MAX, -DBL_MAX});
   EXPECT_EQ(both.max, DBL_MAX);

@@ -8,10 +8,12 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -46,9 +48,8 @@ class SupervisorTest : public testing::Test {
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::alarm(kHangs);
-      const UniqueFd no_signal(::eventfd(0, EFD_CLOEXEC));
       const Ledger ledger(1);
-      Supervisor supervisor(no_signal.get(), ledger,
+      Supervisor supervisor(signal_.get(), ledger,
                             {.ready = [this] { ++shared_->ready; },
                              .ending = [this] { ++shared_->endings; },
                              .log = [this](const std::string&) { ++shared_->lines; }});
@@ -64,6 +65,7 @@ class SupervisorTest : public testing::Test {
   }
 
   static inline std::atomic<int>* on_exit_ = nullptr;
+  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // for what a signalfd shows
   Shared* shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{};
 };
@@ -110,6 +112,28 @@ TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
 
   EXPECT_EQ(supervise(work, forbid_pidfd_open), 0);
   EXPECT_EQ(shared_->workers, 2);
+}
+
+TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
+  const auto allow = [](rlim_t descriptors) {
+    rlimit limit{};
+    ::prlimit(::getppid(), RLIMIT_NOFILE, nullptr, &limit);
+    limit.rlim_cur = std::min(descriptors, limit.rlim_max);
+    ::prlimit(::getppid(), RLIMIT_NOFILE, &limit, nullptr);
+  };
+  const auto work = [&](Worker& worker, int) {
+    ::alarm(2 * kHangs);
+    allow(1);  // of the supervisor, which waits for two
+    worker.serving();
+    while (shared_->ready == 0) ::usleep(1000);
+    ::usleep(50'000);
+    allow(RLIM_INFINITY);
+    ::eventfd_write(signal_.get(), 1);
+    ::pause();  // until SIGTERM
+  };
+
+  EXPECT_EQ(supervise(work), 0);
+  EXPECT_EQ(shared_->endings, 1);
 }
 
 TEST_F(SupervisorTest, AFailedStartAfterAWorkerHasServedIsADeath) {

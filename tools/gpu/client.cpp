@@ -177,7 +177,7 @@ std::string holder_socket_path() {
     std::error_code error;
     const std::filesystem::path absolute = std::filesystem::absolute(path, error);
     if (error) throw_errno(ErrorCode::kDeviceFailed, path, "", error.value());
-    return absolute.string();  // a holder works elsewhere
+    return absolute.string();  // the holder works in another directory
   }
   const std::string uid = std::to_string(::geteuid());
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -216,7 +216,7 @@ void Client::say_hello() {
   const Message answer = channel_.wait();
   const std::uint64_t version = number_of(answer.body(), "version", 1);
   if (version == kProtocolVersion) return;
-  // Version 1 knows no hello, which is wrong usage. It says which process it is when asked.
+  // A holder of version 1 calls a hello wrong usage. Its status says which process it is.
   const bool knows_hello = answer.body().contains("version");
   if (!knows_hello && answer.body().contains("error")) {
     const Json& error = answer.body().at("error");
@@ -300,7 +300,7 @@ void Client::release(std::span<const std::uint64_t> ids) noexcept {
 }
 
 bool Client::is_open() const {
-  // What could be read now is the end of the connection, or an answer that nobody asked for.
+  // POLLIN is the end of the connection, or an answer that nobody asked for.
   pollfd end{channel_.fd(), POLLIN, 0};
   return is_in_step_ && ::poll(&end, 1, 0) <= 0;
 }

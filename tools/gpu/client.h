@@ -40,7 +40,7 @@ struct LoadRequest {
 
 // A tensor that is on a device.
 struct Resident {
-  std::uint64_t id = 0;  // the holder's number; what is evicted and loaded again has another
+  std::uint64_t id = 0;  // the holder's number; a tensor that is loaded again gets another
   std::string key;
   std::string label;
   DType dtype = DType::kU8;

@@ -191,7 +191,7 @@ class Holder : public Outlet {
     return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   }
 
-  // What accept4 could not take stays in the queue, and poll(2) would report it at once again.
+  // The connection stays in the queue, and poll(2) would report it again at once.
   void pause_unless_done(int error) {
     if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
     pauses_ = true;
@@ -206,7 +206,7 @@ class Holder : public Outlet {
     if (!is_open) cut_off(id);
   }
 
-  // False when the connection is at its end, or there is no memory for what has come in.
+  // False when the connection is at its end, or there is no memory for the bytes that came in.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
@@ -332,13 +332,13 @@ class Holder : public Outlet {
     residency_.copier_gone(uuid, why);
   }
 
-  // That of a copier, by its first message.
+  // The version of a copier, by its first message.
   static std::uint64_t version_in(const Json& body) {
     const auto hello = body.find("hello");
     return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
   }
 
-  // Waits for the end of a copier; how it ended, when that was not well.
+  // Waits for the end of a copier. Returns how it ended, if that was a failure.
   static std::string end_of(pid_t pid) {
     int status = 0;
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -367,6 +367,8 @@ int run_holder(const HolderOptions& options) {
   std::optional<HolderSocket> socket = HolderSocket::handed_over();
   // A daemon must not keep what its starter happened to have open.
   if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
+  // The caller may ignore it. Then waitpid(2) does not tell how a copier ended.
+  ::signal(SIGCHLD, SIG_DFL);
   // Before anybody can connect: a client may send one.
   UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
   if (!socket) socket = HolderSocket::listen_at(options.socket_path);
@@ -380,8 +382,6 @@ int run_holder(const HolderOptions& options) {
   }
   // A client must not be able to end it by what is logged where nobody reads any more.
   ::signal(SIGPIPE, SIG_IGN);
-  // A caller that ignores it would have the kernel forget how a copier ended.
-  ::signal(SIGCHLD, SIG_DFL);
   // In the process that serves, however it ends; its parent, which became no daemon, is gone.
   struct Removed {
     HolderSocket& socket;

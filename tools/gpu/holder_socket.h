@@ -3,7 +3,7 @@
 //   listen_at ──> listening ──retire, remove──> path taken away
 //                     └───────────────────────> path is another's: left alone
 //
-// Whoever looks at what lies at the path or changes it holds a lock (flock(2)) on a file beside it.
+// A process that looks at the path or changes it holds a lock (flock(2)) on a file beside it.
 // A holder takes the path away only while it still leads to the socket that this holder bound: by
 // then somebody may have removed it, and a successor may listen there. Device and inode number tell
 // them apart: a socket keeps its inode until it is closed, so no other file can have that number.

@@ -20,7 +20,7 @@ struct Names {
 constexpr Names kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kV2{"memory.max", "memory.current", "inactive_file"};
 
-// None for what is no number, as "max".
+// None for a word that is not a number, such as "max".
 std::optional<std::uint64_t> number_in(const std::string& text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -13,7 +13,7 @@ struct HostMemory {
 };
 
 // Reads /proc/meminfo, /proc/self/mountinfo, /proc/self/cgroup and the files of the control groups,
-// all of them below `root`. What cannot be read or understood limits nothing.
+// all of them below `root`. A file that cannot be read or understood limits nothing.
 HostMemory host_memory(const std::string& root = "");
 
 }  // namespace stfs::gpu

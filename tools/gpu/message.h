@@ -15,7 +15,7 @@
 //   holder to copier   {"hello":2}
 //   copier to holder   {"load":0,"hello":2}
 //
-// What a difference ends in is the line of version_error().
+// When the versions differ, the user sees the line of version_error().
 //
 // Nothing that arrives is trusted: sizes are limited before anything is allocated, nesting is, and
 // a peer that may not send descriptors is cut off when it does.
@@ -44,7 +44,7 @@ using Json = nlohmann::json;
 // Another one whenever a message changes in such a way that another version would misread it.
 inline constexpr std::uint64_t kProtocolVersion = 2;
 
-// The body lies behind a pointer: what includes this header need not compile the JSON library.
+// The body lies behind a pointer: files that include this header need not compile the JSON library.
 class Message {
  public:
   Message(Json body, std::vector<UniqueFd> received);
@@ -77,7 +77,8 @@ bool flag_of(const Json& object, const char* name);  // false when it is not the
 std::string text_of(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);
 
-// What a copier is of: it was started from the holder's path, and not with the holder.
+// The `peer` of version_error() when it is a copier. A copier is started from the holder's path,
+// where an upgrade may have put another program since.
 inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
 
 // The line that says which versions differ, and what to do: end the holder, or use a newer `peer`

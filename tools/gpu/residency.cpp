@@ -369,7 +369,7 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : ""));
 }
 
-// By the number of what was leased: under its key there may be another tensor by now.
+// Finds leases by the numbers of their tensors: a key may name another tensor by now.
 void Residency::release(ClientId client, const Json& body) {
   std::map<std::uint64_t, std::uint64_t>& leases = clients_.at(client).leases;
   std::uint64_t released = 0;

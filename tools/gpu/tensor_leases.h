@@ -40,7 +40,7 @@ namespace stfs::gpu {
 
 class TensorLeases;
 
-// What the holder is told when it ends.
+// A lease, in the terms in which the holder is told of its end.
 struct Lease {
   std::uint64_t connection = 0;  // which one it was taken on; 0: none was
   std::uint64_t id = 0;          // Resident::id

@@ -87,7 +87,7 @@ struct Tile {
   std::size_t segment;
   std::uint64_t offset;        // in the run, on the device
   std::uint64_t length;        // on the device
-  std::uint64_t of_items = 0;  // of that, what is not between items
+  std::uint64_t of_items = 0;  // of that, in items and not between them
 };
 
 class Transfer {
