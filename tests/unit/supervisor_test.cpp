@@ -1,6 +1,8 @@
 // A supervisor and workers that do nothing but end, as processes of this test.
 #include "fs/supervisor.h"
 
+#include "tests/support/files.h"
+
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -23,6 +25,8 @@
 #include <functional>
 #include <iterator>
 #include <new>
+#include <sstream>
+#include <string>
 
 namespace stfs::test {
 namespace {
@@ -114,6 +118,15 @@ TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
   EXPECT_EQ(shared_->workers, 2);
 }
 
+// Whether a process sleeps: the supervisor's pause after a failed poll. /proc/PID/syscall begins
+// with the number of the call that the process is in.
+bool is_sleeping(pid_t process) {
+  std::istringstream call(read_file("/proc/" + std::to_string(process) + "/syscall"));
+  std::string number;
+  call >> number;
+  return number == std::to_string(SYS_clock_nanosleep) || number == std::to_string(SYS_nanosleep);
+}
+
 TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
   const auto allow = [](rlim_t descriptors) {
     rlimit limit{};
@@ -125,8 +138,7 @@ TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
     ::alarm(2 * kHangs);
     allow(1);  // of the supervisor, which waits for two
     worker.serving();
-    while (shared_->ready == 0) ::usleep(1000);
-    ::usleep(50'000);
+    while (!is_sleeping(::getppid())) ::sched_yield();
     allow(RLIM_INFINITY);
     ::eventfd_write(signal_.get(), 1);
     ::pause();  // until SIGTERM
