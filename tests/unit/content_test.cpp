@@ -381,10 +381,10 @@ TEST(Mapping, ReadsPastTheEndAsStale) {
   EXPECT_EQ(file.read(out, 5), 0);
 }
 
-// An address that nothing is mapped at is EIO in /proc/self/mem.
+// An address beyond those of processes is EIO in /proc/self/mem.
 TEST(Mapping, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   const Mapping file("/proc/self/mem");
-  constexpr std::uint64_t kNothing = std::uint64_t{1} << 46;
+  constexpr std::uint64_t kNothing = std::uint64_t{1} << 60;
   std::vector<std::byte> out(4096);
   const auto fail_at = [&](std::uint64_t offset) {
     EXPECT_EQ(file.read_unverified(out, kNothing + offset), EIO);
