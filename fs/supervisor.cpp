@@ -17,7 +17,7 @@
 namespace stfs {
 namespace {
 
-// What a worker writes to its pipe.
+// The bytes that a worker writes to its pipe.
 constexpr char kServing = 's';
 constexpr char kEnding = 'e';
 

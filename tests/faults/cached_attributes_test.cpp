@@ -63,7 +63,7 @@ class SourceWithCachedAttributes : public MountTest {
   std::unique_ptr<FaultyDisk> disk_;
 };
 
-// What the source's file system keeps, and what the mount does.
+// The cache of the source's file system, and that of the mount.
 class CachedAttributes
     : public SourceWithCachedAttributes,
       public ::testing::WithParamInterface<std::tuple<const char*, const char*>> {

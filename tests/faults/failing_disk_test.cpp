@@ -287,7 +287,7 @@ TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
   EXPECT_EQ(right, 4);
 }
 
-// What the caller of stfs does with the signal that ends a daemon in time.
+// How the caller of stfs treats SIGALRM, which ends a daemon in time.
 struct Caller {
   const char* name;
   RunOptions caller;

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                                  }}),
                          name_of);
 
-// What the kernel says of memory, made up below a directory.
+// The files in which the kernel tells of memory, made up below a directory.
 class HostMemoryTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kMiB = 1 << 20;

@@ -29,7 +29,7 @@ std::string frame(const std::string& body) {
   return bytes + std::string(4, '\0') + body;
 }
 
-// What a holder answers to a request.
+// The answer of a holder to a request.
 using Answers = std::map<std::string, Json>;
 
 // Listens where a holder does, and serves one client.
