@@ -15,7 +15,7 @@
 //   resident  bytes of the ranges' pages that are in the page cache
 //
 // tests/bench/bench.py runs it.
-#include "core/posix.h"
+#include "core/base/posix.h"
 #include "tests/bench/walk.h"
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
 // More names than are kept: the kernel is asked to forget those that nobody uses.
-#include "fs/looked_up.h"
+#include "fs/mount/looked_up.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 

@@ -3,9 +3,9 @@
 // When the first eight bytes are the length of JSON that is there, the input is a whole file, as
 // those of tests/corpus are. When not, they are the number of bytes behind the header, and the rest
 // is JSON.
-#include "core/error.h"
-#include "core/header.h"
-#include "core/mapping.h"
+#include "core/base/error.h"
+#include "core/format/safetensors.h"
+#include "core/source/local_file.h"
 #include "tests/fuzz/check.h"
 
 #include <fcntl.h>
@@ -76,7 +76,7 @@ std::optional<ErrorCode> read(std::string_view input) {
   check(fd >= 0 && removed_at_exit == 0);
   check(::ftruncate(fd, 0) == 0);
   check(::pwrite(fd, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()));
-  return verdict([&] { read_header(Mapping(path), "fuzz"); });
+  return verdict([&] { read_header(LocalFile(path), "fuzz"); });
 }
 
 void run(std::string_view input) {

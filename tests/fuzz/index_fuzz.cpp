@@ -1,6 +1,6 @@
 // Any bytes as an index file: they are an index that stays in its directory, or an stfs::Error.
-#include "core/error.h"
-#include "core/index.h"
+#include "core/base/error.h"
+#include "core/format/index.h"
 #include "tests/fuzz/check.h"
 
 #include <cstddef>

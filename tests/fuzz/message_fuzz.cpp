@@ -4,8 +4,8 @@
 //   input   frames of a client as they are; the second half of what a 0xff begins goes to the
 //           holder as answers of a copier
 #include "tests/fuzz/check.h"
-#include "tools/gpu/message.h"
-#include "tools/gpu/residency.h"
+#include "tools/gpu/copier/message.h"
+#include "tools/gpu/holder/residency.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>

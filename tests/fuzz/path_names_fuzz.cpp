@@ -1,8 +1,8 @@
 // Any names, one a line, as the tensors of a checkpoint: no two share a path, no file is a
 // directory, and what is listed is found.
-#include "core/error.h"
-#include "core/path_names.h"
-#include "core/path_tree.h"
+#include "core/base/error.h"
+#include "core/checkpoint/names.h"
+#include "core/checkpoint/tree.h"
 #include "tests/fuzz/check.h"
 
 #include <cstddef>

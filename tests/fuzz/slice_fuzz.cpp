@@ -3,8 +3,8 @@
 //
 // The input: a byte for the type, a byte for the rank, as many 64-bit dimensions, and the
 // expression.
-#include "core/dtype.h"
-#include "core/slice.h"
+#include "core/format/types.h"
+#include "core/recipe/slice.h"
 #include "tests/fuzz/check.h"
 
 #include <cerrno>
@@ -19,7 +19,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// The bits of a tensor; 0 for one that the format refuses (core/header.cpp).
+// The bits of a tensor; 0 for one that the format refuses (core/format/safetensors.cpp).
 std::uint64_t legal_bits(DType dtype, const std::vector<std::uint64_t>& shape) {
   std::uint64_t bits = dtype_bits(dtype);
   for (const std::uint64_t dimension : shape)

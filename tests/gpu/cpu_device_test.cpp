@@ -1,8 +1,8 @@
 // Memory of the host as a device: the suite of every device, and how much there is.
 #include "tests/gpu/device_suite.h"
 #include "tests/support/files.h"
-#include "tools/gpu/device.h"
-#include "tools/gpu/host_memory.h"
+#include "tools/gpu/device/device.h"
+#include "tools/gpu/device/host_memory.h"
 
 #include <gtest/gtest.h>
 

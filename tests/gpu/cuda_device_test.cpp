@@ -1,10 +1,10 @@
 // The CUDA back end: the suite of every device, and what only a driver that fails can show.
-#include "core/convert.h"
+#include "core/recipe/convert.h"
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
-#include "tools/gpu/device.h"
-#include "tools/gpu/driver.h"
+#include "tools/gpu/device/device.h"
+#include "tools/gpu/device/driver.h"
 
 #include <gtest/gtest.h>
 

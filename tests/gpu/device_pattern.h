@@ -1,7 +1,7 @@
 // Bytes to send to a device, and the way there.
 #pragma once
 
-#include "tools/gpu/device.h"
+#include "tools/gpu/device/device.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -8,11 +8,11 @@
 //
 // DEVICE is what stfs-gpu takes. Exit status 0, 1 when memory did not survive, 2 for wrong usage, 5
 // when the device failed.
-#include "core/mapping.h"
-#include "core/posix.h"
+#include "core/base/posix.h"
+#include "core/source/local_file.h"
 #include "tests/gpu/device_pattern.h"
-#include "tools/gpu/device.h"
-#include "tools/gpu/driver.h"
+#include "tools/gpu/device/device.h"
+#include "tools/gpu/device/driver.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>
@@ -232,7 +232,7 @@ json survival(const std::string& device_name, std::size_t bytes) {
 json from_mapping(const DeviceInfo& info, const std::string& path) {
   const Session session(info);
   const CudaDriver& cuda = session.cuda;
-  const Mapping file(path);
+  const LocalFile file(path);
   const std::size_t bytes = file.bytes().size();
   CUdeviceptr device = 0;
   cuda.check(cuda.cuMemAlloc(&device, bytes), "cuMemAlloc");

@@ -1,8 +1,8 @@
 #include "tests/gpu/device_suite.h"
 
-#include "core/convert.h"
+#include "core/recipe/convert.h"
 #include "tests/gpu/device_pattern.h"
-#include "tools/gpu/narrowing.h"
+#include "tools/gpu/device/narrowing.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -137,7 +137,8 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
     for (std::size_t i = 0; i < kWorkers; ++i) {
       workers.emplace_back([&, i] {
         const auto lane = device->lane(kSuiteTile);
-        send_all(*lane, *segment, std::span(bytes).subspan(i * share, share), kSuiteTile, i * share);
+        send_all(*lane, *segment, std::span(bytes).subspan(i * share, share), kSuiteTile,
+                 i * share);
         lane->drain();
       });
     }

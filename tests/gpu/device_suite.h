@@ -2,7 +2,7 @@
 // each. The bodies are in device_suite.cpp.
 #pragma once
 
-#include "tools/gpu/device.h"
+#include "tools/gpu/device/device.h"
 
 #include <gtest/gtest.h>
 

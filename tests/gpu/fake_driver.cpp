@@ -1,5 +1,5 @@
-// A CUDA driver without a GPU: the functions of tools/gpu/driver.h, for tests. See fake_driver.h
-// for how to set it.
+// A CUDA driver without a GPU: the functions of tools/gpu/device/driver.h, for tests. See
+// fake_driver.h for how to set it.
 //
 // It is stricter than a real one. An address of the device faults when the host touches it. Nothing
 // that is asynchronous is done before it has to be, or only some of it, and a copy from pinned
@@ -9,7 +9,7 @@
 // Memory of a device is a memfd, so that a descriptor of it keeps it and another process maps it.
 #include "tests/gpu/fake_driver.h"
 
-#include "tools/gpu/convert_element.h"
+#include "tools/gpu/device/convert_element.h"
 
 #include <cuda.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* The public header is C99 by itself, and says what it says: compiled with -std=c99 -pedantic. */
-#include "tools/gpu/include/stfs_gpu.h"
+#include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <stddef.h>
 

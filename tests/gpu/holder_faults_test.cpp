@@ -1,7 +1,7 @@
 // Whoever reaches the holder's socket and means harm: refused, bounded, logged; others unaffected.
 #include "tests/gpu/tool.h"
 #include "tests/support/failing_calls.h"
-#include "tools/gpu/selection.h"
+#include "tools/gpu/client/selection.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

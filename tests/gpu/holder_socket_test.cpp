@@ -1,7 +1,7 @@
 // Whose the holder's path is: one holder takes it away, and only its own.
-#include "tools/gpu/holder_socket.h"
+#include "tools/gpu/holder/holder_socket.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The holder and its copiers: who is killed when, limits, sockets.
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
 

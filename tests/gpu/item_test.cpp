@@ -1,9 +1,9 @@
 // What is asked for, and when two of those are the same bytes.
-#include "tools/gpu/item.h"
+#include "tools/gpu/copier/item.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tools/gpu/narrowing.h"
+#include "tools/gpu/device/narrowing.h"
 
 #include <gtest/gtest.h>
 
@@ -231,7 +231,7 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   write_file(dir / "m", "0123" + bytes);
-  const Mapping file((dir / "m").string());
+  const LocalFile file((dir / "m").string());
   ItemRequest asked = request();
   asked.identity = identity_of(file);
   asked.offset = 4;

@@ -1,9 +1,9 @@
 // libstfs_gpu with tensors on GPUs: two of them, of the fake driver.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
-#include "tools/gpu/dlpack.h"
-#include "tools/gpu/driver.h"
-#include "tools/gpu/include/stfs_gpu.h"
+#include "tools/gpu/device/driver.h"
+#include "tools/gpu/library/dlpack.h"
+#include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

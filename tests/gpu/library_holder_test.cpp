@@ -2,8 +2,8 @@
 #include "tests/gpu/failing_new.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
-#include "tools/gpu/dlpack.h"
-#include "tools/gpu/include/stfs_gpu.h"
+#include "tools/gpu/library/dlpack.h"
+#include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // The protocol: what is sent arrives, and what is no message ends the connection.
-#include "tools/gpu/message.h"
+#include "tools/gpu/copier/message.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 

@@ -1,5 +1,5 @@
 // Rounding, against long double arithmetic that knows nothing of bits, and against the processor.
-#include "tools/gpu/narrow.h"
+#include "tools/gpu/device/narrow.h"
 
 #include <gtest/gtest.h>
 

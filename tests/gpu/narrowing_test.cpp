@@ -1,9 +1,9 @@
 // Every type to every type that --as takes, against a model of each type.
-#include "tools/gpu/narrowing.h"
+#include "tools/gpu/device/narrowing.h"
 
-#include "core/convert.h"
+#include "core/recipe/convert.h"
 #include "tests/support/checkpoint_writer.h"
-#include "tools/gpu/narrow.h"
+#include "tools/gpu/device/narrow.h"
 
 #include <gtest/gtest.h>
 
@@ -127,17 +127,17 @@ class Converted : public ::testing::Test {
   // `bytes` as a file, and of that the elements of `from`.
   Content raw(const std::string& bytes) {
     write_file(dir_ / "raw", bytes);
-    file_ = std::make_unique<Mapping>((dir_ / "raw").string());
+    file_ = std::make_unique<LocalFile>((dir_ / "raw").string());
     Content content;
     content.extent(*file_, 0, bytes.size());
     return content;
   }
 
-  Mapping& file() { return *file_; }
+  LocalFile& file() { return *file_; }
 
  private:
   TempDir dir_;
-  std::unique_ptr<Mapping> file_;
+  std::unique_ptr<LocalFile> file_;
 };
 
 TEST_F(Converted, AnyPartOfItIsThatPartOfTheWhole) {

@@ -1,7 +1,7 @@
 // The holder's mind, with a copier and clients that the test plays.
-#include "tools/gpu/residency.h"
+#include "tools/gpu/holder/residency.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/files.h"
 
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
-#include "tools/gpu/client.h"
+#include "tools/gpu/client/client.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/types.h>

@@ -1,7 +1,7 @@
 // The copy: on the host's own device, and on one of the test's that is late, short, or lies.
-#include "tools/gpu/transfer.h"
+#include "tools/gpu/copier/transfer.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 
@@ -134,7 +134,7 @@ class TransferTest : public ::testing::Test {
                       const std::string& slice = "", std::optional<DType> as = {}) const {
     return {.path = path(),
             .tensor = "t" + std::to_string(offset),
-            .identity = identity_of(Mapping(path())),
+            .identity = identity_of(LocalFile(path())),
             .offset = offset,
             .dtype = dtype,
             .shape = std::move(shape),
@@ -170,7 +170,7 @@ class TransferTest : public ::testing::Test {
 
   // What should.
   std::string expected(std::size_t item) const {
-    const Mapping file(path());
+    const LocalFile file(path());
     const Content content = items_[item].content(file);
     std::string out(static_cast<std::size_t>(content.size()), '\0');
     EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(out))), 0);

@@ -1,7 +1,7 @@
 // Holder, copier and client of different versions, as after an upgrade in place: one line that says
 // so, and what to do.
 #include "tests/gpu/tool.h"
-#include "tools/gpu/message.h"
+#include "tools/gpu/copier/message.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

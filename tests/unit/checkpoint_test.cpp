@@ -1,7 +1,7 @@
 // What a SOURCE is, and what becomes of it: files, indexes, directories, several of them.
-#include "core/checkpoint.h"
+#include "core/checkpoint/checkpoint.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Who computes, who waits, who is told. Threads meet at latches; nothing here sleeps.
-#include "fs/computed.h"
+#include "fs/mount/computed.h"
 
 #include <gtest/gtest.h>
 

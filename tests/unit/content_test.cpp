@@ -1,7 +1,7 @@
 // Recipes against a string that holds the same bytes.
-#include "core/content.h"
+#include "core/recipe/content.h"
 
-#include "core/leases.h"
+#include "core/source/leases.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/most.h"
 
@@ -54,7 +54,7 @@ class ContentTest : public ::testing::Test {
   ContentTest() : path_((dir_ / "source").string()), bytes_(RandomBytes(3).bytes(20'000)) {
     write_file(path_, bytes_);
     set_mtime(1'000'000'000, 5);
-    source_ = std::make_unique<Mapping>(path_);
+    source_ = std::make_unique<LocalFile>(path_);
   }
 
   void set_mtime(std::time_t seconds, long nanoseconds) {
@@ -89,7 +89,7 @@ class ContentTest : public ::testing::Test {
   TempDir dir_;
   std::string path_;
   std::string bytes_;
-  std::unique_ptr<Mapping> source_;
+  std::unique_ptr<LocalFile> source_;
 };
 
 TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
@@ -177,7 +177,7 @@ TEST_F(ContentTest, JoinsExtentsThatContinueEachOther) {
 }
 
 TEST_F(ContentTest, DoesNotJoinExtentsWithAGapOrOfAnotherSource) {
-  const Mapping other(path_);
+  const LocalFile other(path_);
   Content content;
   content.extent(*source_, 0, 10).extent(*source_, 11, 10).extent(other, 21, 10);
   Reading reading;
@@ -311,7 +311,7 @@ TEST_F(ContentTest, GivesItsLiteralsWhenTheSourceHasChanged) {
 
 TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
   write_file(dir_ / "second", "0123456789");
-  const Mapping second((dir_ / "second").string());
+  const LocalFile second((dir_ / "second").string());
   Content content;
   content.extent(*source_, 0, 10).extent(second, 0, 10);
   std::filesystem::resize_file(dir_ / "second", 3);
@@ -340,7 +340,7 @@ class RewritingProducer : public Producer {
 TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
-  const Mapping source((dir / "f").string());
+  const LocalFile source((dir / "f").string());
   Content content;
   content.extent(source, 0, 10).production(std::make_unique<RewritingProducer>(dir / "f"));
   const Leases leases({&source});
@@ -349,32 +349,32 @@ TEST(Content, IsVerifiedWhenAllItsBuffersAreFilled) {
   EXPECT_EQ(content.read(0, content.size(), reading), ESTALE);
 }
 
-TEST(Mapping, TakesTheIdentityOfTheFileThroughALink) {
+TEST(LocalFile, TakesTheIdentityOfTheFileThroughALink) {
   const TempDir dir;
   write_file(dir / "blob", "0123456789");
   std::filesystem::create_symlink("blob", dir / "link");
 
-  const Mapping file((dir / "link").string());
+  const LocalFile file((dir / "link").string());
 
   EXPECT_EQ(file.path(), std::filesystem::canonical(dir / "blob").string());
   EXPECT_EQ(file.size(), 10U);
 }
 
-TEST(Mapping, OfAnEmptyFileHasNoBytes) {
+TEST(LocalFile, OfAnEmptyFileHasNoBytes) {
   const TempDir dir;
   write_file(dir / "empty", "");
 
-  const Mapping file((dir / "empty").string());
+  const LocalFile file((dir / "empty").string());
 
   EXPECT_EQ(file.size(), 0U);
   EXPECT_TRUE(file.bytes().empty());
   EXPECT_EQ(file.verify(), 0);
 }
 
-TEST(Mapping, ReadsPastTheEndAsStale) {
+TEST(LocalFile, ReadsPastTheEndAsStale) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
-  const Mapping file((dir / "f").string());
+  const LocalFile file((dir / "f").string());
   std::vector<std::byte> out(5);
 
   EXPECT_EQ(file.read(out, 8), ESTALE);
@@ -382,8 +382,8 @@ TEST(Mapping, ReadsPastTheEndAsStale) {
 }
 
 // An address beyond those of processes is EIO in /proc/self/mem.
-TEST(Mapping, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
-  const Mapping file("/proc/self/mem");
+TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
+  const LocalFile file("/proc/self/mem");
   constexpr std::uint64_t kNothing = std::uint64_t{1} << 60;
   std::vector<std::byte> out(4096);
   const auto fail_at = [&](std::uint64_t offset) {
@@ -403,16 +403,16 @@ TEST(Mapping, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   for (std::uint64_t i = 1; i < 100; ++i) fail_at(i << 30);
   std::size_t taken = 1;
   while (const auto failure = file.take_failure()) {
-    EXPECT_EQ(failure->is_last, ++taken == Mapping::kMaxFailures);
+    EXPECT_EQ(failure->is_last, ++taken == LocalFile::kMaxFailures);
   }
-  EXPECT_EQ(taken, Mapping::kMaxFailures);
+  EXPECT_EQ(taken, LocalFile::kMaxFailures);
 }
 
-TEST(Mapping, ReadersInTurnGetTheBytesOfTheirRanges) {
+TEST(LocalFile, ReadersInTurnGetTheBytesOfTheirRanges) {
   const TempDir dir;
   const std::string bytes = RandomBytes(4).bytes(1'000'000);
   write_file(dir / "f", bytes);
-  const Mapping file((dir / "f").string());
+  const LocalFile file((dir / "f").string());
   std::atomic<int> right = 0;
   std::vector<std::thread> readers;
 

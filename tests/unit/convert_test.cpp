@@ -1,6 +1,6 @@
 // Conversion against a reference written from the definitions: sign, exponent and significand by
 // ldexp, special values by name. Values are compared as bits.
-#include "core/convert.h"
+#include "core/recipe/convert.h"
 
 #include "tests/support/checkpoint_writer.h"
 

@@ -1,7 +1,7 @@
 // The files of tests/corpus, each named by the rule it keeps or breaks, and what becomes of each.
 // The header fuzzer begins with the same files.
-#include "core/checkpoint.h"
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/checkpoint/checkpoint.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // What a daemon says, and where.
-#include "fs/daemon.h"
+#include "fs/fuse/daemon.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

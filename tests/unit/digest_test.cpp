@@ -1,4 +1,4 @@
-#include "core/digest.h"
+#include "core/recipe/digest.h"
 
 #include "tests/support/checkpoint_writer.h"
 
@@ -62,7 +62,7 @@ TEST(Sha256, EndsWithEintrWhenItIsStopped) {
 TEST(Sha256, PassesOnTheErrnoOfARead) {
   const TempDir dir;
   write_file(dir / "source", std::string(1000, 'x'));
-  const Mapping source((dir / "source").string());
+  const LocalFile source((dir / "source").string());
   Content content;
   content.extent(source, 0, 1000);
   std::filesystem::resize_file(dir / "source", 10);

@@ -1,4 +1,4 @@
-#include "core/dtype.h"
+#include "core/format/types.h"
 
 #include <gtest/gtest.h>
 

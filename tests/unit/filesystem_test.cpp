@@ -1,7 +1,7 @@
 // The mounted file system without a mount.
-#include "fs/filesystem.h"
+#include "fs/mount/filesystem.h"
 
-#include "core/catalogue.h"
+#include "core/checkpoint/catalogue.h"
 #include "tests/unit/served_checkpoint.h"
 
 #include <nlohmann/json.hpp>

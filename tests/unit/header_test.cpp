@@ -1,8 +1,7 @@
 // The rules of the format, as literal bytes. The verdicts are the reference reader's; duplicate
 // keys alone are ours.
-#include "core/header.h"
-
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/format/safetensors.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>
@@ -489,7 +488,7 @@ class HeaderFile : public ::testing::TestWithParam<FileCase> {};
 TEST_P(HeaderFile, HasTheVerdictOfTheReference) {
   const TempDir dir;
   write_file(dir / "m.safetensors", GetParam().bytes);
-  const Mapping file((dir / "m.safetensors").string());
+  const LocalFile file((dir / "m.safetensors").string());
 
   const Verdict verdict = verdict_of([&] { return read_header(file, "m.safetensors"); });
 
@@ -522,7 +521,7 @@ TEST(HeaderFileOfTheLargestLength, IsReadAndOneByteMoreIsNot) {
   const auto sparse = [&](std::string_view name, std::string_view prefix, std::uint64_t length) {
     write_file(dir / name, prefix);
     std::filesystem::resize_file(dir / name, 8 + length);
-    const Mapping file((dir / name).string());
+    const LocalFile file((dir / name).string());
     return verdict_of([&] { return read_header(file, "m"); }).word;
   };
 

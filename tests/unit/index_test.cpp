@@ -1,7 +1,7 @@
 // The rules of an index file, as literal text.
-#include "core/index.h"
+#include "core/format/index.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Leases: while a guard lives nobody can change the bytes, and nobody waits for a lease for long.
-#include "core/leases.h"
+#include "core/source/leases.h"
 
-#include "core/content.h"
+#include "core/recipe/content.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
 
@@ -36,7 +36,7 @@ int open_for_writing(const std::string& path, int flags = 0) {
 }
 
 // The errno of a read through a recipe, as one who is served reads; 0 when it succeeds.
-int read_by_recipe(const Mapping& file) {
+int read_by_recipe(const LocalFile& file) {
   Content content;
   content.extent(file, 0, 10);
   Reading reading;
@@ -44,7 +44,7 @@ int read_by_recipe(const Mapping& file) {
 }
 
 // Reads until there is a lease: the thread that gave one back may still be about to say so.
-bool is_leased_again(const Mapping& file) {
+bool is_leased_again(const LocalFile& file) {
   const auto is_leased = [&] { return read_by_recipe(file) == 0 && file.is_leased(); };
   return eventually(is_leased, 60s);
 }
@@ -55,7 +55,7 @@ class LeasesTest : public ::testing::Test {
   LeasesTest() : path_((dir_ / "f").string()) {
     write_file(path_, std::string(10'000, 'x'));
     file_.emplace(path_);
-    leases_.emplace(std::vector<const Mapping*>{&*file_}, 0s);
+    leases_.emplace(std::vector<const LocalFile*>{&*file_}, 0s);
   }
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
@@ -63,7 +63,7 @@ class LeasesTest : public ::testing::Test {
 
   TempDir dir_;
   std::string path_;
-  std::optional<Mapping> file_;
+  std::optional<LocalFile> file_;
   std::optional<Leases> leases_;
 };
 
@@ -88,7 +88,7 @@ TEST_F(LeasesTest, AreKeptFromReaders) {
 }
 
 TEST_F(LeasesTest, AreNotGivenBackWhileAGuardLives) {
-  Mapping::Guard guard = file_->guard();
+  LocalFile::Guard guard = file_->guard();
   ASSERT_TRUE(guard.owns_lock());
   std::atomic<bool> opened = false;
 
@@ -130,7 +130,7 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
 
 TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
   leases_.reset();
-  leases_.emplace(std::vector<const Mapping*>{&*file_}, 1h);
+  leases_.emplace(std::vector<const LocalFile*>{&*file_}, 1h);
   EXPECT_EQ(open_for_writing(path_), 0);
 
   EXPECT_EQ(read_by_recipe(*file_), 0);
@@ -191,7 +191,7 @@ TEST_F(LeasesTest, AreGivenBackAtTheirEnd) {
 
 TEST_F(LeasesTest, OfManyFilesAreGivenBackOneByOne) {
   write_file(dir_ / "g", "bytes");
-  const Mapping other((dir_ / "g").string());
+  const LocalFile other((dir_ / "g").string());
   const Leases leases({&other, &*file_});
 
   EXPECT_EQ(open_for_writing((dir_ / "g").string()), 0);
@@ -204,7 +204,7 @@ TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
   const int writer = ::open((dir / "f").c_str(), O_WRONLY | O_CLOEXEC);
-  const Mapping file((dir / "f").string());
+  const LocalFile file((dir / "f").string());
   const Leases leases({&file});
 
   EXPECT_FALSE(file.is_leased());
@@ -235,11 +235,11 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   ::fsync(fd);
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   ::close(fd);
-  if (Mapping(path).is_resident(0, 64 << 10)) GTEST_SKIP() << "this file system keeps every page";
+  if (LocalFile(path).is_resident(0, 64 << 10)) GTEST_SKIP() << "this file system keeps every page";
   bool is_leased = false;
 
   with_cap_lease_alone([&] {
-    const Mapping file(path);
+    const LocalFile file(path);
     const Leases leases({&file});
     is_leased = file.is_leased();
     EXPECT_FALSE(file.can_send(0, 64 << 10));
@@ -262,7 +262,7 @@ TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
   const TempDir dir;
   const std::string path = dir / "f";
   write_file(path, "0123456789");
-  const Mapping file(path);
+  const LocalFile file(path);
   file.take_lease(1s);
   if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
   ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
@@ -280,7 +280,7 @@ TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
 TEST(Leases, AreWhatTheMappingIsSentUnder) {
   const TempDir dir;
   write_file(dir / "f", "0123456789");
-  const Mapping file((dir / "f").string());
+  const LocalFile file((dir / "f").string());
   Content content;
   content.extent(file, 0, 10);
   Reading reading;

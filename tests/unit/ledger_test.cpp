@@ -1,7 +1,7 @@
-#include "fs/ledger.h"
+#include "fs/mount/ledger.h"
 
-#include "core/error.h"
-#include "fs/looked_up.h"
+#include "core/base/error.h"
+#include "fs/mount/looked_up.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -100,7 +100,7 @@ TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
 TEST(Ledger, RemembersWhichSourcesHaveChangedOrFailed) {
   Ledger ledger(5000);
   ledger.mark_changed(4999);
-  const Mapping::Failure failures[] = {{0, 4096, EIO, false}, {1 << 30, 3U << 30, EIO, false}};
+  const LocalFile::Failure failures[] = {{0, 4096, EIO, false}, {1 << 30, 3U << 30, EIO, false}};
   ledger.keep_failures(7, failures);
   EXPECT_TRUE(ledger.failures(4999).empty());
   ASSERT_EQ(ledger.failures(7).size(), 2U);

@@ -1,4 +1,4 @@
-#include "fs/looked_up.h"
+#include "fs/mount/looked_up.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>

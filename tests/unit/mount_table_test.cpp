@@ -1,4 +1,4 @@
-#include "fs/mount_table.h"
+#include "fs/fuse/mount_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // A file that is complete when it appears, begun without a name and begun with a temporary one.
-#include "tools/new_file.h"
+#include "tools/info/new_file.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

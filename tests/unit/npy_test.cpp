@@ -1,5 +1,5 @@
 // The headers of NumPy files, byte by byte.
-#include "core/npy.h"
+#include "core/recipe/npy.h"
 
 #include <gtest/gtest.h>
 

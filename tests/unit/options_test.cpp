@@ -1,6 +1,6 @@
-#include "fs/options.h"
+#include "fs/fuse/options.h"
 
-#include "core/error.h"
+#include "core/base/error.h"
 
 #include <gtest/gtest.h>
 

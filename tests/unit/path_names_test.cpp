@@ -1,8 +1,7 @@
 // Tensor name <-> path: the examples, and the properties that hold for every set of names.
-#include "core/path_names.h"
-
-#include "core/path_tree.h"
-#include "core/text.h"
+#include "core/base/text.h"
+#include "core/checkpoint/names.h"
+#include "core/checkpoint/tree.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

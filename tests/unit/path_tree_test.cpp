@@ -1,6 +1,5 @@
 // The tree against a model: a map of paths and the directories above them.
-#include "core/path_tree.h"
-
+#include "core/checkpoint/tree.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

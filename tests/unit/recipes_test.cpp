@@ -1,4 +1,4 @@
-#include "fs/recipes.h"
+#include "fs/view/recipes.h"
 
 #include <gtest/gtest.h>
 

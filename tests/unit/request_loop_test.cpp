@@ -1,6 +1,6 @@
 // Threads that read requests, from a socket that keeps them apart as /dev/fuse does. Threads meet
 // at latches; nothing here sleeps.
-#include "fs/request_loop.h"
+#include "fs/fuse/request_loop.h"
 
 #include "tests/support/files.h"
 #include "tests/support/process.h"

@@ -1,7 +1,7 @@
 // A file system over a checkpoint on disk, without a mount.
 #pragma once
 
-#include "fs/filesystem.h"
+#include "fs/mount/filesystem.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/unit/most.h"

@@ -1,7 +1,7 @@
 // Slices against a model that walks every index and notes every bit.
-#include "core/slice.h"
+#include "core/recipe/slice.h"
 
-#include "core/leases.h"
+#include "core/source/leases.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/most.h"
 
@@ -253,7 +253,7 @@ class RandomSlices : public ::testing::Test {
   RandomSlices() {
     bytes_ = RandomBytes(1).bytes(600'000);
     write_file(dir_ / "source", bytes_);
-    source_ = std::make_unique<Mapping>((dir_ / "source").string());
+    source_ = std::make_unique<LocalFile>((dir_ / "source").string());
   }
 
   static Dims random_shape(RandomBytes& random, unsigned bits) {
@@ -340,7 +340,7 @@ class RandomSlices : public ::testing::Test {
 
   TempDir dir_;
   std::string bytes_;
-  std::unique_ptr<Mapping> source_;
+  std::unique_ptr<LocalFile> source_;
 };
 
 TEST_F(RandomSlices, EqualTheModelForElementsOfOneByte) { check(DType::kU8, 4000, 1); }
@@ -383,7 +383,7 @@ TEST(Slice, JoinsDimensionsIntoOneLoopWhereTheirRunsAreEquallyFarApart) {
 TEST(Slice, OfOneRunIsAnExtentOfTheMapping) {
   const TempDir dir;
   write_file(dir / "source", std::string(200, 'x'));
-  const Mapping source((dir / "source").string());
+  const LocalFile source((dir / "source").string());
 
   const Content content = slice_content(parsed("1:3", {10, 10}), source, 7);
   const Leases leases({&source});
@@ -433,7 +433,7 @@ TEST(Slice, ReadsOnlyTheNeededBytesOfRunsThatAreFarApart) {
   for (std::uint64_t row = 0; row < 128; ++row) {
     file.put(row * kRow + 1000, std::string(10, static_cast<char>('0' + row % 10)));
   }
-  const Mapping source(file.path());
+  const LocalFile source(file.path());
   const Content content = slice_content(parsed(":,1000:1010", {128, kRow}), source, 0);
   std::string out(content.size(), '\0');
 
@@ -452,7 +452,7 @@ TEST(Slice, ReadsOnlyTheWindowThatIsAskedForOfRunsThatAreNear) {
   constexpr std::uint64_t kRows = 1 << 20;
   SparseSource file(kRows * 1024);  // 1 GiB
   file.put(500'000 * 1024 + 3, "!");
-  const Mapping source(file.path());
+  const LocalFile source(file.path());
   const Content content = slice_content(parsed(":,3", {kRows, 1024}), source, 0);
   ASSERT_EQ(content.size(), kRows);
   std::string out(16, '\0');
@@ -478,7 +478,7 @@ TEST(Slice, OfMillionsOfRunsTakesNoMemoryForThem) {
   constexpr std::uint64_t kRuns = 20'000'000;
   SparseSource file(kRuns * 2);
   file.put(2 * 15'000'000, "!");
-  const Mapping source(file.path());
+  const LocalFile source(file.path());
   const std::uint64_t before = resident_bytes();
 
   const Content content = slice_content(parsed("::2", {kRuns * 2}), source, 0);
@@ -499,7 +499,7 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasTruncated) {
   const TempDir dir;
   const std::string path = (dir / "source").string();
   write_file(path, std::string(1000, 'x'));
-  const Mapping source(path);
+  const LocalFile source(path);
   const Content content = slice_content(parsed(":,::2", {10, 100}), source, 0);
   std::filesystem::resize_file(path, 10);
   std::vector<std::byte> out(content.size());
@@ -514,7 +514,7 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasRewritten) {
   write_file(path, std::string(1000, 'x'));
   const timespec times[2]{{1'000'000'000, 5}, {1'000'000'000, 5}};
   ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
-  const Mapping source(path);
+  const LocalFile source(path);
   const Content content = slice_content(parsed(":,::2", {10, 100}), source, 0);
   write_file(path, std::string(1000, 'y'));
   std::vector<std::byte> out(content.size());

@@ -1,4 +1,4 @@
-#include "core/sort.h"
+#include "core/base/sort.h"
 
 #include "tests/support/checkpoint_writer.h"
 

@@ -1,7 +1,7 @@
 // Statistics against sums in long double.
-#include "core/stats.h"
+#include "core/recipe/stats.h"
 
-#include "core/convert.h"
+#include "core/recipe/convert.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

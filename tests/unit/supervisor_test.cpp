@@ -1,5 +1,5 @@
 // A supervisor and workers that do nothing but end, as processes of this test.
-#include "fs/supervisor.h"
+#include "fs/fuse/supervisor.h"
 
 #include "tests/support/files.h"
 

@@ -1,5 +1,5 @@
 // The progress bar, on a terminal of the test's own.
-#include "tools/terminal.h"
+#include "tools/command/terminal.h"
 
 #include "tests/support/pseudo_terminal.h"
 

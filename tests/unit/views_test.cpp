@@ -1,5 +1,5 @@
 // What the views of a checkpoint hold, without a mount.
-#include "fs/views.h"
+#include "fs/view/views.h"
 
 #include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"

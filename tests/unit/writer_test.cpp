@@ -1,7 +1,7 @@
 // New files against the rules of the format, as the header's own parser has them, and byte by byte.
-#include "core/writer.h"
+#include "core/checkpoint/writer.h"
 
-#include "core/header.h"
+#include "core/format/safetensors.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/most.h"
 

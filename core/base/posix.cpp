@@ -1,0 +1,151 @@
+#include "core/base/posix.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/signalfd.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+namespace stfs {
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::string errno_text(int error) { return std::strerror(error); }
+
+void throw_errno(ErrorCode code, const std::string& place, const std::string& subject, int error) {
+  throw Error(code, place,
+              subject.empty() ? errno_text(error) : subject + ": " + errno_text(error));
+}
+
+UniqueFd open_regular(const std::string& path) {
+  struct stat before {};
+  if (::stat(path.c_str(), &before) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!S_ISREG(before.st_mode)) throw Error(ErrorCode::kUnreadable, path, "not a regular file");
+  // O_NONBLOCK: should the name become a FIFO between the two calls, open returns at once.
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (!fd) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!S_ISREG(stat_of(fd.get(), path).st_mode)) {
+    throw Error(ErrorCode::kUnreadable, path, "not a regular file");
+  }
+  return fd;
+}
+
+struct stat stat_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return status;
+}
+
+int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset, std::size_t* filled) {
+  std::size_t done = 0;
+  int error = 0;
+  while (error == 0 && done < buffer.size()) {
+    const ssize_t n =
+        ::pread(fd, buffer.data() + done, buffer.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno != EINTR) error = errno;
+    if (n == 0) error = ESTALE;
+    if (n > 0) done += static_cast<std::size_t>(n);
+  }
+  if (filled != nullptr) *filled = done;
+  return error;
+}
+
+int write_exact(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return 0;
+}
+
+std::optional<std::string> extended_attribute(const std::string& path, const char* name) {
+  std::string value(65536, '\0');  // XATTR_SIZE_MAX
+  const ssize_t length = ::getxattr(path.c_str(), name, value.data(), value.size());
+  if (length < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) return std::nullopt;
+  if (length < 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  value.resize(static_cast<std::size_t>(length));
+  return value;
+}
+
+std::string read_file(const std::string& path, std::uint64_t limit) {
+  const UniqueFd fd = open_regular(path);
+  const auto size = static_cast<std::uint64_t>(stat_of(fd.get(), path).st_size);
+  if (size > limit) {
+    throw Error(ErrorCode::kUnreadable, path,
+                "larger than " + std::to_string(limit) + " bytes, refused");
+  }
+  std::string text(size, '\0');
+  if (const int error = pread_exact(fd.get(), std::as_writable_bytes(std::span(text)), 0)) {
+    throw_errno(ErrorCode::kUnreadable, path, "", error);
+  }
+  return text;
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  struct Close {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  const std::unique_ptr<DIR, Close> directory(::opendir(path.c_str()));
+  if (!directory) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(directory.get());
+    if (entry == nullptr) break;
+    names.emplace_back(entry->d_name);
+  }
+  if (errno != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return names;
+}
+
+std::thread start_thread(std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  int error = 0;
+  try {
+    thread = std::thread(std::move(body));
+  } catch (const std::system_error& refused) {
+    error = refused.code().value();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) throw_errno(ErrorCode::kMountFailed, "", "starting a thread", error);
+  return thread;
+}
+
+UniqueFd take_ending_signals(ErrorCode failure) {
+  sigset_t ending;
+  sigemptyset(&ending);
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    struct sigaction inherited {};
+    ::sigaction(signal, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN || signal == SIGTERM) sigaddset(&ending, signal);
+  }
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  UniqueFd signals(::signalfd(-1, &ending, SFD_CLOEXEC));
+  if (!signals) throw_errno(failure, "", "signalfd", errno);
+  return signals;
+}
+
+std::string absolute_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr),
+                                                             &std::free);
+  if (!resolved) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  return resolved.get();
+}
+
+}  // namespace stfs

@@ -1,0 +1,29 @@
+// The functions that OpenSSL 3 calls deprecated: what it wants instead sets up the library when it
+// is first used, and crashes where there is no memory for that.
+#define OPENSSL_SUPPRESS_DEPRECATED
+#include "core/base/sha256.h"
+
+#include <array>
+#include <string_view>
+
+namespace stfs {
+
+Sha256::Sha256() { SHA256_Init(&context_); }
+
+void Sha256::add(std::span<const std::byte> bytes) {
+  SHA256_Update(&context_, bytes.data(), bytes.size());
+}
+
+std::string Sha256::hex() {
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
+  SHA256_Final(digest.data(), &context_);
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string out;
+  for (const unsigned char byte : digest) {
+    out += kDigits[byte >> 4];
+    out += kDigits[byte & 15];
+  }
+  return out;
+}
+
+}  // namespace stfs

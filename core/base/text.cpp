@@ -1,0 +1,201 @@
+#include "core/base/text.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <ctime>
+#include <optional>
+
+namespace stfs {
+namespace {
+
+// The code point at the start of `text` and its length in bytes; length 0 when it is not UTF-8.
+struct CodePoint {
+  char32_t value;
+  std::size_t length;
+};
+
+CodePoint decode(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return {0, 0};
+  char32_t value = lead & (0xFFU >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return {0, 0};
+    value = (value << 6) | (byte(i) & 0x3FU);
+  }
+  const bool overlong = (length == 3 && value < 0x800) || (length == 4 && value < 0x10000);
+  const bool surrogate = value >= 0xD800 && value <= 0xDFFF;
+  if (overlong || surrogate || value > 0x10FFFF) return {0, 0};
+  return {value, length};
+}
+
+// Characters that change how a terminal or an editor shows the text around them.
+bool is_deceptive(char32_t c) {
+  return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
+         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF;
+}
+
+void add_escape(TextWriter& out, char32_t c) {
+  switch (c) {
+    case '\n':
+      out.add("\\n");
+      return;
+    case '\r':
+      out.add("\\r");
+      return;
+    case '\t':
+      out.add("\\t");
+      return;
+    default:
+      break;
+  }
+  std::array<char, 16> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), c < 0x100 ? "\\x%02x" : "\\u%04x",
+                static_cast<unsigned>(c));
+  out.add(buffer.data());
+}
+
+// The bytes of json_string(text), by the rules of RFC 8259 as nlohmann/json follows them; none when
+// the text is not UTF-8.
+std::optional<std::uint64_t> json_string_size(std::string_view text) {
+  std::uint64_t size = 2 + text.size();
+  while (!text.empty()) {
+    const CodePoint c = decode(text);
+    if (c.length == 0) return std::nullopt;
+    const bool is_short =
+        c.value == '"' || c.value == '\\' || (c.value >= 8 && c.value <= 13 && c.value != 11);
+    if (is_short) {
+      size += 1;  // "\n"
+    } else if (c.value < 0x20) {
+      size += 5;  // "\u001f"
+    }
+    text.remove_prefix(c.length);
+  }
+  return size;
+}
+
+}  // namespace
+
+TextWriter& TextWriter::add(std::string_view part) {
+  if (text_ != nullptr) *text_ += part;
+  size_ += part.size();
+  return *this;
+}
+
+TextWriter& TextWriter::number(std::uint64_t value) {
+  std::array<char, 20> digits{};  // of 2^64 - 1
+  const char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  return add(std::string_view(digits.data(), static_cast<std::size_t>(end - digits.data())));
+}
+
+TextWriter& TextWriter::json(std::string_view part) {
+  if (text_ == nullptr) {
+    if (const auto size = json_string_size(part)) {
+      size_ += *size;
+      return *this;
+    }
+  }
+  return add(json_string(part));
+}
+
+TextWriter& TextWriter::printable(std::string_view part) {
+  while (!part.empty()) {
+    const CodePoint c = decode(part);
+    if (c.length == 0) {
+      add_escape(*this, static_cast<unsigned char>(part[0]));
+    } else if (is_deceptive(c.value)) {
+      add_escape(*this, c.value);
+    } else if (c.value == '\\') {
+      add("\\\\");
+    } else {
+      add(part.substr(0, c.length));
+    }
+    part.remove_prefix(c.length == 0 ? 1 : c.length);
+  }
+  return *this;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  TextWriter(out).printable(text);
+  return out;
+}
+
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kKeep = 96;  // bytes kept at each end of a long name
+  std::string shown;
+  if (text.size() > 200) {
+    const std::size_t head = utf8_floor(text, kKeep);
+    const std::size_t tail = utf8_floor(text, text.size() - kKeep);
+    shown = printable(text.substr(0, head)) + "..." + printable(text.substr(tail));
+  } else {
+    shown = printable(text);
+  }
+  std::string out = "\"";
+  for (const char c : shown) {
+    if (c == '"') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+
+std::string json_string(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const CodePoint c = decode(text);
+    if (c.length == 0) return false;
+    text.remove_prefix(c.length);
+  }
+  return true;
+}
+
+std::size_t utf8_floor(std::string_view text, std::size_t n) {
+  if (n >= text.size()) return text.size();
+  constexpr std::size_t kMostBack = 3;  // RFC 3629: a character has four bytes at most
+  for (std::size_t back = 0; back <= std::min(n, kMostBack); ++back) {
+    if ((static_cast<unsigned char>(text[n - back]) & 0xC0) != 0x80) return n - back;
+  }
+  return n;
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  // A value that would be printed as 1024.0 is one of the next unit.
+  while (value >= (unit == 0 ? 1024 : 1023.95) && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  std::array<char, 32> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value,
+                kUnits[unit]);
+  return buffer.data();
+}
+
+std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
+  const std::time_t time = seconds;
+  std::tm utc{};
+  if (gmtime_r(&time, &utc) == nullptr || utc.tm_year > 9999 - 1900 || utc.tm_year < -1900) {
+    return "@" + std::to_string(seconds);  // a time that RFC 3339 cannot write
+  }
+  std::array<char, 32> date{};
+  std::strftime(date.data(), date.size(), "%m-%dT%H:%M:%S", &utc);
+  std::array<char, 64> buffer{};
+  // strftime writes a year before 1000 with fewer digits than RFC 3339 wants.
+  std::snprintf(buffer.data(), buffer.size(), "%04d-%s.%09lldZ", utc.tm_year + 1900, date.data(),
+                static_cast<long long>(nanoseconds));
+  return buffer.data();
+}
+
+}  // namespace stfs

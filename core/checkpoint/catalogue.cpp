@@ -1,0 +1,126 @@
+#include "core/checkpoint/catalogue.h"
+
+#include "core/recipe/table.h"
+
+#include <map>
+
+namespace stfs {
+
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
+  const char* separator = "[";
+  for (const std::uint64_t dim : shape) {
+    out.add(separator).number(dim);
+    separator = ",";
+  }
+  out.add(shape.empty() ? "[]" : "]");
+}
+
+std::string shape_json(std::span<const std::uint64_t> shape) {
+  std::string text;
+  TextWriter out(text);
+  write_shape(shape, out);
+  return text;
+}
+
+void write_tensor_json(const Tensor& tensor, TextWriter& out) {
+  out.add("{\"path\":").json(tensor.path).add(",\"name\":").json(tensor.name);
+  out.add(",\"dtype\":").json(dtype_name(tensor.dtype)).add(",\"shape\":");
+  write_shape(tensor.shape, out);
+  out.add(",\"bytes\":").number(tensor.length);
+  out.add(",\"source\":").json(tensor.source->file.path());
+  out.add(",\"offset\":").number(tensor.offset).add("}");
+}
+
+std::string tensor_json(const Tensor& tensor) {
+  std::string text;
+  TextWriter out(text);
+  write_tensor_json(tensor, out);
+  return text;
+}
+
+void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
+  std::uint64_t bytes = 0;
+  std::uint64_t parameters = 0;
+  std::map<DType, std::uint64_t> by_dtype;
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    const Tensor tensor = checkpoint.tensor(i);
+    bytes += tensor.length;
+    parameters += tensor.elements();
+    by_dtype[tensor.dtype] += tensor.length;
+  }
+  // Written by hand: metadata may have millions of keys, and as a document each would cost some
+  // hundred bytes.
+  bool is_empty = true;  // the list or object that is being written
+  const auto item = [&]() -> TextWriter& {
+    out.add(is_empty ? "\n    " : ",\n    ");
+    is_empty = false;
+    return out;
+  };
+  const auto close = [&](std::string_view bracket) {
+    out.add(is_empty ? "" : "\n  ").add(bracket);
+    is_empty = true;
+  };
+  out.add("{\n  \"sources\": [");
+  for (const auto& source : checkpoint.sources()) {
+    const LocalFile& file = source->file;
+    item().add("{\"label\": ").json(source->label).add(", \"path\": ").json(file.path());
+    out.add(", \"size\": ").number(file.size()).add(", \"mtime\": \"");
+    out.add(rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec)).add("\", \"tensors\": ");
+    out.number(source->header.tensors.size()).add("}");
+  }
+  close("]");
+  out.add(",\n  \"tensors\": ").number(checkpoint.tensor_count());
+  out.add(",\n  \"bytes\": ").number(bytes);
+  out.add(",\n  \"parameters\": ").number(parameters);
+  out.add(",\n  \"bytes_per_dtype\": {");
+  for (const auto& [dtype, count] : by_dtype) {
+    item().json(dtype_name(dtype)).add(": ").number(count);
+  }
+  close("}");
+  out.add(",\n  \"metadata\": {");
+  for (const auto& [key, value] : checkpoint.metadata()) item().json(key).add(": ").json(value);
+  close("}");
+  out.add(",\n  \"metadata_conflicts\": [");
+  for (const std::string& key : checkpoint.metadata_conflicts()) item().json(key);
+  close("]");
+  out.add(",\n  \"missing\": [");
+  for (const MissingTensor& tensor : checkpoint.missing()) {
+    item().add("{\"name\": ").json(tensor.name).add(", \"source\": ").json(tensor.source).add("}");
+  }
+  close("]");
+  out.add("\n}\n");
+}
+
+std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint) {
+  // Row 0 is "[", the last is "]"; every tensor but the last ends in a comma.
+  const std::uint64_t count = checkpoint.tensor_count();
+  const auto write_row = [&checkpoint, count](std::uint64_t row, TextWriter& out) {
+    if (row == 0) {
+      out.add("[\n");
+    } else if (row == count + 1) {
+      out.add("]\n");
+    } else {
+      write_tensor_json(checkpoint.tensor(static_cast<std::uint32_t>(row - 1)), out);
+      out.add(row == count ? "\n" : ",\n");
+    }
+  };
+  return std::make_unique<Table>(count + 2, write_row);
+}
+
+std::unique_ptr<const Producer> tensors_tsv(const Checkpoint& checkpoint) {
+  const auto write_row = [&checkpoint](std::uint64_t row, TextWriter& out) {
+    if (row == 0) {
+      out.add("path\tname\tdtype\tshape\tbytes\tsource\toffset\n");
+      return;
+    }
+    const Tensor tensor = checkpoint.tensor(static_cast<std::uint32_t>(row - 1));
+    out.add(tensor.path).add("\t").printable(tensor.name).add("\t");
+    out.add(dtype_name(tensor.dtype)).add("\t");
+    write_shape(tensor.shape, out);
+    out.add("\t").number(tensor.length).add("\t").printable(tensor.source->file.path());
+    out.add("\t").number(tensor.offset).add("\n");
+  };
+  return std::make_unique<Table>(std::uint64_t{checkpoint.tensor_count()} + 1, write_row);
+}
+
+}  // namespace stfs

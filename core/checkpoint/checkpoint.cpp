@@ -1,0 +1,326 @@
+#include "core/checkpoint/checkpoint.h"
+
+#include "core/base/sort.h"
+#include "core/base/text.h"
+#include "core/format/index.h"
+
+#include <fnmatch.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+#include <map>
+
+namespace stfs {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kFileSuffix = ".safetensors";
+constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
+
+// The files in a directory whose names end in .safetensors or .safetensors.index.json, sorted.
+struct Found {
+  std::vector<std::string> indexes, files;
+};
+
+Found look_in(const std::string& path) {
+  Found found;
+  for (std::string& name : names_in(path)) {
+    if (name.ends_with(kIndexSuffix)) {
+      found.indexes.push_back(std::move(name));
+    } else if (name.ends_with(kFileSuffix)) {
+      found.files.push_back(std::move(name));
+    }
+  }
+  std::ranges::sort(found.indexes);
+  std::ranges::sort(found.files);
+  return found;
+}
+
+// The one to take: the usual name, or the only one.
+std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view usual) {
+  if (std::ranges::find(names, usual) != names.end()) return std::string(usual);
+  if (names.size() == 1) return names.front();
+  return std::nullopt;
+}
+
+std::string listing(const Found& found) {
+  std::vector<std::string> names = found.indexes;
+  names.insert(names.end(), found.files.begin(), found.files.end());
+  if (names.empty()) return "no *.safetensors and no index in it";
+  constexpr std::size_t kShown = 8;
+  std::string text = "more than one checkpoint in it, name one: ";
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + printable(names[i]);
+  }
+  if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
+  return text;
+}
+
+// Gives back the memory of what was taken out of a header.
+void compact(Header& header) {
+  std::string names;
+  std::vector<std::uint64_t> dims;
+  for (TensorRecord& tensor : header.tensors) {
+    const std::string_view name = header.name(tensor);
+    const std::span shape = header.shape(tensor);
+    tensor.name_begin = names.size();
+    tensor.shape_begin = dims.size();
+    names += name;
+    dims.insert(dims.end(), shape.begin(), shape.end());
+  }
+  header.names = std::move(names);
+  header.dims = std::move(dims);
+  header.tensors.shrink_to_fit();
+  header.by_name.shrink_to_fit();
+}
+
+// Shards that are links to one file become one: what is wanted of the others is wanted of the
+// first.
+void join_links(const std::string& index_path, const Index& index,
+                std::vector<std::vector<std::string_view>>& wanted) {
+  std::map<std::pair<dev_t, ino_t>, std::size_t> first;
+  for (std::size_t i = 0; i < index.shards.size(); ++i) {
+    struct stat status {};
+    const fs::path file = fs::path(index_path).parent_path() / index.shards[i];
+    if (::stat(file.c_str(), &status) != 0) continue;
+    const auto [entry, is_new] = first.try_emplace({status.st_dev, status.st_ino}, i);
+    if (is_new) continue;
+    std::vector<std::string_view>& names = wanted[entry->second];
+    names.insert(names.end(), wanted[i].begin(), wanted[i].end());
+    std::ranges::sort(names);
+    wanted[i].clear();
+  }
+}
+
+// Keeps those tensors of a shard that the index maps to it. `wanted` is sorted by name. Returns the
+// names that the shard lacks; `unnamed` counts the tensors that were dropped.
+std::vector<std::string_view> keep_mapped(Header& header,
+                                          const std::vector<std::string_view>& wanted,
+                                          std::size_t& unnamed) {
+  std::vector<std::string_view> missing;
+  std::vector<bool> keep(header.tensors.size(), false);
+  auto next = header.by_name.begin();
+  for (const std::string_view name : wanted) {
+    const auto name_at = [&] { return header.name(header.tensors[*next]); };
+    while (next != header.by_name.end() && name_at() < name) ++next;
+    if (next == header.by_name.end() || name_at() != name) {
+      missing.push_back(name);
+    } else {
+      keep[*next] = true;
+    }
+  }
+  unnamed = header.tensors.size() - (wanted.size() - missing.size());
+  if (unnamed == 0) return missing;
+
+  std::vector<std::uint32_t> renumbered(header.tensors.size());
+  std::uint32_t kept = 0;
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    if (!keep[i]) continue;
+    renumbered[i] = kept;
+    header.tensors[kept++] = header.tensors[i];
+  }
+  header.tensors.resize(kept);
+  std::erase_if(header.by_name, [&](std::uint32_t i) { return !keep[i]; });
+  for (std::uint32_t& i : header.by_name) i = renumbered[i];
+  compact(header);
+  return missing;
+}
+
+Source open_source(const std::string& path, std::string label) {
+  LocalFile file(path);
+  Header header = read_header(file, path);
+  return {std::move(file), std::move(header), std::move(label)};
+}
+
+}  // namespace
+
+std::uint64_t Tensor::elements() const {
+  std::uint64_t product = 1;
+  for (const std::uint64_t dim : shape) product *= dim;  // does not overflow: validated
+  return product;
+}
+
+Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
+  for (const std::string& source : sources) load(source, options);
+  by_name_ = number_tensors();
+  const bool all_plain = std::ranges::all_of(
+      sources_, [](const auto& source) { return source->header.all_names_plain; });
+  tree_ = std::make_unique<const PathTree>([this](std::uint32_t number) { return name(number); },
+                                           by_name_, all_plain);
+  merge_metadata();
+}
+
+void Checkpoint::load(const std::string& source, const LoadOptions& options) {
+  std::error_code error;
+  if (fs::is_directory(source, error)) {
+    load_directory(source, options);
+  } else if (source.ends_with(kIndexSuffix)) {
+    load_index(source, options);
+  } else {
+    add_source(open_source(source, fs::path(source).filename().string()));
+  }
+}
+
+void Checkpoint::load_directory(const std::string& path, const LoadOptions& options) {
+  const Found found = look_in(path);
+  const fs::path directory(path);
+  if (const auto index = choose(found.indexes, "model.safetensors.index.json")) {
+    load_index(directory / *index, options);
+  } else if (const auto file = choose(found.files, "model.safetensors");
+             file && found.indexes.empty()) {
+    add_source(open_source(directory / *file, *file));
+  } else {
+    throw Error(ErrorCode::kUnreadable, path, listing(found));
+  }
+}
+
+void Checkpoint::load_index(const std::string& path, const LoadOptions& options) {
+  const Index index = parse_index(read_file(path, kMaxIndexBytes), path);
+  std::vector<std::vector<std::string_view>> wanted(index.shards.size());
+  for (const Index::Entry& entry : index.entries) {
+    wanted[entry.shard].push_back(index.name(entry));
+  }
+  join_links(path, index, wanted);
+  std::uint64_t bytes = 0;
+  bool complete = true;
+  for (std::size_t i = 0; i < index.shards.size(); ++i) {
+    if (wanted[i].empty()) continue;
+    const std::string& shard = index.shards[i];
+    const fs::path file = fs::path(path).parent_path() / shard;
+    const auto miss = [&](const std::vector<std::string_view>& names) {
+      complete = complete && names.empty();
+      for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
+    };
+    std::error_code error;
+    if (!fs::exists(file, error) && (!error || error.value() == ENOENT)) {
+      if (!options.allow_missing) {
+        throw Error(ErrorCode::kMissingShard, path, "shard " + in_quotes(shard) + ": missing");
+      }
+      miss(wanted[i]);
+      continue;
+    }
+    Source source = open_source(file, shard);
+    std::size_t unnamed = 0;
+    const std::vector<std::string_view> lacking = keep_mapped(source.header, wanted[i], unnamed);
+    if (!lacking.empty() && !options.allow_missing) {
+      throw Error(ErrorCode::kMissingTensor, path,
+                  "tensor " + in_quotes(lacking.front()) + ": shard " + in_quotes(shard) +
+                      " does not hold it");
+    }
+    miss(lacking);
+    if (unnamed > 0) {
+      warnings_.push_back(printable(path) + ": shard " + in_quotes(shard) + ": holds " +
+                          std::to_string(unnamed) + (unnamed == 1 ? " tensor" : " tensors") +
+                          " that the index does not name");
+    }
+    for (const TensorRecord& tensor : source.header.tensors) bytes += tensor.length;
+    add_source(std::move(source));
+  }
+  if (complete && index.total_size && *index.total_size != bytes) {
+    warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
+                        ", but the tensors have " + std::to_string(bytes) + " bytes");
+  }
+}
+
+void Checkpoint::add_source(Source source) {
+  const auto taken = [&](const std::string& label) {
+    return std::ranges::any_of(sources_, [&](const auto& s) { return s->label == label; });
+  };
+  const std::string wanted = source.label;
+  for (int n = 2; taken(source.label); ++n) source.label = wanted + "~" + std::to_string(n);
+  const std::uint64_t count = std::uint64_t{first_.back()} + source.header.tensors.size();
+  if (count > std::numeric_limits<std::uint32_t>::max()) {
+    throw Error(ErrorCode::kUsage, source.file.path(), "more than 4294967295 tensors in all");
+  }
+  first_.push_back(static_cast<std::uint32_t>(count));
+  sources_.push_back(std::make_unique<const Source>(std::move(source)));
+}
+
+std::vector<std::uint32_t> Checkpoint::number_tensors() {
+  if (sources_.size() == 1) return sources_.front()->header.by_name;
+  auto [order, any_equal] =
+      sorted_order(tensor_count(), [this](std::uint32_t number) { return name(number); });
+  for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
+    if (name(order[i]) != name(order[i - 1])) continue;
+    const Tensor first = tensor(order[i - 1]);
+    const Tensor second = tensor(order[i]);
+    throw Error(ErrorCode::kUsage, second.source->file.path(),
+                "tensor " + in_quotes(second.name) + ": " + printable(first.source->file.path()) +
+                    " has one of that name too");
+  }
+  return order;
+}
+
+void Checkpoint::merge_metadata() {
+  std::vector<Metadata::Entry> all;
+  std::size_t count = 0;
+  for (const auto& source : sources_) count += source->header.metadata.size();
+  all.reserve(count);
+  for (const auto& source : sources_) {
+    const Metadata& metadata = source->header.metadata;
+    for (std::size_t i = 0; i < metadata.size(); ++i) all.push_back(metadata[i]);
+  }
+  if (sources_.size() > 1) std::ranges::sort(all);
+  // Entries of one key stand together. One is kept where all have one value.
+  auto to = all.begin();
+  for (auto first = all.begin(); first != all.end();) {
+    const std::string_view key = first->first;
+    const auto last = std::find_if(first, all.end(), [&](const auto& e) { return e.first != key; });
+    if (first->second == std::prev(last)->second) {
+      *to++ = *first;
+    } else {
+      metadata_conflicts_.emplace_back(key);
+    }
+    first = last;
+  }
+  all.erase(to, all.end());
+  metadata_ = std::move(all);
+}
+
+std::string_view Checkpoint::name(std::uint32_t number) const {
+  const auto source = std::prev(std::ranges::upper_bound(first_, number)) - first_.begin();
+  const Header& header = sources_[static_cast<std::size_t>(source)]->header;
+  return header.name(header.tensors[number - first_[static_cast<std::size_t>(source)]]);
+}
+
+Tensor Checkpoint::tensor(std::uint32_t number) const {
+  const auto at = static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, number)) -
+                                           first_.begin());
+  const Source& source = *sources_[at];
+  const TensorRecord& record = source.header.tensors[number - first_[at]];
+  return {source.header.name(record),
+          tree_ ? tree_->path(number) : std::string_view{},
+          record.dtype,
+          source.header.shape(record),
+          &source,
+          record.offset,
+          record.length};
+}
+
+std::optional<std::uint32_t> Checkpoint::find(std::string_view wanted) const {
+  const auto found = std::ranges::lower_bound(
+      by_name_, wanted, {}, [this](std::uint32_t number) { return name(number); });
+  if (found == by_name_.end() || name(*found) != wanted) return std::nullopt;
+  return *found;
+}
+
+std::vector<std::uint32_t> Checkpoint::match(std::span<const std::string> globs) const {
+  std::vector<std::uint32_t> matching;
+  std::string text;
+  const auto matches = [&](const std::string& glob) {
+    // fnmatch reads to the first NUL: a name with one in it is matched by no pattern.
+    return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
+  };
+  for (std::uint32_t i = 0; i < tensor_count(); ++i) {
+    text = name(i);
+    if (globs.empty() || std::ranges::any_of(globs, matches)) matching.push_back(i);
+  }
+  return matching;
+}
+
+}  // namespace stfs

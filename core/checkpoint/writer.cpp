@@ -1,0 +1,126 @@
+#include "core/checkpoint/writer.h"
+
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+#include "core/recipe/table.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kMaxJsonLength = 100'000'000;
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kAlignment = 4096;
+
+// The JSON up to the first tensor.
+void write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
+  out.add("{");
+  if (checkpoint.metadata().empty()) return;
+  out.add("\"__metadata__\":{");
+  const char* separator = "";
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    out.add(separator).json(key).add(":").json(value);
+    separator = ",";
+  }
+  out.add("}");
+}
+
+// The rest of the JSON: a row for each tensor, and the last closes the object.
+struct Rows {
+  Rows(const Checkpoint& of, std::vector<std::uint32_t> numbers)
+      : checkpoint(&of), tensors(std::move(numbers)) {
+    std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
+      return dtype_bits(checkpoint->tensor(number).dtype);
+    });
+    begins.reserve(tensors.size() + 1);
+    begins.push_back(0);
+    for (const std::uint32_t number : tensors) {
+      begins.push_back(begins.back() + checkpoint->tensor(number).length);
+    }
+  }
+
+  std::uint64_t count() const { return tensors.size() + 1; }
+
+  void write(std::uint64_t row, TextWriter& out) const {
+    const auto i = static_cast<std::size_t>(row);
+    if (i == tensors.size()) {
+      out.add("}");
+      return;
+    }
+    const Tensor tensor = checkpoint->tensor(tensors[i]);
+    if (i > 0 || !checkpoint->metadata().empty()) out.add(",");
+    out.json(tensor.name).add(":{\"dtype\":\"").add(dtype_name(tensor.dtype));
+    out.add("\",\"shape\":");
+    write_shape(tensor.shape, out);
+    out.add(",\"data_offsets\":[").number(begins[i]).add(",").number(begins[i + 1]).add("]}");
+  }
+
+  const Checkpoint* checkpoint;
+  std::vector<std::uint32_t> tensors;
+  std::vector<std::uint64_t> begins;  // of each tensor's bytes in the data; then the end
+};
+
+// The header's JSON with its padding, for a text of `json` bytes; none when that is too long.
+std::optional<std::uint64_t> padded(std::uint64_t json) {
+  const std::uint64_t length =
+      (kLengthBytes + json + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes;
+  return length <= kMaxJsonLength ? std::optional(length) : std::nullopt;
+}
+
+}  // namespace
+
+SafetensorsFiles::SafetensorsFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
+  TextWriter counted;
+  write_metadata(checkpoint_, counted);
+  metadata_size_ = counted.size();
+}
+
+const std::string& SafetensorsFiles::metadata() const {
+  std::call_once(metadata_made_, [this] {
+    std::string text;
+    text.reserve(static_cast<std::size_t>(metadata_size_));
+    TextWriter out(text);
+    write_metadata(checkpoint_, out);
+    metadata_ = std::move(text);
+  });
+  return metadata_;
+}
+
+std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> tensors) const {
+  const Rows rows(checkpoint_, std::move(tensors));
+  TextWriter counted;
+  for (std::uint64_t row = 0; row < rows.count(); ++row) rows.write(row, counted);
+  const auto length = padded(metadata_size_ + counted.size());
+  return length ? std::optional(kLengthBytes + *length + rows.begins.back()) : std::nullopt;
+}
+
+std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors) const {
+  // A std::function must be copyable, so the rows are shared by its copies.
+  const auto rows = std::make_shared<const Rows>(checkpoint_, std::move(tensors));
+  auto table = std::make_unique<Table>(
+      rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });
+  const std::uint64_t json = metadata_size_ + table->size();
+  const auto length = padded(json);
+  if (!length) return std::nullopt;
+  std::string prefix;
+  for (unsigned i = 0; i < kLengthBytes; ++i) {
+    prefix += static_cast<char>(*length >> (8 * i) & 0xFF);
+  }
+
+  Content content;
+  content.literal(std::move(prefix));
+  content.borrowed(metadata());
+  content.production(std::move(table));
+  content.literal(std::string(static_cast<std::size_t>(*length - json), ' '));
+  for (const std::uint32_t number : rows->tensors) {
+    const Tensor tensor = checkpoint_.tensor(number);
+    content.extent(tensor.source->file, tensor.offset, tensor.length);
+  }
+  return content;
+}
+
+}  // namespace stfs

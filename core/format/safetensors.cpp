@@ -1,0 +1,655 @@
+#include "core/format/safetensors.h"
+
+#include "core/base/sort.h"
+#include "core/base/text.h"
+#include "core/checkpoint/names.h"
+
+#include <nlohmann/json.hpp>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <set>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kLengthBytes = 8;              // the u64 that begins a file
+constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HEADER_SIZE
+constexpr std::size_t kMaxDepth = 127;                 // nesting that serde_json accepts
+constexpr std::string_view kMetadataField = "__metadata__";
+
+// Asks for large pages where memory is about to be filled: fewer faults. Whether there are any is
+// the kernel's affair.
+void use_huge_pages(void* data, std::size_t bytes) {
+  constexpr std::uintptr_t kHugePage = 2 << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t end = (address + bytes) / kHugePage * kHugePage;
+  if (begin >= end) return;
+  ::madvise(static_cast<std::byte*>(data) + (begin - address), end - begin, MADV_HUGEPAGE);
+}
+
+// The text of a header in pieces, so that a long one is never in memory as a whole.
+class Text {
+ public:
+  Text() = default;
+  Text(const Text&) = delete;
+  Text& operator=(const Text&) = delete;
+  virtual ~Text() = default;
+
+  // The next piece, valid until the one after it is asked for; empty at the end, and after a NUL:
+  // nlohmann takes it for the end of its input, and JSON has none.
+  std::string_view next() {
+    if (has_nul_) return {};
+    const std::string_view piece = read();
+    has_nul_ = piece.find('\0') != std::string_view::npos;
+    return has_nul_ ? std::string_view{} : piece;
+  }
+  bool has_nul() const { return has_nul_; }
+
+  // All of it, for a message.
+  virtual std::string whole() const = 0;
+
+ private:
+  virtual std::string_view read() = 0;
+
+  bool has_nul_ = false;
+};
+
+class TextInMemory : public Text {
+ public:
+  explicit TextInMemory(std::string_view text) : text_(text) {}
+  std::string whole() const override { return std::string(text_); }
+
+ private:
+  std::string_view read() override { return std::exchange(left_, {}); }
+
+  std::string_view text_;
+  std::string_view left_ = text_;
+};
+
+class TextInFile : public Text {
+ public:
+  TextInFile(const LocalFile& file, std::uint64_t offset, std::uint64_t length,
+             const std::string& place)
+      : file_(file),
+        begin_(offset),
+        end_(offset + length),
+        at_(offset),
+        place_(place),
+        buffer_(std::min(kPiece, length), '\0') {}
+
+  std::string whole() const override {
+    std::string text(end_ - begin_, '\0');
+    read_at(begin_, text);
+    return text;
+  }
+
+ private:
+  static constexpr std::uint64_t kPiece = 256 << 10;  // stays in the second-level cache
+
+  std::string_view read() override {
+    const std::span<char> piece(buffer_.data(), std::min(kPiece, end_ - at_));
+    read_at(at_, piece);
+    at_ += piece.size();
+    return {piece.data(), piece.size()};
+  }
+  void read_at(std::uint64_t offset, std::span<char> out) const {
+    if (const int error = file_.read(std::as_writable_bytes(out), offset)) {
+      throw_errno(ErrorCode::kUnreadable, place_, "header", error);
+    }
+  }
+
+  const LocalFile& file_;
+  std::uint64_t begin_, end_, at_;
+  const std::string& place_;
+  std::string buffer_;
+};
+
+// The bytes of a Text, as nlohmann takes its input. The end is an iterator without a text.
+class TextIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  TextIterator() = default;
+  TextIterator(Text& text, std::string_view piece) : text_(&text) { take(piece); }
+
+  reference operator*() const { return *at_; }
+  TextIterator& operator++() {
+    ++at_;
+    return *this;
+  }
+  bool operator!=(const TextIterator&) { return at_ != end_ || refill(); }
+
+ private:
+  void take(std::string_view piece) {
+    at_ = piece.data();
+    end_ = piece.data() + piece.size();
+  }
+  // Out of line, since the parser asks before every byte.
+  [[gnu::noinline]] bool refill() {
+    take(text_->next());
+    return at_ != end_;
+  }
+
+  Text* text_ = nullptr;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
+// The SAX events of nlohmann/json, written straight into a Header. Which JSON forms are accepted
+// follows what serde derives for the reference's structures: a tensor is an object of its fields or
+// an array of them in order; a dtype is its name or {name: null}; unknown fields are ignored.
+class HeaderReader {
+ public:
+  // `json_length` bytes are to come: a bound for the names, and with it an estimate of the tensors.
+  // Memory that is reserved and not used stays virtual.
+  HeaderReader(std::string place, std::size_t json_length) : place_(std::move(place)) {
+    constexpr std::size_t kBytesPerTensor = 80;  // of JSON, with a short name
+    header_.names.reserve(json_length);
+    header_.tensors.reserve(json_length / kBytesPerTensor);
+    header_.dims.reserve(json_length / kBytesPerTensor);
+    use_huge_pages(header_.names.data(), header_.names.capacity());
+    use_huge_pages(header_.tensors.data(), header_.tensors.capacity() * sizeof(TensorRecord));
+  }
+
+  Header take() { return std::move(header_); }
+  const std::optional<Error>& error() const { return error_; }
+
+  // What nlohmann::json_sax asks for. Each returns false to stop; error_ says why.
+  bool null() {
+    switch (expect_) {
+      case Expect::kMetadata:
+        return metadata_done();
+      case Expect::kDTypeNull:
+        expect_ = Expect::kDTypeEnd;
+        return true;
+      default:
+        return scalar("null");
+    }
+  }
+  bool boolean(bool) { return scalar("a boolean"); }
+  bool number_integer(std::int64_t) { return scalar("a negative number"); }
+  bool number_float(double, const std::string&) { return scalar("a number that is no integer"); }
+  bool number_unsigned(std::uint64_t value) {
+    switch (expect_) {
+      case Expect::kShapeItem:
+        if (rank_ == std::numeric_limits<std::uint32_t>::max()) return refuse("shape is too long");
+        header_.dims.push_back(value);
+        ++rank_;
+        return true;
+      case Expect::kOffsetItem:
+        if (offset_count_ == 2) return refuse("data_offsets holds more than two numbers");
+        offsets_[offset_count_++] = value;
+        return true;
+      default:
+        return scalar("a number");
+    }
+  }
+  bool string(std::string& value) {
+    switch (expect_) {
+      case Expect::kDType:
+        return dtype(value) && field_done();
+      case Expect::kMetadataValue:
+        header_.metadata.add(metadata_key_, value);
+        expect_ = Expect::kMetadataKey;
+        return true;
+      default:
+        return scalar("a string");
+    }
+  }
+  bool binary(nlohmann::json::binary_t&) { return refuse("unexpected binary value"); }
+
+  bool start_object(std::size_t) {
+    if (!enter()) return false;
+    switch (expect_) {
+      case Expect::kTop:
+        expect_ = Expect::kTopKey;
+        return true;
+      case Expect::kMetadata:
+        expect_ = Expect::kMetadataKey;
+        return true;
+      case Expect::kTensor:
+        as_array_ = false;
+        expect_ = Expect::kField;
+        return true;
+      case Expect::kDType:
+        expect_ = Expect::kDTypeName;
+        return true;
+      case Expect::kIgnored:
+        ignored_.emplace_back();
+        return true;
+      default:
+        return refuse("unexpected object");
+    }
+  }
+  bool start_array(std::size_t) {
+    if (!enter()) return false;
+    switch (expect_) {
+      case Expect::kTensor:
+        as_array_ = true;
+        return next_element();
+      case Expect::kShape:
+        expect_ = Expect::kShapeItem;
+        return true;
+      case Expect::kOffsets:
+        expect_ = Expect::kOffsetItem;
+        return true;
+      case Expect::kIgnored:
+        ignored_.emplace_back();
+        return true;
+      default:
+        return refuse("unexpected array");
+    }
+  }
+
+  bool key(std::string& value) {
+    switch (expect_) {
+      case Expect::kTopKey:
+        return top_key(value);
+      case Expect::kField:
+        return field(value);
+      case Expect::kMetadataKey:
+        metadata_key_ = std::move(value);
+        expect_ = Expect::kMetadataValue;
+        return true;
+      case Expect::kDTypeName:
+        expect_ = Expect::kDTypeNull;
+        return dtype(value);
+      case Expect::kIgnored:
+        if (!ignored_.back().insert(value).second) return duplicate_key(value);
+        return true;
+      default:
+        return refuse("unexpected key " + in_quotes(value));
+    }
+  }
+
+  bool end_object() {
+    --depth_;
+    switch (expect_) {
+      case Expect::kTopKey:
+        return true;
+      case Expect::kMetadataKey:
+        return metadata_done();
+      case Expect::kField:
+        return tensor_done();
+      case Expect::kDTypeEnd:
+        return field_done();
+      case Expect::kIgnored:
+        return ignored_done();
+      default:
+        return refuse("unexpected end of an object");
+    }
+  }
+  bool end_array() {
+    --depth_;
+    switch (expect_) {
+      case Expect::kShapeItem:
+        return field_done();
+      case Expect::kOffsetItem:
+        if (offset_count_ != 2) return refuse("data_offsets does not hold two numbers");
+        return field_done();
+      case Expect::kElementsEnd:
+        return tensor_done();
+      case Expect::kIgnored:
+        return ignored_done();
+      default:
+        return refuse("unexpected end of an array");
+    }
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) {
+    return fail("header", "not valid JSON at byte " + std::to_string(position));
+  }
+
+ private:
+  enum class Expect {
+    kTop,
+    kTopKey,
+    kMetadata,
+    kMetadataKey,
+    kMetadataValue,
+    kTensor,
+    kField,        // a key of a tensor's object, or its end
+    kElementsEnd,  // the end of a tensor's array
+    kDType,
+    kDTypeName,  // the key of {"U8": null}
+    kDTypeNull,
+    kDTypeEnd,
+    kShape,
+    kShapeItem,
+    kOffsets,
+    kOffsetItem,
+    kIgnored,  // inside the value of an unknown field
+  };
+  enum Field : unsigned { kHasDType = 1, kHasShape = 2, kHasOffsets = 4, kHasAll = 7 };
+
+  bool fail(const std::string& subject, const std::string& rule) {
+    error_.emplace(ErrorCode::kInvalidHeaderDeserialization, place_, subject + ": " + rule);
+    return false;
+  }
+  bool refuse(const std::string& rule) {
+    if (in_tensor_) return fail("tensor " + in_quotes(header_.name(tensor_)), rule);
+    return fail(in_metadata_ ? "__metadata__" : "header", rule);
+  }
+  bool duplicate_key(const std::string& key) { return refuse("duplicate key " + in_quotes(key)); }
+
+  // A value that only an unknown field may have.
+  bool scalar(const char* what) {
+    if (expect_ != Expect::kIgnored) return refuse(std::string(what) + " where " + expected());
+    if (ignored_.empty()) expect_ = Expect::kField;
+    return true;
+  }
+  std::string expected() const {
+    switch (expect_) {
+      case Expect::kTop:
+        return "an object is expected";
+      case Expect::kMetadata:
+        return "__metadata__ must be null or an object";
+      case Expect::kMetadataValue:
+        return "a value of __metadata__ must be a string";
+      case Expect::kTensor:
+        return "a tensor is expected";
+      case Expect::kDType:
+      case Expect::kDTypeNull:
+        return "a dtype is expected";
+      case Expect::kShape:
+      case Expect::kShapeItem:
+        return "shape must be an array of unsigned integers";
+      case Expect::kOffsets:
+      case Expect::kOffsetItem:
+        return "data_offsets must be two unsigned integers";
+      default:
+        return "nothing more is expected";
+    }
+  }
+
+  bool enter() {
+    if (++depth_ > kMaxDepth) return refuse("nested deeper than 127");
+    return true;
+  }
+
+  bool top_key(const std::string& key) {
+    if (key == kMetadataField) {
+      if (has_metadata_) return duplicate_key(key);
+      has_metadata_ = true;
+      in_metadata_ = true;
+      expect_ = Expect::kMetadata;
+      return true;
+    }
+    if (header_.tensors.size() == std::numeric_limits<std::uint32_t>::max()) {
+      return refuse("too many tensors");
+    }
+    tensor_ = TensorRecord{};
+    tensor_.name_begin = header_.names.size();
+    tensor_.name_length = static_cast<std::uint32_t>(key.size());
+    tensor_.shape_begin = header_.dims.size();
+    header_.names += key;
+    header_.all_names_plain = header_.all_names_plain && is_plain_name(key);
+    fields_ = 0;
+    rank_ = 0;
+    offset_count_ = 0;
+    in_tensor_ = true;
+    expect_ = Expect::kTensor;
+    return true;
+  }
+
+  bool field(const std::string& key) {
+    if (key == "dtype") return begin_field(kHasDType, Expect::kDType, key);
+    if (key == "shape") return begin_field(kHasShape, Expect::kShape, key);
+    if (key == "data_offsets") return begin_field(kHasOffsets, Expect::kOffsets, key);
+    if (!unknown_.insert(key).second) return duplicate_key(key);
+    expect_ = Expect::kIgnored;
+    return true;
+  }
+  bool begin_field(Field bit, Expect next, const std::string& key) {
+    if ((fields_ & bit) != 0) return duplicate_key(key);
+    fields_ |= bit;
+    expect_ = next;
+    return true;
+  }
+  // The next field of a tensor that is written as an array: dtype, shape, data_offsets.
+  bool next_element() {
+    switch (fields_) {
+      case 0:
+        fields_ = kHasDType;
+        expect_ = Expect::kDType;
+        return true;
+      case kHasDType:
+        fields_ |= kHasShape;
+        expect_ = Expect::kShape;
+        return true;
+      case kHasDType | kHasShape:
+        fields_ |= kHasOffsets;
+        expect_ = Expect::kOffsets;
+        return true;
+      default:
+        expect_ = Expect::kElementsEnd;
+        return true;
+    }
+  }
+  bool field_done() {
+    if (as_array_) return next_element();
+    expect_ = Expect::kField;
+    return true;
+  }
+  bool dtype(const std::string& name) {
+    const std::optional<DType> found = dtype_from_name(name);
+    if (!found) return refuse("unknown dtype " + in_quotes(name));
+    tensor_.dtype = *found;
+    return true;
+  }
+  bool ignored_done() {
+    ignored_.pop_back();
+    if (ignored_.empty()) expect_ = Expect::kField;
+    return true;
+  }
+  bool metadata_done() {
+    header_.metadata.sort();
+    for (std::size_t i = 1; i < header_.metadata.size(); ++i) {
+      const std::string_view key = header_.metadata[i].first;
+      if (key == header_.metadata[i - 1].first) return duplicate_key(std::string(key));
+    }
+    in_metadata_ = false;
+    expect_ = Expect::kTopKey;
+    return true;
+  }
+  bool tensor_done() {
+    if (fields_ != kHasAll) {
+      const char* missing = (fields_ & kHasDType) == 0   ? "dtype"
+                            : (fields_ & kHasShape) == 0 ? "shape"
+                                                         : "data_offsets";
+      return refuse("field " + std::string(missing) + " is missing");
+    }
+    tensor_.rank = rank_;
+    tensor_.offset = offsets_[0];  // still relative, begin and end: validate() makes them a range
+    tensor_.length = offsets_[1];
+    header_.tensors.push_back(tensor_);
+    unknown_.clear();
+    in_tensor_ = false;
+    expect_ = Expect::kTopKey;
+    return true;
+  }
+
+  std::string place_;
+  Header header_;
+  std::optional<Error> error_;
+  Expect expect_ = Expect::kTop;
+  std::size_t depth_ = 0;
+  bool has_metadata_ = false;
+  bool in_metadata_ = false;
+  std::string metadata_key_;
+  // The tensor being read.
+  TensorRecord tensor_;
+  bool in_tensor_ = false;
+  bool as_array_ = false;
+  unsigned fields_ = 0;
+  std::uint32_t rank_ = 0;
+  std::array<std::uint64_t, 2> offsets_{};
+  std::size_t offset_count_ = 0;
+  std::set<std::string, std::less<>> unknown_;               // its unknown keys
+  std::vector<std::set<std::string, std::less<>>> ignored_;  // keys of each open ignored value
+};
+
+std::string subject(std::string_view name) { return "tensor " + in_quotes(name) + ": "; }
+
+// Fills header.by_name, which is where two equal names come to stand side by side.
+void sort_by_name(Header& header, const std::string& place) {
+  const auto name_of = [&header](std::uint32_t i) { return header.name(header.tensors[i]); };
+  auto [order, any_equal] = sorted_order(header.tensors.size(), name_of);
+  header.by_name = std::move(order);
+  for (std::size_t i = 1; any_equal && i < header.by_name.size(); ++i) {
+    const std::string_view name = name_of(header.by_name[i]);
+    if (name == name_of(header.by_name[i - 1])) {
+      throw Error(ErrorCode::kDuplicateTensor, place, subject(name) + "the name occurs twice");
+    }
+  }
+}
+
+// Metadata::validate of the reference, tensor by tensor in the order of the bytes. Turns each
+// record's (begin, end) into (offset in the file, length).
+void validate(Header& header, std::uint64_t data_length, const std::string& place) {
+  const std::uint64_t data_begin = kLengthBytes + header.json_length;
+  std::uint64_t expected = 0;
+  std::string_view previous;
+  for (TensorRecord& tensor : header.tensors) {
+    const std::uint64_t begin = tensor.offset;
+    const std::uint64_t end = tensor.length;
+    const auto fail = [&](ErrorCode code, const std::string& rule) {
+      throw Error(code, place, subject(header.name(tensor)) + rule);
+    };
+    const auto range = [&] {
+      return "data_offsets [" + std::to_string(begin) + "," + std::to_string(end) + "]";
+    };
+    if (begin != expected) {
+      const std::string neighbour = &tensor == header.tensors.data()
+                                        ? "the start of the data"
+                                        : "tensor " + in_quotes(previous);
+      fail(ErrorCode::kInvalidOffset,
+           range() + (begin < expected ? " overlap " : " leave a gap after ") + neighbour);
+    }
+    if (end < begin) fail(ErrorCode::kInvalidOffset, range() + " end before they begin");
+    std::uint64_t elements = 1;
+    for (const std::uint64_t dim : header.shape(tensor)) {
+      if (__builtin_mul_overflow(elements, dim, &elements)) {
+        fail(ErrorCode::kValidationOverflow, "the product of the shape overflows 64 bits");
+      }
+    }
+    std::uint64_t bits = 0;
+    if (__builtin_mul_overflow(elements, std::uint64_t{dtype_bits(tensor.dtype)}, &bits)) {
+      fail(ErrorCode::kValidationOverflow, "the size in bits overflows 64 bits");
+    }
+    if (bits % 8 != 0) {
+      fail(ErrorCode::kMisalignedSlice,
+           std::to_string(bits) + " bits do not end at a byte's boundary");
+    }
+    if (end - begin != bits / 8) {
+      fail(ErrorCode::kTensorInvalidInfo, range() + " hold " + std::to_string(end - begin) +
+                                              " bytes, dtype and shape need " +
+                                              std::to_string(bits / 8));
+    }
+    tensor.offset = begin;
+    tensor.length = end - begin;
+    expected = end;
+    previous = header.name(tensor);
+  }
+  if (expected != data_length) {
+    throw Error(ErrorCode::kMetadataIncompleteBuffer, place,
+                "the tensors end at byte " + std::to_string(expected) +
+                    " of the data, the file at " + std::to_string(data_length));
+  }
+  // Every offset is now known to lie in the file, so this cannot overflow.
+  for (TensorRecord& tensor : header.tensors) tensor.offset += data_begin;
+}
+
+Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
+             const std::string& place) {
+  HeaderReader reader(place, json_length);
+  // nlohmann skips a byte-order mark; JSON has none.
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  const std::string_view first = text.next();
+  const bool has_mark = first.starts_with(kByteOrderMark);
+  const bool is_json =
+      !has_mark && nlohmann::json::sax_parse(TextIterator(text, first), TextIterator(), &reader) &&
+      !text.has_nul();
+  if (!is_json) {
+    // The reference looks at the encoding of the whole header before it looks at the JSON.
+    if (!is_utf8(text.whole())) {
+      throw Error(ErrorCode::kInvalidHeader, place, "header: not valid UTF-8");
+    }
+    if (has_mark || text.has_nul()) {
+      throw Error(ErrorCode::kInvalidHeaderDeserialization, place,
+                  has_mark ? "header: begins with a byte-order mark" : "header: holds a NUL byte");
+    }
+    throw Error(*reader.error());
+  }
+  Header header = reader.take();
+  header.json_length = json_length;
+  const auto by_offsets = [](const TensorRecord& a, const TensorRecord& b) {
+    return std::pair(a.offset, a.length) < std::pair(b.offset, b.length);
+  };
+  if (!std::ranges::is_sorted(header.tensors, by_offsets)) {
+    std::ranges::stable_sort(header.tensors, by_offsets);
+  }
+  sort_by_name(header, place);
+  validate(header, data_length, place);
+  return header;
+}
+
+}  // namespace
+
+void Metadata::add(std::string_view key, std::string_view value) {
+  entries_.push_back({text_.size(), static_cast<std::uint32_t>(key.size()),
+                      static_cast<std::uint32_t>(value.size())});
+  (text_ += key) += value;
+}
+
+void Metadata::sort() {
+  const auto key_of = [this](const Lengths& entry) {
+    return std::string_view(text_).substr(entry.begin, entry.key);
+  };
+  if (!std::ranges::is_sorted(entries_, {}, key_of)) {
+    std::ranges::sort(entries_, [&](const Lengths& a, const Lengths& b) {
+      return std::pair(key_of(a), a.begin) < std::pair(key_of(b), b.begin);
+    });
+  }
+}
+
+Header parse_header(std::string_view json, std::uint64_t data_length, const std::string& place) {
+  TextInMemory text(json);
+  return parse(text, json.size(), data_length, place);
+}
+
+Header read_header(const LocalFile& file, const std::string& place) {
+  if (file.size() < kLengthBytes) {
+    throw Error(ErrorCode::kHeaderTooSmall, place,
+                "header: the file has " + std::to_string(file.size()) + " bytes, fewer than 8");
+  }
+  std::array<std::uint8_t, kLengthBytes> prefix{};
+  if (const int error = file.read(std::as_writable_bytes(std::span(prefix)), 0)) {
+    throw_errno(ErrorCode::kUnreadable, place, "header", error);
+  }
+  std::uint64_t length = 0;
+  for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | prefix[i];
+  if (length > kMaxJsonLength) {
+    throw Error(ErrorCode::kHeaderTooLarge, place,
+                "header: length " + std::to_string(length) + " is over 100000000");
+  }
+  if (length > file.size() - kLengthBytes) {
+    throw Error(ErrorCode::kInvalidHeaderLength, place,
+                "header: length " + std::to_string(length) + " passes the end of the file");
+  }
+  TextInFile text(file, kLengthBytes, length, place);
+  return parse(text, length, file.size() - kLengthBytes - length, place);
+}
+
+}  // namespace stfs

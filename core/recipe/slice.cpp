@@ -1,0 +1,293 @@
+#include "core/recipe/slice.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+
+namespace stfs {
+namespace {
+
+using Wide = __int128;  // holds a dimension (u64) and an index (i64) alike
+
+struct Item {
+  enum class Kind { kIndex, kRange, kEllipsis } kind = Kind::kIndex;
+  Wide index = 0;
+  std::optional<Wide> start, stop, step;
+};
+
+// Bounds beyond any dimension stand for all larger ones.
+constexpr Wide kFar = Wide{1} << 65;
+
+// Takes an integer off the front of `text`; nothing when there is none.
+std::optional<Wide> take_integer(std::string_view& text) {
+  std::size_t i = 0;
+  const bool negative = !text.empty() && text[0] == '-';
+  if (negative || (!text.empty() && text[0] == '+')) ++i;
+  const std::size_t first = i;
+  Wide value = 0;
+  for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i) {
+    value = std::min(kFar, value * 10 + (text[i] - '0'));
+  }
+  if (i == first) return std::nullopt;
+  text.remove_prefix(i);
+  return negative ? -value : value;
+}
+
+bool parse_item(std::string_view text, Item& item) {
+  if (text == "...") {
+    item.kind = Item::Kind::kEllipsis;
+    return true;
+  }
+  const std::optional<Wide> first = take_integer(text);
+  if (text.empty()) {
+    if (!first) return false;
+    item.index = *first;
+    return true;
+  }
+  item.kind = Item::Kind::kRange;
+  item.start = first;
+  if (text[0] != ':') return false;
+  text.remove_prefix(1);
+  item.stop = take_integer(text);
+  if (text.empty()) return true;
+  if (text[0] != ':') return false;
+  text.remove_prefix(1);
+  item.step = take_integer(text);
+  return text.empty() && (!item.step || *item.step > 0);
+}
+
+bool parse_items(std::string_view expression, std::vector<Item>& items) {
+  if (expression.empty()) return false;
+  bool has_ellipsis = false;
+  while (!expression.empty()) {
+    if (items.size() > kSliceMaxRank) return false;  // one more than that, for `...`
+    const std::size_t comma = expression.find(',');
+    Item& item = items.emplace_back();
+    if (!parse_item(expression.substr(0, comma), item)) return false;
+    if (item.kind == Item::Kind::kEllipsis && std::exchange(has_ellipsis, true)) return false;
+    if (comma == std::string_view::npos) break;
+    expression.remove_prefix(comma + 1);
+  }
+  return true;
+}
+
+int take(const Item& item, std::uint64_t dimension, Range& taken) {
+  const Wide size = dimension;
+  if (item.kind == Item::Kind::kIndex) {
+    const Wide index = item.index < 0 ? item.index + size : item.index;
+    if (index < 0 || index >= size) return ERANGE;
+    taken = {static_cast<std::uint64_t>(index), 1, 1, false};
+    return 0;
+  }
+  const auto clamp = [&](const std::optional<Wide>& bound, Wide otherwise) {
+    if (!bound) return otherwise;
+    return std::clamp<Wide>(*bound < 0 ? *bound + size : *bound, 0, size);
+  };
+  const Wide start = clamp(item.start, 0);
+  const Wide stop = clamp(item.stop, size);
+  // A step beyond the dimension takes the first element, as any such step does.
+  const Wide step = std::clamp<Wide>(item.step.value_or(1), 1, std::max<Wide>(size, 1));
+  const Wide count = start < stop ? (stop - start + step - 1) / step : 0;
+  taken = {static_cast<std::uint64_t>(start), static_cast<std::uint64_t>(count),
+           static_cast<std::uint64_t>(step), true};
+  return 0;
+}
+
+// Gathers the runs of a slice.
+class Gather : public Producer {
+ public:
+  Gather(const Slice& slice, const LocalFile& source, std::uint64_t offset)
+      : source_(source), first_(offset + slice.begin), run_(slice.run), loops_(slice.loops) {
+    size_ = slice.size();
+  }
+
+  std::uint64_t size() const override { return size_; }
+
+  int verify() const override { return source_.verify(); }
+
+  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    std::vector<std::byte> scratch;
+    const Slice::Loop& inner = loops_.back();
+    const std::uint64_t row = inner.count * run_;  // bytes of one pass of the innermost loop
+    const bool is_dense = inner.stride - run_ < kPage;
+    while (!out.empty()) {
+      const std::uint64_t row_begin = position(offset / row);
+      const std::uint64_t in_row = offset % row;
+      const std::uint64_t first_run = in_row / run_;
+      const std::uint64_t skip = in_row % run_;
+      int error = 0;
+      std::size_t filled = 0;
+      if (is_dense) {
+        error = gather_dense(row_begin, first_run, skip, out, scratch, filled);
+      } else {
+        filled = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), run_ - skip));
+        error =
+            source_.read_unverified(out.first(filled), row_begin + first_run * inner.stride + skip);
+      }
+      if (error != 0) return error;
+      out = out.subspan(filled);
+      offset += filled;
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr std::uint64_t kPage = 4096;
+  static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
+
+  // Where the given pass of the innermost loop begins in the source.
+  std::uint64_t position(std::uint64_t pass) const {
+    std::uint64_t at = first_;
+    for (std::size_t i = loops_.size() - 1; i-- > 0;) {
+      at += pass % loops_[i].count * loops_[i].stride;
+      pass /= loops_[i].count;
+    }
+    return at;
+  }
+
+  // Fills the beginning of `out` with runs of one pass, read together with what lies between them.
+  int gather_dense(std::uint64_t row_begin, std::uint64_t first_run, std::uint64_t skip,
+                   std::span<std::byte> out, std::vector<std::byte>& scratch,
+                   std::size_t& filled) const {
+    const Slice::Loop& inner = loops_.back();
+    const std::uint64_t wanted = (skip + out.size() + run_ - 1) / run_;
+    const std::uint64_t in_window = std::max<std::uint64_t>(1, kWindow / inner.stride);
+    const std::uint64_t runs = std::min({wanted, in_window, inner.count - first_run});
+    const std::uint64_t last = std::min<std::uint64_t>(run_, skip + out.size() - (runs - 1) * run_);
+    scratch.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
+    const std::uint64_t from_byte = row_begin + first_run * inner.stride + skip;
+    if (const int error = source_.read_unverified(scratch, from_byte)) return error;
+    const std::byte* from = scratch.data();
+    std::byte* to = out.data();
+    for (std::uint64_t i = 0; i < runs; ++i) {
+      const std::uint64_t begin = i == 0 ? skip : 0;
+      const std::uint64_t end = i + 1 == runs ? last : run_;
+      std::memcpy(to, from + (i * inner.stride + begin - skip), end - begin);
+      to += end - begin;
+    }
+    filled = static_cast<std::size_t>(to - out.data());
+    return 0;
+  }
+
+  const LocalFile& source_;
+  std::uint64_t first_;
+  std::uint64_t run_;
+  std::vector<Slice::Loop> loops_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace
+
+std::uint64_t Slice::size() const {
+  std::uint64_t size = run;
+  for (const Loop& loop : loops) size *= loop.count;  // at most the tensor's size
+  return size;
+}
+
+int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
+                 std::vector<Range>& ranges) {
+  std::vector<Item> items;
+  if (shape.size() > kSliceMaxRank || !parse_items(expression, items)) return EINVAL;
+  const bool has_ellipsis =
+      std::ranges::find(items, Item::Kind::kEllipsis, &Item::kind) != items.end();
+  const std::size_t named = items.size() - (has_ellipsis ? 1 : 0);
+  if (named > shape.size()) return EINVAL;
+  Item whole;
+  whole.kind = Item::Kind::kRange;
+  const auto ellipsis = std::ranges::find(items, Item::Kind::kEllipsis, &Item::kind);
+  const auto at = ellipsis == items.end() ? items.end() : items.erase(ellipsis);
+  items.insert(at, shape.size() - named, whole);
+
+  ranges.resize(shape.size());
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (const int error = take(items[i], shape[i], ranges[i])) return error;
+  }
+  return 0;
+}
+
+std::string canonical_expression(std::span<const Range> ranges,
+                                 std::span<const std::uint64_t> shape) {
+  std::string text;
+  bool is_whole = true;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const auto& [start, count, step, keeps_dimension] = ranges[i];
+    if (i > 0) text += ',';
+    if (!keeps_dimension) {
+      text += std::to_string(start);
+    } else if (count == shape[i] && (step == 1 || count <= 1)) {
+      text += ':';
+      continue;
+    } else if (count == 0) {
+      text += "0:0";
+    } else {
+      text += std::to_string(start) + ":" + std::to_string(start + (count - 1) * step + 1);
+      if (count > 1 && step > 1) text += ":" + std::to_string(step);
+    }
+    is_whole = false;
+  }
+  return is_whole ? "" : text;
+}
+
+int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
+                Slice& slice) {
+  std::vector<Range> ranges;
+  if (const int error = parse_ranges(expression, shape, ranges)) return error;
+  return slice_of(ranges, dtype, shape, slice);
+}
+
+int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
+             Slice& slice) {
+  slice = Slice{};
+  bool is_empty = false;
+  for (const Range& range : ranges) {
+    if (range.keeps_dimension) slice.shape.push_back(range.count);
+    is_empty = is_empty || range.count == 0;
+  }
+  if (is_empty) return 0;
+
+  // From the innermost dimension out, in bits: a loop whose steps are as long as what is inside
+  // it lengthens the run, or the loop inside it; any other is a loop of its own.
+  std::uint64_t dimension_stride = dtype_bits(dtype);
+  std::uint64_t begin = 0;
+  std::uint64_t run = dimension_stride;
+  std::vector<Slice::Loop> loops;  // innermost first
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    const Range& dimension = ranges[i];
+    const std::uint64_t stride = dimension_stride * dimension.step;
+    begin += dimension_stride * dimension.start;
+    dimension_stride *= shape[i];
+    if (dimension.count == 1) continue;
+    if (loops.empty() && stride == run) {
+      run *= dimension.count;
+    } else if (!loops.empty() && stride == loops.back().count * loops.back().stride) {
+      loops.back().count *= dimension.count;
+    } else {
+      loops.push_back({dimension.count, stride});
+    }
+  }
+  if (begin % 8 != 0 || run % 8 != 0) return EINVAL;
+  for (Slice::Loop& loop : loops) {
+    if (loop.stride % 8 != 0) return EINVAL;
+    loop.stride /= 8;
+  }
+  slice.begin = begin / 8;
+  slice.run = run / 8;
+  slice.loops.assign(loops.rbegin(), loops.rend());
+  return 0;
+}
+
+Content slice_content(const Slice& slice, const LocalFile& source, std::uint64_t offset) {
+  Content content;
+  if (slice.loops.empty()) {
+    content.extent(source, offset + slice.begin, slice.run);
+  } else {
+    content.production(std::make_unique<Gather>(slice, source, offset));
+  }
+  return content;
+}
+
+}  // namespace stfs

@@ -1,0 +1,222 @@
+#include "core/recipe/stats.h"
+
+#include "core/recipe/convert.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// Collects chunk by chunk. The means and squared deviations of chunks are combined as in Chan,
+// Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979), so that neither a large
+// mean nor a large count costs precision.
+//
+// Squares of binary64 values beyond 2^+-400 could overflow or vanish. Chunks of such values are
+// multiplied by 2^-600 or 2^600 first, and so are the mean and the deviations that they give: a
+// power of two costs no precision. Moments of a smaller scale are brought to the larger one; the
+// bits that they lose lie far below the last bit of the result.
+class Collector {
+ public:
+  template <class T>
+  void add(std::span<const T> values) {
+    std::uint64_t finite = 0;
+    double sum = 0;
+    double min = std::numeric_limits<double>::infinity();
+    double max = -min;
+    for (const T value : values) {
+      const auto x = static_cast<double>(value);
+      if (!std::isfinite(x)) {
+        ++(std::isnan(x) ? stats_.nan : stats_.inf);
+        continue;
+      }
+      stats_.zeros += x == 0 ? 1 : 0;
+      min = std::min(min, x);
+      max = std::max(max, x);
+      sum += x;
+      ++finite;
+    }
+    stats_.count += values.size();
+    if (finite == 0) return;
+    min_ = std::min(min_, min);
+    max_ = std::max(max_, max);
+    const int exponent = exponent_for(std::max(-min, max));
+    const double scale = std::ldexp(1, -exponent);
+    if (exponent != 0) {
+      sum = 0;
+      for (const T value : values) {
+        const auto x = static_cast<double>(value);
+        if (std::isfinite(x)) sum += x * scale;
+      }
+    }
+    const auto count = static_cast<double>(finite);
+    const double mean = sum / count;
+    double squares = 0;
+    double left = 0;  // of the deviations: the error of the mean, since the sum was rounded
+    for (const T value : values) {
+      const auto x = static_cast<double>(value);
+      const double deviation = x * scale - mean;
+      if (!std::isfinite(x)) continue;
+      squares += deviation * deviation;
+      left += deviation;
+    }
+    combine({exponent, finite, mean + left / count, std::max(0.0, squares - left * left / count)});
+  }
+
+  void add_complex(std::span<const float> parts) {
+    for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
+      const float real = parts[i];
+      const float imaginary = parts[i + 1];
+      ++stats_.count;
+      if (std::isnan(real) || std::isnan(imaginary)) {
+        ++stats_.nan;
+      } else if (std::isinf(real) || std::isinf(imaginary)) {
+        ++stats_.inf;
+      } else if (real == 0 && imaginary == 0) {
+        ++stats_.zeros;
+      }
+    }
+  }
+
+  ValueStats result() const {
+    ValueStats stats = stats_;
+    const auto& [exponent, finite, mean, squares] = all_;
+    if (finite == 0) return stats;
+    stats.min = min_;
+    stats.max = max_;
+    // Rounding must not take them out of the values' range, nor over the largest double.
+    stats.mean = std::clamp(std::ldexp(mean, exponent), min_, max_);
+    stats.std = std::min(std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent),
+                         max_ / 2 - min_ / 2);
+    return stats;
+  }
+
+ private:
+  static constexpr int kScale = 600;
+  struct Moments {
+    int exponent = -kScale;  // mean is in units of 2^exponent, squares in units of its square
+    std::uint64_t finite = 0;
+    double mean = 0;
+    double squares = 0;  // sum of squared deviations from the mean
+  };
+
+  // The scale of a chunk, by the largest absolute value in it.
+  static int exponent_for(double largest) {
+    if (largest > 0x1p400) return kScale;
+    return largest < 0x1p-400 ? -kScale : 0;
+  }
+  static void bring_to(int exponent, Moments& moments) {
+    moments.mean = std::ldexp(moments.mean, moments.exponent - exponent);
+    moments.squares = std::ldexp(moments.squares, 2 * (moments.exponent - exponent));
+    moments.exponent = exponent;
+  }
+  void combine(Moments chunk) {
+    const int exponent = std::max(all_.exponent, chunk.exponent);
+    bring_to(exponent, all_);
+    bring_to(exponent, chunk);
+    const auto before = static_cast<double>(all_.finite);
+    const auto added = static_cast<double>(chunk.finite);
+    const double difference = chunk.mean - all_.mean;
+    all_.mean += difference * added / (before + added);
+    all_.squares += chunk.squares + difference * difference * before * added / (before + added);
+    all_.finite += chunk.finite;
+  }
+
+  ValueStats stats_;
+  double min_ = std::numeric_limits<double>::infinity();
+  double max_ = -std::numeric_limits<double>::infinity();
+  Moments all_;
+};
+
+// A whole number of elements of each type, of sub-byte ones too.
+constexpr std::size_t kChunk = 192 << 10;
+
+template <class T>
+void add_as(Collector& collector, std::span<const std::byte> bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  collector.add(std::span<const T>(values));
+}
+
+void add_bytes(Collector& collector, DType dtype, std::span<const std::byte> bytes) {
+  switch (dtype) {
+    case DType::kBool: {
+      std::vector<std::uint8_t> values(bytes.size());
+      std::ranges::transform(bytes, values.begin(),
+                             [](std::byte b) -> std::uint8_t { return b == std::byte{0} ? 0 : 1; });
+      return collector.add(std::span<const std::uint8_t>(values));
+    }
+    case DType::kU8:
+      return add_as<std::uint8_t>(collector, bytes);
+    case DType::kI8:
+      return add_as<std::int8_t>(collector, bytes);
+    case DType::kU16:
+      return add_as<std::uint16_t>(collector, bytes);
+    case DType::kI16:
+      return add_as<std::int16_t>(collector, bytes);
+    case DType::kU32:
+      return add_as<std::uint32_t>(collector, bytes);
+    case DType::kI32:
+      return add_as<std::int32_t>(collector, bytes);
+    case DType::kU64:
+      return add_as<std::uint64_t>(collector, bytes);
+    case DType::kI64:
+      return add_as<std::int64_t>(collector, bytes);
+    case DType::kF64:
+      return add_as<double>(collector, bytes);
+    case DType::kC64: {
+      std::vector<float> parts(bytes.size() / sizeof(float));
+      convert_to_f32(DType::kF32, bytes, parts);
+      return collector.add_complex(parts);
+    }
+    default: {
+      std::vector<float> values(bytes.size() * 8 / dtype_bits(dtype));
+      convert_to_f32(dtype, bytes, values);
+      return collector.add(std::span<const float>(values));
+    }
+  }
+}
+
+}  // namespace
+
+int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats& stats,
+                const Progress& progress) {
+  const LocalFile& file = tensor.source->file;
+  Collector collector;
+  std::vector<std::byte> buffer(
+      static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length)));
+  for (std::uint64_t offset = 0; offset < tensor.length;) {
+    if (stop.load(std::memory_order_relaxed)) return EINTR;
+    const auto length =
+        static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length - offset));
+    const std::span<std::byte> chunk = std::span(buffer).first(length);
+    if (const int error = file.read_unverified(chunk, tensor.offset + offset)) {
+      const int changed = file.verify();
+      return changed != 0 ? changed : error;
+    }
+    add_bytes(collector, tensor.dtype, chunk);
+    if (progress) progress(length);
+    offset += length;
+  }
+  stats = collector.result();
+  return file.verify();
+}
+
+std::string stats_json(const ValueStats& stats) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+  };
+  const nlohmann::ordered_json json{{"count", stats.count},     {"min", number(stats.min)},
+                                    {"max", number(stats.max)}, {"mean", number(stats.mean)},
+                                    {"std", number(stats.std)}, {"zeros", stats.zeros},
+                                    {"nan", stats.nan},         {"inf", stats.inf}};
+  return json.dump();
+}
+
+}  // namespace stfs

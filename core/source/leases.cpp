@@ -1,0 +1,38 @@
+#include "core/source/leases.h"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+namespace stfs {
+
+Leases::Leases(std::vector<const LocalFile*> files, std::chrono::milliseconds pause)
+    : files_(std::move(files)), pause_(pause) {
+  thread_ = start_thread([this] { watch(); });  // SIGIO waits there until it is asked for
+  ready_.wait(false);
+}
+
+Leases::~Leases() {
+  stopping_ = true;
+  ::pthread_kill(thread_.native_handle(), SIGIO);
+  thread_.join();
+}
+
+void Leases::watch() {
+  for (const LocalFile* file : files_) file->take_lease(pause_);
+  ready_ = true;
+  ready_.notify_one();
+  sigset_t io;
+  sigemptyset(&io);
+  sigaddset(&io, SIGIO);
+  // One signal may stand for several leases, so all are looked at.
+  while (!stopping_) {
+    int signal = 0;
+    sigwait(&io, &signal);
+    for (const LocalFile* file : files_) file->give_back_lease_if_asked();
+  }
+  for (const LocalFile* file : files_) file->end_lease();
+}
+
+}  // namespace stfs

@@ -1,0 +1,323 @@
+#include "core/source/local_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// The file systems that keep a file on this machine, where nobody else writes to it: fstat is true
+// at any moment, and a lease stands in the way of every writer. Any other may answer fstat from a
+// cache while the file changes on a server: FUSE, network and cluster file systems. overlayfs is
+// left out since statfs does not tell on which file system the file's layer is.
+bool is_known_local(int fd) {
+  constexpr std::array<std::uint32_t, 22> kLocal{
+      0xEF53,      // ext2, ext3, ext4
+      0x58465342,  // xfs
+      0x9123683E,  // btrfs
+      0xCA451A4E,  // bcachefs
+      0x2FC12FC1,  // zfs
+      0xF2F52010,  // f2fs
+      0x3153464A,  // jfs
+      0x3434,      // nilfs2
+      0x52654973,  // reiserfs
+      0x01021994,  // tmpfs
+      0x858458F6,  // ramfs
+      0x73717368,  // squashfs
+      0xE0F5E1E2,  // erofs
+      0x28CD3D45,  // cramfs
+      0x9660,      // iso9660
+      0x15013346,  // udf
+      0x4D44,      // vfat
+      0x2011BAB0,  // exfat
+      0x7366746E,  // ntfs3
+      0x5346544E,  // ntfs
+      0x482B,      // hfs+
+      0x4244,      // hfs
+  };
+  struct statfs system {};
+  return ::fstatfs(fd, &system) == 0 &&
+         std::ranges::find(kLocal, static_cast<std::uint32_t>(system.f_type)) != kLocal.end();
+}
+
+const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+
+// The attributes that verify() compares.
+struct Version {
+  std::uint64_t size;
+  timespec mtime;
+};
+
+// 0 or an errno. Unless `is_local`, the server is asked, and not the kernel's cache.
+int version_of(int fd, bool is_local, Version& version) {
+  if (is_local) {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) return errno;
+    version = {static_cast<std::uint64_t>(status.st_size), status.st_mtim};
+    return 0;
+  }
+  struct statx status {};
+  const auto ask = [&] {
+    constexpr int kFlags = AT_EMPTY_PATH | AT_STATX_FORCE_SYNC;
+    return ::statx(fd, "", kFlags, STATX_SIZE | STATX_MTIME, &status) == 0 ? 0 : errno;
+  };
+  int error = ask();
+  while (error == EINTR) error = ask();
+  if (error != 0) return error;
+  version = {status.stx_size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}};
+  return 0;
+}
+
+// Whether mincore(2) answers this process: it is the owner, or may write to the file.
+bool may_see_residency(int fd, const struct stat& status) {
+  return status.st_uid == ::geteuid() || ::faccessat(fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH) == 0;
+}
+
+}  // namespace
+
+LocalFile::LocalFile(const std::string& path)
+    : path_(absolute_path(path)), fd_(open_regular(path_)) {
+  const struct stat status = stat_of(fd_.get(), path_);
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+  is_local_ = is_known_local(fd_.get());
+  mincore_tells_ = may_see_residency(fd_.get(), status);
+  Version version{};
+  if (const int error = version_of(fd_.get(), is_local_, version)) {
+    throw_errno(ErrorCode::kUnreadable, path_, "", error);
+  }
+  size_ = version.size;
+  mtime_ = version.mtime;
+  if (size_ == 0) return;  // mmap refuses an empty file; the header's check names the error
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, path_, "mmap", errno);
+  data_ = static_cast<std::byte*>(data);
+}
+
+LocalFile::LocalFile(LocalFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_),
+      mtime_(other.mtime_),
+      device_(other.device_),
+      inode_(other.inode_),
+      is_local_(other.is_local_),
+      mincore_tells_(other.mincore_tells_),
+      changed_(other.has_changed()) {}
+
+LocalFile::~LocalFile() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+LocalFile::Guard LocalFile::guard() const {
+  if (!is_leased()) return {};
+  Guard guard(guards_, std::try_to_lock);
+  // Asked again under the lock: the thread that gives the lease back says so first, and then waits.
+  // cppcheck-suppress identicalConditionAfterEarlyExit  ; it does not know what is atomic
+  if (guard.owns_lock() && !is_leased()) guard.unlock();
+  return guard;
+}
+
+void LocalFile::take_lease(std::chrono::milliseconds pause) const {
+  if (!is_local_) return;
+  const std::lock_guard alone(guards_);
+  lease_thread_ = ::gettid();
+  lease_pause_ = pause;
+  if (!mincore_tells_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  try_lease();
+}
+
+bool LocalFile::retake_lease() const {
+  if (lease_ != Lease::kGivenBack || Clock::now() < retake_at_.load()) return false;
+  const std::unique_lock alone(guards_, std::try_to_lock);
+  if (!alone || lease_ != Lease::kGivenBack) return false;
+  try_lease();
+  return is_leased();
+}
+
+// The caller has guards_ alone.
+void LocalFile::try_lease() const {
+  retake_at_ = Clock::now() + lease_pause_;
+  const f_owner_ex thread{F_OWNER_TID, lease_thread_};
+  if (::fcntl(fd_.get(), F_SETOWN_EX, &thread) != 0 ||
+      ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) != 0) {
+    // EAGAIN: somebody has it open for writing. Any other: it is not permitted, now or later.
+    lease_ = errno == EAGAIN ? Lease::kGivenBack : Lease::kNone;
+  } else if (verify() != 0) {
+    lease_ = Lease::kNone;
+  } else {
+    lease_ = Lease::kHeld;
+    // It may have been asked for already: before the thread could know that it is held, or of a
+    // supervised worker that died and left it to the descriptor.
+    if (::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK) lease_ = Lease::kGivenBack;
+  }
+  if (!is_leased()) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+}
+
+void LocalFile::give_back_lease_if_asked() const {
+  if (!is_leased() || ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
+  Lease held = Lease::kHeld;
+  if (!lease_.compare_exchange_strong(held, Lease::kAskedFor)) return;
+  const std::lock_guard none_alive(guards_);
+  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  retake_at_ = Clock::now() + lease_pause_;
+  lease_ = Lease::kGivenBack;
+}
+
+void LocalFile::end_lease() const {
+  Lease held = Lease::kHeld;
+  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // no more guards
+  const std::lock_guard none_alive(guards_);
+  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  lease_ = Lease::kNone;
+}
+
+int LocalFile::verify() const {
+  if (has_changed()) return ESTALE;
+  Version now{};
+  const int error = version_of(fd_.get(), is_local_, now);
+  if (error != 0 && error != ESTALE) {  // ESTALE: a server has another file there, or none
+    note_failure(0, 0, error);
+    return error;
+  }
+  const bool same =
+      now.size == size_ && now.mtime.tv_sec == mtime_.tv_sec && now.mtime.tv_nsec == mtime_.tv_nsec;
+  if (error == 0 && same) return 0;
+  changed_.store(true, std::memory_order_relaxed);
+  return ESTALE;
+}
+
+void LocalFile::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
+  constexpr std::uint64_t kNear = 1 << 20;
+  const std::lock_guard lock(failures_.mutex);
+  const std::span known = std::span(failures_.all).first(failures_.count);
+  for (Failure& failure : known) {
+    const bool is_range = begin != end && failure.begin != failure.end;
+    const bool is_near = begin < failure.end + kNear && failure.begin < end + kNear;
+    const bool is_same = is_range ? is_near : begin == end && failure.begin == failure.end;
+    if (!is_same || failure.error != error) continue;
+    failure.begin = std::min(failure.begin, begin);
+    failure.end = std::max(failure.end, end);
+    return;
+  }
+  if (failures_.count == kMaxFailures) return;
+  const bool is_last = failures_.count + 1 == kMaxFailures;
+  failures_.all[failures_.count++] = {begin, end, error, is_last};
+}
+
+std::optional<LocalFile::Failure> LocalFile::take_failure() const {
+  const std::lock_guard lock(failures_.mutex);
+  if (failures_.taken == failures_.count) return std::nullopt;
+  return failures_.all[failures_.taken++];
+}
+
+std::vector<LocalFile::Failure> LocalFile::failures() const {
+  const std::lock_guard lock(failures_.mutex);
+  return {failures_.all.begin(), failures_.all.begin() + failures_.count};
+}
+
+void LocalFile::mark_failed(std::span<const Failure> failures) const {
+  const std::lock_guard lock(failures_.mutex);
+  failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
+  std::ranges::copy(failures.first(failures_.count), failures_.all.begin());
+}
+
+bool LocalFile::is_resident(std::uint64_t offset, std::uint64_t length) const {
+  constexpr std::size_t kPages = 512;
+  std::array<unsigned char, kPages> pages{};
+  const std::uint64_t end = offset + length;
+  for (std::uint64_t at = offset / page_bytes * page_bytes; at < end; at += kPages * page_bytes) {
+    const auto bytes = static_cast<std::size_t>(std::min(end - at, kPages * page_bytes));
+    if (::mincore(data_ + at, bytes, pages.data()) != 0) return false;
+    const auto count = static_cast<std::ptrdiff_t>((bytes + page_bytes - 1) / page_bytes);
+    if (!std::all_of(pages.begin(), pages.begin() + count, [](auto p) { return (p & 1) != 0; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool LocalFile::is_in_page_table(std::uint64_t offset, std::uint64_t length) const {
+  constexpr std::size_t kPages = 512;
+  constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
+  std::array<std::uint64_t, kPages> entries{};
+  const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(data_) / page_bytes;
+  const std::uint64_t end = (offset + length - 1) / page_bytes + 1;
+  for (std::uint64_t page = offset / page_bytes; page < end; page += kPages) {
+    const std::span part = std::span(entries).first(std::min(kPages, end - page));
+    const std::uint64_t at = (begin + page) * sizeof(std::uint64_t);
+    if (pread_exact(pagemap_.get(), std::as_writable_bytes(part), at) != 0) return false;
+    if (!std::ranges::all_of(part, [](auto entry) { return (entry & kPresent) != 0; }))
+      return false;
+  }
+  return true;
+}
+
+bool LocalFile::make_resident(std::uint64_t offset, std::uint64_t length) const {
+  if (is_in_page_table(offset, length)) return true;
+  const auto is_at_hand = [&](std::uint64_t at) {
+    char byte = 0;
+    const iovec to{&byte, 1};
+    return ::preadv2(fd_.get(), &to, 1, static_cast<off_t>(at), RWF_NOWAIT) == 1;
+  };
+  if (!is_at_hand(offset) || !is_at_hand(offset + length - 1)) return false;
+  const std::uint64_t begin = offset / page_bytes * page_bytes;
+  return ::madvise(data_ + begin, offset + length - begin, MADV_POPULATE_READ) == 0;
+}
+
+bool LocalFile::can_send(std::uint64_t offset, std::uint64_t length) const {
+  if (!is_leased() && !retake_lease()) return false;
+  return mincore_tells_ ? is_resident(offset, length) : make_resident(offset, length);
+}
+
+int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
+  std::size_t filled = 0;
+  const int error = pread_exact(fd_.get(), buffer, offset, &filled);
+  if (error != 0) note_failure(offset + filled, offset + buffer.size(), error);
+  return error;
+}
+
+int LocalFile::read(std::span<std::byte> buffer, std::uint64_t offset) const {
+  const int error = read_unverified(buffer, offset);
+  const int changed = verify();
+  return changed != 0 ? changed : error;
+}
+
+int LocalFile::read_in_turn(std::span<std::byte> buffer, std::uint64_t offset) const {
+  constexpr std::chrono::milliseconds kPatience{10};
+  constexpr std::size_t kBlock = 128 << 10;  // bytes; small beside what the kernel reads ahead
+  bool has_turn = false;
+  {
+    std::unique_lock lock(turn_.mutex);
+    has_turn = turn_.over.wait_for(lock, kPatience, [this] { return !turn_.is_taken; });
+    turn_.is_taken = true;
+  }
+  int error = 0;
+  while (error == 0 && !buffer.empty()) {
+    const std::span block = buffer.first(std::min(buffer.size(), kBlock));
+    error = read_unverified(block, offset);
+    buffer = buffer.subspan(block.size());
+    offset += block.size();
+  }
+  if (has_turn) {
+    const std::lock_guard lock(turn_.mutex);
+    turn_.is_taken = false;
+    turn_.over.notify_one();
+  }
+  return error;
+}
+
+}  // namespace stfs

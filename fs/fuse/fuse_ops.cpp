@@ -1,0 +1,346 @@
+#include "fs/fuse/fuse_ops.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// The tree never changes, so that what the kernel knows of it stays true: names, attributes, and
+// the absence of names.
+constexpr double kForever = std::numeric_limits<double>::max();
+// The name of a slice or subset stays true as well. It expires so that the kernel looks it up again
+// while it is in use: the names that were looked up longest ago are dropped first (looked_up.h).
+constexpr double kLookedUp = 60;  // seconds
+constexpr blksize_t kBlockSize = 4096;
+
+FuseContext& context(fuse_req_t request) {
+  return *static_cast<FuseContext*>(fuse_req_userdata(request));
+}
+FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem; }
+
+// Runs `answer`, which replies to the request and is all that a callback does.
+template <class Answer>
+void guarded(fuse_req_t request, const Answer& answer) noexcept {
+  Ledger* const ledger = context(request).ledger;
+  try {
+    answer();
+  } catch (const std::bad_alloc&) {
+    fuse_reply_err(request, ENOMEM);
+  } catch (...) {
+    fuse_reply_err(request, EIO);
+  }
+  if (ledger != nullptr) ledger->count_answer();
+}
+
+struct stat to_stat(const Attributes& attributes) {
+  struct stat out {};
+  out.st_ino = attributes.inode;
+  out.st_mode = attributes.mode;
+  out.st_nlink = attributes.links;
+  out.st_uid = attributes.uid;
+  out.st_gid = attributes.gid;
+  out.st_size = static_cast<off_t>(attributes.size);
+  out.st_blocks = static_cast<blkcnt_t>(attributes.blocks);
+  out.st_blksize = kBlockSize;
+  out.st_atim = out.st_mtim = out.st_ctim = attributes.mtime;
+  return out;
+}
+
+fuse_entry_param to_entry(const Attributes& attributes) {
+  fuse_entry_param entry{};
+  entry.ino = attributes.inode;
+  entry.attr = to_stat(attributes);
+  entry.attr_timeout = kForever;
+  entry.entry_timeout = kForever;
+  return entry;
+}
+
+void init(void* userdata, fuse_conn_info* connection) {
+  auto& context = *static_cast<FuseContext*>(userdata);
+  const auto want = [&](unsigned capability) {
+    connection->want |= connection->capable & capability;
+  };
+  want(FUSE_CAP_ASYNC_READ);
+  want(FUSE_CAP_PARALLEL_DIROPS);
+  want(FUSE_CAP_READDIRPLUS);
+  want(FUSE_CAP_READDIRPLUS_AUTO);
+#ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
+  want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // shared mappings with cache=direct too
+#endif
+  context.opendir_needed = (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
+  // Replies are written from memory, and requests are small: splicing costs more than it saves.
+  // Nothing is ever written, and the size and times of a file never change.
+  connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
+                                             FUSE_CAP_SPLICE_MOVE | FUSE_CAP_AUTO_INVAL_DATA);
+  // The kernel sends no more readahead than this at a time. The default of 12 lets one slow source
+  // hold up the reading of all others.
+  connection->max_background = 1024;
+  connection->congestion_threshold = 768;
+  if (context.max_read != 0) connection->max_read = context.max_read;
+  // Without this the kernel goes back to what it read ahead when the mount began, whatever has been
+  // set for its device since.
+  connection->max_readahead = std::numeric_limits<unsigned>::max();
+  context.max_write = connection->max_write;
+}
+
+void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  guarded(request, [&] {
+    FileSystem& fs = filesystem(request);
+    Attributes attributes{};
+    const int error = fs.lookup(parent, name, attributes);
+    fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
+    entry.entry_timeout = kForever;
+    if (error == 0) entry = to_entry(attributes);
+    if (error == 0 && is_looked_up(node_of(attributes.inode))) entry.entry_timeout = kLookedUp;
+    if (error != 0 && error != ENOENT) {
+      fuse_reply_err(request, error);
+    } else if (fuse_reply_entry(request, &entry) != 0 && error == 0) {
+      fs.forget(attributes.inode, 1);  // the kernel never got it
+    }
+  });
+}
+
+void forget(fuse_req_t request, fuse_ino_t inode, std::uint64_t lookups) {
+  filesystem(request).forget(inode, lookups);
+  fuse_reply_none(request);
+}
+void forget_multi(fuse_req_t request, std::size_t count, fuse_forget_data* forgotten) {
+  for (std::size_t i = 0; i < count; ++i) {
+    filesystem(request).forget(forgotten[i].ino, forgotten[i].nlookup);
+  }
+  fuse_reply_none(request);
+}
+
+void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  guarded(request, [&] {
+    const auto attributes = filesystem(request).attributes(inode);
+    if (!attributes) {
+      fuse_reply_err(request, ENOENT);
+      return;
+    }
+    const struct stat status = to_stat(*attributes);
+    fuse_reply_attr(request, &status, kForever);
+  });
+}
+
+void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
+  guarded(request, [&] {
+    const bool writes = (file->flags & O_ACCMODE) != O_RDONLY || (file->flags & O_TRUNC) != 0;
+    const int error = writes ? EROFS : filesystem(request).open(inode);
+    if (error != 0) {
+      fuse_reply_err(request, error);
+      return;
+    }
+    const bool is_computed = filesystem(request).is_computed(inode);
+    // A file that is opened with O_DIRECT reads around the cache anyway, and large reads of it are
+    // answered in parallel, which those of a file with direct_io are not.
+    const bool reads_around = (file->flags & O_DIRECT) != 0;
+    file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
+    file->keep_cache = 1;
+    // Without the answer the kernel has nothing to release.
+    if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode);
+  });
+}
+
+void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  guarded(request, [&] {
+    filesystem(request).release(inode);
+    fuse_reply_err(request, 0);
+  });
+}
+
+// The reader of a computed file was interrupted, and waits for an answer before it can end.
+void interrupted(fuse_req_t request, void* data) {
+  filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(data));
+}
+
+void read_computed(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset) {
+  FileSystem& fs = filesystem(request);
+  const Computed::Ticket ticket = fs.ticket();
+  // After read_computed the request may be gone, so this comes first.
+  fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
+  fs.read_computed(ticket, inode, static_cast<std::uint64_t>(offset), size,
+                   [request](int error, std::string_view bytes) {
+                     if (error != 0) {
+                       fuse_reply_err(request, error);
+                     } else {
+                       fuse_reply_buf(request, bytes.data(), bytes.size());
+                     }
+                   });
+}
+
+void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+  guarded(request, [&] {
+    if (filesystem(request).is_computed(inode)) {
+      read_computed(request, inode, size, offset);
+      return;
+    }
+    const int error = filesystem(request).read(
+        inode, static_cast<std::uint64_t>(offset), size, [&](std::span<const iovec> pieces) {
+          // The kernel copies from the mapping. Should the source be truncated at this moment, the
+          // write fails with EFAULT and the kernel answers the reader with EIO.
+          if (pieces.empty()) {
+            fuse_reply_buf(request, nullptr, 0);
+          } else {
+            fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
+          }
+        });
+    if (error != 0) fuse_reply_err(request, error);
+  });
+}
+
+void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
+  // ENOSYS tells the kernel that directories need no opening and that their listings may be kept.
+  if (!context(request).opendir_needed) {
+    fuse_reply_err(request, ENOSYS);
+    return;
+  }
+  directory->cache_readdir = 1;
+  directory->keep_cache = 1;
+  fuse_reply_open(request, directory);
+}
+
+// Fills a buffer of `size` bytes with entries; `add` writes one and returns the bytes it needs.
+template <class Add>
+void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, const Add& add) {
+  guarded(request, [&] {
+    std::vector<char> buffer(size);
+    std::size_t used = 0;
+    const int error = filesystem(request).list(
+        inode, static_cast<std::uint64_t>(offset), [&](const FileSystem::Entry& entry) {
+          const std::size_t needed = add(buffer.data() + used, size - used, entry);
+          if (needed > size - used) return false;
+          used += needed;
+          return true;
+        });
+    if (error != 0) {
+      fuse_reply_err(request, error);
+    } else {
+      fuse_reply_buf(request, buffer.data(), used);
+    }
+  });
+}
+
+void readdir(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
+             fuse_file_info*) {
+  list(request, inode, size, offset, [&](char* to, std::size_t room, const auto& entry) {
+    struct stat status {};
+    status.st_ino = entry.inode;
+    status.st_mode = entry.type;
+    return fuse_add_direntry(request, to, room, entry.name, &status,
+                             static_cast<off_t>(entry.next_offset));
+  });
+}
+
+void readdirplus(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
+                 fuse_file_info*) {
+  list(request, inode, size, offset, [&](char* to, std::size_t room, const auto& entry) {
+    const auto attributes = filesystem(request).attributes(entry.inode);
+    const fuse_entry_param found = attributes ? to_entry(*attributes) : fuse_entry_param{};
+    return fuse_add_direntry_plus(request, to, room, entry.name, &found,
+                                  static_cast<off_t>(entry.next_offset));
+  });
+}
+
+void statfs(fuse_req_t request, fuse_ino_t) {
+  guarded(request, [&] {
+    const Statistics statistics = filesystem(request).statistics();
+    struct statvfs out {};
+    out.f_bsize = out.f_frsize = kBlockSize;
+    out.f_blocks = statistics.bytes / kBlockSize + (statistics.bytes % kBlockSize != 0 ? 1 : 0);
+    out.f_files = statistics.files;
+    out.f_namemax = 255;
+    fuse_reply_statfs(request, &out);
+  });
+}
+
+// The protocol of getxattr(2): size 0 asks for the length, a buffer that is too small is ERANGE.
+void reply_xattr(fuse_req_t request, const std::string& value, std::size_t size) {
+  if (size == 0) {
+    fuse_reply_xattr(request, value.size());
+  } else if (size < value.size()) {
+    fuse_reply_err(request, ERANGE);
+  } else {
+    fuse_reply_buf(request, value.data(), value.size());
+  }
+}
+
+void getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
+  guarded(request, [&] {
+    std::string value;
+    if (const int error = filesystem(request).get_xattr(inode, name, value)) {
+      fuse_reply_err(request, error);
+    } else {
+      reply_xattr(request, value, size);
+    }
+  });
+}
+
+void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
+  guarded(request, [&] {
+    std::string names;
+    if (const int error = filesystem(request).list_xattr(inode, names)) {
+      fuse_reply_err(request, error);
+    } else {
+      reply_xattr(request, names, size);
+    }
+  });
+}
+
+// Every operation that would change something. The mount is read-only, so the kernel refuses them
+// first; these answer when root has remounted it read-write.
+template <class... Arguments>
+void refuse(fuse_req_t request, Arguments...) {
+  fuse_reply_err(request, EROFS);
+}
+
+}  // namespace
+
+const fuse_lowlevel_ops& fuse_operations() {
+  static const fuse_lowlevel_ops operations = [] {
+    fuse_lowlevel_ops ops{};
+    ops.init = init;
+    ops.lookup = lookup;
+    ops.forget = forget;
+    ops.forget_multi = forget_multi;
+    ops.getattr = getattr;
+    ops.open = open;
+    ops.release = release;
+    ops.read = read;
+    ops.opendir = opendir;
+    ops.readdir = readdir;
+    ops.readdirplus = readdirplus;
+    ops.statfs = statfs;
+    ops.getxattr = getxattr;
+    ops.listxattr = listxattr;
+
+    ops.setattr = refuse;
+    ops.mknod = refuse;
+    ops.mkdir = refuse;
+    ops.unlink = refuse;
+    ops.rmdir = refuse;
+    ops.symlink = refuse;
+    ops.rename = refuse;
+    ops.link = refuse;
+    ops.write = refuse;
+    ops.setxattr = refuse;
+    ops.removexattr = refuse;
+    ops.create = refuse;
+    ops.fallocate = refuse;
+    ops.copy_file_range = refuse;
+    return ops;
+  }();
+  return operations;
+}
+
+}  // namespace stfs

@@ -1,0 +1,220 @@
+// stfs: mounts a safetensors checkpoint so that every tensor is a file.
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/checkpoint/checkpoint.h"
+#include "fs/fuse/daemon.h"
+#include "fs/fuse/fuse_ops.h"
+#include "fs/fuse/mount.h"
+#include "fs/fuse/mount_table.h"
+#include "fs/fuse/options.h"
+#include "fs/fuse/session.h"
+#include "fs/fuse/supervisor.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <new>
+#include <string>
+
+namespace stfs {
+namespace {
+
+// Threads that may wait for a slow source at the same time.
+constexpr unsigned kMostThreads = 64;
+
+// A shard needs a descriptor for as long as it is mounted, and there may be thousands.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
+  const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
+  for (const auto& source : checkpoint.sources()) {
+    if (!source->file.path().starts_with(prefix)) continue;
+    throw Error(ErrorCode::kMountFailed, mountpoint,
+                "the source " + printable(source->file.path()) + " lies in it and would be hidden");
+  }
+}
+
+// The objects that every serving process finds in its memory.
+struct Loaded {
+  const Options& options;
+  const Checkpoint& checkpoint;
+  const Mount& mount;
+  FuseContext& context;
+  Daemon& daemon;
+  int signals;  // signalfd(2)
+};
+
+// Serves until the end; `worker` is null without a supervisor.
+void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hooks) {
+  Session session(loaded.mount, loaded.context);
+  FileSystem filesystem(loaded.checkpoint,
+                        {.uid = loaded.options.uid.value_or(::getuid()),
+                         .gid = loaded.options.gid.value_or(::getgid()),
+                         .umask = loaded.options.umask,
+                         .control = loaded.options.control,
+                         .ledger = loaded.context.ledger,
+                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
+                        [&](const std::string& line) { loaded.daemon.log(line); });
+  loaded.context.filesystem = &filesystem;
+  session.answer_handshake();
+  if (worker != nullptr) session.take_over(worker->distrusts_requests());
+  session.run(loaded.options.threads != 0 ? loaded.options.threads : kMostThreads,
+              {.signals = loaded.signals, .lifeline = worker != nullptr ? worker->lifeline() : -1},
+              hooks);
+}
+
+void serve_alone(const Loaded& loaded) {
+  serve(loaded, nullptr,
+        {.serving = [&] { loaded.daemon.ready(); },
+         .orphaned = [] {},
+         .ending = [&](int) { loaded.mount.detach(); }});
+}
+
+// Runs `command` to its exit status. An exception becomes one line.
+int run_to_exit(const std::function<int()>& command,
+                const std::function<void(const std::string& line)>& say) noexcept {
+  try {
+    return command();
+  } catch (const Error& error) {
+    say(error.what());
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    say("out of memory");
+  } catch (const std::exception& error) {
+    say(printable(error.what()));
+  }
+  return exit_status(ErrorCode::kUnreadable);
+}
+
+// A worker serves the mount and leaves it to its supervisor, unless that one has died.
+int serve_as(Worker& worker, const Loaded& loaded) {
+  const auto unmount_if_orphaned = [&] {
+    if (worker.is_orphan()) loaded.mount.detach();
+  };
+  const Session::Hooks hooks = {
+      .serving =
+          [&] {
+            loaded.daemon.ready_as_child();
+            worker.serving();
+          },
+      .orphaned =
+          [&] {
+            loaded.daemon.log("supervise: the supervisor has ended: serving goes on without one");
+          },
+      .ending =
+          [&](int error) {
+            if (error == 0) worker.ending();
+            unmount_if_orphaned();
+          }};
+  const int status = run_to_exit(
+      [&] {
+        serve(loaded, &worker, hooks);
+        return 0;
+      },
+      [&](const std::string& line) { loaded.daemon.log(line); });
+  unmount_if_orphaned();
+  return status;
+}
+
+int supervise(const Loaded& loaded) {
+  Ledger ledger(loaded.checkpoint.sources().size());
+  loaded.context.ledger = &ledger;
+  Supervisor supervisor(loaded.signals, ledger,
+                        {.ready = [&] { loaded.daemon.ready(); },
+                         .ending = [&] { loaded.mount.detach(); },
+                         .log = [&](const std::string& line) { loaded.daemon.log(line); }});
+  return supervisor.run([&](Worker& worker) { return serve_as(worker, loaded); });
+}
+
+// Returns the exit status.
+int mount(Options options) {
+  options.mountpoint = resolve_mountpoint(options.mountpoint);
+  check_mountpoint(options.mountpoint);
+  UniqueFd lock = lock_mountpoint(options.mountpoint);
+  raise_descriptor_limit();
+  Daemon daemon(options.foreground);
+
+  const Checkpoint checkpoint(options.sources, {.allow_missing = options.allow_missing});
+  refuse_sources_inside(checkpoint, options.mountpoint);
+  for (const std::string& warning : checkpoint.warnings()) {
+    std::fprintf(stderr, "stfs: warning: %s\n", warning.c_str());
+  }
+  if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
+
+  ::malloc_trim(0);  // what parsing the headers needed
+  const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
+  FuseContext context{.direct = options.direct, .max_read = options.max_read};
+  const Mount mount(options, context);
+  lock = UniqueFd();
+
+  const Loaded loaded{options, checkpoint, mount, context, daemon, signals.get()};
+  if (options.supervise && can_resend(mount)) return supervise(loaded);
+  if (options.supervise) {
+    std::fprintf(stderr,
+                 "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
+                 "6.9 can): not supervised\n");
+  }
+  serve_alone(loaded);
+  return 0;
+}
+
+// Signals of which the caller may have left another setting.
+void set_signals() {
+  ::signal(SIGPIPE, SIG_IGN);  // writing to a process that has gone fails with EPIPE
+  ::signal(SIGCHLD, SIG_DFL);  // while it is ignored, waitpid(2) tells nothing of a child's end
+}
+
+// What the caller left open is not ours to keep: a lock, a pipe that somebody waits on.
+void close_inherited_descriptors() { ::close_range(STDERR_FILENO + 1, ~0U, 0); }
+
+// A descriptor that is opened later must not become standard input, output or error because the
+// caller left one of these closed.
+void open_standard_descriptors() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
+int run(int argc, char** argv) {
+  close_inherited_descriptors();
+  open_standard_descriptors();
+  set_signals();
+  const Options options = parse_options(argc, argv);
+  switch (options.command) {
+    case Options::Command::kHelp:
+      std::fputs(help_text(), stdout);
+      break;
+    case Options::Command::kVersion:
+      std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());
+      break;
+    case Options::Command::kUnmount:
+      unmount(resolve_mountpoint(options.mountpoint), options.lazy);
+      break;
+    case Options::Command::kMount:
+      return mount(options);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace stfs
+
+int main(int argc, char** argv) {
+  return stfs::run_to_exit(
+      [&] { return stfs::run(argc, argv); },
+      [](const std::string& line) { std::fprintf(stderr, "stfs: %s\n", line.c_str()); });
+}

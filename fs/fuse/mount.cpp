@@ -1,0 +1,115 @@
+#include "fs/fuse/mount.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "fs/fuse/daemon.h"
+#include "fs/fuse/fuse_ops.h"
+#include "fs/fuse/mount_table.h"
+#include "fs/fuse/request_loop.h"
+
+#include <linux/fuse.h>
+#include <poll.h>
+
+#include <exception>
+#include <string_view>
+
+namespace stfs {
+namespace {
+
+// A value in libfuse's option list: commas and backslashes need a backslash.
+std::string escape_option(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == ',' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  text.erase(0, text.rfind('\n') + 1);  // npos + 1 is 0
+  for (const std::string_view prefix : {"fuse: ", "fusermount3: "}) {
+    if (text.starts_with(prefix)) text.erase(0, prefix.size());
+  }
+  return printable(text);
+}
+
+Mount::Mount(const Options& options, FuseContext& context) : place_(options.mountpoint) {
+  std::vector<std::string> words{
+      "stfs", "-o",
+      "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};
+  for (const std::string& option : options.mount_options) {
+    words.insert(words.end(), {"-o", escape_option(option)});
+  }
+  std::vector<char*> argv;
+  argv.reserve(words.size());
+  for (std::string& word : words) argv.push_back(word.data());
+  fuse_args arguments = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
+
+  bool is_mounted = false;
+  try {
+    const std::string said = capture_stderr([&] {
+      session_ =
+          fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
+      is_mounted = session_ != nullptr && fuse_session_mount(session_, place_.c_str()) == 0;
+    });
+    if (session_ == nullptr) throw Error(ErrorCode::kUsage, "-o", last_line(said));
+    if (!is_mounted) {
+      throw Error(ErrorCode::kMountFailed, place_,
+                  said.empty() ? "the mount failed" : last_line(said));
+    }
+    if (const auto mount = mounted_at(place_)) device_ = mount->device;
+    raise_readahead(device_);
+    read_handshake();
+  } catch (...) {  // no destructor will run
+    if (is_mounted) fuse_session_unmount(session_);
+    if (session_ != nullptr) fuse_session_destroy(session_);
+    fuse_opt_free_args(&arguments);
+    throw;
+  }
+  fuse_opt_free_args(&arguments);
+}
+
+Mount::~Mount() {
+  detach();
+  // Already unmounted; this frees libfuse's memory. Swallow its warning. It unmounts by the path
+  // while the connection lasts, so do without where another mount may be there by now.
+  try {
+    if (is_disconnected() || !mounted_at(place_)) {
+      capture_stderr([this] { fuse_session_unmount(session_); });
+    }
+  } catch (const std::exception&) {
+    // The table of mounts cannot be read, or there is too little memory: the process ends anyway.
+  }
+  fuse_session_destroy(session_);
+}
+
+void Mount::detach() const noexcept {
+  try {
+    const auto mount = mounted_at(place_);
+    // Asked last: while the connection lasts, no other mount has its device number.
+    const bool is_ours = mount && mount->device == device_ && !is_disconnected();
+    if (is_ours) unmount(place_, true);
+  } catch (const std::exception&) {
+    // Not permitted any more: the mount stays, and is dead when the process has ended.
+  }
+}
+
+// Whether the kernel has ended the connection: the mount is gone, or was aborted.
+bool Mount::is_disconnected() const {
+  pollfd device{fuse_session_fd(session_), 0, 0};
+  return ::poll(&device, 1, 0) > 0;  // POLLERR
+}
+
+void Mount::read_handshake() {
+  handshake_.resize(FUSE_MIN_READ_BUFFER);
+  const ssize_t n = read_request(fuse_session_fd(session_), handshake_);
+  if (n < 0) throw_errno(ErrorCode::kMountFailed, place_, "handshake", static_cast<int>(-n));
+  handshake_.resize(static_cast<std::size_t>(n));
+}
+
+}  // namespace stfs

@@ -1,0 +1,191 @@
+#include "fs/fuse/mount_table.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+constexpr std::string_view kType = "fuse.stfs";
+
+[[noreturn]] void fail(const std::string& path, const std::string& rule) {
+  throw Error(ErrorCode::kMountFailed, path, rule);
+}
+
+// mountinfo writes space, tab, line end and backslash as three octal digits.
+std::string unescape(std::string_view text) {
+  std::string out;
+  const auto digit = [&](std::size_t i) { return text[i] >= '0' && text[i] <= '7'; };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size() && digit(i + 1) && digit(i + 2) && digit(i + 3)) {
+      out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                               (text[i + 3] - '0'));
+      i += 3;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+// Runs fusermount3 and returns its exit status; `message` gets what it says on standard error.
+int run_fusermount(const std::string& path, bool lazy, std::string& message) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail(path, "pipe: " + errno_text(errno));
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  const pid_t child = ::fork();
+  if (child < 0) fail(path, "fork: " + errno_text(errno));
+  if (child == 0) {
+    ::dup2(writing.get(), STDERR_FILENO);
+    const char* flags = lazy ? "-uz" : "-u";
+    ::execlp("fusermount3", "fusermount3", flags, "--", path.c_str(), static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  writing = UniqueFd();
+  char buffer[256];
+  for (ssize_t n; (n = ::read(reading.get(), buffer, sizeof buffer)) > 0;) {
+    message.append(buffer, static_cast<std::size_t>(n));
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  while (!message.empty() && message.back() == '\n') message.pop_back();
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 126;
+}
+
+}  // namespace
+
+std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::string& path) {
+  // ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [FIELDS...] - TYPE SOURCE SUPEROPTIONS
+  std::optional<MountEntry> found;
+  std::istringstream lines{std::string(mountinfo)};
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    const std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
+    std::size_t dash = 6;
+    while (dash < fields.size() && fields[dash] != "-") ++dash;
+    if (dash + 2 >= fields.size() || unescape(fields[4]) != path) continue;
+    found = MountEntry{fields[dash + 1], unescape(fields[dash + 2]),
+                       fields[2]};  // later lines lie on top
+  }
+  return found;
+}
+
+std::optional<MountEntry> mounted_at(const std::string& path) {
+  std::ifstream file("/proc/self/mountinfo");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return find_mount(text, path);
+}
+
+std::string resolve_mountpoint(const std::string& path) {
+  const auto resolve = [](const std::string& p) {
+    return std::unique_ptr<char, decltype(&std::free)>(::realpath(p.c_str(), nullptr), &std::free);
+  };
+  if (const auto whole = resolve(path)) return whole.get();
+  const int error = errno;
+  // A dead mount cannot be looked up, its directory can.
+  std::string trimmed = path;
+  while (trimmed.size() > 1 && trimmed.back() == '/') trimmed.pop_back();
+  const std::size_t slash = trimmed.rfind('/');
+  const std::string name = slash == std::string::npos ? trimmed : trimmed.substr(slash + 1);
+  const std::string above = slash == std::string::npos ? "." : trimmed.substr(0, slash + 1);
+  if (error != ENOENT && !name.empty()) {
+    if (const auto directory = resolve(above)) {
+      std::string whole =
+          std::string(directory.get()) + (directory.get()[1] == '\0' ? "" : "/") + name;
+      if (mounted_at(whole)) return whole;
+    }
+  }
+  fail(path, errno_text(error));
+}
+
+namespace {
+
+void check_nothing_mounted(const std::string& path) {
+  if (const auto mount = mounted_at(path)) {
+    // systemd's automount units put an autofs under what they mount.
+    if (mount->type == kType) fail(path, "already mounted: unmount it first (stfs -u)");
+    if (mount->type != "autofs") fail(path, "busy: a mount of type " + mount->type + " is there");
+  }
+}
+
+}  // namespace
+
+void check_mountpoint(const std::string& path) {
+  if (path.empty()) fail("", "the mountpoint is an empty name");
+  check_nothing_mounted(path);
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail(path, errno_text(errno));
+  if (!S_ISDIR(status.st_mode)) fail(path, "the mountpoint is not a directory");
+  if (::access("/dev/fuse", F_OK) != 0) {
+    fail(path, "/dev/fuse: " + errno_text(errno) +
+                   ": the kernel's fuse module is not loaded, or not given to this container");
+  }
+}
+
+UniqueFd lock_mountpoint(const std::string& path) {
+  if (mounted_at(path)) {  // an autofs: opening it would wait for the very mount that is to be made
+    check_nothing_mounted(path);
+    return {};
+  }
+  UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Who may not open the directory cannot lock it; the check that follows is the better part.
+  if (directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    fail(path, "busy: another process is mounting there");
+  }
+  check_nothing_mounted(path);
+  return directory;
+}
+
+void raise_readahead(const std::string& device) {
+  const std::string path = "/sys/class/bdi/" + device + "/read_ahead_kb";
+  unsigned now = 0;
+  if (!(std::ifstream(path) >> now) || now >= kReadaheadKib) return;
+  std::ofstream(path) << kReadaheadKib;  // refused to users other than root, which is no error
+}
+
+void unmount(const std::string& path, bool lazy) {
+  const auto mount = mounted_at(path);
+  if (!mount) fail(path, "nothing is mounted there");
+  if (mount->type != kType) fail(path, "not an stfs mount, but of type " + mount->type);
+
+  // The kernel holds the mount for some milliseconds more when a reader has just gone and its
+  // readahead is still under way.
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::seconds(1);
+  const int flags = UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0);
+  while (::umount2(path.c_str(), flags) != 0) {
+    if (errno == EBUSY && Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      continue;
+    }
+    if (errno == EBUSY) fail(path, "busy: a file in it is open (-u -z detaches it at once)");
+    if (errno != EPERM) fail(path, errno_text(errno));
+    std::string message;
+    const int status = run_fusermount(path, lazy, message);
+    if (status == 127) fail(path, "not permitted, and fusermount3 is not installed");
+    if (status != 0) fail(path, message);
+    return;
+  }
+}
+
+}  // namespace stfs

@@ -1,0 +1,40 @@
+// The command line of stfs.
+#pragma once
+
+#include "fs/view/views.h"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stfs {
+
+struct Options {
+  enum class Command { kMount, kUnmount, kHelp, kVersion };
+
+  Command command = Command::kMount;
+  std::vector<std::string> sources;
+  std::string mountpoint;
+  bool foreground = false;
+  bool lazy = false;  // with kUnmount
+  bool allow_missing = false;
+  bool direct = false;
+  bool supervise = false;
+  ControlDirectory control = ControlDirectory::kHidden;
+  unsigned threads = 0;   // 0: chosen by the number of processors
+  unsigned max_read = 0;  // bytes; 0: what kernel and libfuse agree on
+  std::optional<uid_t> uid;
+  std::optional<gid_t> gid;
+  mode_t umask = 0;
+  std::string fsname;                      // empty: the first source
+  std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
+};
+
+const char* help_text();
+
+// Throws Error kUsage.
+Options parse_options(int argc, const char* const* argv);
+
+}  // namespace stfs

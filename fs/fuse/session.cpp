@@ -1,0 +1,169 @@
+#include "fs/fuse/session.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "fs/fuse/daemon.h"
+#include "fs/fuse/fuse_ops.h"
+#include "fs/fuse/request_loop.h"
+
+#include <linux/fuse.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// As many as keep the processors busy. More are started when these wait for a slow source, so that
+// other requests go on being answered, and end again.
+unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
+
+// Of version 7.40 of the protocol (Linux 6.9).
+constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the kernel can send again
+constexpr int kNotifyResend = 7;                      // asks for all that is not answered
+constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
+// Of version 7.45 (Linux 6.18).
+constexpr int kNotifyPrune = 9;  // drops the names of files that nobody uses
+
+// How a supervised worker writes a reply to /dev/fuse. Pre-fault its pages: SIGKILL during a page
+// fault in the kernel's copy gives the reader EIO instead of a resend.
+ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
+    auto* const bytes = static_cast<std::byte*>(piece.iov_base);
+    const std::size_t into_page = reinterpret_cast<std::uintptr_t>(bytes) % page;
+    // Where it fails (a truncated source) the reply will too.
+    ::madvise(bytes - into_page, into_page + piece.iov_len, MADV_POPULATE_READ);
+  }
+  return ::writev(fd, pieces, count);
+}
+
+}  // namespace
+
+bool can_resend(const Mount& mount) {
+  fuse_init_in init{};
+  const std::span handshake = mount.handshake();
+  if (handshake.size() < sizeof(fuse_in_header) + sizeof init) return false;
+  std::memcpy(&init, handshake.data() + sizeof(fuse_in_header), sizeof init);
+  const std::uint64_t flags = init.flags | std::uint64_t{init.flags2} << 32;
+  return (init.flags & FUSE_INIT_EXT) != 0 && (flags & kHasResend) != 0;
+}
+
+void Session::answer_handshake() {
+  // The kernel takes the first answer and ignores those that later workers give.
+  std::vector<std::byte> request(mount_.handshake().begin(), mount_.handshake().end());
+  const std::string said = capture_stderr([&] { process(request); });
+  const bool is_agreed = context_.max_write != 0 && fuse_session_exited(session_) == 0;
+  if (!is_agreed) {
+    throw Error(ErrorCode::kMountFailed, mount_.place(), "handshake: " + last_line(said));
+  }
+}
+
+std::size_t Session::longest_request() const {
+  // A write and what comes before its data, for which libfuse too takes a page.
+  constexpr std::size_t kHeaders = 4096;
+  return kHeaders + context_.max_write;
+}
+
+void Session::process(std::span<std::byte> request) {
+  fuse_buf buffer{};
+  buffer.size = request.size();
+  buffer.mem = request.data();
+  fuse_session_process_buf(session_, &buffer);
+}
+
+void Session::take_over(bool refuse) {
+  fuse_custom_io io{};
+  // libfuse demands a function that reads. It never calls it here: requests come by run().
+  io.read = [](int fd, void* buffer, std::size_t size, void*) { return ::read(fd, buffer, size); };
+  io.writev = write_reply;
+  if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
+    throw_errno(ErrorCode::kMountFailed, mount_.place(), "supervise", -error);
+  }
+  const fuse_out_header again{sizeof again, kNotifyResend, 0};
+  if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // not mounted any more
+  if (refuse) refuse_what_was_sent_before();
+}
+
+void Session::refuse_what_was_sent_before() {
+  const int device = fuse_session_fd(session_);
+  pollfd readable{device, POLLIN, 0};
+  std::vector<std::byte> buffer(longest_request());
+  // These requests come before all new ones. Between them can be some that get no answer.
+  bool is_new = false;
+  while (!is_new && ::poll(&readable, 1, 0) > 0) {
+    const ssize_t n = read_request(device, buffer);
+    if (n < 0) return;
+    fuse_in_header header{};
+    std::memcpy(&header, buffer.data(), sizeof header);
+    if ((header.unique & kWasSentBefore) != 0 && header.opcode != FUSE_INTERRUPT) {
+      const fuse_out_header refusal{sizeof refusal, -EIO, header.unique};
+      if (::write(device, &refusal, sizeof refusal) < 0) continue;  // the reader has gone
+    } else {
+      process(std::span(buffer).first(static_cast<std::size_t>(n)));
+      is_new = header.opcode != FUSE_INTERRUPT && header.opcode != FUSE_FORGET &&
+               header.opcode != FUSE_BATCH_FORGET;
+    }
+  }
+}
+
+void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
+  std::latch told(1);  // nobody is answered before `serving` has returned
+  const RequestLoop loop(
+      fuse_session_fd(session_),
+      {.request = longest_request(), .idle = std::min(threads, busy_threads()), .threads = threads},
+      [&](std::span<std::byte> request) {
+        told.wait();
+        process(request);
+      });
+  {
+    const struct CountDown {  // also when `serving` throws: the loop's end waits for its threads
+      ~CountDown() { latch.count_down(); }
+      std::latch& latch;
+    } count_down{told};
+    hooks.serving();
+  }
+  pollfd polled[] = {
+      {events.signals, POLLIN, 0}, {loop.ended(), POLLIN, 0}, {events.lifeline, 0, 0}};
+  while (polled[0].revents == 0 && polled[1].revents == 0) {
+    if (::poll(polled, 3, -1) < 0) {  // nothing was written there
+      // EINVAL while RLIMIT_NOFILE is below three, say. The mount outlives that, so try again.
+      if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
+      continue;
+    }
+    if (polled[2].revents != 0) {
+      polled[2] = {-1, 0, 0};
+      hooks.orphaned();
+    }
+  }
+  end_within(kTimeToEnd);
+  const int error = loop.error();
+  hooks.ending(error);
+  if (error != 0) {
+    throw_errno(ErrorCode::kMountFailed, mount_.place(), "serving ended", error);
+  }
+}
+
+bool drop(const Mount& mount, std::uint64_t inode) {
+  struct {
+    fuse_out_header header;
+    std::uint32_t count;  // of inodes
+    std::uint32_t padding;
+    std::uint64_t spare;
+    std::uint64_t inode;
+  } const message{{sizeof message, kNotifyPrune, 0}, 1, 0, 0, inode};
+  return ::write(fuse_session_fd(mount.session()), &message, sizeof message) >= 0 ||
+         errno != EINVAL;
+}
+
+}  // namespace stfs

@@ -1,0 +1,151 @@
+#include "fs/mount/computed.h"
+
+#include "core/base/posix.h"
+
+#include <cerrno>
+#include <exception>
+#include <iterator>
+#include <new>
+#include <utility>
+
+namespace stfs {
+
+Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
+  threads_.reserve(threads + 1);  // there is no room for failure once a thread runs
+  try {
+    for (unsigned i = 0; i < threads; ++i) {
+      threads_.push_back(start_thread([this] { compute(); }));
+    }
+    threads_.push_back(start_thread([this] { answer_cancelled(); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void Computed::stop() {
+  std::map<Ticket, Waiter> left;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    for (auto& [key, job] : jobs_) job->stop = true;
+    left.swap(waiters_);
+  }
+  wake_compute_.notify_all();
+  wake_answer_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  for (auto& [ticket, waiter] : left) {
+    if (waiter.done) waiter.done(EINTR, "");
+  }
+  for (const auto& [ticket, waiter] : cancelled_) waiter.done(EINTR, "");
+  cancelled_.clear();
+}
+
+Computed::Ticket Computed::ticket() {
+  const std::lock_guard lock(mutex_);
+  const Ticket ticket = next_ticket_++;
+  waiters_.emplace(ticket, Waiter{});
+  return ticket;
+}
+
+void Computed::request(Ticket ticket, Key key, Done done) {
+  std::unique_lock lock(mutex_);
+  const auto waiter = waiters_.find(ticket);
+  const auto text = texts_.find(key);
+  const bool is_over = stopping_ || waiter == waiters_.end() || waiter->second.cancelled;
+  if (is_over || text != texts_.end()) {
+    if (waiter != waiters_.end()) waiters_.erase(waiter);
+    const std::string* known = is_over ? nullptr : &text->second;  // never removed
+    lock.unlock();
+    done(is_over ? EINTR : 0, is_over ? std::string() : *known);
+    return;
+  }
+  auto job = jobs_.find(key);
+  if (job == jobs_.end()) {
+    // In this order: a job that is queued and unknown is skipped, a known one that is not queued
+    // would keep its waiters for ever.
+    queue_.emplace_back(key, std::make_shared<Job>());
+    job = jobs_.emplace(key, queue_.back().second).first;
+    wake_compute_.notify_one();
+  }
+  ++job->second->waiters;
+  waiter->second.key = key;
+  waiter->second.done = std::move(done);
+}
+
+void Computed::forget(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  waiters_.erase(ticket);
+}
+
+void Computed::cancel(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  const auto found = waiters_.find(ticket);
+  if (found == waiters_.end()) return;  // answered
+  Waiter& waiter = found->second;
+  if (!waiter.key) {  // request() will see it
+    waiter.cancelled = true;
+    return;
+  }
+  const auto job = jobs_.find(*waiter.key);
+  if (job != jobs_.end() && --job->second->waiters == 0) {
+    job->second->stop = true;
+    jobs_.erase(job);  // whoever asks now begins anew
+  }
+  cancelled_.insert(waiters_.extract(found));
+  wake_answer_.notify_one();
+}
+
+void Computed::answer_cancelled() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_answer_.wait(lock, [this] { return stopping_ || !cancelled_.empty(); });
+    if (stopping_) return;
+    const auto first = cancelled_.extract(cancelled_.begin());
+    lock.unlock();
+    first.mapped().done(EINTR, "");
+    lock.lock();
+  }
+}
+
+void Computed::compute() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_compute_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (stopping_) return;
+    const auto [key, job] = std::move(queue_.front());
+    queue_.pop_front();
+    if (job->stop) continue;
+    lock.unlock();
+    std::string text;
+    int error = 0;
+    try {
+      error = work_(key, job->stop, text);
+    } catch (const std::bad_alloc&) {
+      error = ENOMEM;
+    } catch (const std::exception&) {
+      error = EIO;
+    }
+    lock.lock();
+    const auto current = jobs_.find(key);
+    if (current == jobs_.end() || current->second != job) continue;  // all have gone
+    jobs_.erase(current);
+    std::map<Ticket, Waiter> waiting;
+    for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
+      const auto next = std::next(waiter);
+      if (waiter->second.key == key) waiting.insert(waiters_.extract(waiter));
+      waiter = next;
+    }
+    try {
+      if (error == 0) texts_.emplace(key, text);
+    } catch (const std::bad_alloc&) {
+      // Who asks again waits again.
+    }
+    lock.unlock();
+    for (const auto& [ticket, waiter] : waiting) waiter.done(error, text);
+    lock.lock();
+  }
+}
+
+}  // namespace stfs

@@ -1,0 +1,205 @@
+#include "fs/mount/looked_up.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <new>
+#include <tuple>
+#include <utility>
+
+namespace stfs {
+
+std::size_t LookedUpNames::Hash::operator()(const Record* record) const {
+  const std::size_t place = (std::size_t{record->tensor} << 8 | record->view) * 0x9E3779B97F4A7C15U;
+  return std::hash<std::string_view>()(record->expression) ^ place;
+}
+
+bool LookedUpNames::Equal::operator()(const Record* a, const Record* b) const {
+  return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
+}
+
+// Makes a table small again that has become nearly empty.
+template <class Table>
+void LookedUpNames::shrink(Table& table) {
+  if (table.bucket_count() / 4 <= table.size()) return;
+  try {
+    table.rehash(0);
+  } catch (const std::bad_alloc&) {
+    // It stays as it is.
+  }
+}
+
+// All below here but the public members are called with the lock.
+
+LookedUpNames::List& LookedUpNames::list_of(const Record& record) {
+  return record.opens != 0 ? open_ : record.is_asked ? asked_ : idle_;
+}
+
+// Changes a record, and puts it at the end of the list of its new state.
+template <class Change>
+void LookedUpNames::change(Record& record, const Change& change) {
+  List& from = list_of(record);
+  change(record);
+  List& to = list_of(record);
+  to.splice(to.end(), from, record.self);
+  if (has_surplus()) surplus_.notify_one();
+}
+
+// Takes the record that is alone in `fresh`, or throws and leaves all as it was.
+void LookedUpNames::keep(List& fresh) {
+  Record& record = fresh.front();
+  record.self = fresh.begin();
+  const auto numbered = by_number_.emplace(record.number, &record).first;
+  try {
+    by_name_.insert(&record);
+  } catch (...) {
+    by_number_.erase(numbered);
+    throw;
+  }
+  idle_.splice(idle_.end(), fresh);
+  // The kernel has not dropped all of these. One for each new name: this cannot run in circles.
+  if (asked_.size() > bound_) {
+    change(asked_.front(), [](Record& changed) { changed.is_asked = false; });
+  }
+  if (has_surplus()) surplus_.notify_one();
+}
+
+void LookedUpNames::restore() {
+  if (ledger_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  ledger_->restore([&](const Ledger::Name& left, std::uint32_t place) {
+    List fresh;
+    fresh.push_back({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
+                      left.lookups}});
+    fresh.front().place = place;
+    keep(fresh);
+  });
+  next_ = ledger_->next_number();
+}
+
+std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint32_t tensor,
+                                                    std::string_view expression, const Size& size) {
+  List fresh;
+  fresh.push_back({{view, tensor, std::string(expression), 0, 0, 1}});
+  Record& added = fresh.front();
+  // The ledger comes before the kernel's answer: a lookup that the kernel never heard of costs a
+  // name that is kept too long, one that the ledger missed would cost the file.
+  const auto known = [&]() -> std::optional<std::uint64_t> {
+    const auto found = by_name_.find(&added);
+    if (found == by_name_.end()) return std::nullopt;
+    Record& record = **found;
+    change(record, [](Record& changed) {
+      ++changed.lookups;
+      changed.is_asked = false;
+    });
+    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    return record.number;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto number = known()) return number;
+  }
+  const std::optional<std::uint64_t> bytes = size();
+  if (!bytes) return std::nullopt;
+  added.size = *bytes;
+
+  const std::lock_guard lock(mutex_);
+  if (const auto number = known()) return number;  // another thread was faster
+  added.number = next_++;
+  if (ledger_ != nullptr) {
+    added.place = ledger_->add({view, tensor, expression, added.size, added.number, 1});
+  }
+  try {
+    keep(fresh);
+  } catch (...) {
+    if (ledger_ != nullptr) ledger_->count(added.place, 0);
+    throw;
+  }
+  return added.number;
+}
+
+const LookedUpNames::Name* LookedUpNames::find(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_number_.find(number);
+  return found == by_number_.end() ? nullptr : found->second;
+}
+
+void LookedUpNames::open(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_number_.find(number);
+  if (found == by_number_.end()) return;
+  change(*found->second, [](Record& changed) {
+    ++changed.opens;
+    changed.is_asked = false;
+  });
+}
+
+void LookedUpNames::release(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_number_.find(number);
+  // An OPEN that an earlier process has answered was not counted here.
+  if (found == by_number_.end() || found->second->opens == 0) return;
+  change(*found->second, [](Record& changed) { --changed.opens; });
+}
+
+void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
+  bool give_back = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_number_.find(number);
+    if (found == by_number_.end()) return;
+    Record& record = *found->second;
+    record.lookups -= std::min(lookups, record.lookups);
+    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    if (record.lookups != 0) return;
+    by_name_.erase(&record);
+    by_number_.erase(found);
+    list_of(record).erase(record.self);
+    // The allocator keeps the memory of small things, and a table its room; the kernel forgets many
+    // names at a time.
+    constexpr std::uint64_t kMany = 16384;
+    const std::uint64_t enough = by_number_.empty() ? kMany / 16 : kMany;
+    give_back = ++freed_ >= enough;
+    if (give_back) {
+      freed_ = 0;
+      shrink(by_number_);
+      shrink(by_name_);
+    }
+  }
+  if (give_back) ::malloc_trim(0);
+}
+
+// Names that the kernel was asked to drop do not count: they are on their way.
+bool LookedUpNames::has_surplus() const {
+  return !idle_.empty() && by_number_.size() - asked_.size() > bound_;
+}
+
+LookedUpNames::Surplus LookedUpNames::take() {
+  Record& oldest = idle_.front();
+  change(oldest, [](Record& changed) { changed.is_asked = true; });
+  return {oldest.view, oldest.number};
+}
+
+std::optional<LookedUpNames::Surplus> LookedUpNames::take_surplus() {
+  const std::lock_guard lock(mutex_);
+  return has_surplus() ? std::optional(take()) : std::nullopt;
+}
+
+std::optional<LookedUpNames::Surplus> LookedUpNames::wait_for_surplus() {
+  std::unique_lock lock(mutex_);
+  surplus_.wait(lock, [this] { return stopping_ || has_surplus(); });
+  return stopping_ ? std::nullopt : std::optional(take());
+}
+
+void LookedUpNames::stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  surplus_.notify_all();
+}
+
+std::size_t LookedUpNames::size() const {
+  const std::lock_guard lock(mutex_);
+  return by_number_.size();
+}
+
+}  // namespace stfs

@@ -1,0 +1,79 @@
+#include "tools/command/command_line.h"
+
+#include "core/base/posix.h"
+#include "core/base/text.h"
+
+#include <CLI/CLI.hpp>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr char kGuard = '\x01';
+
+// A file that is opened gets the lowest number that is free: that of a standard descriptor which
+// the caller closed, say, and then what is printed. What stands there instead fails as a closed one
+// does, and a command that is executed does not get it.
+void fill_closed_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    const int wrong_way = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+    if (::open("/dev/null", wrong_way | O_CLOEXEC) < 0) return;
+  }
+}
+
+}  // namespace
+
+std::optional<int> parse_words(CLI::App& app, std::vector<std::string> words) {
+  try {
+    for (std::string& word : words) {
+      if (word.starts_with('[')) word.insert(0, 1, kGuard);
+    }
+    std::ranges::reverse(words);  // as CLI11 wants them
+    app.parse(std::move(words));
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::string text = error.what();
+    std::ranges::replace(text, '\n', ' ');
+    throw Error(ErrorCode::kUsage, "", printable(text) + " (try " + app.get_name() + " --help)");
+  }
+}
+
+void unguard(std::string& word) {
+  if (word.starts_with(kGuard)) word.erase(0, 1);
+}
+
+int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {
+  fill_closed_standard_descriptors();
+  try {
+    const int status = command();
+    if (std::fflush(stdout) != 0) {
+      std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());
+      return exit_status(ErrorCode::kUnreadable);
+    }
+    if (std::ferror(stdout) != 0) {  // of a write before the last one, which may have succeeded
+      std::fprintf(stderr, "%s: standard output: not all could be written\n", program);
+      return exit_status(ErrorCode::kUnreadable);
+    }
+    return status;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "%s: out of memory\n", program);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", program, printable(error.what()).c_str());
+  }
+  return exit_status(otherwise);
+}
+
+}  // namespace stfs

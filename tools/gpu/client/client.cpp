@@ -1,0 +1,338 @@
+#include "tools/gpu/client/client.h"
+
+#include "core/base/error.h"
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs::gpu {
+namespace {
+
+[[noreturn]] void holder_failed(const std::string& place, const std::string& text) {
+  throw Error(ErrorCode::kDeviceFailed, place, text);
+}
+
+// Throws unless `path` is a directory that this user alone can write to.
+void check_private(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
+  }
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
+    holder_failed(path, "not a directory of this user alone");
+  }
+}
+
+// A connection to the socket; none when nobody listens there.
+UniqueFd connect_to(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    throw_errno(ErrorCode::kDeviceFailed, path, "", ENAMETOOLONG);
+  }
+  path.copy(address.sun_path, path.size());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) throw_errno(ErrorCode::kDeviceFailed, "socket", "", errno);
+  int result = 0;
+  do {
+    result = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    // Whoever listens must be ours: the socket may lie where others can put one.
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+        (peer.uid != ::geteuid() && peer.uid != 0)) {
+      holder_failed(path, "the holder there is another user's");
+    }
+    return fd;
+  }
+  if (errno == ENOENT || errno == ECONNREFUSED) return {};
+  throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
+}
+
+// All that comes from a pipe until nobody can write to it.
+std::string text_from(const UniqueFd& pipe) {
+  std::string text;
+  std::array<char, 512> bytes;
+  for (;;) {
+    const ssize_t n = ::read(pipe.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return text;
+    text.append(bytes.data(), static_cast<std::size_t>(n));
+  }
+}
+
+// Runs `program holder --background`, which returns once it listens at `path`, or says in a line
+// why it does not.
+void start_holder(const std::string& program, const std::string& path) {
+  std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
+  std::array<char*, 6> argv{};
+  for (std::size_t i = 0; i < words.size(); ++i) argv[i] = words[i].data();
+  std::string socket = "STFS_GPU_SOCKET=" + path;
+  std::vector<char*> environment{socket.data()};
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!std::string_view(*variable).starts_with("STFS_GPU_SOCKET=")) {
+      environment.push_back(*variable);
+    }
+  }
+  environment.push_back(nullptr);
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kDeviceFailed, "pipe", "", errno);
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, writing.get(), STDERR_FILENO);
+  pid_t pid = -1;
+  const int error =
+      ::posix_spawnp(&pid, program.c_str(), &actions, nullptr, argv.data(), environment.data());
+  ::posix_spawn_file_actions_destroy(&actions);
+  writing = UniqueFd();
+  if (error != 0) throw_errno(ErrorCode::kDeviceFailed, program, "the holder", error);
+  const std::string said = text_from(reading);
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0) {
+    // Else the caller ignores SIGCHLD: whether the holder listens is seen by connecting.
+    if (errno != EINTR) break;
+  }
+  const std::string_view prefix = "stfs-gpu: ";
+  if (said.starts_with(prefix)) {
+    holder_failed("", said.substr(prefix.size(), said.find('\n') - prefix.size()));
+  }
+  if (status != 0) holder_failed(program, "the holder did not start");
+}
+
+ErrorCode code_of(std::uint64_t status) {
+  switch (status) {
+    case 2:
+      return ErrorCode::kUsage;
+    case 3:
+      return ErrorCode::kUnreadable;
+    default:
+      return ErrorCode::kDeviceFailed;
+  }
+}
+
+Resident resident_of(const Json& row) {
+  Resident resident;
+  resident.id = number_of(row, "id");
+  resident.key = text_of(row, "key");
+  resident.label = text_of(row, "label");
+  const auto dtype = dtype_from_name(text_of(row, "dtype"));
+  if (!dtype) holder_failed("", "the holder speaks of a type that is none");
+  resident.dtype = *dtype;
+  for (const Json& dimension : list_of(row, "shape")) {
+    resident.shape.push_back(dimension.get<std::uint64_t>());
+  }
+  resident.bytes = number_of(row, "bytes");
+  resident.device_uuid = text_of(row, "uuid");
+  resident.segment = number_of(row, "segment");
+  resident.offset = number_of(row, "offset");
+  resident.pinned = flag_of(row, "pinned");
+  for (const Json& pid : list_of(row, "users")) {
+    resident.users.push_back(pid.get<std::int64_t>());
+  }
+  resident.idle_seconds = number_of(row, "idle_seconds");
+  resident.holder_fd = row.value("holder_fd", -1);
+  resident.segment_bytes = number_of(row, "segment_bytes");
+  return resident;
+}
+
+std::vector<Resident> residents_of(const Json& body) {
+  std::vector<Resident> residents;
+  for (const Json& row : list_of(body, "tensors")) residents.push_back(resident_of(row));
+  return residents;
+}
+
+Json filter_body(const char* request, const ResidentFilter& filter) {
+  Json labels = Json::array();
+  for (const std::string& label : filter.labels) labels.push_back(to_json_text(label));
+  Json body{{"request", request}, {"all", filter.all}, {"labels", std::move(labels)}};
+  if (filter.device_uuid) body["uuid"] = *filter.device_uuid;
+  return body;
+}
+
+}  // namespace
+
+std::string holder_socket_path() {
+  if (const char* path = std::getenv("STFS_GPU_SOCKET"); path != nullptr && *path != '\0') {
+    std::error_code error;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+    if (error) throw_errno(ErrorCode::kDeviceFailed, path, "", error.value());
+    return absolute.string();  // the holder works in another directory
+  }
+  const std::string uid = std::to_string(::geteuid());
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  std::string directory = runtime == nullptr ? "" : runtime;
+  std::error_code ignored;
+  if (directory.empty() && std::filesystem::is_directory("/run/user/" + uid, ignored)) {
+    directory = "/run/user/" + uid;
+  }
+  if (directory.empty()) {
+    directory = "/tmp/stfs-gpu-" + uid;
+    ::mkdir(directory.c_str(), 0700);
+  }
+  check_private(directory);
+  return directory + "/stfs-gpu.sock";
+}
+
+Client::Client(UniqueFd socket)
+    : channel_(std::move(socket), {.body_bytes = std::size_t{256} << 20}) {}
+
+std::optional<Client> Client::connect(const std::string& program, const std::string& socket) {
+  const std::string path = socket.empty() ? holder_socket_path() : socket;
+  UniqueFd connection = connect_to(path);
+  if (!connection && program.empty()) return std::nullopt;
+  if (!connection) {
+    start_holder(program, path);
+    connection = connect_to(path);
+    if (!connection) holder_failed(path, "the holder that was started does not listen there");
+  }
+  Client client(std::move(connection));
+  client.say_hello();
+  return client;
+}
+
+void Client::say_hello() {
+  channel_.send_now({{"request", "hello"}, {"version", kProtocolVersion}});
+  const Message answer = channel_.wait();
+  const std::uint64_t version = number_of(answer.body(), "version", 1);
+  if (version == kProtocolVersion) return;
+  // A holder of version 1 calls a hello wrong usage. Its status says which process it is.
+  const bool knows_hello = answer.body().contains("version");
+  if (!knows_hello && answer.body().contains("error")) {
+    const Json& error = answer.body().at("error");
+    const ErrorCode code = code_of(number_of(error, "status"));
+    if (code != ErrorCode::kUsage) throw Error(code, "", text_of(error, "message"));
+  }
+  const std::int64_t pid =
+      knows_hello ? static_cast<std::int64_t>(number_of(answer.body(), "pid")) : status().pid;
+  holder_failed("", version_error(version, pid, "this program", kProtocolVersion, true));
+}
+
+Message Client::ask(const Json& body, const LoadRequest* request) {
+  is_in_step_ = false;
+  channel_.send_now(body);
+  for (;;) {
+    Message message = channel_.wait();
+    is_in_step_ = !message.body().contains("progress");
+    if (const auto error = message.body().find("error"); error != message.body().end()) {
+      throw Error(code_of(number_of(*error, "status")), "", text_of(*error, "message"));
+    }
+    if (is_in_step_) return message;
+    if (request != nullptr && request->progress) {
+      request->progress(number_of(message.body(), "progress"), number_of(message.body(), "total"));
+    }
+  }
+}
+
+Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
+                    const LoadRequest& request) {
+  Json list = Json::array();
+  for (const Item& item : items) list.push_back(to_json(item));
+  Message answer = ask({{"request", "load"},
+                        {"uuid", device.uuid},
+                        {"device", device.id},
+                        {"items", std::move(list)},
+                        {"verify", request.verify},
+                        {"pin", request.pin},
+                        {"lease", request.lease},
+                        {"only_resident", request.only_resident},
+                        {"keep_free", request.keep_free},
+                        {"workers", request.workers},
+                        {"tile_bytes", request.tile_bytes}},
+                       &request);
+  Loaded loaded;
+  loaded.tensors = residents_of(answer.body());
+  if (answer.lacks_descriptors) {
+    std::vector<std::uint64_t> leased;
+    for (const Resident& tensor : loaded.tensors) leased.push_back(tensor.id);
+    release(leased);
+    holder_failed("", "descriptors were lost: too many open files (ulimit -n)");
+  }
+  const Json& numbers = list_of(answer.body(), "segments");
+  if (numbers.size() != answer.descriptors.size())
+    holder_failed("", "the holder's answer lacks segments");
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
+  }
+  loaded.copied_bytes = number_of(answer.body(), "copied_bytes");
+  for (const Json& warning : list_of(answer.body(), "warnings")) {
+    loaded.warnings.push_back(from_json_text(warning));
+  }
+  return loaded;
+}
+
+void Client::release(std::span<const std::uint64_t> ids) noexcept {
+  constexpr std::string_view kBegin = R"({"request":"release","ids":[)";
+  constexpr std::size_t kDigits = 20;  // of the largest number
+  constexpr std::size_t kAtOnce = 512;
+  std::array<char, kBegin.size() + kAtOnce*(kDigits + 1) + 2> text;
+  while (!ids.empty() && is_in_step_) {
+    char* end = std::ranges::copy(kBegin, text.begin()).out;
+    for (const std::uint64_t id : ids.first(std::min(ids.size(), kAtOnce))) {
+      end = std::to_chars(end, text.end(), id).ptr;
+      *end++ = ',';
+    }
+    end[-1] = ']';
+    *end++ = '}';
+    is_in_step_ = channel_.tell({text.begin(), end});
+    ids = ids.subspan(std::min(ids.size(), kAtOnce));
+  }
+}
+
+bool Client::is_open() const {
+  // POLLIN is the end of the connection, or an answer that nobody asked for.
+  pollfd end{channel_.fd(), POLLIN, 0};
+  return is_in_step_ && ::poll(&end, 1, 0) <= 0;
+}
+
+std::vector<Resident> Client::list() { return residents_of(ask({{"request", "list"}}).body()); }
+
+Evicted Client::evict(const ResidentFilter& filter, bool force) {
+  Json body = filter_body("evict", filter);
+  body["force"] = force;
+  const Message answer = ask(body);
+  return {.count = number_of(answer.body(), "count"),
+          .pinned = number_of(answer.body(), "pinned"),
+          .used = number_of(answer.body(), "used")};
+}
+
+std::uint64_t Client::pin(const ResidentFilter& filter, bool pinned) {
+  Json body = filter_body("pin", filter);
+  body["pinned"] = pinned;
+  return number_of(ask(body).body(), "count");
+}
+
+HolderStatus Client::status() {
+  const Message answer = ask({{"request", "status"}});
+  HolderStatus status;
+  status.pid = static_cast<std::int64_t>(number_of(answer.body(), "pid"));
+  status.memory_limit = number_of(answer.body(), "memory_limit");
+  status.clients = number_of(answer.body(), "clients");
+  for (const auto& [uuid, held] : answer.body().at("devices").items()) {
+    status.devices[uuid] = {.bytes = number_of(held, "held"),
+                            .evictable = number_of(held, "evictable")};
+  }
+  return status;
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,320 @@
+// plan load ls get evict pin unpin
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "tools/command/terminal.h"
+#include "tools/gpu/client/client.h"
+#include "tools/gpu/client/verbs.h"
+#include "tools/gpu/copier/transfer.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<Item> select(const GpuArguments& arguments) {
+  Selection selection;
+  std::vector<Item> items;
+  for (const std::string& tensor : arguments.tensors) {
+    std::ranges::move(selection.resolve(tensor, arguments.selection), std::back_inserter(items));
+  }
+  return items;
+}
+
+std::string tensors_text(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
+}
+
+std::string in_gb_per_second(std::uint64_t bytes, Clock::duration time) {
+  const double seconds = std::chrono::duration<double>(time).count();
+  std::array<char, 32> text;
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  std::snprintf(text.data(), text.size(), "%.2f s, %.2f GB/s", seconds,
+                seconds > 0 ? gigabytes / seconds : 0.0);
+  return text.data();
+}
+
+void echo(const DeviceInfo& device) {
+  print("device    " + device.id + "  " + printable(device.name) + "  " + device.uuid + "\n");
+}
+
+std::string shape_text(const std::vector<std::uint64_t>& shape) { return Json(shape).dump(); }
+
+Json json_of(const Resident& resident) {
+  return {{"label", resident.label},
+          {"key", resident.key},
+          {"dtype", dtype_name(resident.dtype)},
+          {"shape", resident.shape},
+          {"bytes", resident.bytes},
+          {"uuid", resident.device_uuid},
+          {"offset", resident.offset},
+          {"segment_bytes", resident.segment_bytes},
+          {"pinned", resident.pinned},
+          {"users", resident.users},
+          {"idle_seconds", resident.idle_seconds}};
+}
+
+// JSON for whoever asked, bytes that are not UTF-8 replaced.
+void print_json(const Json& json) {
+  print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+// A progress bar that is told how far it is.
+class Progress {
+ public:
+  void operator()(std::uint64_t done, std::uint64_t total) {
+    if (done <= done_) return;  // the same figure again, or a copy that begins anew
+    if (!bar_) bar_ = std::make_unique<ProgressBar>(total);
+    bar_->add(done - std::exchange(done_, done));
+  }
+
+ private:
+  std::unique_ptr<ProgressBar> bar_;
+  std::uint64_t done_ = 0;
+};
+
+// What evict, pin and unpin mean. A tensor is meant in whichever version is resident, so a source
+// that has changed or gone does not matter: its label will do.
+ResidentFilter filter_of(const GpuArguments& arguments) {
+  ResidentFilter filter;
+  if (!arguments.device.empty()) filter.device_uuid = find_device(arguments.device).uuid;
+  filter.all = arguments.all;
+  if (arguments.all != arguments.tensors.empty()) {
+    throw Error(ErrorCode::kUsage, "", "name tensors, or --all");
+  }
+  Selection selection;
+  for (const std::string& tensor : arguments.tensors) {
+    try {
+      for (const Item& item : selection.resolve(tensor, arguments.selection)) {
+        filter.labels.push_back(item.label());
+      }
+    } catch (const Error& error) {
+      if (exit_status(error.code()) == exit_status(ErrorCode::kUsage)) throw;
+      filter.labels.push_back(tensor);
+    }
+  }
+  return filter;
+}
+
+[[noreturn]] void not_resident() {
+  throw Error(ErrorCode::kDeviceFailed, "", "none of these is resident");
+}
+
+std::optional<Client> running_holder() { return Client::connect(""); }
+
+int set_pinned(const GpuArguments& arguments, bool pinned) {
+  const ResidentFilter filter = filter_of(arguments);
+  std::optional<Client> client = running_holder();
+  const std::uint64_t count = client ? client->pin(filter, pinned) : 0;
+  if (count == 0 && !arguments.all) not_resident();
+  if (arguments.json) {
+    print_json({{"count", count}});
+  } else {
+    print((pinned ? "pinned " : "unpinned ") + tensors_text(count) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int plan(const GpuArguments& arguments) {
+  const DeviceInfo device = open_device(find_device(arguments.device))->info();
+  const std::vector<Item> items = select(arguments);
+  std::set<std::string> resident;
+  if (std::optional<Client> client = running_holder()) {
+    for (const Resident& tensor : client->list()) {
+      if (tensor.device_uuid == device.uuid) resident.insert(tensor.key);
+    }
+  }
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t bytes = 0;
+  std::set<std::string> planned = resident;
+  for (const Item& item : items) {
+    if (!planned.insert(item.key()).second) continue;
+    sizes.push_back(item.bytes());
+    bytes = sum_or_most(bytes, item.bytes());
+  }
+  const std::uint64_t needed = lay_out(sizes).bytes();
+  const bool fits = sum_or_most(needed, arguments.keep_free) <= device.free_bytes;
+  if (arguments.json) {
+    Json tensors = Json::array();
+    for (const Item& item : items) {
+      tensors.push_back({{"label", item.label()},
+                         {"key", item.key()},
+                         {"dtype", dtype_name(item.dtype())},
+                         {"shape", item.shape()},
+                         {"bytes", item.bytes()},
+                         {"resident", resident.contains(item.key())}});
+    }
+    print_json({{"device", device.id},
+                {"uuid", device.uuid},
+                {"free_bytes", device.free_bytes},
+                {"total_bytes", device.total_bytes},
+                {"copy_bytes", bytes},
+                {"needed_bytes", needed},
+                {"fits", fits},
+                {"tensors", std::move(tensors)}});
+    return 0;
+  }
+  echo(device);
+  for (const Item& item : items) {
+    print(std::string(resident.contains(item.key()) ? "resident  " : "copy      ") +
+          padded(human_bytes(item.bytes()), 12) + padded(std::string(dtype_name(item.dtype())), 6) +
+          shape_text(item.shape()) + "  " + printable(item.label()) + "\n");
+  }
+  print("copy      " + human_bytes(bytes) + " in " + tensors_text(sizes.size()) + "; needs " +
+        human_bytes(needed) + " of " + human_bytes(device.free_bytes) + " free\n");
+  if (!fits) print("it does not fit unless resident tensors are evicted\n");
+  return 0;
+}
+
+int load(const GpuArguments& arguments) {
+  if (arguments.dry_run) return plan(arguments);
+  const DeviceInfo device = find_device(arguments.device);
+  const std::vector<Item> items = select(arguments);
+  LoadRequest request;
+  request.verify = arguments.verify;
+  request.pin = arguments.pin;
+  request.keep_free = arguments.keep_free;
+  request.workers = arguments.workers;
+  request.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
+  if (!arguments.json) echo(device);
+  const auto progress = std::make_shared<Progress>();
+  request.progress = [progress](std::uint64_t done, std::uint64_t total) {
+    (*progress)(done, total);
+  };
+  std::optional<Client> client = Client::connect(arguments.program);
+  const Clock::time_point begin = Clock::now();
+  const Loaded loaded = client->load(device, items, request);
+  const Clock::duration time = Clock::now() - begin;
+  *progress = Progress();
+  for (const std::string& warning : loaded.warnings) {
+    std::fprintf(stderr, "stfs-gpu: warning: %s\n", printable(warning).c_str());
+  }
+  std::uint64_t bytes = 0;
+  for (const Resident& tensor : loaded.tensors) bytes = sum_or_most(bytes, tensor.bytes);
+  if (arguments.json) {
+    Json tensors = Json::array();
+    for (const Resident& tensor : loaded.tensors) tensors.push_back(json_of(tensor));
+    print_json({{"device", device.id},
+                {"uuid", device.uuid},
+                {"bytes", bytes},
+                {"copied_bytes", loaded.copied_bytes},
+                {"seconds", std::chrono::duration<double>(time).count()},
+                {"verified", arguments.verify},
+                {"tensors", std::move(tensors)}});
+    return 0;
+  }
+  print("resident  " + tensors_text(loaded.tensors.size()) + ", " + human_bytes(bytes) +
+        (loaded.copied_bytes == 0 ? "; nothing to copy"
+                                  : "; copied " + human_bytes(loaded.copied_bytes) + " in " +
+                                        in_gb_per_second(loaded.copied_bytes, time)) +
+        (arguments.verify && loaded.copied_bytes > 0 ? ", verified" : "") + "\n");
+  return 0;
+}
+
+int list_resident(const GpuArguments& arguments) {
+  const std::string uuid = arguments.device.empty() ? "" : find_device(arguments.device).uuid;
+  std::vector<Resident> tensors;
+  if (std::optional<Client> client = running_holder()) tensors = client->list();
+  std::erase_if(
+      tensors, [&](const Resident& tensor) { return !uuid.empty() && tensor.device_uuid != uuid; });
+  std::ranges::sort(tensors, [](const Resident& a, const Resident& b) {
+    return std::pair(a.device_uuid, a.label) < std::pair(b.device_uuid, b.label);
+  });
+  if (arguments.json) {
+    Json rows = Json::array();
+    for (const Resident& tensor : tensors) rows.push_back(json_of(tensor));
+    print_json(rows);
+    return 0;
+  }
+  if (tensors.empty()) return 0;
+  const Terminal terminal;
+  print(terminal.bold(padded("DEVICE", 42) + padded("BYTES", 12) + padded("DTYPE", 8) +
+                      padded("USERS", 7) + padded("PINNED", 8) + padded("IDLE", 8) + "TENSOR") +
+        "\n");
+  for (const Resident& tensor : tensors) {
+    print(padded(tensor.device_uuid, 42) + padded(human_bytes(tensor.bytes), 12) +
+          padded(std::string(dtype_name(tensor.dtype)), 8) +
+          padded(std::to_string(tensor.users.size()), 7) + padded(tensor.pinned ? "yes" : "no", 8) +
+          padded(std::to_string(tensor.idle_seconds) + " s", 8) + printable(tensor.label) + "\n");
+  }
+  return 0;
+}
+
+int get(const GpuArguments& arguments) {
+  const DeviceInfo device = find_device(arguments.device);
+  const std::vector<Item> items = select(arguments);
+  std::optional<Client> client = running_holder();
+  if (!client) {
+    throw Error(ErrorCode::kDeviceFailed, "",
+                "nothing is resident: no holder runs (stfs-gpu load starts one)");
+  }
+  LoadRequest request;
+  request.only_resident = true;
+  const Loaded loaded = client->load(device, items, request);
+  const std::int64_t pid = client->status().pid;
+  Json rows = Json::array();
+  for (const Resident& tensor : loaded.tensors) {
+    Json row = json_of(tensor);
+    row["device"] = device.id;
+    row["holder_pid"] = pid;
+    row["holder_fd"] = tensor.holder_fd;
+    // Host memory can be opened by this name; of a GPU it is what pidfd_getfd(2) takes.
+    row["path"] = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(tensor.holder_fd);
+    rows.push_back(std::move(row));
+  }
+  if (arguments.json) {
+    print_json(rows);
+    return 0;
+  }
+  for (const Json& row : rows) {
+    const auto line = [&](const char* name) {
+      const Json& value = row[name];
+      print(padded(name, 15) +
+            (value.is_string() ? printable(value.get<std::string>()) : value.dump()) + "\n");
+    };
+    for (const char* name : {"label", "dtype", "shape", "bytes", "device", "uuid", "path", "offset",
+                             "segment_bytes"}) {
+      line(name);
+    }
+  }
+  return 0;
+}
+
+int evict(const GpuArguments& arguments) {
+  const ResidentFilter filter = filter_of(arguments);
+  std::optional<Client> client = running_holder();
+  const Evicted evicted = client ? client->evict(filter, arguments.force) : Evicted{};
+  if (evicted.count == 0 && evicted.pinned > 0) {
+    throw Error(ErrorCode::kDeviceFailed, "",
+                std::to_string(evicted.pinned) + " pinned: unpin first, or --force");
+  }
+  if (evicted.count == 0 && !arguments.all) not_resident();
+  if (arguments.json) {
+    print_json({{"count", evicted.count}, {"pinned", evicted.pinned}, {"used", evicted.used}});
+    return 0;
+  }
+  print("evicted " + tensors_text(evicted.count));
+  if (evicted.used > 0) {
+    print("; the memory of " + std::to_string(evicted.used) + " goes when their users do");
+  }
+  if (evicted.pinned > 0) print("; left " + std::to_string(evicted.pinned) + " pinned");
+  print("\n");
+  return 0;
+}
+
+int pin(const GpuArguments& arguments) { return set_pinned(arguments, true); }
+int unpin(const GpuArguments& arguments) { return set_pinned(arguments, false); }
+
+}  // namespace stfs::gpu

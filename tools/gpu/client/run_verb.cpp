@@ -1,0 +1,116 @@
+// run: no holder. The tensors belong to the command, and go with it.
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "tools/command/terminal.h"
+#include "tools/gpu/client/verbs.h"
+#include "tools/gpu/copier/message.h"
+#include "tools/gpu/copier/transfer.h"
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+// Of env(1), and of shells.
+constexpr int kCannotRun = 126;
+constexpr int kNoSuchCommand = 127;
+
+// Makes a descriptor one that the command inherits, and lets go of it.
+int inherit(UniqueFd fd) {
+  const int copy = ::fcntl(fd.get(), F_DUPFD, 3);  // without close-on-exec
+  if (copy < 0) throw_errno(ErrorCode::kDeviceFailed, "a segment", "", errno);
+  return copy;
+}
+
+// Copies with a progress bar, which has gone when this returns. So has the device: the command gets
+// the memory, not a context.
+Transferred copy(const DeviceInfo& info, std::span<const Item> items, const Layout& layout,
+                 TransferOptions options) {
+  const std::unique_ptr<Device> device = open_device(info);
+  ProgressBar bar(work_of(items, options));
+  options.progress = [&](std::uint64_t bytes) { bar.add(bytes); };
+  return transfer(*device, items, layout, options);
+}
+
+}  // namespace
+
+int run(const GpuArguments& arguments) {
+  const DeviceInfo info = find_device(arguments.device);
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit raised{before.rlim_max, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+
+  Selection selection;
+  std::vector<Item> items;
+  std::map<std::string, std::size_t> by_key;
+  for (const std::string& tensor : arguments.tensors) {
+    for (Item& item : selection.resolve(tensor, arguments.selection)) {
+      if (by_key.emplace(item.key(), items.size()).second) items.push_back(std::move(item));
+    }
+  }
+  TransferOptions options;
+  options.verify = arguments.verify;
+  options.keep_free = arguments.keep_free;
+  options.workers = arguments.workers;
+  if (arguments.tile_bytes != 0)
+    options.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
+  std::vector<std::uint64_t> sizes;
+  sizes.reserve(items.size());
+  for (const Item& item : items) sizes.push_back(item.bytes());
+  const Layout layout = lay_out(sizes);
+  Transferred transferred = copy(info, items, layout, options);
+
+  std::vector<int> descriptors;
+  for (UniqueFd& segment : transferred.segments) descriptors.push_back(inherit(std::move(segment)));
+  Json tensors = Json::array();
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Item& item = items[i];
+    const auto [segment, offset] = layout.placements[i];
+    const bool has_bytes = segment != Placement::kNone;
+    tensors.push_back({{"name", item.request().tensor},
+                       {"label", item.label()},
+                       {"key", item.key()},
+                       {"fd", has_bytes ? descriptors[segment] : -1},
+                       {"offset", offset},
+                       {"bytes", item.bytes()},
+                       {"segment_bytes", has_bytes ? layout.segment_bytes[segment] : 0},
+                       {"dtype", dtype_name(item.dtype())},
+                       {"shape", item.shape()},
+                       {"device", info.id},
+                       {"uuid", info.uuid}});
+  }
+  UniqueFd description(::memfd_create("stfs-gpu-tensors", MFD_CLOEXEC));
+  if (!description) throw_errno(ErrorCode::kDeviceFailed, "memfd", "", errno);
+  const std::string text = tensors.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (const int error = write_exact(description.get(), std::as_bytes(std::span(text)))) {
+    throw_errno(ErrorCode::kDeviceFailed, "memfd", "", error);
+  }
+  const int described = inherit(std::move(description));
+  ::setenv("STFS_GPU_TENSORS", ("/proc/self/fd/" + std::to_string(described)).c_str(), 1);
+
+  if (static_cast<rlim_t>(described) < before.rlim_cur) ::setrlimit(RLIMIT_NOFILE, &before);
+  std::vector<char*> argv;
+  for (const std::string& word : arguments.command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  const int error = errno;
+  std::fprintf(stderr, "stfs-gpu: %s: %s\n", printable(arguments.command[0]).c_str(),
+               errno_text(error).c_str());
+  return error == ENOENT ? kNoSuchCommand : kCannotRun;
+}
+
+}  // namespace stfs::gpu

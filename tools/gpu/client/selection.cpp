@@ -1,0 +1,265 @@
+#include "tools/gpu/client/selection.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <glob.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& place, const std::string& text) {
+  throw Error(ErrorCode::kUsage, place, text);
+}
+
+struct stat status_of(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    throw_errno(ErrorCode::kUnreadable, path.string(), "", errno);
+  }
+  return status;
+}
+
+bool exists(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0;
+}
+
+// The directory that the file system of `path` is mounted on.
+fs::path mount_of(const fs::path& path) {
+  const dev_t device = status_of(path).st_dev;
+  fs::path root = path;
+  while (root.has_relative_path() && status_of(root.parent_path()).st_dev == device) {
+    root = root.parent_path();
+  }
+  return root;
+}
+
+// What a file below .stfs/ shows: a tensor's file in the root, a part of it, a type.
+struct Shown {
+  fs::path raw;
+  std::string slice;
+  std::optional<DType> as;
+};
+
+std::optional<Shown> shown_by(const fs::path& path) {
+  const fs::path root = mount_of(path);
+  const fs::path inside = path.lexically_relative(root);
+  std::vector<std::string> parts;
+  for (const fs::path& part : inside) parts.push_back(part.string());
+  if (parts.size() < 3 || parts[0] != ".stfs") return std::nullopt;
+  const std::string view = parts[1];
+  const bool is_npy = view.starts_with("npy");
+  const bool is_slice = view.ends_with("slice");
+  if (!is_npy && view != "f32" && view != "slice") return std::nullopt;
+  constexpr std::string_view kSuffix = ".npy";
+  constexpr std::string_view kEscapedSuffix = "%2Enpy";  // of a directory's name
+  Shown shown{.raw = root, .slice = "", .as = std::nullopt};
+  if (view.ends_with("f32")) shown.as = DType::kF32;
+  for (std::size_t i = 2; i < parts.size(); ++i) {
+    std::string part = parts[i];
+    const bool is_last = i + 1 == parts.size();
+    if (is_npy && is_last) {
+      if (!part.ends_with(kSuffix)) return std::nullopt;
+      part.resize(part.size() - kSuffix.size());
+    } else if (is_npy && part.ends_with(kEscapedSuffix)) {
+      part.replace(part.size() - kEscapedSuffix.size(), kEscapedSuffix.size(), kSuffix);
+    }
+    if (is_slice && is_last) {
+      shown.slice = part;
+    } else {
+      shown.raw /= part;
+    }
+  }
+  return shown;
+}
+
+// Takes a whole number off the front of `text`.
+bool take_number(std::string_view& text, std::uint64_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return error == std::errc();
+}
+
+bool take(std::string_view& text, char c) {
+  if (!text.starts_with(c)) return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+// The part of what `slice` takes that is the shard's.
+std::string shard_of(const Shard& shard, const std::string& slice, const Tensor& tensor,
+                     const std::string& place) {
+  std::vector<Range> ranges;
+  if (parse_ranges(slice.empty() ? "..." : slice, tensor.shape, ranges) != 0) return slice;
+  std::uint64_t kept = 0;
+  for (Range& range : ranges) {
+    if (!range.keeps_dimension || kept++ != shard.dimension) continue;
+    if (range.count % shard.world != 0) {
+      refuse(place, "tensor " + in_quotes(tensor.name) + ": dimension " +
+                        std::to_string(shard.dimension) + " of " + std::to_string(range.count) +
+                        " cannot be divided by " + std::to_string(shard.world));
+    }
+    range.count /= shard.world;
+    range.start += shard.rank * range.count * range.step;
+    return canonical_expression(ranges, tensor.shape);
+  }
+  refuse(place, "tensor " + in_quotes(tensor.name) + ": there is no dimension " +
+                    std::to_string(shard.dimension));
+}
+
+}  // namespace
+
+Shard parse_shard(const std::string& text) {
+  Shard shard;
+  std::string_view rest = text;
+  const bool is_one = take_number(rest, shard.rank) && take(rest, '/') &&
+                      take_number(rest, shard.world) && take(rest, '@') &&
+                      take_number(rest, shard.dimension) && rest.empty();
+  if (!is_one || shard.world == 0 || shard.rank >= shard.world) {
+    refuse("", "shard " + in_quotes(text) + ": not RANK/WORLD@DIM with RANK below WORLD");
+  }
+  return shard;
+}
+
+std::vector<Item> Selection::resolve(const std::string& argument, const SelectionOptions& options) {
+  std::vector<Item> items;
+  if (exists(argument)) {
+    add_path(argument, options, items);
+  } else if (const std::size_t colons = split(argument); colons != std::string::npos) {
+    add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
+  } else {
+    glob_t found{};
+    const int result = ::glob(argument.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found);
+    std::vector<std::string> paths;
+    if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (paths.empty()) {
+      throw Error(ErrorCode::kUnreadable, argument, "no such file, and not SOURCE::NAME");
+    }
+    for (const std::string& path : paths) add_path(path, options, items);
+  }
+  if (items.empty()) refuse(argument, "no tensors there");
+  // In the order of their bytes, so that a source is read from its beginning to its end.
+  std::ranges::stable_sort(items, [](const Item& a, const Item& b) {
+    return std::pair(a.request().path, a.request().offset) <
+           std::pair(b.request().path, b.request().offset);
+  });
+  return items;
+}
+
+// Where the "::" stands that ends a source which exists; npos when none does.
+std::size_t Selection::split(const std::string& argument) {
+  for (std::size_t at = argument.find("::"); at != std::string::npos;
+       at = argument.find("::", at + 1)) {
+    if (exists(argument.substr(0, at))) return at;
+  }
+  return std::string::npos;
+}
+
+void Selection::add_named(const std::string& source, const std::string& name,
+                          const SelectionOptions& options, std::vector<Item>& items) {
+  const Checkpoint& checkpoint = open(source);
+  if (const auto found = checkpoint.find(name)) {
+    return add(checkpoint.tensor(*found), "", options, source, items);
+  }
+  const std::vector<std::uint32_t> numbers = checkpoint.match(std::span(&name, 1));
+  if (numbers.empty()) {
+    refuse(source, "tensor " + in_quotes(name) + ": not in the checkpoint");
+  }
+  for (const std::uint32_t number : numbers) {
+    add(checkpoint.tensor(number), "", options, source, items);
+  }
+}
+
+void Selection::add_path(const std::string& path, const SelectionOptions& options,
+                         std::vector<Item>& items) {
+  const std::string absolute = absolute_path(path);
+  if (!S_ISDIR(status_of(absolute).st_mode)) return add_file(absolute, options, items);
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
+       at.increment(error)) {
+    // The views, where they are listed, show the same tensors again: only who names them gets them.
+    if (at->path().filename() == ".stfs") at.disable_recursion_pending();
+    std::error_code cause;
+    const fs::file_type type = at->status(cause).type();
+    if (type == fs::file_type::none) {
+      throw_errno(ErrorCode::kUnreadable, at->path().string(), "", cause.value());
+    }
+    if (type == fs::file_type::regular) add_file(at->path().string(), options, items);
+  }
+  if (error) throw_errno(ErrorCode::kUnreadable, path, "", error.value());
+}
+
+void Selection::add_file(const std::string& path, const SelectionOptions& options,
+                         std::vector<Item>& items) {
+  Shown shown{.raw = path, .slice = "", .as = std::nullopt};
+  std::optional<std::string> name = extended_attribute(path, "user.stfs.name");
+  if (!name) {
+    if (auto other = shown_by(path)) shown = std::move(*other);
+    name = extended_attribute(shown.raw.string(), "user.stfs.name");
+  }
+  const auto source = extended_attribute(shown.raw.string(), "user.stfs.source");
+  const auto offset = extended_attribute(shown.raw.string(), "user.stfs.offset");
+  if (!name || !source || !offset) {
+    refuse(path,
+           "not a tensor in a mount of stfs (of a checkpoint that is not mounted: "
+           "SOURCE::NAME)");
+  }
+  const Checkpoint& checkpoint = open(*source);
+  const auto found = checkpoint.find(*name);
+  const struct stat mounted = status_of(shown.raw);
+  // The mount shows the source's times. What it has mounted may have been replaced since.
+  const auto is_mounted = [&](const Tensor& tensor) {
+    const timespec& mtime = tensor.source->file.mtime();
+    return std::to_string(tensor.offset) == *offset &&
+           tensor.length == static_cast<std::uint64_t>(mounted.st_size) &&
+           mtime.tv_sec == mounted.st_mtim.tv_sec && mtime.tv_nsec == mounted.st_mtim.tv_nsec;
+  };
+  if (!found || !is_mounted(checkpoint.tensor(*found))) {
+    throw Error(ErrorCode::kUnreadable, *source, "is another version than the one that is mounted");
+  }
+  SelectionOptions wanted = options;
+  if (!wanted.as) wanted.as = shown.as;
+  add(checkpoint.tensor(*found), shown.slice, wanted, path, items);
+}
+
+void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
+                    const std::string& place, std::vector<Item>& items) {
+  ItemRequest request;
+  request.path = tensor.source->file.path();
+  request.tensor = tensor.name;
+  request.identity = identity_of(tensor.source->file);
+  request.offset = tensor.offset;
+  request.dtype = tensor.dtype;
+  request.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  request.slice = options.shard ? shard_of(*options.shard, slice, tensor, place) : slice;
+  request.as = options.as;
+  items.emplace_back(std::move(request));
+}
+
+const Checkpoint& Selection::open(const std::string& source) {
+  std::unique_ptr<const Checkpoint>& checkpoint = open_[absolute_path(source)];
+  const auto is_current = [](const auto& file) {
+    struct stat status {};
+    const LocalFile& mapping = file->file;
+    return mapping.verify() == 0 && ::stat(mapping.path().c_str(), &status) == 0 &&
+           status.st_dev == mapping.device() && status.st_ino == mapping.inode();
+  };
+  if (!checkpoint || !std::ranges::all_of(checkpoint->sources(), is_current)) {
+    checkpoint = std::make_unique<const Checkpoint>(std::span(&source, 1));
+  }
+  return *checkpoint;
+}
+
+}  // namespace stfs::gpu

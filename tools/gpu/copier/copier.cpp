@@ -1,0 +1,175 @@
+#include "tools/gpu/copier/copier.h"
+
+#include "core/base/error.h"
+#include "tools/gpu/copier/message.h"
+#include "tools/gpu/copier/transfer.h"
+#include "tools/gpu/device/device.h"
+
+#include <nlohmann/json.hpp>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <span>
+#include <thread>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr int kProgressMs = 100;  // between two words on progress
+
+Json error_answer(std::uint64_t load, int status, const std::string& text) {
+  return {{"load", load}, {"error", {{"status", status}, {"message", to_json_text(text)}}}};
+}
+
+class Copier {
+ public:
+  Copier(UniqueFd socket, std::string device)
+      : channel_(std::move(socket), {.body_bytes = std::size_t{64} << 20, .descriptors = 0}),
+        device_name_(std::move(device)),
+        done_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!done_) throw_errno(ErrorCode::kDeviceFailed, "eventfd", "", errno);
+  }
+
+  int run(std::chrono::seconds idle) {
+    channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
+    int patience = -1;  // it was started for an order
+    for (;;) {
+      while (std::optional<Message> message = channel_.next()) {
+        if (message->body().contains("hello"))
+          holder_version_ = number_of(message->body(), "hello");
+        if (!message->body().contains("load")) continue;
+        serve(message->body());
+        if (holder_is_gone_) return 0;
+        patience = static_cast<int>(idle.count() * 1000);
+      }
+      const int ready = wait(-1, patience);
+      if (ready == 0) return 0;
+      if (!channel_.receive()) return 0;
+    }
+  }
+
+ private:
+  // poll() for the holder, and for `fd` when it is one. The number of those that are ready.
+  int wait(int fd, int milliseconds) {
+    polled_[0] = {channel_.fd(), POLLIN, 0};
+    polled_[1] = {fd, POLLIN, 0};
+    return poll_events(std::span(polled_).first(fd < 0 ? 1 : 2), milliseconds);
+  }
+
+  void serve(const Json& order) {
+    const std::uint64_t id = number_of(order, "load");
+    std::atomic<std::uint64_t> copied = 0;
+    std::atomic<bool> stop = false;
+    Json answer;
+    std::vector<UniqueFd> descriptors;
+    {
+      const std::jthread worker([&] {
+        answer = copy(id, order, copied, stop, descriptors);
+        ::eventfd_write(done_.get(), 1);
+      });
+      try {
+        watch(id, copied, stop);
+      } catch (...) {
+        stop = true;  // the worker is waited for
+        throw;
+      }
+    }
+    if (holder_is_gone_) return;
+    channel_.send_now(answer, std::move(descriptors));
+  }
+
+  // Until the copy is done: says how far it is, and listens for the word that it is not wanted.
+  void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
+    for (;;) {
+      if (!holder_is_gone_ && !channel_.has_output()) {
+        channel_.queue({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
+      }
+      if (!channel_.send()) holder_is_gone_ = stop = true;
+      // A holder that has gone is readable for ever.
+      const int ready =
+          holder_is_gone_ ? poll_events({&done_poll_, 1}, -1) : wait(done_.get(), kProgressMs);
+      if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
+        eventfd_t value = 0;
+        ::eventfd_read(done_.get(), &value);
+        return;
+      }
+      if (ready == 0 || holder_is_gone_) continue;
+      if (!channel_.receive()) holder_is_gone_ = true;
+      while (const std::optional<Message> message = channel_.next()) {
+        if (number_of(message->body(), "stop", 0) == id) stop = true;
+      }
+      if (holder_is_gone_) stop = true;
+    }
+  }
+
+  Json copy(std::uint64_t id, const Json& order, std::atomic<std::uint64_t>& copied,
+            const std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
+    try {
+      if (holder_version_ != kProtocolVersion) {
+        throw Error(
+            ErrorCode::kDeviceFailed, "",
+            version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
+      }
+      if (!device_) device_ = open_device(find_device(device_name_));
+      std::vector<Item> items;
+      std::vector<std::uint64_t> sizes;
+      for (const Json& item : list_of(order, "items")) {
+        items.push_back(item_from_json(item));
+        sizes.push_back(items.back().bytes());
+      }
+      TransferOptions options;
+      options.verify = flag_of(order, "verify");
+      options.keep_free = number_of(order, "keep_free");
+      options.workers = static_cast<unsigned>(std::min<std::uint64_t>(
+          number_of(order, "workers"), std::numeric_limits<unsigned>::max()));
+      if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
+        options.tile_bytes = static_cast<std::size_t>(tile);
+      }
+      options.stop = &stop;
+      options.progress = [&](std::uint64_t bytes) { copied += bytes; };
+      total_ = work_of(items, options);
+      Transferred result = transfer(*device_, items, lay_out(sizes), options);
+      Json counts = Json::array();
+      for (const ConversionCounts& count : result.counts) {
+        counts.push_back({{"out_of_range", count.out_of_range}, {"nan", count.nan}});
+      }
+      descriptors = std::move(result.segments);
+      return {{"load", id}, {"counts", std::move(counts)}};
+    } catch (const OutOfDeviceMemory& error) {
+      return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
+    } catch (const Error& error) {
+      return error_answer(id, exit_status(error.code()), error.what());
+    } catch (const std::bad_alloc&) {
+      return error_answer(id, exit_status(ErrorCode::kDeviceFailed), "the copier is out of memory");
+    } catch (const std::exception& error) {
+      return error_answer(id, exit_status(ErrorCode::kDeviceFailed), error.what());
+    }
+  }
+
+  Channel channel_;
+  std::string device_name_;
+  UniqueFd done_;
+  pollfd done_poll_{done_.get(), POLLIN, 0};
+  pollfd polled_[2] = {};
+  std::unique_ptr<Device> device_;
+  std::uint64_t holder_version_ = 1;  // until it says hello
+  std::atomic<std::uint64_t> total_ = 0;
+  bool holder_is_gone_ = false;
+};
+
+}  // namespace
+
+int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
+  // The device was chosen by its UUID; what its user sees of the others does not matter here.
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  return Copier(std::move(socket), device).run(idle);
+}
+
+}  // namespace stfs::gpu

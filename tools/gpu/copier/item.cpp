@@ -1,0 +1,109 @@
+#include "tools/gpu/copier/item.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "tools/gpu/device/narrowing.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr std::size_t kMaxRank = 1024;
+
+std::string shape_text(const std::vector<std::uint64_t>& shape) {
+  std::string text = "[";
+  for (const std::uint64_t dimension : shape) {
+    if (text.size() > 1) text += ',';
+    text += std::to_string(dimension);
+  }
+  return text + "]";
+}
+
+// The product of a shape's dimensions times `bits`; nothing when it has more than 64 bits. An empty
+// dimension makes it 0, whatever the others are.
+bool bits_of(const std::vector<std::uint64_t>& shape, std::uint64_t bits, std::uint64_t& product) {
+  product = bits;
+  if (std::ranges::find(shape, 0U) != shape.end()) product = 0;
+  return product == 0 || std::ranges::all_of(shape, [&](std::uint64_t dimension) {
+           return !__builtin_mul_overflow(product, dimension, &product);
+         });
+}
+
+}  // namespace
+
+SourceIdentity identity_of(const LocalFile& file) {
+  return {.device = file.device(),
+          .inode = file.inode(),
+          .size = file.size(),
+          .mtime_seconds = file.mtime().tv_sec,
+          .mtime_nanoseconds = file.mtime().tv_nsec};
+}
+
+Item::Item(ItemRequest request) : request_(std::move(request)) {
+  const auto refuse = [&](const std::string& rule) {
+    throw Error(ErrorCode::kUsage, request_.path,
+                "tensor " + in_quotes(request_.tensor) + ": " + rule);
+  };
+  if (request_.shape.size() > kMaxRank) refuse("more dimensions than any tensor has");
+  std::uint64_t tensor_bits = 0;
+  if (!bits_of(request_.shape, dtype_bits(request_.dtype), tensor_bits) || tensor_bits % 8 != 0) {
+    refuse("shape " + shape_text(request_.shape) + " is none of a tensor");
+  }
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(request_.offset, tensor_bits / 8, &end) ||
+      end > request_.identity.size) {
+    refuse("lies outside the file");
+  }
+  const std::string expression = request_.slice.empty() ? "..." : request_.slice;
+  std::vector<Range> ranges;
+  int error = parse_ranges(expression, request_.shape, ranges);
+  if (error == 0) error = slice_of(ranges, request_.dtype, request_.shape, slice_);
+  if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
+  if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+  request_.slice = canonical_expression(ranges, request_.shape);
+
+  elements_ = slice_.size() * 8 / dtype_bits(request_.dtype);
+  if (request_.as == request_.dtype) request_.as.reset();
+  if (request_.as && !gpu::converts(request_.dtype, *request_.as)) {
+    refuse("no conversion from " + std::string(dtype_name(request_.dtype)) + " to " +
+           std::string(dtype_name(*request_.as)));
+  }
+  bytes_ = slice_.size();
+  if (request_.as && __builtin_mul_overflow(elements_, dtype_bits(*request_.as) / 8, &bytes_)) {
+    refuse("too large");
+  }
+
+  const SourceIdentity& id = request_.identity;
+  for (const auto part : {id.device, id.inode, id.size}) key_ += std::to_string(part) + ":";
+  key_ += std::to_string(id.mtime_seconds) + "." + std::to_string(id.mtime_nanoseconds) + "+" +
+          std::to_string(request_.offset) + "/" + std::string(dtype_name(request_.dtype)) +
+          shape_text(request_.shape) + "/" + request_.slice + "/" +
+          std::string(dtype_name(dtype()));
+}
+
+std::string Item::label() const {
+  std::string label = request_.path + "::" + request_.tensor;
+  if (!request_.slice.empty()) label += "[" + request_.slice + "]";
+  if (request_.as) label += " as " + std::string(dtype_name(*request_.as));
+  return label;
+}
+
+Content Item::raw(const LocalFile& file) const {
+  if (!request_.slice.empty()) return slice_content(slice_, file, request_.offset);
+  Content content;
+  content.extent(file, request_.offset, slice_.size());
+  return content;
+}
+
+Content Item::content(const LocalFile& file, ConversionTally* tally) const {
+  if (!converts()) return raw(file);
+  Content content;
+  content.production(as_type(raw(file), request_.dtype, dtype(), elements_, tally));
+  return content;
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,85 @@
+// One thing to have on a device: a tensor of a source file, or a part of it, in its own type or
+// another. It says where the bytes are and which version of them is meant; it owns no file.
+//
+// Two items are the same bytes exactly when their keys are equal. Immutable once it is made, and
+// then safe to share between threads.
+#pragma once
+
+#include "core/format/types.h"
+#include "core/recipe/content.h"
+#include "core/recipe/slice.h"
+#include "core/source/local_file.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs::gpu {
+
+class ConversionTally;
+
+// Which version of a file is meant: it is the same while all of these are.
+struct SourceIdentity {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size = 0;  // bytes
+  std::int64_t mtime_seconds = 0;
+  std::int64_t mtime_nanoseconds = 0;
+
+  bool operator==(const SourceIdentity&) const = default;
+};
+SourceIdentity identity_of(const LocalFile& file);
+
+// What an item is made from: a tensor as its header describes it, and what is wanted of it.
+struct ItemRequest {
+  std::string path;    // of the source file, absolute
+  std::string tensor;  // its name
+  SourceIdentity identity;
+  std::uint64_t offset = 0;  // of the tensor's first byte in the file
+  DType dtype = DType::kU8;
+  std::vector<std::uint64_t> shape;
+  std::string slice;        // EXPR as core/recipe/slice.h says; empty: all of it
+  std::optional<DType> as;  // F32, F16 or BF16; none when that is what it is
+};
+
+class Item {
+ public:
+  // Throws Error kUsage when the request is none that could be: a tensor outside its file, a slice
+  // that is none, a conversion of a type that has none. Nothing in it is trusted.
+  explicit Item(ItemRequest request);
+
+  const ItemRequest& request() const { return request_; }
+  DType dtype() const { return request_.as.value_or(request_.dtype); }  // of the result
+  const std::vector<std::uint64_t>& shape() const { return slice_.shape; }
+  std::uint64_t elements() const { return elements_; }
+  std::uint64_t bytes() const { return bytes_; }             // of the result
+  std::uint64_t raw_bytes() const { return slice_.size(); }  // before a conversion
+  bool converts() const { return request_.as.has_value(); }
+
+  // The bytes' identity, on whichever device: the source's identity, offset, type and shape, the
+  // canonical form of the slice, and the type they are converted to.
+  const std::string& key() const { return key_; }
+
+  // What a person calls it: "/w/model.safetensors::w[0:2,:] as F16". It stays the same when the
+  // source changes.
+  std::string label() const;
+
+  // The recipe of the bytes before a conversion. `file` is the source, open as the identity says.
+  Content raw(const LocalFile& file) const;
+
+  // The recipe of the bytes that stand on the device, converted on the host where they are
+  // converted. What the conversion meets is added to `tally` when that is given; it then outlives
+  // the recipe.
+  Content content(const LocalFile& file, ConversionTally* tally = nullptr) const;
+
+ private:
+  ItemRequest request_;
+  Slice slice_;
+  std::uint64_t elements_ = 1;
+  std::uint64_t bytes_ = 0;
+  std::string key_;
+};
+
+}  // namespace stfs::gpu

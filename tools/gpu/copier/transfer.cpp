@@ -1,0 +1,341 @@
+#include "tools/gpu/copier/transfer.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+// Pinned memory is bounded by these: workers, times three tiles.
+constexpr std::size_t kTileUnit = 4096;
+static_assert(kTileUnit % kItemAlignment == 0);
+constexpr std::size_t kMaxTile = 64 << 20;
+constexpr unsigned kMaxWorkers = 64;
+
+constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+
+// Sizes that nothing has are the largest there is, and never small ones.
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  if (value > kMost - multiple) return kMost / multiple * multiple;
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// The files of the items, each open once and the version that the items mean.
+class Sources {
+ public:
+  explicit Sources(std::span<const Item> items) {
+    for (const Item& item : items) {
+      const ItemRequest& request = item.request();
+      const auto [at, is_new] = files_.try_emplace(request.path, request.path);
+      if (identity_of(at->second) != request.identity) {
+        throw Error(ErrorCode::kUnreadable, request.path, "has changed since it was named");
+      }
+    }
+  }
+
+  const LocalFile& of(const Item& item) const { return files_.at(item.request().path); }
+
+  void verify() const {
+    for (const auto& [path, file] : files_) {
+      if (file.verify() != 0) fail(path, ESTALE);
+    }
+  }
+
+  // What a failed read is told as: `path` is where, unless another source is the reason.
+  [[noreturn]] void fail(const std::string& path, int error) const {
+    if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
+    const auto changed =
+        std::ranges::find_if(files_, [](const auto& entry) { return entry.second.verify() != 0; });
+    throw Error(ErrorCode::kUnreadable, changed == files_.end() ? path : changed->first,
+                "changed while it was copied");
+  }
+
+ private:
+  std::map<std::string, LocalFile> files_;
+};
+
+// A stretch of a segment that is copied in one way.
+struct Run {
+  std::uint64_t begin = 0;     // in the segment
+  std::uint64_t length = 0;    // on the device, bytes
+  Content content;             // what the device shall hold
+  std::size_t first_item = 0;  // the first of those in it
+
+  // A conversion on the device: of the raw recipe's elements, which are those of first_item.
+  bool converts = false;
+  Content raw;
+
+  // Between items: (where one ends in the run, how many bytes until the next one).
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> gaps;
+};
+
+// A piece of a run, small enough for a lane's tile.
+struct Tile {
+  const Run* run;
+  std::size_t segment;
+  std::uint64_t offset;        // in the run, on the device
+  std::uint64_t length;        // on the device
+  std::uint64_t of_items = 0;  // of that, in items and not between them
+};
+
+class Transfer {
+ public:
+  Transfer(Device& device, std::span<const Item> items, const Layout& layout,
+           const TransferOptions& options)
+      : device_(device), items_(items), layout_(layout), options_(options), sources_(items) {
+    plan();
+  }
+
+  Transferred run() {
+    const std::uint64_t free = device_.info().free_bytes;
+    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
+    if (needed > free) throw OutOfDeviceMemory(device_.info().id, needed, free);
+    for (const std::uint64_t bytes : layout_.segment_bytes) {
+      segments_.push_back(device_.allocate(bytes));
+    }
+    work(&Transfer::copy);
+    Transferred result;
+    result.counts = device_counts_;
+    for (std::size_t i = 0; i < items_.size(); ++i) result.counts[i] += host_counts_[i].total();
+    if (options_.verify) work(&Transfer::compare);
+    sources_.verify();
+    for (const auto& segment : segments_) result.segments.push_back(segment->publish());
+    return result;
+  }
+
+ private:
+  using Step = void (Transfer::*)(Lane&, const Tile&, std::span<std::byte> scratch,
+                                  std::vector<ConversionCounts>& counts);
+
+  void plan() {
+    runs_.resize(layout_.segment_bytes.size());
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      const auto [segment, offset] = layout_.placements[i];
+      if (segment == Placement::kNone) continue;
+      const Item& item = items_[i];
+      const LocalFile& file = sources_.of(item);
+      std::vector<Run>& runs = runs_[segment];
+      const bool converts = item.converts() && device_.converts();
+      const bool joins = !converts && !runs.empty() && !runs.back().converts;
+      Run& run = joins ? runs.back() : runs.emplace_back();
+      if (!joins) {
+        run.begin = offset;
+        run.first_item = i;
+        run.converts = converts;
+      }
+      const std::uint64_t gap = offset - run.begin - run.length;
+      if (gap > 0) run.gaps.emplace_back(run.length, gap);
+      run.content.literal(std::string(static_cast<std::size_t>(gap), '\0'));
+      run.content.append(item.content(file, converts ? nullptr : &host_counts_[i]));
+      if (converts) run.raw = item.raw(file);
+      run.length = run.content.size();
+    }
+    for (std::size_t segment = 0; segment < runs_.size(); ++segment) {
+      for (const Run& run : runs_[segment]) cut(run, segment);
+    }
+  }
+
+  void cut(const Run& run, std::size_t segment) {
+    const std::uint64_t step = tile_step(run);
+    auto gap = run.gaps.begin();
+    for (std::uint64_t at = 0; at < run.length; at += step) {
+      Tile tile{&run, segment, at, std::min(step, run.length - at)};
+      tile.of_items = tile.length;
+      // Items and tiles begin at multiples of kItemAlignment, so a gap lies in one tile.
+      for (; gap != run.gaps.end() && gap->first < at + tile.length; ++gap) {
+        tile.of_items -= gap->second;
+      }
+      tiles_.push_back(tile);
+    }
+  }
+
+  // Bytes on the device that one tile gives.
+  std::uint64_t tile_step(const Run& run) const {
+    if (!run.converts) return options_.tile_bytes;
+    const Item& item = items_[run.first_item];
+    const std::uint64_t widest =
+        std::max(dtype_bits(item.request().dtype), dtype_bits(item.dtype()));
+    constexpr std::uint64_t kGroup = 64;  // elements: whole bytes of any type, and aligned
+    const std::uint64_t elements =
+        std::max<std::uint64_t>(options_.tile_bytes * 8 / widest / kGroup * kGroup, kGroup);
+    return elements * dtype_bits(item.dtype()) / 8;
+  }
+
+  // Runs a step over all tiles with a few workers. Throws the first failure, when all have ended.
+  void work(Step step) {
+    next_ = 0;
+    std::exception_ptr failure;
+    std::mutex mutex;
+    std::atomic<bool> stop = false;
+    const auto worker = [&] {
+      try {
+        std::vector<ConversionCounts> counts(items_.size());
+        std::vector<std::byte> scratch;
+        if (step == &Transfer::compare) scratch.resize(2 * options_.tile_bytes);
+        const std::unique_ptr<Lane> lane = device_.lane(options_.tile_bytes);
+        while (!stop) {
+          if (options_.stop != nullptr && *options_.stop) {
+            throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was given up");
+          }
+          const std::size_t i = next_.fetch_add(1);
+          if (i >= tiles_.size()) break;
+          (this->*step)(*lane, tiles_[i], scratch, counts);
+          if (options_.progress) options_.progress(tiles_[i].of_items);
+        }
+        lane->drain();
+        const std::lock_guard lock(mutex);
+        for (std::size_t i = 0; i < items_.size(); ++i) device_counts_[i] += counts[i];
+      } catch (...) {
+        stop = true;
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    };
+    const unsigned wanted = options_.workers == 0 ? device_.default_workers() : options_.workers;
+    const std::size_t workers = std::clamp<std::size_t>(tiles_.size(), 1, wanted);
+    {
+      std::vector<std::jthread> threads;
+      try {
+        for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(worker);
+      } catch (const std::exception&) {
+        // There are too many already, or too little memory: the others do its work.
+      }
+      worker();
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  void copy(Lane& lane, const Tile& tile, std::span<std::byte>,
+            std::vector<ConversionCounts>& counts) {
+    const Run& run = *tile.run;
+    DeviceSegment& segment = *segments_[tile.segment];
+    const Item& first = items_[run.first_item];
+    if (!run.converts) {
+      const auto length = static_cast<std::size_t>(tile.length);
+      read(run.content, tile, lane.tile(segment, run.begin + tile.offset, length), tile.offset);
+      lane.send();
+      return;
+    }
+    const std::uint64_t width = dtype_bits(first.dtype()) / 8;
+    const std::uint64_t bits = dtype_bits(first.request().dtype);
+    const std::uint64_t elements = tile.length / width;
+    const auto raw_bytes = static_cast<std::size_t>((elements * bits + 7) / 8);
+    read(run.raw, tile, lane.raw_tile(segment, run.begin + tile.offset, raw_bytes),
+         tile.offset / width * bits / 8);
+    lane.send_converted(first.request().dtype, first.dtype(), elements, counts[run.first_item]);
+  }
+
+  void compare(Lane& lane, const Tile& tile, std::span<std::byte> scratch,
+               std::vector<ConversionCounts>&) {
+    const auto length = static_cast<std::size_t>(tile.length);
+    const std::span expected = scratch.first(length);
+    const std::span found = scratch.subspan(options_.tile_bytes, length);
+    lane.read_back(*segments_[tile.segment], tile.run->begin + tile.offset, found);
+    read(tile.run->content, tile, expected, tile.offset);
+    if (std::memcmp(expected.data(), found.data(), length) == 0) return;
+    const auto differs = std::ranges::mismatch(expected, found).in1 - expected.begin();
+    const std::uint64_t at = tile.run->begin + tile.offset + static_cast<std::uint64_t>(differs);
+    const auto item = item_at(tile.segment, at);
+    throw Error(ErrorCode::kDeviceFailed, device_.info().id,
+                in_quotes(items_[item].label()) + ": byte " +
+                    std::to_string(at - layout_.placements[item].offset) +
+                    " on the device is not that of the source");
+  }
+
+  // The last item of a segment that begins at or before a byte.
+  std::size_t item_at(std::size_t segment, std::uint64_t offset) const {
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      const Placement& place = layout_.placements[i];
+      if (place.segment == segment && place.offset <= offset) found = i;
+    }
+    return found;
+  }
+
+  void read(const Content& content, const Tile& tile, std::span<std::byte> out,
+            std::uint64_t offset) const {
+    if (const int error = content.copy(offset, out)) {
+      sources_.fail(items_[item_at(tile.segment, tile.run->begin + tile.offset)].request().path,
+                    error);
+    }
+  }
+
+  Device& device_;
+  std::span<const Item> items_;
+  const Layout& layout_;
+  const TransferOptions& options_;
+  Sources sources_;
+  std::vector<ConversionTally> host_counts_{items_.size()};
+  std::vector<std::vector<Run>> runs_;  // of each segment
+  std::vector<Tile> tiles_;
+  std::vector<std::unique_ptr<DeviceSegment>> segments_;
+  std::vector<ConversionCounts> device_counts_{items_.size()};
+  std::atomic<std::size_t> next_ = 0;
+};
+
+}  // namespace
+
+std::uint64_t sum_or_most(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? kMost : sum;
+}
+
+std::uint64_t Layout::bytes() const {
+  return std::accumulate(segment_bytes.begin(), segment_bytes.end(), std::uint64_t{0}, sum_or_most);
+}
+
+Layout lay_out(std::span<const std::uint64_t> item_bytes) {
+  Layout layout;
+  std::uint32_t shared = Placement::kNone;  // the segment that small items go into
+  std::uint64_t used = 0;                   // of it
+  const auto segment = [&](std::uint64_t bytes) {
+    layout.segment_bytes.push_back(bytes);
+    return static_cast<std::uint32_t>(layout.segment_bytes.size() - 1);
+  };
+  for (const std::uint64_t bytes : item_bytes) {
+    Placement& place = layout.placements.emplace_back();
+    if (bytes == 0) continue;
+    if (bytes >= kOwnSegment) {
+      place.segment = segment(round_up(bytes, kSegmentGranularity));
+      continue;
+    }
+    if (shared == Placement::kNone || used + bytes > kOwnSegment) {
+      shared = segment(0);
+      used = 0;
+    }
+    place = {shared, used};
+    used = round_up(used + bytes, kItemAlignment);
+    layout.segment_bytes[shared] = round_up(used, kSegmentGranularity);
+  }
+  return layout;
+}
+
+std::uint64_t work_of(std::span<const Item> items, const TransferOptions& options) {
+  std::uint64_t bytes = 0;
+  for (const Item& item : items) bytes = sum_or_most(bytes, item.bytes());
+  return options.verify ? sum_or_most(bytes, bytes) : bytes;
+}
+
+Transferred transfer(Device& device, std::span<const Item> items, const Layout& layout,
+                     const TransferOptions& options) {
+  if (options.tile_bytes % kTileUnit != 0 || options.tile_bytes == 0 ||
+      options.tile_bytes > kMaxTile || options.workers > kMaxWorkers) {
+    throw Error(ErrorCode::kUsage, "",
+                "tiles are multiples of 4 KiB up to 64 MiB, and workers at most 64");
+  }
+  return Transfer(device, items, layout, options).run();
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,27 @@
+// The conversion of --as on the device. Compiled by nvcc into a fat binary that kernels.cpp embeds.
+#include "tools/gpu/device/convert_element.h"
+
+extern "C" __global__ void __launch_bounds__(stfs::gpu::kConvertThreads)
+    stfs_convert(const stfs::gpu::ConvertTask task) {
+  const std::uint64_t stride = static_cast<std::uint64_t>(gridDim.x) * blockDim.x;
+  unsigned out_of_range = 0;
+  unsigned nan = 0;
+  for (std::uint64_t i = static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < task.count; i += stride) {
+    const stfs::gpu::Met met = stfs::gpu::convert_element(task, i);
+    out_of_range += met == stfs::gpu::Met::kOutOfRange ? 1 : 0;
+    nan += met == stfs::gpu::Met::kNan ? 1 : 0;
+  }
+
+  // One addition a block, and none for a block that met neither.
+  __shared__ unsigned met_in_block[2];
+  if (threadIdx.x < 2) met_in_block[threadIdx.x] = 0;
+  __syncthreads();
+  if (out_of_range != 0) atomicAdd(&met_in_block[0], out_of_range);
+  if (nan != 0) atomicAdd(&met_in_block[1], nan);
+  __syncthreads();
+  if (threadIdx.x < 2 && met_in_block[threadIdx.x] != 0) {
+    atomicAdd(&task.counts[threadIdx.x],
+              static_cast<unsigned long long>(met_in_block[threadIdx.x]));
+  }
+}

@@ -1,0 +1,39 @@
+# The CUDA back end of stfs_gpu_core: compiled where there is cuda.h, with kernels where there is
+# nvcc too. The driver itself is looked for at run time. Not enable_language(CUDA): it fails where
+# there is no nvcc, and asks for a library to link with where there is one.
+#
+#   -DSTFS_CUDA=OFF   as if there were no CUDA Toolkit
+option(STFS_CUDA "Build the CUDA back end where the CUDA Toolkit is found" ON)
+
+set(toolkit_hints /usr/local/cuda $ENV{CUDA_HOME} $ENV{CUDA_PATH})
+find_path(STFS_CUDA_INCLUDE cuda.h HINTS ${toolkit_hints} PATH_SUFFIXES include)
+find_program(STFS_NVCC nvcc HINTS ${toolkit_hints} PATH_SUFFIXES bin)
+mark_as_advanced(STFS_CUDA_INCLUDE STFS_NVCC)
+
+if(STFS_CUDA AND STFS_CUDA_INCLUDE)
+  # Its types alone, for what includes driver.h. Where this target is, so is the back end.
+  add_library(stfs_cuda_types INTERFACE)
+  target_include_directories(stfs_cuda_types SYSTEM INTERFACE ${STFS_CUDA_INCLUDE})
+  target_link_libraries(stfs_gpu_core PRIVATE stfs_cuda_types ${CMAKE_DL_LIBS})
+  target_sources(stfs_gpu_core PRIVATE device/cuda_device.cpp device/driver.cpp device/kernels.cpp)
+
+  if(STFS_NVCC)
+    set(kernels ${CMAKE_CURRENT_BINARY_DIR}/convert.fatbin)
+    set(sources ${CMAKE_CURRENT_SOURCE_DIR}/device/convert.cu)
+    set(headers ${CMAKE_CURRENT_SOURCE_DIR}/device/convert_element.h ${CMAKE_CURRENT_SOURCE_DIR}/device/narrow.h)
+    # Machine code for every major architecture that this nvcc knows, and PTX of the newest.
+    add_custom_command(OUTPUT ${kernels}
+      COMMAND ${STFS_NVCC} -std=c++20 -O3 -fatbin -arch=all-major
+              -I ${PROJECT_SOURCE_DIR} -o ${kernels} ${sources}
+      DEPENDS ${sources} ${headers}
+      COMMENT "Compiling the conversion kernels" VERBATIM)
+    set_source_files_properties(device/kernels.cpp PROPERTIES
+      OBJECT_DEPENDS ${kernels} COMPILE_DEFINITIONS STFS_KERNELS="${kernels}")
+    message(STATUS "CUDA: ${STFS_CUDA_INCLUDE}, kernels by ${STFS_NVCC}")
+  else()
+    message(STATUS "CUDA: ${STFS_CUDA_INCLUDE}, no kernels: there is no nvcc")
+  endif()
+else()
+  message(STATUS "CUDA: none")
+  target_sources(stfs_gpu_core PRIVATE device/no_cuda.cpp)
+endif()

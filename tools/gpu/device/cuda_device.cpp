@@ -1,0 +1,798 @@
+// A GPU as device.h has it, through the driver's interface for virtual memory: a segment is an
+// allocation of its own (cuMemCreate), which a file descriptor names for other processes.
+//
+// Whatever the driver gives is owned by an object whose destructor gives it back. Destructors do
+// not throw: what the driver says then is of no use to anyone.
+#include "core/recipe/convert.h"
+#include "tools/gpu/device/convert_element.h"
+#include "tools/gpu/device/device.h"
+#include "tools/gpu/device/driver.h"
+#include "tools/gpu/device/kernels.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+[[noreturn]] void fail(std::string_view place, const std::string& message) {
+  throw Error(ErrorCode::kDeviceFailed, place, message);
+}
+
+// --- what the driver gives, and what gives it back
+
+// Uses the device's primary context, the one that the CUDA runtime and every framework use, so
+// that addresses mean the same to them.
+class PrimaryContext {
+ public:
+  PrimaryContext(const CudaDriver& cuda, CUdevice device) : cuda_(cuda), device_(device) {
+    cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  }
+  PrimaryContext(const PrimaryContext&) = delete;
+  PrimaryContext& operator=(const PrimaryContext&) = delete;
+  ~PrimaryContext() { cuda_.cuDevicePrimaryCtxRelease(device_); }
+
+  CUcontext get() const { return context_; }
+
+ private:
+  const CudaDriver& cuda_;
+  CUdevice device_;
+  CUcontext context_ = nullptr;
+};
+
+// Makes a context current for this thread and this scope; what was current is again afterwards.
+class Current {
+ public:
+  Current(const CudaDriver& cuda, CUcontext context) : cuda_(cuda) {
+    cuda_.check(cuda_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    is_pushed_ = true;
+  }
+  // For destructors: once more when it fails, since what they give back must be idle first.
+  Current(const CudaDriver& cuda, CUcontext context, std::nothrow_t) noexcept
+      : cuda_(cuda), is_pushed_(cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS) {
+    if (!is_pushed_) is_pushed_ = cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS;
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  ~Current() {
+    CUcontext popped = nullptr;
+    if (is_pushed_) cuda_.cuCtxPopCurrent(&popped);
+  }
+
+ private:
+  const CudaDriver& cuda_;
+  bool is_pushed_ = false;
+};
+
+// Owns what `Destroy` takes: a stream, an event, a module, memory.
+template <class T, auto Destroy>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(const CudaDriver& cuda, T value) : cuda_(&cuda), value_(value) {}
+  Owned(Owned&& other) noexcept
+      : cuda_(std::exchange(other.cuda_, nullptr)), value_(std::exchange(other.value_, T{})) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(cuda_, other.cuda_);
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (cuda_ != nullptr) (cuda_->*Destroy)(value_);
+  }
+
+  T get() const { return value_; }
+  explicit operator bool() const { return cuda_ != nullptr; }
+
+ private:
+  const CudaDriver* cuda_ = nullptr;
+  T value_{};
+};
+
+using Stream = Owned<CUstream, &CudaDriver::cuStreamDestroy>;
+using Event = Owned<CUevent, &CudaDriver::cuEventDestroy>;
+using Module = Owned<CUmodule, &CudaDriver::cuModuleUnload>;
+using Scratch = Owned<CUdeviceptr, &CudaDriver::cuMemFree>;
+using PinnedBuffer = Owned<void*, &CudaDriver::cuMemFreeHost>;
+using Allocation = Owned<CUmemGenericAllocationHandle, &CudaDriver::cuMemRelease>;
+
+Stream make_stream(const CudaDriver& cuda) {
+  CUstream stream = nullptr;
+  cuda.check(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  return {cuda, stream};
+}
+
+Event make_event(const CudaDriver& cuda) {
+  CUevent event = nullptr;
+  cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  return {cuda, event};
+}
+
+// Waits for the stream before memory that it uses is given back. Its first answer may be of
+// something else that failed, without having waited: then the second one waits, or says again that
+// the context is dead and that nothing runs in it any more. Returns the first.
+CUresult wait_for(const CudaDriver& cuda, CUstream stream) noexcept {
+  const CUresult result = cuda.cuStreamSynchronize(stream);
+  if (result != CUDA_SUCCESS) cuda.cuStreamSynchronize(stream);
+  return result;
+}
+
+PinnedBuffer make_pinned(const CudaDriver& cuda, std::size_t bytes) {
+  void* address = nullptr;
+  cuda.check(cuda.cuMemHostAlloc(&address, bytes, CU_MEMHOSTALLOC_PORTABLE),
+             std::to_string(bytes) + " bytes of pinned memory: cuMemHostAlloc");
+  return {cuda, address};
+}
+
+// No room on the device is told from other failures: it may be answered by making some.
+void check_room(const CudaDriver& cuda, CUresult result, std::string_view what,
+                const std::string& device_id, std::uint64_t needed) {
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    cuda.check(cuda.cuMemGetInfo(&free, &total), "cuMemGetInfo");
+    throw OutOfDeviceMemory(device_id, needed, free);
+  }
+  cuda.check(result, what);
+}
+
+// An allocation in this process's part of the device's address space.
+class MappedRange {
+ public:
+  // Other errors than those of room keep the name of the call. With `read_only`, that is tried
+  // first: not every driver knows it for a device's own memory.
+  MappedRange(const CudaDriver& cuda, const std::string& device_id, CUdevice device,
+              CUmemGenericAllocationHandle allocation, std::uint64_t bytes, bool read_only)
+      : cuda_(cuda), bytes_(bytes) {
+    check_room(cuda_, cuda_.cuMemAddressReserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve",
+               device_id, bytes);
+    try {
+      check_room(cuda_, cuda_.cuMemMap(address_, bytes_, 0, allocation, 0), "cuMemMap", device_id,
+                 bytes);
+      is_mapped_ = true;
+      allow(device_id, device, read_only);
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  MappedRange(const MappedRange&) = delete;
+  MappedRange& operator=(const MappedRange&) = delete;
+  ~MappedRange() { undo(); }
+
+  // What a destructor would keep to itself.
+  void unmap() {
+    is_mapped_ = false;
+    cuda_.check(cuda_.cuMemUnmap(address_, bytes_), "cuMemUnmap");
+  }
+
+  CUdeviceptr address() const { return address_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  void allow(const std::string& device_id, CUdevice device, bool read_only) {
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+    if (read_only) {
+      const CUresult result = cuda_.cuMemSetAccess(address_, bytes_, &access, 1);
+      const bool is_unknown =
+          result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED;
+      if (!is_unknown) return check_room(cuda_, result, "cuMemSetAccess", device_id, bytes_);
+    }
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    check_room(cuda_, cuda_.cuMemSetAccess(address_, bytes_, &access, 1), "cuMemSetAccess",
+               device_id, bytes_);
+  }
+
+  void undo() noexcept {
+    if (std::exchange(is_mapped_, false)) cuda_.cuMemUnmap(address_, bytes_);
+    cuda_.cuMemAddressFree(address_, bytes_);
+  }
+
+  const CudaDriver& cuda_;
+  CUdeviceptr address_ = 0;
+  std::uint64_t bytes_ = 0;
+  bool is_mapped_ = false;
+};
+
+// --- devices
+
+int attribute(const CudaDriver& cuda, CUdevice device, CUdevice_attribute which) {
+  int value = 0;
+  cuda.check(cuda.cuDeviceGetAttribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+std::string hexadecimal(const CUuuid& uuid) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device) {
+  DeviceInfo info;
+  info.id = "cuda:" + std::to_string(ordinal);
+
+  std::array<char, 256> text{};
+  cuda.check(cuda.cuDeviceGetName(text.data(), static_cast<int>(text.size()) - 1, device),
+             "cuDeviceGetName");
+  info.name = text.data();
+
+  CUuuid uuid{};
+  cuda.check(cuda.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
+  // A part of a GPU (MIG) has a UUID of its own, which its name alone tells from a whole one's.
+  info.uuid = (info.name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-") + hexadecimal(uuid);
+
+  text.fill('\0');
+  cuda.check(cuda.cuDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()) - 1, device),
+             "cuDeviceGetPCIBusId");
+  info.pci = text.data();
+  for (char& c : info.pci) {
+    if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
+  }
+
+  std::size_t total = 0;
+  cuda.check(cuda.cuDeviceTotalMem(&total, device), "cuDeviceTotalMem");
+  info.total_bytes = total;
+  return info;
+}
+
+int device_count(const CudaDriver& cuda) {
+  int count = 0;
+  cuda.check(cuda.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  return count;
+}
+
+CUdevice device_at(const CudaDriver& cuda, int ordinal) {
+  CUdevice device = 0;
+  cuda.check(cuda.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+  return device;
+}
+
+// By UUID: an ordinal means another device where CUDA_VISIBLE_DEVICES differs.
+CUdevice device_of(const CudaDriver& cuda, const DeviceInfo& info) {
+  const int count = device_count(cuda);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    const CUdevice device = device_at(cuda, ordinal);
+    if (describe(cuda, ordinal, device).uuid == info.uuid) return device;
+  }
+  fail(info.id, "there is no device " + info.uuid + " among the " + std::to_string(count) +
+                    " that this process sees");
+}
+
+CUmemAllocationProp allocation_properties(const CudaDriver& cuda, CUdevice device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  // So that a network card may be given the memory by whoever maps it.
+  properties.allocFlags.gpuDirectRDMACapable =
+      attribute(cuda, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+  return properties;
+}
+
+class CudaSegment : public DeviceSegment {
+ public:
+  CudaSegment(const CudaDriver& cuda, CUcontext context, const std::string& device_id,
+              CUdevice device, Allocation allocation, std::uint64_t bytes)
+      : cuda_(cuda),
+        context_(context),
+        allocation_(std::move(allocation)),
+        bytes_(bytes),
+        range_(std::in_place, cuda, device_id, device, allocation_.get(), bytes, false) {}
+  ~CudaSegment() override {
+    const Current current(cuda_, context_, std::nothrow);
+    range_.reset();
+    allocation_ = {};
+  }
+
+  std::uint64_t bytes() const override { return bytes_; }
+
+  // Where [offset, offset+length) stands.
+  CUdeviceptr at(std::uint64_t offset, std::uint64_t length) const {
+    if (!range_) fail("cuda", "segment: it is published");
+    if (offset > bytes_ || length > bytes_ - offset) fail("cuda", "segment: out of its range");
+    return range_->address() + offset;
+  }
+
+  UniqueFd publish() override {
+    if (!range_) fail("cuda", "segment: it is published");
+    const Current current(cuda_, context_);
+    int fd = -1;
+    cuda_.check(cuda_.cuMemExportToShareableHandle(&fd, allocation_.get(),
+                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                "cuMemExportToShareableHandle");
+    UniqueFd descriptor(fd);
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
+      throw_errno(ErrorCode::kDeviceFailed, "cuda", "exported descriptor", errno);
+    range_->unmap();
+    range_.reset();
+    allocation_ = {};  // from here on the memory lives by the descriptor
+    return descriptor;
+  }
+
+ private:
+  const CudaDriver& cuda_;
+  CUcontext context_;
+  Allocation allocation_;
+  std::uint64_t bytes_;
+  std::optional<MappedRange> range_;
+};
+
+// The kernel, and the tables it has been given so far.
+class Converter {
+ public:
+  explicit Converter(const CudaDriver& cuda) : cuda_(cuda) {
+    CUmodule module = nullptr;
+    cuda_.check(cuda_.cuModuleLoadData(&module, embedded_kernels().data()), "cuModuleLoadData");
+    module_ = {cuda_, module};
+    cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module, kConvertKernel), "cuModuleGetFunction");
+  }
+
+  CUfunction kernel() const { return kernel_; }
+
+  // The device's table for a type of 16 bits or fewer. The device's context is current; `stream` is
+  // waited for when the table is new, so that every stream may use it.
+  CUdeviceptr table(const std::string& device_id, DType from, CUstream stream) {
+    const std::scoped_lock lock(mutex_);
+    if (const auto known = tables_.find(from); known != tables_.end()) return known->second.get();
+
+    const std::vector<float> values = table_of(from);
+    const std::size_t bytes = values.size() * sizeof(float);
+    CUdeviceptr address = 0;
+    check_room(cuda_, cuda_.cuMemAlloc(&address, bytes), "cuMemAlloc", device_id, bytes);
+    Scratch table(cuda_, address);
+    const CUresult sent = cuda_.cuMemcpyHtoDAsync(address, values.data(), bytes, stream);
+    const CUresult arrived = wait_for(cuda_, stream);
+    cuda_.check(sent, "cuMemcpyHtoDAsync");
+    cuda_.check(arrived, "cuStreamSynchronize");
+    tables_.emplace(from, std::move(table));
+    return address;
+  }
+
+ private:
+  // Every code of the type, in order, as binary32.
+  static std::vector<float> table_of(DType from) {
+    const unsigned bits = dtype_bits(from);
+    const std::size_t codes = std::size_t{1} << bits;
+    std::vector<std::byte> in((codes * bits + 7) / 8 + sizeof(std::uint32_t));
+    for (std::size_t code = 0; code < codes; ++code) {
+      // Little-endian, packed from the lowest bit up.
+      for (unsigned bit = 0; bit < bits; ++bit) {
+        const std::size_t at = code * bits + bit;
+        if ((code >> bit & 1) != 0) in[at / 8] |= std::byte{1} << at % 8;
+      }
+    }
+    std::vector<float> values(codes);
+    convert_to_f32(from, std::span(in).first((codes * bits + 7) / 8), values);
+    return values;
+  }
+
+  const CudaDriver& cuda_;
+  Module module_;
+  CUfunction kernel_ = nullptr;
+  std::mutex mutex_;  // tables_
+  std::map<DType, Scratch> tables_;
+};
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(const CudaDriver& cuda, const DeviceInfo& info);
+  ~CudaDevice() override {
+    const Current current(cuda_, context_.get(), std::nothrow);
+    converter_.reset();
+  }
+
+  DeviceInfo info() const override;
+  bool converts() const override { return !embedded_kernels().empty(); }
+  // Half of the processors read; more than eight gain nothing on one bus.
+  unsigned default_workers() const override {
+    return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
+  }
+  std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override;
+  std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
+
+  const CudaDriver& cuda() const { return cuda_; }
+  const std::string& id() const { return info_.id; }
+  CUcontext context() const { return context_.get(); }
+
+  // Loaded when it is first needed. The device's context is current.
+  Converter& converter() {
+    const std::scoped_lock lock(mutex_);
+    if (!converter_) converter_.emplace(cuda_);
+    return *converter_;
+  }
+
+ private:
+  const CudaDriver& cuda_;
+  CUdevice device_;
+  DeviceInfo info_;
+  PrimaryContext context_;
+  CUmemAllocationProp properties_;
+  std::mutex mutex_;  // converter_
+  std::optional<Converter> converter_;
+};
+
+class CudaLane : public Lane {
+ public:
+  CudaLane(CudaDevice& device, std::size_t tile_bytes)
+      : device_(device), cuda_(device.cuda()), tile_bytes_(tile_bytes) {
+    stream_ = make_stream(cuda_);
+    for (Tile& tile : tiles_) {
+      tile.buffer = make_pinned(cuda_, tile_bytes_);
+      tile.sent = make_event(cuda_);
+    }
+  }
+
+  ~CudaLane() override {
+    const Current current(cuda_, device_.context(), std::nothrow);
+    settle();
+    tallied_ = {};
+    scratch_ = {};
+    for (Tile& tile : tiles_) tile = {};
+    stream_ = {};
+  }
+
+  std::span<std::byte> tile(DeviceSegment& segment, std::uint64_t offset,
+                            std::size_t length) override {
+    return hand_out(segment, offset, length, length);
+  }
+
+  std::span<std::byte> raw_tile(DeviceSegment& segment, std::uint64_t offset,
+                                std::size_t raw_bytes) override {
+    return hand_out(segment, offset, raw_bytes, 0);
+  }
+
+  void send() override {
+    submit([&](Tile& tile) {
+      cuda_.check(cuda_.cuMemcpyHtoDAsync(segment_->at(offset_, length_), tile.buffer.get(),
+                                          length_, stream_.get()),
+                  "cuMemcpyHtoDAsync");
+    });
+  }
+
+  void send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) override;
+
+  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
+    const std::span<std::byte> buffer = hand_out(segment, offset, out.size(), out.size());
+    segment_ = nullptr;
+    const Current current(cuda_, device_.context());
+    guarded([&] {
+      cuda_.check(cuda_.cuMemcpyDtoHAsync(buffer.data(), of(segment).at(offset, out.size()),
+                                          out.size(), stream_.get()),
+                  "cuMemcpyDtoHAsync");
+      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+    });
+    std::memcpy(out.data(), buffer.data(), out.size());
+  }
+
+  void drain() override {
+    const Current current(cuda_, device_.context());
+    guarded([&] {
+      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+      collect();
+    });
+    for (Tile& tile : tiles_) tile.is_under_way = false;
+  }
+
+ private:
+  struct Tile {
+    PinnedBuffer buffer;
+    Event sent;
+    bool is_under_way = false;  // the device may still read it
+  };
+
+  // Pairs of counters that one drain can tell apart; another comes when all are taken.
+  static constexpr std::size_t kSlots = 256;
+  using SlotValues = std::array<std::array<unsigned long long, 2>, kSlots>;
+
+  static CudaSegment& of(DeviceSegment& segment) { return dynamic_cast<CudaSegment&>(segment); }
+
+  std::span<std::byte> hand_out(DeviceSegment& segment, std::uint64_t offset, std::size_t bytes,
+                                std::size_t length) {
+    if (bytes > tile_bytes_) fail(device_.id(), "tile: more is asked for than it holds");
+    CudaSegment& target = of(segment);
+    target.at(offset, length);
+    Tile& tile = tiles_[next_];
+    if (tile.is_under_way) {
+      const Current current(cuda_, device_.context());
+      guarded(
+          [&] { cuda_.check(cuda_.cuEventSynchronize(tile.sent.get()), "cuEventSynchronize"); });
+      tile.is_under_way = false;
+    }
+    segment_ = &target;
+    offset_ = offset;
+    length_ = bytes;
+    return {static_cast<std::byte*>(tile.buffer.get()), bytes};
+  }
+
+  // Gives the stream what is to be done with the tile that was handed out.
+  template <class Work>
+  void submit(const Work& work) {
+    if (segment_ == nullptr) fail(device_.id(), "lane: no tile was handed out");
+    const Current current(cuda_, device_.context());
+    Tile& tile = tiles_[next_];
+    guarded([&] {
+      work(tile);
+      cuda_.check(cuda_.cuEventRecord(tile.sent.get(), stream_.get()), "cuEventRecord");
+    });
+    tile.is_under_way = true;
+    segment_ = nullptr;
+    next_ = (next_ + 1) % tiles_.size();
+  }
+
+  // Nothing is under way any more when what `work` throws leaves the lane.
+  template <class Work>
+  void guarded(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      settle();
+      throw;
+    }
+  }
+
+  // Waits for the stream, whatever it says. After a fault of its context nothing runs any more.
+  void settle() noexcept {
+    wait_for(cuda_, stream_.get());
+    for (Tile& tile : tiles_) tile.is_under_way = false;
+    tallies_.clear();
+  }
+
+  CUdeviceptr slot_for(ConversionCounts& counts);
+  void collect();
+
+  CudaDevice& device_;
+  const CudaDriver& cuda_;
+  std::size_t tile_bytes_;
+  Stream stream_;
+  std::array<Tile, 3> tiles_;
+  std::size_t next_ = 0;
+
+  // Of the tile that is handed out.
+  CudaSegment* segment_ = nullptr;
+  std::uint64_t offset_ = 0;
+  std::size_t length_ = 0;
+
+  Scratch scratch_;  // a tile on the device; the stream's order lets all of them share it
+  Scratch tallied_;  // SlotValues on the device
+  std::vector<ConversionCounts*> tallies_;  // whose the slots are
+};
+
+void CudaLane::send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) {
+  const std::uint64_t bits = dtype_bits(from);
+  if (count > length_ * 8 / bits) fail(device_.id(), "lane: more elements than the tile holds");
+  submit([&](Tile& tile) {
+    ConvertTask task{};
+    task.count = count;
+    task.from_bits = static_cast<std::uint32_t>(bits);
+    task.to = to == DType::kF32 ? Narrow::kF32 : to == DType::kF16 ? Narrow::kF16 : Narrow::kBF16;
+    const CUdeviceptr out = segment_->at(offset_, count * (dtype_bits(to) / 8));
+    if (count == 0) return;
+
+    Converter& converter = device_.converter();
+    const CUdeviceptr table = bits <= 16 ? converter.table(device_.id(), from, stream_.get()) : 0;
+    if (!scratch_) {
+      CUdeviceptr address = 0;
+      check_room(cuda_, cuda_.cuMemAlloc(&address, tile_bytes_), "cuMemAlloc", device_.id(),
+                 tile_bytes_);
+      scratch_ = {cuda_, address};
+    }
+    const CUdeviceptr slot = slot_for(counts);
+    const CUdeviceptr in = scratch_.get();
+    static_assert(sizeof(CUdeviceptr) == sizeof(void*));
+    std::memcpy(&task.in, &in, sizeof in);
+    std::memcpy(&task.out, &out, sizeof out);
+    std::memcpy(&task.table, &table, sizeof table);
+    std::memcpy(&task.counts, &slot, sizeof slot);
+
+    cuda_.check(cuda_.cuMemcpyHtoDAsync(in, tile.buffer.get(), length_, stream_.get()),
+                "cuMemcpyHtoDAsync");
+    constexpr std::uint64_t kMostBlocks = 4096;  // the kernel strides over what they leave
+    const std::uint64_t blocks = (count + kConvertThreads - 1) / kConvertThreads;
+    void* parameters[] = {&task};
+    cuda_.check(cuda_.cuLaunchKernel(converter.kernel(),
+                                     static_cast<unsigned>(std::min(blocks, kMostBlocks)), 1, 1,
+                                     kConvertThreads, 1, 1, 0, stream_.get(), parameters, nullptr),
+                "cuLaunchKernel");
+  });
+}
+
+// Where the device counts for `counts` until the next drain.
+CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
+  if (!tallied_) {
+    CUdeviceptr address = 0;
+    check_room(cuda_, cuda_.cuMemAlloc(&address, sizeof(SlotValues)), "cuMemAlloc", device_.id(),
+               sizeof(SlotValues));
+    tallied_ = {cuda_, address};
+  }
+  auto known = std::ranges::find(tallies_, &counts);
+  if (known == tallies_.end()) {
+    if (tallies_.size() == kSlots) {
+      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+      collect();
+    }
+    if (tallies_.empty()) {
+      cuda_.check(cuda_.cuMemsetD8Async(tallied_.get(), 0, sizeof(SlotValues), stream_.get()),
+                  "cuMemsetD8Async");
+    }
+    tallies_.push_back(&counts);
+    known = tallies_.end() - 1;
+  }
+  const auto slot = static_cast<std::size_t>(known - tallies_.begin());
+  return tallied_.get() + slot * sizeof(SlotValues::value_type);
+}
+
+// Adds up what the device counted. The stream has nothing left to do.
+void CudaLane::collect() {
+  if (tallies_.empty()) return;
+  SlotValues values{};
+  cuda_.check(cuda_.cuMemcpyDtoH(values.data(), tallied_.get(),
+                                 tallies_.size() * sizeof(SlotValues::value_type)),
+              "cuMemcpyDtoH");
+  for (std::size_t i = 0; i < tallies_.size(); ++i)
+    *tallies_[i] += ConversionCounts{.out_of_range = values[i][0], .nan = values[i][1]};
+  tallies_.clear();
+}
+
+CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
+    : cuda_(cuda),
+      device_(device_of(cuda, info)),
+      info_(info),
+      context_(cuda, device_),
+      properties_(allocation_properties(cuda, device_)) {
+  if (attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 ||
+      attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) ==
+          0)
+    fail(info.id, "its driver cannot share memory by a file descriptor");
+  std::size_t granularity = 0;
+  cuda_.check(cuda_.cuMemGetAllocationGranularity(&granularity, &properties_,
+                                                  CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+              "cuMemGetAllocationGranularity");
+  if (granularity == 0 || kSegmentGranularity % granularity != 0)
+    fail(info.id, "its driver gives memory in units of " + std::to_string(granularity) +
+                      " bytes, and stfs in units of " + std::to_string(kSegmentGranularity));
+}
+
+DeviceInfo CudaDevice::info() const {
+  const Current current(cuda_, context_.get());
+  std::size_t free = 0;
+  std::size_t total = 0;
+  cuda_.check(cuda_.cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  DeviceInfo info = info_;
+  info.free_bytes = free;
+  info.total_bytes = total;
+  return info;
+}
+
+std::unique_ptr<DeviceSegment> CudaDevice::allocate(std::uint64_t bytes) {
+  if (bytes == 0 || bytes % kSegmentGranularity != 0)
+    fail(id(), "segment: its size is no multiple of " + std::to_string(kSegmentGranularity));
+  const Current current(cuda_, context_.get());
+  CUmemGenericAllocationHandle handle = 0;
+  check_room(cuda_, cuda_.cuMemCreate(&handle, bytes, &properties_, 0), "cuMemCreate", id(), bytes);
+  return std::make_unique<CudaSegment>(cuda_, context_.get(), id(), device_,
+                                       Allocation(cuda_, handle), bytes);
+}
+
+std::unique_ptr<Lane> CudaDevice::lane(std::size_t tile_bytes) {
+  const Current current(cuda_, context_.get());
+  return std::make_unique<CudaLane>(*this, tile_bytes);
+}
+
+class MappedCudaSegment : public MappedSegment {
+ public:
+  MappedCudaSegment(const CudaDriver& cuda, const DeviceInfo& info, int fd, std::uint64_t bytes)
+      : cuda_(cuda), device_(device_of(cuda, info)), context_(cuda, device_) {
+    const Current current(cuda_, context_.get());
+    CUmemGenericAllocationHandle handle = 0;
+    // The descriptor itself stands where Windows has the address of a handle.
+    void* const shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+    cuda_.check(cuda_.cuMemImportFromShareableHandle(&handle, shareable,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                "cuMemImportFromShareableHandle");
+    // The mapping keeps the memory, so the handle goes when this is done.
+    const Allocation allocation(cuda_, handle);
+    range_.emplace(cuda_, info.id, device_, handle, bytes, true);
+  }
+  ~MappedCudaSegment() override {
+    const Current current(cuda_, context_.get(), std::nothrow);
+    range_.reset();
+  }
+
+  std::uint64_t address() const override { return range_->address(); }
+
+ private:
+  const CudaDriver& cuda_;
+  CUdevice device_;
+  PrimaryContext context_;
+  std::optional<MappedRange> range_;
+};
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string finding_of(const CudaDriver& cuda, int ordinal) {
+  const CUdevice device = device_at(cuda, ordinal);
+  const DeviceInfo info = describe(cuda, ordinal, device);
+  const auto has = [&](CUdevice_attribute which) { return attribute(cuda, device, which) != 0; };
+  const auto yes_or_no = [](bool is) { return is ? std::string("yes") : std::string("no"); };
+  return info.id + ": " + info.name + ", " + info.uuid + ", compute " +
+         std::to_string(attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) +
+         "." +
+         std::to_string(attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
+         ", copy engines " +
+         std::to_string(attribute(cuda, device, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)) +
+         ", memory by descriptor " +
+         yes_or_no(has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
+                   has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) +
+         ", for network cards " +
+         yes_or_no(has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) +
+         (attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED
+              ? ", but its compute mode prohibits use"
+              : "");
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> cuda_infos() {
+  const CudaDriver& cuda = cuda_driver();
+  std::vector<DeviceInfo> infos;
+  const int count = device_count(cuda);
+  infos.reserve(static_cast<std::size_t>(count));
+  for (int ordinal = 0; ordinal < count; ++ordinal)
+    infos.push_back(describe(cuda, ordinal, device_at(cuda, ordinal)));
+  return infos;
+}
+
+std::unique_ptr<Device> open_cuda(const DeviceInfo& info) {
+  return std::make_unique<CudaDevice>(cuda_driver(), info);
+}
+
+std::unique_ptr<MappedSegment> map_cuda_segment(const DeviceInfo& info, int fd,
+                                                std::uint64_t bytes) {
+  return std::make_unique<MappedCudaSegment>(cuda_driver(), info, fd, bytes);
+}
+
+std::vector<std::string> cuda_findings() {
+  std::vector<std::string> findings;
+  findings.emplace_back(embedded_kernels().empty()
+                            ? "kernels: none in this build (no nvcc): --as converts on the host"
+                            : "kernels: in this build: --as converts on the device");
+  for (const char* node : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
+    findings.push_back(std::string(node) + ": " +
+                       (access(node, R_OK | W_OK) == 0 ? "may be used" : errno_text(errno)));
+  }
+  try {
+    const CudaDriver& cuda = cuda_driver();
+    findings.push_back("driver: " + cuda.library + ", CUDA " + version_text(cuda.version));
+    const int count = device_count(cuda);
+    for (int ordinal = 0; ordinal < count; ++ordinal) findings.push_back(finding_of(cuda, ordinal));
+  } catch (const Error& error) {
+    findings.push_back("driver: " + error.message());
+  }
+  return findings;
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,61 @@
+#include "tools/gpu/device/device.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <string>
+
+namespace stfs::gpu {
+
+OutOfDeviceMemory::OutOfDeviceMemory(std::string_view place, std::uint64_t needed,
+                                     std::uint64_t free)
+    : Error(ErrorCode::kDeviceFailed, place,
+            "out of memory: needed " + human_bytes(needed) + ", free " + human_bytes(free)),
+      needed_(needed),
+      free_(free) {}
+
+std::vector<DeviceInfo> list_devices(std::string* why_no_cuda) {
+  std::vector<DeviceInfo> devices;
+  try {
+    devices = cuda_infos();
+  } catch (const Error& error) {
+    if (why_no_cuda != nullptr) *why_no_cuda = error.what();
+  }
+  devices.push_back(cpu_info());
+  return devices;
+}
+
+DeviceInfo find_device(const std::string& name) {
+  if (name == "cpu") return cpu_info();
+  // A part of a GPU (MIG) has a UUID of its own.
+  const bool is_uuid = (name.starts_with("GPU-") || name.starts_with("MIG-")) && name.size() > 4;
+  const bool is_number = name.starts_with("cuda:") && name.size() > 5 && name.size() < 10 &&
+                         name.find_first_not_of("0123456789", 5) == std::string::npos;
+  if (name == cpu_info().uuid) return cpu_info();
+  if (!is_uuid && !is_number) {
+    throw Error(ErrorCode::kUsage, "",
+                "device " + in_quotes(name) + ": not cuda:N, a UUID of a GPU, or cpu");
+  }
+  std::vector<DeviceInfo> found;
+  for (DeviceInfo& info : cuda_infos()) {
+    if (is_uuid ? info.uuid.starts_with(name) : info.id == name) found.push_back(std::move(info));
+  }
+  if (found.empty()) {
+    throw Error(ErrorCode::kDeviceFailed, "", "device " + in_quotes(name) + ": no such device");
+  }
+  if (found.size() > 1) {
+    throw Error(ErrorCode::kUsage, "", "device " + in_quotes(name) + ": several devices begin so");
+  }
+  return std::move(found.front());
+}
+
+std::unique_ptr<Device> open_device(const DeviceInfo& info) {
+  return info.id == "cpu" ? open_cpu() : open_cuda(info);
+}
+
+std::unique_ptr<MappedSegment> map_segment(const DeviceInfo& info, int fd, std::uint64_t bytes) {
+  return info.id == "cpu" ? map_cpu_segment(fd, bytes) : map_cuda_segment(info, fd, bytes);
+}
+
+}  // namespace stfs::gpu

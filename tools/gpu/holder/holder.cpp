@@ -1,0 +1,395 @@
+#include "tools/gpu/holder/holder.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "tools/gpu/copier/message.h"
+#include "tools/gpu/holder/holder_socket.h"
+#include "tools/gpu/holder/residency.h"
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <utility>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr std::size_t kMostClients = 1024;
+constexpr int kMostAccepted = 64;                 // connections between two looks at the others
+constexpr std::size_t kMostInRequest = 64 << 20;  // bytes: some hundred thousand tensors
+constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages, of all clients
+constexpr int kCopierSocket = 3;                  // its number in the copier
+constexpr int kFirstInherited = 3;                // the first after standard error
+constexpr int kAcceptAgainMs = 1000;              // after accept4 has failed
+constexpr int kCopierEndMs = 2000;  // a copier that has closed its socket is at its end
+
+[[noreturn]] void fail(const std::string& place, int error) {
+  throw_errno(ErrorCode::kDeviceFailed, place, "", error);
+}
+
+void log(const std::string& text) {
+  std::fprintf(stderr, "stfs-gpu: holder: %s\n", printable(text).c_str());
+}
+
+UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
+
+// Leaves the terminal and the caller; what is logged goes to a file beside the socket. True in the
+// process that goes on.
+bool become_daemon(const std::string& log_path) {
+  const pid_t child = ::fork();
+  if (child < 0) fail("fork", errno);
+  if (child > 0) return false;
+  ::setsid();
+  const UniqueFd null = null_device();
+  const UniqueFd out(
+      ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  ::dup2(null.get(), STDIN_FILENO);
+  ::dup2(null.get(), STDOUT_FILENO);
+  ::dup2(out ? out.get() : null.get(), STDERR_FILENO);
+  return ::chdir("/") == 0;
+}
+
+class Holder : public Outlet {
+ public:
+  Holder(const HolderOptions& options, HolderSocket& socket, UniqueFd signals)
+      : options_(options),
+        socket_(socket),
+        signals_(std::move(signals)),
+        residency_(*this, options.memory_limit) {}
+
+  void run() {
+    for (;;) {
+      const bool is_paused = std::exchange(pauses_, false);
+      std::vector<pollfd> polled{{signals_.get(), POLLIN, 0},
+                                 {is_paused ? -1 : socket_.fd(), POLLIN, 0}};
+      const auto add = [&](const Channel& channel, int events) {
+        if (channel.has_output()) events |= POLLOUT;
+        polled.push_back({channel.fd(), static_cast<short>(events), 0});
+      };
+      std::vector<ClientId> clients;
+      for (const auto& [id, client] : clients_) {
+        add(client.channel, client.is_busy() ? POLLRDHUP : POLLIN);
+        clients.push_back(id);
+      }
+      std::vector<std::string> copiers;
+      for (const auto& [uuid, copier] : copiers_) {
+        add(copier.channel, POLLIN);
+        copiers.push_back(uuid);
+      }
+      const bool is_idle = residency_.is_idle() && copiers_.empty();
+      int timeout =
+          is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
+      if (is_paused) timeout = kAcceptAgainMs;
+      const int ready = poll_events(polled, timeout);
+      if (ready == 0 && !is_paused && is_idle && socket_.retire()) return;
+      if (polled[0].revents != 0) return;
+      for (std::size_t i = 0; i < clients.size(); ++i) {
+        if (polled[2 + i].revents != 0) serve_client(clients[i], polled[2 + i].revents);
+      }
+      for (std::size_t i = 0; i < copiers.size(); ++i) {
+        if (polled[2 + clients.size() + i].revents != 0) serve_copier(copiers[i]);
+      }
+      if (polled[1].revents != 0) accept();
+      start_failed();
+      for (auto& [id, client] : clients_) answer(id, client);
+      start_failed();
+      cut_off_largest();
+    }
+  }
+
+  void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) override {
+    const auto found = clients_.find(client);
+    if (found == clients_.end()) return;
+    // Progress that nobody reads is not kept.
+    Channel& channel = found->second.channel;
+    const bool is_progress = body.contains("progress");
+    if (is_progress && channel.has_output()) return;
+    if (!is_progress) found->second.waits = false;
+    channel.queue(body, std::move(descriptors));
+    // What cannot be sent now, or fails, is found by the loop.
+    if (channel.send()) return;
+  }
+
+  void order(const std::string& uuid, const std::string& device, const Json& body) override {
+    const auto found = copiers_.find(uuid);
+    Copier* copier = found == copiers_.end() ? start(uuid, device) : &found->second;
+    if (copier == nullptr) return;
+    copier->channel.queue(body);
+    if (copier->channel.send()) return;
+  }
+
+ private:
+  struct Client {
+    Channel channel;
+    bool waits = false;  // for the answer to a request
+
+    // Then nothing more is read of it: one request at a time, and answers that it does not take
+    // do not pile up here.
+    bool is_busy() const { return waits || channel.has_output(); }
+  };
+  struct Copier {
+    pid_t pid;
+    UniqueFd process;  // pidfd
+    Channel channel;
+    bool has_said_hello = false;  // in our version
+  };
+
+  void accept() {
+    for (int i = 0; i < kMostAccepted; ++i) {
+      UniqueFd fd = accepted();
+      if (!fd && (errno == EMFILE || errno == ENFILE)) {
+        // Left in the queue, poll(2) would report it for ever.
+        spare_ = UniqueFd();
+        fd = accepted();
+        if (fd) {
+          log("refused a connection: too many open files");
+          fd = UniqueFd();
+          spare_ = null_device();
+          continue;
+        }
+        const int error = errno;
+        spare_ = null_device();
+        errno = error;
+      }
+      if (!fd) return pause_unless_done(errno);
+      accept_has_failed_ = false;
+      ucred peer{};
+      socklen_t length = sizeof peer;
+      if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+          peer.uid != ::geteuid()) {
+        log("refused a connection of user " + std::to_string(peer.uid));
+        continue;
+      }
+      if (clients_.size() >= kMostClients) {
+        log("refused a connection: there are " + std::to_string(kMostClients) + " already");
+        continue;
+      }
+      const ClientId id = next_client_++;
+      clients_.emplace(
+          id, Client{Channel(std::move(fd), {.body_bytes = kMostInRequest, .descriptors = 0})});
+      residency_.connected(id, peer.pid);
+    }
+  }
+
+  UniqueFd accepted() const {
+    return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+
+  // The connection stays in the queue, and poll(2) would report it again at once.
+  void pause_unless_done(int error) {
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
+    pauses_ = true;
+    if (std::exchange(accept_has_failed_, true)) return;
+    log("accept4: " + errno_text(error) + ": clients wait, and it is tried again each second");
+  }
+
+  void serve_client(ClientId id, short events) {
+    Client& client = clients_.at(id);
+    const bool is_open = client.is_busy() ? (events & ~POLLOUT) == 0 && client.channel.send()
+                                          : received(client.channel);
+    if (!is_open) cut_off(id);
+  }
+
+  // False when the connection is at its end, or there is no memory for the bytes that came in.
+  static bool received(Channel& channel) {
+    try {
+      return channel.receive();
+    } catch (const std::bad_alloc&) {
+      log("cut off a peer: there is no memory for its message");
+      return false;
+    }
+  }
+
+  // Hands on the requests that have come in, one after the other.
+  void answer(ClientId id, Client& client) {
+    while (!client.is_busy()) {
+      const std::optional<Message> message = client.channel.next();
+      if (!message) return;
+      client.waits = true;
+      residency_.request(id, message->body());
+    }
+  }
+
+  void cut_off(ClientId id) {
+    clients_.erase(id);
+    residency_.disconnected(id);
+  }
+
+  // When all clients together have too much here that is half read or half sent.
+  void cut_off_largest() {
+    for (;;) {
+      std::size_t buffered = 0;
+      std::size_t most = 0;
+      ClientId largest = 0;
+      for (const auto& [id, client] : clients_) {
+        const std::size_t bytes = client.channel.buffered_bytes();
+        buffered += bytes;
+        if (bytes > most) largest = id;
+        most = std::max(most, bytes);
+      }
+      if (buffered <= kMostBuffered) return;
+      log("cut off a client: too much is waiting to be read");
+      cut_off(largest);
+    }
+  }
+
+  Copier* start(const std::string& uuid, const std::string& device) {
+    int ends[2] = {-1, -1};
+    const auto failed = [&](int error) -> Copier* {
+      failed_.emplace_back(uuid, errno_text(error));
+      return nullptr;
+    };
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return failed(errno);
+    UniqueFd mine(ends[0]);
+    const UniqueFd original(ends[1]);
+    // Above the number that it is given there: dup2 onto itself would leave it close-on-exec.
+    const UniqueFd theirs(::fcntl(ends[1], F_DUPFD_CLOEXEC, kCopierSocket + 1));
+    if (!theirs) return failed(errno);
+    const std::string idle = std::to_string(options_.copier_idle.count());
+    const std::string name = device == "cpu" ? device : uuid;
+    std::vector<std::string> words{options_.program, "copier", "--device", name, "--idle", idle};
+    std::vector<char*> argv;
+    argv.reserve(words.size() + 1);
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kCopierSocket);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::posix_spawnattr_setsigmask(&attributes, &none);
+    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    pid_t pid = -1;
+    const int error =
+        ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, argv.data(), environ);
+    ::posix_spawnattr_destroy(&attributes);
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) return failed(error);
+    UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!process) {
+      const int no_process = errno;
+      ::kill(pid, SIGKILL);
+      end_of(pid);
+      return failed(no_process);
+    }
+    Channel channel(std::move(mine), {.body_bytes = std::size_t{64} << 20});
+    channel.queue({{"hello", kProtocolVersion}});
+    return &copiers_.emplace(uuid, Copier{pid, std::move(process), std::move(channel)})
+                .first->second;
+  }
+
+  // Copiers that could not be started; told afterwards, not in the middle of an order.
+  void start_failed() {
+    while (!failed_.empty()) {  // the next load may fail likewise
+      for (const auto& [uuid, why] : std::exchange(failed_, {})) {
+        residency_.copier_gone(uuid, "it could not be started: " + why);
+      }
+    }
+  }
+
+  void serve_copier(const std::string& uuid) {
+    Copier& copier = copiers_.at(uuid);
+    const bool is_open = received(copier.channel);
+    std::string useless;  // the line that says why
+    while (std::optional<Message> message = copier.channel.next()) {
+      if (copier.has_said_hello) {
+        residency_.answer(uuid, std::move(*message));
+        continue;
+      }
+      const std::uint64_t version = version_in(message->body());
+      copier.has_said_hello = version == kProtocolVersion;
+      if (copier.has_said_hello) continue;
+      useless = version_error(kProtocolVersion, ::getpid(), kInstalled, version, false);
+      break;
+    }
+    if (useless.empty() && is_open && copier.channel.send()) return;
+    const pid_t pid = copier.pid;
+    const UniqueFd process = std::move(copier.process);
+    copiers_.erase(uuid);  // closes the socket: a copier that is still there leaves
+    pollfd end{process.get(), POLLIN, 0};
+    if (::poll(&end, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
+    const std::string why = end_of(pid);
+    if (!useless.empty()) return residency_.copier_useless(uuid, useless);
+    if (!why.empty()) log("the copier of " + uuid + ": " + why);
+    residency_.copier_gone(uuid, why);
+  }
+
+  // The version of a copier, by its first message.
+  static std::uint64_t version_in(const Json& body) {
+    const auto hello = body.find("hello");
+    return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
+  }
+
+  // Waits for the end of a copier. Returns how it ended, if that was a failure.
+  static std::string end_of(pid_t pid) {
+    int status = 0;
+    while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (WIFSIGNALED(status)) return "killed by signal " + std::to_string(WTERMSIG(status));
+    if (WEXITSTATUS(status) != 0) return "exit status " + std::to_string(WEXITSTATUS(status));
+    return "";
+  }
+
+  const HolderOptions& options_;
+  HolderSocket& socket_;
+  UniqueFd signals_;
+  UniqueFd spare_ = null_device();
+  bool pauses_ = false;  // does not look at the listening socket until the next second
+  bool accept_has_failed_ = false;
+  std::map<ClientId, Client> clients_;
+  std::map<std::string, Copier> copiers_;  // by UUID
+  std::vector<std::pair<std::string, std::string>> failed_;
+  Residency residency_;
+  ClientId next_client_ = 1;
+};
+
+}  // namespace
+
+int run_holder(const HolderOptions& options) {
+  std::optional<HolderSocket> socket = HolderSocket::handed_over();
+  // A daemon must not keep what its starter happened to have open.
+  if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
+  // The caller may ignore it. Then waitpid(2) does not tell how a copier ended.
+  ::signal(SIGCHLD, SIG_DFL);
+  // Before anybody can connect: a client may send one.
+  UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
+  if (!socket) socket = HolderSocket::listen_at(options.socket_path);
+  if (!socket) return 0;
+  if (options.background && !become_daemon(options.socket_path + ".log")) return 0;
+  // Each segment is a descriptor.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  // A client must not be able to end it by what is logged where nobody reads any more.
+  ::signal(SIGPIPE, SIG_IGN);
+  // In the process that serves, however it ends; its parent, which became no daemon, is gone.
+  struct Removed {
+    HolderSocket& socket;
+    ~Removed() { socket.remove(); }
+  };
+  const Removed removed{*socket};
+  Holder(options, *socket, std::move(signals)).run();
+  return 0;
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,131 @@
+#include "tools/gpu/holder/holder_socket.h"
+
+#include "core/base/error.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr int kHandedOver = 3;  // SD_LISTEN_FDS_START
+
+[[noreturn]] void socket_failed(const std::string& place, int error) {
+  throw_errno(ErrorCode::kDeviceFailed, place, "", error);
+}
+
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) socket_failed(path, ENAMETOOLONG);
+  path.copy(address.sun_path, path.size());
+  return address;
+}
+
+UniqueFd stream_socket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) socket_failed("socket", errno);
+  return fd;
+}
+
+UniqueFd locked(const std::string& socket_path) {
+  const std::string path = socket_path + ".lock";
+  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock) socket_failed(path, errno);
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) socket_failed(path, errno);
+  }
+  return lock;
+}
+
+// Whether somebody listens there. A listener with a full queue gives EAGAIN.
+bool has_listener(const std::string& path) {
+  const sockaddr_un address = address_of(path);
+  const UniqueFd fd = stream_socket();
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
+      errno == EAGAIN) {
+    return true;
+  }
+  if (errno != ENOENT && errno != ECONNREFUSED) socket_failed(path, errno);
+  return false;
+}
+
+}  // namespace
+
+std::optional<HolderSocket> HolderSocket::handed_over() {
+  const char* pid = std::getenv("LISTEN_PID");
+  const char* count = std::getenv("LISTEN_FDS");
+  if (pid == nullptr || count == nullptr || std::to_string(::getpid()) != pid) return std::nullopt;
+  if (std::string_view(count) != "1") socket_failed("LISTEN_FDS", EINVAL);
+  UniqueFd fd(kHandedOver);
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0) {
+    socket_failed("LISTEN_FDS", errno);
+  }
+  if (listens == 0) socket_failed("LISTEN_FDS", EINVAL);
+  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+  return HolderSocket(std::move(fd));
+}
+
+std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
+  const sockaddr_un address = address_of(path);
+  const UniqueFd lock = locked(path);
+  if (has_listener(path)) return std::nullopt;
+  HolderSocket made(stream_socket());
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) {
+    if (!S_ISSOCK(status.st_mode)) socket_failed(path, ENOTSOCK);  // somebody may want to keep it
+    ::unlink(path.c_str());
+  }
+  const mode_t mask = ::umask(0177);
+  const bool bound =
+      ::bind(made.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const int error = errno;
+  ::umask(mask);
+  if (!bound) socket_failed(path, error);
+  if (::lstat(path.c_str(), &status) != 0) socket_failed(path, errno);
+  made.path_ = path;
+  made.inode_ = {status.st_dev, status.st_ino};
+  if (::listen(made.fd(), SOMAXCONN) != 0) socket_failed(path, errno);
+  return made;
+}
+
+// First aside, where no client finds it: one that has connected until then is seen in the queue.
+bool HolderSocket::take_away(bool even_if_wanted) {
+  if (path_.empty()) return true;
+  const UniqueFd lock = locked(path_);
+  const std::string aside = path_ + ".gone";
+  struct stat status {};
+  const bool is_ours = ::lstat(path_.c_str(), &status) == 0 &&
+                       Inode{status.st_dev, status.st_ino} == inode_ &&
+                       ::rename(path_.c_str(), aside.c_str()) == 0;
+  pollfd waiting{listener_.get(), POLLIN, 0};
+  if (!even_if_wanted && ::poll(&waiting, 1, 0) != 0) {
+    if (is_ours) ::rename(aside.c_str(), path_.c_str());
+    return false;
+  }
+  if (is_ours) ::unlink(aside.c_str());
+  path_.clear();
+  return true;
+}
+
+void HolderSocket::remove() noexcept {
+  try {
+    take_away(true);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a directory that has gone, say
+  }
+}
+
+}  // namespace stfs::gpu

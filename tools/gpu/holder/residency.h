@@ -1,0 +1,166 @@
+// What is resident: the holder's mind, without its sockets and processes.
+//
+//   client  --request-->  Residency  --order-->  copier
+//           <--reply----             <--answer--
+//
+// A tensor is in the index exactly when all its bytes are on the device. It leaves the index when
+// it is evicted; its memory goes when, besides, the last lease on it has ended and its segment has
+// no other tenant. Loads of a device happen one after the other, each as a whole or not at all; a
+// request whose tensors are all resident never waits for one.
+//
+// Everything that comes in may be wrong, from clients as from copiers: it ends as an error reply,
+// never as an exception. Not thread-safe.
+#pragma once
+
+#include "core/base/posix.h"
+#include "tools/gpu/copier/item.h"
+#include "tools/gpu/copier/message.h"
+#include "tools/gpu/copier/transfer.h"
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs::gpu {
+
+using ClientId = std::uint64_t;
+
+// What the holder does for its mind.
+class Outlet {
+ public:
+  Outlet() = default;
+  Outlet(const Outlet&) = delete;
+  Outlet& operator=(const Outlet&) = delete;
+  virtual ~Outlet() = default;
+
+  virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
+  // To the copier of a device ("cuda:0"), which is started when it does not run.
+  virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
+};
+
+class Residency {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // memory_limit: bytes that may be held on each device; 0: as many as there is room for.
+  Residency(Outlet& outlet, std::uint64_t memory_limit);
+  ~Residency();
+
+  void connected(ClientId client, pid_t pid);
+  void disconnected(ClientId client);
+  void request(ClientId client, const Json& body);
+
+  void answer(const std::string& uuid, Message message);
+  // The copier of a device has ended. `why` is for people; empty when it left of its own accord.
+  void copier_gone(const std::string& uuid, const std::string& why);
+  // Nothing can be loaded by the copier of a device: it fails the load under way, with this line.
+  void copier_useless(const std::string& uuid, const std::string& line);
+
+  // Nothing held, nobody connected, nothing under way.
+  bool is_idle() const;
+
+ private:
+  struct Segment {
+    std::string uuid;
+    UniqueFd fd = {};
+    std::uint64_t bytes = 0;
+    std::set<std::uint64_t> tenants = {};  // tensors
+  };
+  struct Tensor {
+    std::string uuid;
+    std::string key;
+    std::string label;
+    DType dtype = DType::kU8;
+    std::vector<std::uint64_t> shape;
+    std::uint64_t bytes = 0;
+    std::uint64_t segment = 0;  // 0: none
+    std::uint64_t offset = 0;
+    bool pinned = false;
+    bool indexed = true;
+    std::uint64_t users = 0;
+    std::uint64_t used = 0;  // when it was last asked for, by count
+    Clock::time_point used_at = {};
+  };
+  struct Load {
+    ClientId client = 0;
+    std::string uuid;
+    std::string device;
+    std::vector<Item> items;
+    bool pin = false;
+    bool lease = false;
+    bool only_resident = false;
+    bool verify = false;  // this and the next three are for the copier
+    std::uint64_t keep_free = 0;
+    std::uint64_t workers = 0;
+    std::uint64_t tile_bytes = 0;
+    std::vector<std::size_t> copied;  // of items: what the copier was asked for
+    Layout layout;                    // of those
+    std::uint64_t id = 0;             // of the order; 0: none was given
+    unsigned attempts = 0;
+    bool begun = false;               // the copier has said so
+    std::vector<std::uint64_t> held;  // tensors that must stay until it has ended
+    std::vector<std::string> warnings;
+    std::uint64_t copied_bytes = 0;
+  };
+  struct Client {
+    pid_t pid = 0;
+    bool has_said_hello = false;                    // in our version
+    std::map<std::uint64_t, std::uint64_t> leases;  // tensor -> how many
+  };
+  struct Room {
+    std::uint64_t held = 0;
+    std::uint64_t evictable = 0;
+  };
+
+  void dispatch(ClientId client, const Json& body);
+  void hello(ClientId client, const Json& body);
+  void load(ClientId client, const Json& body);
+  void release(ClientId client, const Json& body);
+  void evict(ClientId client, const Json& body);
+  void pin(ClientId client, const Json& body);
+  void list(ClientId client);
+  void status(ClientId client);
+
+  void advance(const std::string& uuid);    // gives the next load of a device a chance
+  void end_first(const std::string& uuid);  // the load that was under way has ended
+  void let_go(Load& load);
+  bool begin(Load& load);  // false: it has ended
+  void order(Load& load);
+  void finish(Load& load);
+  void publish(Load& load, Message message);
+  void fail(const Load& load, int status, const std::string& text);
+  void no_room(const Load& load, std::uint64_t needed, std::uint64_t free);
+
+  std::optional<std::uint64_t> find(const std::string& uuid, const std::string& key) const;
+  std::vector<std::uint64_t> meant(const Json& body) const;  // by a filter
+  void remove(std::uint64_t id);                             // a tensor, from the index
+  void unlease(std::uint64_t id, std::uint64_t count);
+  void drop_if_unused(std::uint64_t id);
+  Room room(const std::string& uuid) const;
+  // Evicts least recently used segments until `bytes` are given back; nothing when there are not as
+  // many.
+  bool make_room(const std::string& uuid, std::uint64_t bytes);
+  bool evictable(const Segment& segment, std::uint64_t& last_used) const;
+  Json row(std::uint64_t id) const;
+
+  Outlet& outlet_;
+  std::uint64_t memory_limit_;
+  std::map<std::uint64_t, Segment> segments_;
+  std::map<std::uint64_t, Tensor> tensors_;
+  std::map<std::pair<std::string, std::string>, std::uint64_t> index_;  // (uuid, key)
+  std::map<ClientId, Client> clients_;
+  std::map<std::string, std::deque<Load>> loads_;  // by device; the first is under way
+  std::uint64_t next_id_ = 1;
+  std::uint64_t uses_ = 0;
+};
+
+}  // namespace stfs::gpu

@@ -1,0 +1,129 @@
+#include "tools/gpu/library/dlpack_export.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr std::size_t kCopyAlignment = 256;  // bytes, as DLPack asks of data
+
+dlpack::Code code_of(DType dtype) {
+  using enum dlpack::Code;
+  switch (dtype) {
+    case DType::kBool:
+      return kBool;
+    case DType::kU8:
+    case DType::kU16:
+    case DType::kU32:
+    case DType::kU64:
+      return kUInt;
+    case DType::kI8:
+    case DType::kI16:
+    case DType::kI32:
+    case DType::kI64:
+      return kInt;
+    case DType::kF16:
+    case DType::kF32:
+    case DType::kF64:
+      return kFloat;
+    case DType::kBF16:
+      return kBfloat;
+    case DType::kC64:
+      return kComplex;
+    case DType::kF8E4M3:
+      return kFloat8E4M3Fn;
+    case DType::kF8E4M3Fnuz:
+      return kFloat8E4M3Fnuz;
+    case DType::kF8E5M2:
+      return kFloat8E5M2;
+    case DType::kF8E5M2Fnuz:
+      return kFloat8E5M2Fnuz;
+    case DType::kF8E8M0:
+      return kFloat8E8M0Fnu;
+    case DType::kF6E2M3:
+      return kFloat6E2M3Fn;
+    case DType::kF6E3M2:
+      return kFloat6E3M2Fn;
+    case DType::kF4:
+      return kFloat4E2M1Fn;
+  }
+  throw Error(ErrorCode::kUsage, "", "a dtype that DLPack lacks");
+}
+
+// What a managed tensor of either kind refers to, and itself.
+template <class Managed>
+struct Export {
+  Managed managed{};
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  std::shared_ptr<const LeasedTensor> tensor;
+  std::unique_ptr<void, decltype(&std::free)> copy{nullptr, &std::free};
+};
+
+template <class Managed>
+std::unique_ptr<Export<Managed>> make(const std::shared_ptr<const LeasedTensor>& tensor,
+                                      bool is_copy) {
+  if (is_copy && !tensor->is_on_host()) {
+    throw Error(ErrorCode::kUsage, tensor->device().id,
+                in_quotes(tensor->label()) + ": copies are made of host memory alone");
+  }
+  auto made = std::make_unique<Export<Managed>>();
+  made->shape.assign(tensor->shape().begin(), tensor->shape().end());
+  made->strides.resize(made->shape.size());
+  std::uint64_t stride = 1;  // of a tensor without elements it may wrap, and says nothing
+  for (std::size_t i = made->shape.size(); i-- > 0;) {
+    made->strides[i] = static_cast<std::int64_t>(stride);
+    stride *= tensor->shape()[i];
+  }
+
+  DLTensor& description = made->managed.dl_tensor;
+  description.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(tensor->address()));
+  description.device = {tensor->is_on_host() ? dlpack::kCpu : dlpack::kCuda, tensor->ordinal()};
+  description.ndim = static_cast<std::int32_t>(made->shape.size());
+  description.dtype = {static_cast<std::uint8_t>(code_of(tensor->dtype())),
+                       static_cast<std::uint8_t>(dtype_bits(tensor->dtype())), 1};
+  description.shape = made->shape.data();
+  description.strides = made->strides.data();
+  if (is_copy && tensor->bytes() > 0) {
+    const std::uint64_t blocks = (tensor->bytes() + kCopyAlignment - 1) / kCopyAlignment;
+    made->copy.reset(std::aligned_alloc(kCopyAlignment, blocks * kCopyAlignment));
+    if (made->copy == nullptr) throw std::bad_alloc();
+    std::memcpy(made->copy.get(), description.data, tensor->bytes());
+    description.data = made->copy.get();
+  }
+  if (!is_copy) made->tensor = tensor;
+
+  made->managed.manager_ctx = made.get();
+  made->managed.deleter = [](Managed* self) {
+    if (self != nullptr) delete static_cast<Export<Managed>*>(self->manager_ctx);
+  };
+  return made;
+}
+
+}  // namespace
+
+DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor>& tensor,
+                                        bool is_copy) {
+  auto made = make<DLManagedTensorVersioned>(tensor, is_copy);
+  made->managed.version = dlpack::kVersion;
+  made->managed.flags = is_copy ? dlpack::kIsCopied : dlpack::kReadOnly;
+  return &made.release()->managed;
+}
+
+DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTensor>& tensor,
+                                           bool is_copy) {
+  if (tensor->is_on_host() && !is_copy) {
+    throw Error(ErrorCode::kUsage, tensor->device().id,
+                in_quotes(tensor->label()) +
+                    ": read-only, which DLPack before 1.0 cannot say: export a copy");
+  }
+  return &make<DLManagedTensor>(tensor, is_copy).release()->managed;
+}
+
+}  // namespace stfs::gpu

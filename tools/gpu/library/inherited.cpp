@@ -1,0 +1,74 @@
+#include "tools/gpu/library/inherited.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "tools/gpu/copier/message.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <limits>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr std::uint64_t kLimit = 1 << 30;  // bytes of the list
+
+InheritedTensor parse_one(const Json& entry) {
+  InheritedTensor tensor;
+  tensor.name = entry.at("name").get<std::string>();
+  tensor.label = from_json_text(entry.at("label"));
+  tensor.key = entry.at("key").get<std::string>();
+  tensor.fd = entry.at("fd").get<int>();
+  tensor.offset = entry.at("offset").get<std::uint64_t>();
+  tensor.bytes = entry.at("bytes").get<std::uint64_t>();
+  tensor.segment_bytes = entry.at("segment_bytes").get<std::uint64_t>();
+  const std::string dtype = entry.at("dtype").get<std::string>();
+  const std::optional<DType> known = dtype_from_name(dtype);
+  if (!known) throw Error(ErrorCode::kUsage, kInheritedVariable, in_quotes(dtype) + ": no dtype");
+  tensor.dtype = *known;
+  tensor.shape = entry.at("shape").get<std::vector<std::uint64_t>>();
+  tensor.device_uuid = entry.at("uuid").get<std::string>();
+  check_place(tensor.label, tensor.dtype, tensor.shape, tensor.bytes, tensor.offset,
+              tensor.segment_bytes);
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<InheritedTensor> parse_inherited(std::string_view json) {
+  std::vector<InheritedTensor> tensors;
+  try {
+    const Json list = Json::parse(json);
+    if (!list.is_array()) throw Error(ErrorCode::kUsage, kInheritedVariable, "not an array");
+    for (const Json& entry : list) tensors.push_back(parse_one(entry));
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorCode::kUsage, kInheritedVariable, "not a list of tensors");
+  }
+  return tensors;
+}
+
+std::optional<std::vector<InheritedTensor>> inherited_tensors() {
+  const char* path = std::getenv(kInheritedVariable);
+  if (path == nullptr || *path == '\0') return std::nullopt;
+  return parse_inherited(read_file(path, kLimit));
+}
+
+void check_place(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
+                 std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes) {
+  const auto refuse = [&label](const char* rule) {
+    throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
+  };
+  std::uint64_t bits = dtype_bits(dtype);
+  for (const std::uint64_t extent : shape) {
+    // DLPack and NumPy count in signed numbers.
+    if (extent > std::numeric_limits<std::int64_t>::max() ||
+        __builtin_mul_overflow(bits, extent, &bits))
+      refuse("a shape beyond 64 bits");
+  }
+  if (bits % 8 != 0 || bits / 8 != bytes) refuse("its bytes are not those of its shape");
+  if (bytes > segment_bytes || offset > segment_bytes - bytes) refuse("outside its segment");
+}
+
+}  // namespace stfs::gpu

@@ -1,0 +1,249 @@
+// The C ABI over TensorLeases: handles, structs with sizes, exceptions into statuses.
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "tools/gpu/library/dlpack_export.h"
+#include "tools/gpu/library/include/stfs_gpu.h"
+#include "tools/gpu/library/tensor_leases.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+using stfs::Error;
+using stfs::ErrorCode;
+
+struct stfs_gpu_connection {
+  pid_t process;
+  std::shared_ptr<stfs::gpu::TensorLeases> leases;
+};
+
+struct stfs_gpu_tensors {
+  pid_t process;
+  std::shared_ptr<stfs::gpu::TensorLeases> leases;
+  stfs::gpu::TensorLeases::Tensors tensors;
+};
+
+namespace {
+
+// Not a string: what keeps a message must not fail for want of memory.
+thread_local char last_error[4096] = "";
+
+int fail(int status, std::string_view message) noexcept {
+  const std::size_t length = stfs::utf8_floor(message, sizeof last_error - 1);
+  std::memcpy(last_error, message.data(), length);
+  last_error[length] = '\0';
+  return status;
+}
+
+// Runs a call. No exception leaves it.
+template <class Call>
+int guarded(Call&& call) noexcept {
+  try {
+    call();
+    return STFS_GPU_OK;
+  } catch (const Error& error) {
+    return fail(stfs::exit_status(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(STFS_GPU_DEVICE, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(STFS_GPU_DEVICE, error.what());
+  } catch (...) {
+    return fail(STFS_GPU_DEVICE, "unknown failure");
+  }
+}
+
+[[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
+
+template <class Handle>
+Handle& checked(Handle* handle, const char* what) {
+  if (handle == nullptr) refuse(std::string(what) + ": NULL");
+  if (handle->process != ::getpid())
+    refuse(std::string(what) + ": of the process that forked this one");
+  return *handle;
+}
+
+// To be called before anything is made that could be lost.
+template <class T>
+void prepare(T* pointer) {
+  if (pointer == nullptr) refuse("the place for the result: NULL");
+  *pointer = {};
+}
+
+// A struct of the caller's as this library knows it: what the caller does not know is zero, what
+// only the caller knows must be.
+template <class Struct>
+Struct read_sized(const Struct* given, const char* what) {
+  Struct known{};
+  if (given == nullptr) return known;
+  std::size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  if (size < sizeof size) refuse(std::string(what) + ": its size is not set");
+  const auto* bytes = reinterpret_cast<const char*>(given);
+  if (size > sizeof known &&
+      !std::all_of(bytes + sizeof known, bytes + size, [](char byte) { return byte == 0; }))
+    refuse(std::string(what) + ": options that this version of the library does not know");
+  std::memcpy(&known, bytes, std::min(size, sizeof known));
+  return known;
+}
+
+// And one that the library fills.
+template <class Struct>
+void write_sized(const Struct& known, Struct* given, const char* what) {
+  if (given == nullptr) refuse(std::string(what) + ": NULL");
+  std::size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  if (size < sizeof size) refuse(std::string(what) + ": its size is not set");
+  auto* bytes = reinterpret_cast<char*>(given);
+  const std::size_t shared = std::min(size, sizeof known);
+  std::memcpy(bytes + sizeof size, reinterpret_cast<const char*>(&known) + sizeof size,
+              shared - sizeof size);
+  std::memset(bytes + shared, 0, size - shared);
+}
+
+const std::shared_ptr<const stfs::gpu::LeasedTensor>& tensor_at(const stfs_gpu_tensors* tensors,
+                                                                std::size_t index) {
+  const auto& all = checked(tensors, "tensors").tensors;
+  if (index >= all.size()) {
+    refuse("tensor " + std::to_string(index) + ": there are " + std::to_string(all.size()));
+  }
+  return all[index];
+}
+
+stfs::DType parse_as(std::string_view text) {
+  for (const auto& [name, dtype] :
+       {std::pair{"f32", stfs::DType::kF32}, std::pair{"f16", stfs::DType::kF16},
+        std::pair{"bf16", stfs::DType::kBF16}}) {
+    if (text == name) return dtype;
+  }
+  refuse("as " + stfs::in_quotes(text) + ": not f32, f16 or bf16");
+}
+
+bool is_copy(unsigned flags) {
+  if ((flags & ~STFS_GPU_EXPORT_COPY) != 0) refuse("an unknown flag");
+  return (flags & STFS_GPU_EXPORT_COPY) != 0;
+}
+
+// stfs-gpu as it was built or installed with this library; otherwise the one in PATH.
+std::string program() {
+  namespace fs = std::filesystem;
+  Dl_info self;
+  if (::dladdr(reinterpret_cast<const void*>(&stfs_gpu_connect), &self) != 0) {
+    std::error_code ignored;
+    const fs::path directory = fs::weakly_canonical(self.dli_fname, ignored).parent_path();
+    for (const char* relative : {".", STFS_BINDIR_FROM_LIBDIR}) {
+      fs::path candidate = directory / relative / "stfs-gpu";
+      if (fs::is_regular_file(candidate, ignored)) return candidate.lexically_normal();
+    }
+  }
+  return "stfs-gpu";
+}
+
+}  // namespace
+
+const char* stfs_gpu_last_error() { return last_error; }
+
+const char* stfs_gpu_version() { return STFS_VERSION; }
+
+int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** connection) {
+  return guarded([&] {
+    prepare(connection);
+    if ((flags & ~STFS_GPU_START_HOLDER) != 0) refuse("an unknown flag");
+    auto made = std::make_unique<stfs_gpu_connection>();
+    made->process = ::getpid();
+    made->leases = stfs::gpu::TensorLeases::connect(
+        path == nullptr ? "" : path, (flags & STFS_GPU_START_HOLDER) != 0 ? program() : "");
+    *connection = made.release();
+  });
+}
+
+void stfs_gpu_disconnect(stfs_gpu_connection* connection) {
+  if (connection != nullptr && connection->process == ::getpid()) delete connection;
+}
+
+int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, size_t count,
+                     const stfs_gpu_acquire_options* options, stfs_gpu_tensors** tensors) {
+  return guarded([&] {
+    prepare(tensors);
+    stfs_gpu_connection& connected = checked(connection, "the connection");
+    const stfs_gpu_acquire_options given = read_sized(options, "the options");
+    stfs::gpu::AcquireRequest request;
+    if (count > 0 && names == nullptr) refuse("names: NULL");
+    for (std::size_t i = 0; i < count; ++i) {
+      if (names[i] == nullptr) refuse("name " + std::to_string(i) + ": NULL");
+      request.names.emplace_back(names[i]);
+    }
+    if (given.device != nullptr) request.device = given.device;
+    if (given.as != nullptr) request.selection.as = parse_as(given.as);
+    if (given.shard != nullptr) request.selection.shard = stfs::gpu::parse_shard(given.shard);
+    request.load_if_missing = given.load_if_missing != 0;
+    request.verify = given.verify != 0;
+    request.pin = given.pin != 0;
+
+    auto made = std::make_unique<stfs_gpu_tensors>();
+    made->process = ::getpid();
+    made->leases = connected.leases;
+    made->tensors = connected.leases->acquire(request);
+    *tensors = made.release();
+  });
+}
+
+void stfs_gpu_release(stfs_gpu_tensors* tensors) {
+  if (tensors == nullptr || tensors->process != ::getpid()) return;
+  tensors->leases->release(std::move(tensors->tensors));
+  delete tensors;
+}
+
+size_t stfs_gpu_count(const stfs_gpu_tensors* tensors) {
+  return tensors == nullptr ? 0 : tensors->tensors.size();
+}
+
+int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor_info* info) {
+  return guarded([&] {
+    const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
+    stfs_gpu_tensor_info known{};
+    known.name = tensor.name().c_str();
+    known.label = tensor.label().c_str();
+    known.key = tensor.key().c_str();
+    known.pointer = tensor.address();
+    known.bytes = tensor.bytes();
+    known.dtype = stfs::dtype_name(tensor.dtype()).data();  // of a literal
+    known.rank = tensor.shape().size();
+    known.shape = tensor.shape().data();
+    known.device = tensor.device().id.c_str();
+    known.device_uuid = tensor.device().uuid.c_str();
+    known.device_type = tensor.is_on_host() ? STFS_GPU_DEVICE_CPU : STFS_GPU_DEVICE_CUDA;
+    known.device_ordinal = tensor.ordinal();
+    write_sized(known, info, "the info");
+  });
+}
+
+int stfs_gpu_pointer(const stfs_gpu_tensors* tensors, size_t index, uint64_t* pointer) {
+  return guarded([&] {
+    prepare(pointer);
+    *pointer = tensor_at(tensors, index)->address();
+  });
+}
+
+int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
+                    DLManagedTensorVersioned** exported) {
+  return guarded([&] {
+    prepare(exported);
+    *exported = stfs::gpu::export_dlpack(tensor_at(tensors, index), is_copy(flags));
+  });
+}
+
+int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
+                                DLManagedTensor** exported) {
+  return guarded([&] {
+    prepare(exported);
+    *exported = stfs::gpu::export_dlpack_unversioned(tensor_at(tensors, index), is_copy(flags));
+  });
+}

@@ -1,0 +1,342 @@
+#include "tools/gpu/library/tensor_leases.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr std::size_t kNamesInMessage = 8;
+
+bool is_host(std::string_view device) { return device == "cpu" || device.starts_with("CPU-"); }
+
+// Whether both name one device. The driver is asked only about two names of GPUs.
+bool is_same_device(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  if (is_host(a) || is_host(b)) return is_host(a) && is_host(b);
+  return find_device(a).uuid == find_device(b).uuid;
+}
+
+// "\"a\", \"b\" and 3 more".
+std::string list_of(const std::vector<std::string>& labels) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(labels.size(), kNamesInMessage); ++i)
+    text += (i == 0 ? "" : ", ") + in_quotes(labels[i]);
+  if (labels.size() > kNamesInMessage)
+    text += " and " + std::to_string(labels.size() - kNamesInMessage) + " more";
+  return text;
+}
+
+std::string device_text(const std::string& device) { return is_host(device) ? "cpu" : device; }
+
+}  // namespace
+
+LeasedTensor::~LeasedTensor() {
+  if (::getpid() != process_) {
+    // Neither the mapping nor the connection is this process's to end, so they never end here.
+    static_cast<void>(kept_.release());
+    return;
+  }
+  kept_->segment.reset();  // before the holder gives the memory away
+  if (kept_->leases != nullptr) kept_->leases->give_back(std::move(lease_));
+}
+
+int LeasedTensor::ordinal() const {
+  int number = 0;
+  const std::size_t colon = device_.id.find(':');
+  if (colon != std::string::npos)
+    std::from_chars(device_.id.data() + colon + 1, device_.id.data() + device_.id.size(), number);
+  return number;
+}
+
+TensorLeases::TensorLeases(std::string socket, std::string program)
+    : socket_(std::move(socket)),
+      program_(std::move(program)),
+      process_(::getpid()),
+      inherited_(inherited_tensors()) {
+  for (std::size_t i = 0; inherited_ && i < inherited_->size(); ++i) {
+    inherited_keys_.emplace((*inherited_)[i].key, i);
+    inherited_labels_.emplace((*inherited_)[i].label, i);
+  }
+}
+
+std::shared_ptr<TensorLeases> TensorLeases::connect(std::string socket, std::string program) {
+  std::shared_ptr<TensorLeases> leases(new TensorLeases(std::move(socket), std::move(program)));
+  if (!leases->inherited_) leases->client();
+  return leases;
+}
+
+Client& TensorLeases::client() {
+  if (client_ && client_->is_open()) return *client_;
+  client_.reset();
+  ++connection_;
+  // The next holder numbers its segments from the beginning.
+  std::erase_if(segments_, [](const auto& entry) { return entry.first.second >= 0; });
+  client_ = Client::connect(program_, socket_);
+  if (!client_) {
+    throw Error(ErrorCode::kDeviceFailed, "",
+                "no holder listens at " +
+                    in_quotes(socket_.empty() ? holder_socket_path() : socket_) +
+                    ": nothing is resident");
+  }
+  return *client_;
+}
+
+TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
+  if (::getpid() != process_)
+    throw Error(ErrorCode::kUsage, "", "the connection is of the process that forked this one");
+  // Behind the lock: what other threads gave back meanwhile, and what ends when this fails.
+  struct Sender {
+    TensorLeases& leases;
+    ~Sender() { leases.send_given_back(); }
+  };
+  const Sender sender{*this};
+  Tensors tensors;
+  const std::lock_guard call(calls_);
+  const std::vector<Wanted> wanted = resolve(request);
+  lease(device_of(wanted, request), wanted, request, tensors);
+  return tensors;
+}
+
+const InheritedTensor* TensorLeases::find_inherited(
+    const std::multimap<std::string_view, std::size_t>& index, const std::string& name,
+    const std::optional<std::string>& device) const {
+  const auto [begin, end] = index.equal_range(name);
+  const auto found = std::find_if(begin, end, [&](const auto& entry) {
+    return !device || is_same_device((*inherited_)[entry.second].device_uuid, *device);
+  });
+  return found == end ? nullptr : &(*inherited_)[found->second];
+}
+
+std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& request) {
+  std::vector<Wanted> wanted;
+  if (request.names.empty()) {
+    if (!inherited_)
+      throw Error(ErrorCode::kUsage, "", std::string("no names, and no ") + kInheritedVariable);
+    for (const InheritedTensor& tensor : *inherited_) wanted.push_back({&tensor, {}});
+    return wanted;
+  }
+  const bool is_changed = request.selection.as || request.selection.shard;
+  for (const std::string& name : request.names) {
+    // By its label what was given is found without its source, which may be gone.
+    const InheritedTensor* labelled =
+        is_changed ? nullptr : find_inherited(inherited_labels_, name, request.device);
+    if (labelled != nullptr) {
+      wanted.push_back({labelled, {}});
+      continue;
+    }
+    for (Item& item : selection_.resolve(name, request.selection)) {
+      if (const auto* found = find_inherited(inherited_keys_, item.key(), request.device)) {
+        wanted.push_back({found, {}});
+      } else {
+        wanted.push_back({nullptr, std::move(item)});
+      }
+    }
+  }
+  return wanted;
+}
+
+// The one device that all of them are on, or shall be.
+DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const AcquireRequest& request) {
+  std::map<std::string, std::set<std::string>> resident;  // key -> UUIDs
+  const auto is_for_holder = [](const Wanted& one) { return one.item.has_value(); };
+  if (!request.device && std::ranges::any_of(wanted, is_for_holder)) {
+    for (const Resident& tensor : client().list()) resident[tensor.key].insert(tensor.device_uuid);
+  }
+
+  std::map<std::string, std::vector<std::string>> labels;  // by where they are
+  std::vector<std::string> nowhere;
+  std::optional<std::set<std::string>> common;
+  for (const Wanted& one : wanted) {
+    std::set<std::string> places;
+    if (one.inherited != nullptr) {
+      places.insert(one.inherited->device_uuid);
+    } else if (request.device) {
+      places.insert(*request.device);
+    } else {
+      places = resident[one.item->key()];
+    }
+    if (places.empty()) nowhere.push_back(one.label());
+    for (const std::string& place : places) labels[place].push_back(one.label());
+    if (!common) {
+      common = places;
+    } else {
+      std::erase_if(*common, [&places](const std::string& place) {
+        return std::ranges::none_of(
+            places, [&place](const std::string& other) { return is_same_device(place, other); });
+      });
+    }
+  }
+  if (!nowhere.empty()) {
+    throw Error(request.load_if_missing ? ErrorCode::kUsage : ErrorCode::kDeviceFailed, "",
+                list_of(nowhere) + ": not resident" +
+                    (request.load_if_missing ? ", and no device is named to load to" : ""));
+  }
+  const bool is_elsewhere = request.device && common && !common->empty() &&
+                            !is_same_device(*common->begin(), *request.device);
+  if (!common || common->size() != 1 || is_elsewhere) {
+    std::string text;
+    for (const auto& [place, names] : labels) {
+      text += (text.empty() ? "" : "; ") + list_of(names) +
+              (names.size() == 1 ? " is on " : " are on ") + device_text(place);
+    }
+    const bool is_ambiguous = common && common->size() > 1;
+    throw Error(ErrorCode::kUsage,
+                is_elsewhere   ? *request.device
+                : is_ambiguous ? "on several devices, name one of them"
+                               : "not on one device",
+                text);
+  }
+  return find_device(*common->begin());
+}
+
+std::shared_ptr<const MappedSegment> TensorLeases::map(const DeviceInfo& device,
+                                                       std::int64_t segment, int fd,
+                                                       std::uint64_t bytes) {
+  std::weak_ptr<const MappedSegment>& known = segments_[{device.uuid, segment}];
+  std::shared_ptr<const MappedSegment> mapped = known.lock();
+  if (mapped == nullptr) {
+    mapped = map_segment(device, fd, bytes);
+    known = mapped;
+  }
+  return mapped;
+}
+
+void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
+                         const AcquireRequest& request, Tensors& tensors) {
+  std::vector<Item> items;
+  for (const Wanted& one : wanted) {
+    if (one.item) items.push_back(*one.item);
+  }
+  // Every lease has its owner before it is taken: whatever fails then gives them all back.
+  std::vector<std::shared_ptr<LeasedTensor>> leased;
+  for (const Item& item : items) {
+    auto tensor = std::make_shared<LeasedTensor>();
+    tensor->process_ = process_;
+    tensor->name_ = item.request().tensor;
+    tensor->label_ = item.label();
+    tensor->key_ = item.key();
+    tensor->dtype_ = item.dtype();
+    tensor->shape_ = item.shape();
+    tensor->bytes_ = item.bytes();
+    tensor->device_ = device;
+    tensor->lease_.emplace_front();
+    tensor->kept_->leases = shared_from_this();
+    tensors.push_back(tensor);
+    leased.push_back(std::move(tensor));
+  }
+  Loaded loaded;
+  if (!items.empty()) {
+    LoadRequest load;
+    load.verify = request.verify;
+    load.pin = request.pin;
+    load.lease = true;
+    load.only_resident = !request.load_if_missing;
+    loaded = client().load(device, items, load);
+    for (std::size_t i = 0; i < std::min(leased.size(), loaded.tensors.size()); ++i)
+      leased[i]->lease_.front() = {connection_, loaded.tensors[i].id};
+    if (loaded.tensors.size() != items.size())
+      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
+  }
+
+  for (std::size_t i = 0; i < leased.size(); ++i) {
+    LeasedTensor& tensor = *leased[i];
+    const Resident& resident = loaded.tensors[i];
+    if (tensor.bytes_ == 0) continue;
+    check_place(tensor.label_, tensor.dtype_, tensor.shape_, tensor.bytes_, resident.offset,
+                resident.segment_bytes);
+    const auto segment = loaded.segments.find(resident.segment);
+    if (segment == loaded.segments.end() || resident.key != tensor.key_)
+      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
+    tensor.kept_->segment = map(device, static_cast<std::int64_t>(resident.segment),
+                                segment->second.get(), resident.segment_bytes);
+    tensor.address_ = tensor.kept_->segment->address() + resident.offset;
+  }
+
+  // And those that were inherited, each in its place.
+  Tensors ordered;
+  auto next = tensors.begin();
+  for (const Wanted& one : wanted) {
+    if (one.item) {
+      ordered.push_back(*next++);
+    } else {
+      ordered.push_back(map_inherited(device, *one.inherited));
+    }
+  }
+  tensors = std::move(ordered);
+  std::erase_if(segments_, [](const auto& entry) { return entry.second.expired(); });
+}
+
+std::shared_ptr<LeasedTensor> TensorLeases::map_inherited(const DeviceInfo& device,
+                                                          const InheritedTensor& inherited) {
+  auto tensor = std::make_shared<LeasedTensor>();
+  tensor->process_ = process_;
+  tensor->name_ = inherited.name;
+  tensor->label_ = inherited.label;
+  tensor->key_ = inherited.key;
+  tensor->dtype_ = inherited.dtype;
+  tensor->shape_ = inherited.shape;
+  tensor->bytes_ = inherited.bytes;
+  tensor->device_ = device;
+  if (tensor->bytes_ != 0) {
+    tensor->kept_->segment = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
+    tensor->address_ = tensor->kept_->segment->address() + inherited.offset;
+  }
+  return tensor;
+}
+
+void TensorLeases::release(Tensors tensors) noexcept {
+  {
+    const std::lock_guard lock(ends_);
+    ++releases_;
+  }
+  tensors.clear();
+  {
+    const std::lock_guard lock(ends_);
+    --releases_;
+  }
+  send_given_back();
+}
+
+void TensorLeases::give_back(std::forward_list<Lease> lease) noexcept {
+  {
+    const std::lock_guard lock(ends_);
+    given_back_.splice_after(given_back_.before_begin(), lease);
+    if (releases_ > 0) return;  // the one that ends last tells the holder
+  }
+  send_given_back();
+}
+
+// Tells the holder what was given back, unless a call is under way: that one does so at its end.
+void TensorLeases::send_given_back() noexcept {
+  for (;;) {
+    {
+      const std::lock_guard lock(ends_);
+      if (given_back_.empty() || releases_ > 0) return;
+    }
+    const std::unique_lock call(calls_, std::try_to_lock);
+    if (!call) return;
+    std::forward_list<Lease> ended;
+    {
+      const std::lock_guard lock(ends_);
+      ended.swap(given_back_);
+    }
+    std::array<std::uint64_t, 512> ids;
+    std::size_t count = 0;
+    for (const Lease& lease : ended) {
+      if (lease.connection != connection_ || !client_) continue;  // it ended with its connection
+      ids[count++] = lease.id;
+      if (count == ids.size()) client_->release(std::span(ids).first(std::exchange(count, 0)));
+    }
+    if (count > 0) client_->release(std::span(ids).first(count));
+  }
+}
+
+}  // namespace stfs::gpu

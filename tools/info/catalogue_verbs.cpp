@@ -1,0 +1,169 @@
+// list, show, check, where
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+#include "core/checkpoint/checkpoint.h"
+#include "tools/command/terminal.h"
+#include "tools/info/select.h"
+#include "tools/info/verbs.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <new>
+#include <span>
+
+namespace stfs {
+namespace {
+
+void print_table(const std::vector<Tensor>& tensors) {
+  const Terminal terminal;
+  std::vector<std::array<std::string, 4>> rows{{"NAME", "DTYPE", "SHAPE", "BYTES"}};
+  std::uint64_t bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    rows.push_back({printable(tensor.name), std::string(dtype_name(tensor.dtype)),
+                    shape_json(tensor.shape), std::to_string(tensor.length)});
+    bytes += tensor.length;
+  }
+  std::array<std::size_t, 4> widths{};
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], columns_of(row[i]));
+    }
+  }
+  if (terminal.is_terminal) {
+    constexpr std::size_t kLeastName = 8;
+    constexpr std::size_t kMostShape = 32;
+    widths[2] = std::min(widths[2], kMostShape);
+    const std::size_t others = 6 + widths[1] + widths[2] + widths[3];
+    const std::size_t room = terminal.width > others ? terminal.width - others : 0;
+    widths[0] = std::min(widths[0], std::max(room, kLeastName));
+  } else {
+    // One very long name must not pad all the others to its width.
+    constexpr std::size_t kMostPadding = 120;
+    widths[0] = std::min(widths[0], kMostPadding);
+    widths[2] = std::min(widths[2], kMostPadding);
+  }
+  const auto cell = [&](const std::string& text, std::size_t width) {
+    return padded(terminal.is_terminal ? shortened(text, width) : text, width);
+  };
+  for (const auto& row : rows) {
+    const bool is_heading = &row == &rows.front();
+    const std::string name = cell(row[0], widths[0]);
+    const std::string shape = cell(row[2], widths[2]);
+    const std::string size = std::string(widths[3] - row[3].size(), ' ') + row[3];
+    const std::string rest = "  " + padded(row[1], widths[1]) + "  " + shape + "  " + size;
+    print((is_heading ? terminal.bold(name + rest) : name + terminal.dim(rest)) + "\n");
+  }
+  if (terminal.is_terminal) {
+    const char* noun = tensors.size() == 1 ? " tensor, " : " tensors, ";
+    print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes)) + "\n");
+  }
+}
+
+std::string attribute(const std::string& path, const char* name) {
+  if (auto value = extended_attribute(path, name)) return *std::move(value);
+  throw Error(ErrorCode::kUnreadable, path, "not a tensor in a mount of stfs");
+}
+
+}  // namespace
+
+int list(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  std::vector<Tensor> tensors;
+  for (const std::uint32_t number : checkpoint.match(arguments.globs)) {
+    tensors.push_back(checkpoint.tensor(number));
+  }
+  if (arguments.sort == Arguments::Sort::kName) {
+    std::ranges::sort(tensors, {}, &Tensor::name);
+  } else if (arguments.sort == Arguments::Sort::kSize) {
+    std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
+  }  // by offset: that is how they are numbered
+  if (!arguments.json) {
+    print_table(tensors);
+    return 0;
+  }
+  print("[");
+  for (const Tensor& tensor : tensors) {
+    print(&tensor == tensors.data() ? "\n" : ",\n");
+    print(tensor_json(tensor));
+  }
+  print("\n]\n");
+  return 0;
+}
+
+int show(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
+  if (arguments.json) {
+    print(tensor_json(tensor) + "\n");
+    return 0;
+  }
+  const Terminal terminal;
+  const auto line = [&](const char* key, const std::string& value) {
+    print(terminal.dim(padded(key, 10)) + value + "\n");
+  };
+  line("name", printable(tensor.name));
+  line("path", printable(tensor.path));
+  line("dtype", std::string(dtype_name(tensor.dtype)));
+  line("shape", shape_json(tensor.shape));
+  line("elements", std::to_string(tensor.elements()));
+  line("bytes", std::to_string(tensor.length));
+  line("source", printable(tensor.source->file.path()));
+  line("offset", std::to_string(tensor.offset));
+  return 0;
+}
+
+int check(const Arguments& arguments) {
+  bool any_breaks = false;
+  bool any_unreadable = false;
+  for (const std::string& file : arguments.paths) {
+    std::string verdict;
+    try {
+      const Checkpoint checkpoint(std::span(&file, 1));
+      verdict = "ok\t" + std::to_string(checkpoint.tensor_count()) + " tensors";
+    } catch (const Error& error) {
+      (exit_status(error.code()) == 1 ? any_breaks : any_unreadable) = true;
+      verdict = "error\t" + std::string(error_name(error.code())) + "\t" + error.message();
+    } catch (const std::bad_alloc&) {
+      any_unreadable = true;
+      verdict = "error\tUnreadable\tout of memory";
+    }
+    print(printable(file) + "\t" + verdict + "\n");
+    std::fflush(stdout);
+  }
+  return any_breaks ? 1 : any_unreadable ? exit_status(ErrorCode::kUnreadable) : 0;
+}
+
+int where(const Arguments& arguments) {
+  const Terminal terminal;
+  for (const std::string& path : arguments.paths) {
+    const std::string source = attribute(path, "user.stfs.source");
+    const std::string offset = attribute(path, "user.stfs.offset");
+    const std::string length = attribute(path, "user.stfs.length");
+    const std::string dtype = attribute(path, "user.stfs.dtype");
+    const std::string shape = attribute(path, "user.stfs.shape");
+    if (arguments.json) {
+      print("{\"path\":" + json_string(path) + ",\"source\":" + json_string(source) +
+            ",\"offset\":" + offset + ",\"length\":" + length + ",\"dtype\":" + json_string(dtype) +
+            ",\"shape\":" + shape + "}\n");
+      continue;
+    }
+    const auto line = [&](const char* key, const std::string& value) {
+      print(terminal.dim(padded(key, 8)) + value + "\n");
+    };
+    if (arguments.paths.size() > 1) print(terminal.bold(printable(path) + ":") + "\n");
+    line("source", printable(source));
+    line("offset", offset);
+    line("length", length);
+    line("dtype", dtype);
+    line("shape", shape);
+  }
+  return 0;
+}
+
+}  // namespace stfs

@@ -1,0 +1,117 @@
+// cat, extract
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/writer.h"
+#include "core/recipe/content.h"
+#include "core/recipe/convert.h"
+#include "core/recipe/npy.h"
+#include "core/recipe/slice.h"
+#include "tools/command/terminal.h"
+#include "tools/info/new_file.h"
+#include "tools/info/select.h"
+#include "tools/info/verbs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// Writes a recipe's bytes. `source` and `to` are the places of messages.
+void write_content(const Content& content, int fd, const std::string& source, const std::string& to,
+                   ProgressBar* bar = nullptr) {
+  constexpr std::uint64_t kChunk = 1 << 20;
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
+  for (std::uint64_t offset = 0; offset < content.size();) {
+    const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
+    const std::span<std::byte> chunk = std::span(buffer).first(length);
+    if (const int error = content.copy(offset, chunk)) {
+      throw_errno(ErrorCode::kUnreadable, source, "", error);
+    }
+    if (const int error = write_exact(fd, chunk)) {
+      throw_errno(ErrorCode::kUnreadable, to, "", error);
+    }
+    if (bar != nullptr) bar->add(length);
+    offset += length;
+  }
+}
+
+}  // namespace
+
+int cat(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
+  const auto refuse = [&](const std::string& rule) {
+    throw Error(ErrorCode::kUsage, arguments.source,
+                "tensor " + in_quotes(tensor.name) + ": " + rule);
+  };
+  Slice slice;
+  const std::string expression = arguments.slice.empty() ? "..." : arguments.slice;
+  if (!arguments.slice.empty() || arguments.npy || arguments.as_f32) {
+    const int error = parse_slice(expression, tensor.dtype, tensor.shape, slice);
+    if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
+    if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+  }
+  Content content;
+  if (arguments.slice.empty()) {
+    content.extent(tensor.source->file, tensor.offset, tensor.length);
+  } else {
+    content = slice_content(slice, tensor.source->file, tensor.offset);
+  }
+  DType dtype = tensor.dtype;
+  if (arguments.as_f32) {
+    if (!has_f32(dtype)) refuse(std::string(dtype_name(dtype)) + " is not a floating type");
+    std::uint64_t count = 1;
+    for (const std::uint64_t dim : slice.shape) count *= dim;
+    Content converted;
+    converted.production(as_f32(std::move(content), dtype, count));
+    content = std::move(converted);
+    dtype = DType::kF32;
+  }
+  if (arguments.npy) {
+    const auto code = npy_code(dtype);
+    if (!code) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
+    if (slice.shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
+    Content file;
+    file.literal(npy_header(*code, slice.shape)).append(std::move(content));
+    content = std::move(file);
+  }
+  write_content(content, STDOUT_FILENO, arguments.source, "standard output");
+  return 0;
+}
+
+int extract(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
+  if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
+  const std::size_t count = tensors.size();
+  const SafetensorsFiles files(checkpoint);
+  const std::optional<Content> content = files.make(std::move(tensors));
+  if (!content) {
+    throw Error(ErrorCode::kUsage, arguments.output,
+                "the header would pass the format's limit of 100000000 bytes");
+  }
+  NewFile file(arguments.output);
+  ProgressBar bar(content->size());
+  write_content(*content, file.fd(), arguments.source, arguments.output, &bar);
+  bar.end();
+  file.commit();
+  if (Terminal().is_terminal) {
+    print(std::to_string(count) + (count == 1 ? " tensor, " : " tensors, ") +
+          human_bytes(content->size()) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace stfs

@@ -1,0 +1,191 @@
+#include "tools/info/new_file.h"
+
+#include "core/base/error.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// Short, whatever the target's name is: a name has 255 bytes at most.
+std::string temporary_name() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) {
+    throw_errno(ErrorCode::kUnreadable, "", "getrandom", errno);
+  }
+  std::array<char, 32> name{};
+  std::snprintf(name.data(), name.size(), ".stfs-%016llx", static_cast<unsigned long long>(number));
+  return name.data();
+}
+
+// Holds back all signals for the length of a scope.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+// A thread that waits for the signals that end a process; they are blocked in all others. It
+// unlinks the file, and then the signal ends the process as it would have.
+class UnlinkAtSignal {
+ public:
+  UnlinkAtSignal(int directory, std::string name)
+      : directory_(directory), name_(std::move(name)), end_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!end_) throw_errno(ErrorCode::kUnreadable, "", "eventfd", errno);
+    pthread_sigmask(SIG_BLOCK, nullptr, &before_);
+    try {
+      signals_ = take_ending_signals(ErrorCode::kUnreadable);
+      thread_ = start_thread([this] { wait(); });
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+      throw;
+    }
+  }
+  ~UnlinkAtSignal() {
+    ::eventfd_write(end_.get(), 1);
+    thread_.join();
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  UnlinkAtSignal(const UnlinkAtSignal&) = delete;
+  UnlinkAtSignal& operator=(const UnlinkAtSignal&) = delete;
+
+ private:
+  void wait() const {
+    std::array<pollfd, 2> wanted{{{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
+    while (::poll(wanted.data(), wanted.size(), -1) < 0) {
+      if (errno != EINTR) return;
+    }
+    signalfd_siginfo signal{};
+    if ((wanted[1].revents & POLLIN) != 0 ||
+        ::read(signals_.get(), &signal, sizeof signal) != sizeof signal) {
+      return;
+    }
+    ::unlinkat(directory_, name_.c_str(), 0);
+    const int number = static_cast<int>(signal.ssi_signo);
+    ::signal(number, SIG_DFL);
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+    ::raise(number);
+    ::_exit(128 + number);  // the first process of a container, which no signal ends
+  }
+
+  int directory_;
+  std::string name_;
+  UniqueFd end_;
+  UniqueFd signals_;
+  sigset_t before_{};
+  std::thread thread_;
+};
+
+NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
+  const std::size_t slash = path_.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+  name_ = path_.substr(slash + 1);  // npos + 1 is 0
+  directory_ = UniqueFd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory_ && errno == EACCES) {  // it can be written to all the same
+    directory_ = UniqueFd(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  }
+  if (!directory_) fail(errno);
+  struct stat status {};
+  const bool is_there = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
+  if (name_.empty() || (is_there && !S_ISREG(status.st_mode))) {
+    throw Error(ErrorCode::kUnreadable, path_, "not a regular file");
+  }
+  if (begin == Begin::kUnnamed) begin_unnamed();
+  if (!fd_) begin_named();
+}
+
+NewFile::~NewFile() { discard(); }
+
+// Leaves fd_ empty where there is no such file, or no way to give it a name.
+void NewFile::begin_unnamed() {
+  if (::access("/proc/self/fd", F_OK) != 0) return;
+  fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  // A kernel or file system that does not know the flag says EISDIR or EINVAL.
+  if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
+}
+
+void NewFile::begin_named() {
+  do {
+    temporary_ = temporary_name();
+    fd_ = UniqueFd(::openat(directory_.get(), temporary_.c_str(),
+                            O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  } while (!fd_ && errno == EEXIST);
+  if (!fd_) {
+    temporary_.clear();
+    fail(errno);
+  }
+  try {
+    at_signal_ = std::make_unique<UnlinkAtSignal>(directory_.get(), temporary_);
+  } catch (const std::exception&) {
+    // There are too many threads, or too little memory: a signal leaves the file.
+  }
+}
+
+void NewFile::commit() {
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  if (::fchmod(fd_.get(), 0666 & ~mask) != 0 || ::fsync(fd_.get()) != 0) fail(errno);
+  {
+    // A signal finds the file with its name or without one, and no other name.
+    const HeldSignals held;
+    if (temporary_.empty()) link();
+    if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
+      const int error = errno;
+      discard();
+      fail(error);
+    }
+    temporary_.clear();
+  }
+  // EBADF: the directory cannot be read. EINVAL: its file system syncs none.
+  if (::fsync(directory_.get()) != 0 && errno != EBADF && errno != EINVAL) fail(errno);
+}
+
+void NewFile::link() {
+  const std::string unnamed = "/proc/self/fd/" + std::to_string(fd_.get());
+  std::string name;
+  int result = 0;
+  do {
+    name = temporary_name();
+    result = ::linkat(AT_FDCWD, unnamed.c_str(), directory_.get(), name.c_str(), AT_SYMLINK_FOLLOW);
+  } while (result != 0 && errno == EEXIST);
+  if (result != 0) fail(errno);
+  temporary_ = std::move(name);
+}
+
+void NewFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(directory_.get(), temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+void NewFile::fail(int error) const { throw_errno(ErrorCode::kUnreadable, path_, "", error); }
+
+}  // namespace stfs
