@@ -27,8 +27,12 @@ void write_tensor_json(const Tensor& tensor, TextWriter& out) {
   out.add(",\"dtype\":").json(dtype_name(tensor.dtype)).add(",\"shape\":");
   write_shape(tensor.shape, out);
   out.add(",\"bytes\":").number(tensor.length);
-  out.add(",\"source\":").json(tensor.source->file.path());
-  out.add(",\"offset\":").number(tensor.offset).add("}");
+  if (tensor.locator) {
+    out.add(",\"source\":").json(tensor.locator->source->path());
+    out.add(",\"offset\":").number(tensor.locator->offset).add("}");
+  } else {
+    out.add(",\"source\":null,\"offset\":null}");
+  }
 }
 
 std::string tensor_json(const Tensor& tensor) {
@@ -61,12 +65,11 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
     is_empty = true;
   };
   out.add("{\n  \"sources\": [");
-  for (const auto& source : checkpoint.sources()) {
-    const LocalFile& file = source->file;
-    item().add("{\"label\": ").json(source->label).add(", \"path\": ").json(file.path());
-    out.add(", \"size\": ").number(file.size()).add(", \"mtime\": \"");
-    out.add(rfc3339(file.mtime().tv_sec, file.mtime().tv_nsec)).add("\", \"tensors\": ");
-    out.number(source->header.tensors.size()).add("}");
+  for (const auto& [source, format, header, label] : checkpoint.parts()) {
+    item().add("{\"label\": ").json(label).add(", \"path\": ").json(source->path());
+    out.add(", \"size\": ").number(source->size()).add(", \"mtime\": \"");
+    out.add(rfc3339(source->mtime().tv_sec, source->mtime().tv_nsec)).add("\", \"tensors\": ");
+    out.number(header.tensors.size()).add("}");
   }
   close("]");
   out.add(",\n  \"tensors\": ").number(checkpoint.tensor_count());
@@ -117,8 +120,11 @@ std::unique_ptr<const Producer> tensors_tsv(const Checkpoint& checkpoint) {
     out.add(tensor.path).add("\t").printable(tensor.name).add("\t");
     out.add(dtype_name(tensor.dtype)).add("\t");
     write_shape(tensor.shape, out);
-    out.add("\t").number(tensor.length).add("\t").printable(tensor.source->file.path());
-    out.add("\t").number(tensor.offset).add("\n");
+    out.add("\t").number(tensor.length).add("\t");
+    if (tensor.locator) out.printable(tensor.locator->source->path());
+    out.add("\t");
+    if (tensor.locator) out.number(tensor.locator->offset);
+    out.add("\n");
   };
   return std::make_unique<Table>(std::uint64_t{checkpoint.tensor_count()} + 1, write_row);
 }

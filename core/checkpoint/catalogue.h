@@ -18,6 +18,7 @@ std::string shape_json(std::span<const std::uint64_t> shape);
 
 // {"path":..,"name":..,"dtype":..,"shape":[..],"bytes":..,"source":..,"offset":..}, without a line
 // end. Bytes and offset are numbers of bytes, the offset counts from the start of the source.
+// Source and offset are null of a tensor without a locator; in tensors.tsv they are empty.
 void write_tensor_json(const Tensor& tensor, TextWriter& out);
 std::string tensor_json(const Tensor& tensor);
 

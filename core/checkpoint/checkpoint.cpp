@@ -1,7 +1,11 @@
 #include "core/checkpoint/checkpoint.h"
 
+#include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
+#include "core/checkpoint/names.h"
+#include "core/format/format.h"
 #include "core/format/index.h"
 
 #include <fnmatch.h>
@@ -131,10 +135,11 @@ std::vector<std::string_view> keep_mapped(Header& header,
   return missing;
 }
 
-Source open_source(const std::string& path, std::string label) {
-  LocalFile file(path);
-  Header header = read_header(file, path);
-  return {std::move(file), std::move(header), std::move(label)};
+Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
+  std::unique_ptr<const Source> source = options.open(path);
+  const Format& format = format_of(*source);
+  Header header = format.read(*source, path);
+  return {std::move(source), &format, std::move(header), std::move(label)};
 }
 
 }  // namespace
@@ -145,11 +150,26 @@ std::uint64_t Tensor::elements() const {
   return product;
 }
 
+Content Tensor::content() const {
+  if (computed != nullptr) return computed->content();
+  Content content;
+  content.extent(*locator->source, locator->offset, locator->length);
+  return content;
+}
+
+timespec Tensor::mtime() const {
+  return computed != nullptr ? computed->mtime() : locator->source->mtime();
+}
+
+int Tensor::verify() const {
+  return computed != nullptr ? computed->content().verify() : locator->source->verify();
+}
+
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
   for (const std::string& source : sources) load(source, options);
   by_name_ = number_tensors();
   const bool all_plain = std::ranges::all_of(
-      sources_, [](const auto& source) { return source->header.all_names_plain; });
+      by_name_, [this](std::uint32_t number) { return is_plain_name(name(number)); });
   tree_ = std::make_unique<const PathTree>([this](std::uint32_t number) { return name(number); },
                                            by_name_, all_plain);
   merge_metadata();
@@ -162,7 +182,7 @@ void Checkpoint::load(const std::string& source, const LoadOptions& options) {
   } else if (source.ends_with(kIndexSuffix)) {
     load_index(source, options);
   } else {
-    add_source(open_source(source, fs::path(source).filename().string()));
+    add_part(open_part(source, fs::path(source).filename().string(), options));
   }
 }
 
@@ -173,7 +193,7 @@ void Checkpoint::load_directory(const std::string& path, const LoadOptions& opti
     load_index(directory / *index, options);
   } else if (const auto file = choose(found.files, "model.safetensors");
              file && found.indexes.empty()) {
-    add_source(open_source(directory / *file, *file));
+    add_part(open_part(directory / *file, *file, options));
   } else {
     throw Error(ErrorCode::kUnreadable, path, listing(found));
   }
@@ -204,9 +224,9 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
       miss(wanted[i]);
       continue;
     }
-    Source source = open_source(file, shard);
+    Part part = open_part(file, shard, options);
     std::size_t unnamed = 0;
-    const std::vector<std::string_view> lacking = keep_mapped(source.header, wanted[i], unnamed);
+    const std::vector<std::string_view> lacking = keep_mapped(part.header, wanted[i], unnamed);
     if (!lacking.empty() && !options.allow_missing) {
       throw Error(ErrorCode::kMissingTensor, path,
                   "tensor " + in_quotes(lacking.front()) + ": shard " + in_quotes(shard) +
@@ -218,8 +238,8 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
                           std::to_string(unnamed) + (unnamed == 1 ? " tensor" : " tensors") +
                           " that the index does not name");
     }
-    for (const TensorRecord& tensor : source.header.tensors) bytes += tensor.length;
-    add_source(std::move(source));
+    for (const TensorRecord& tensor : part.header.tensors) bytes += tensor.length;
+    add_part(std::move(part));
   }
   if (complete && index.total_size && *index.total_size != bytes) {
     warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
@@ -227,31 +247,29 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
   }
 }
 
-void Checkpoint::add_source(Source source) {
+void Checkpoint::add_part(Part part) {
   const auto taken = [&](const std::string& label) {
-    return std::ranges::any_of(sources_, [&](const auto& s) { return s->label == label; });
+    return std::ranges::find(parts_, label, &Part::label) != parts_.end();
   };
-  const std::string wanted = source.label;
-  for (int n = 2; taken(source.label); ++n) source.label = wanted + "~" + std::to_string(n);
-  const std::uint64_t count = std::uint64_t{first_.back()} + source.header.tensors.size();
+  const std::string wanted = part.label;
+  for (int n = 2; taken(part.label); ++n) part.label = wanted + "~" + std::to_string(n);
+  const std::uint64_t count = std::uint64_t{first_.back()} + part.header.tensors.size();
   if (count > std::numeric_limits<std::uint32_t>::max()) {
-    throw Error(ErrorCode::kUsage, source.file.path(), "more than 4294967295 tensors in all");
+    throw Error(ErrorCode::kUsage, part.source->path(), "more than 4294967295 tensors in all");
   }
   first_.push_back(static_cast<std::uint32_t>(count));
-  sources_.push_back(std::make_unique<const Source>(std::move(source)));
+  parts_.push_back(std::move(part));
 }
 
 std::vector<std::uint32_t> Checkpoint::number_tensors() {
-  if (sources_.size() == 1) return sources_.front()->header.by_name;
+  if (parts_.size() == 1) return parts_.front().header.by_name;
   auto [order, any_equal] =
       sorted_order(tensor_count(), [this](std::uint32_t number) { return name(number); });
   for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
     if (name(order[i]) != name(order[i - 1])) continue;
-    const Tensor first = tensor(order[i - 1]);
-    const Tensor second = tensor(order[i]);
-    throw Error(ErrorCode::kUsage, second.source->file.path(),
-                "tensor " + in_quotes(second.name) + ": " + printable(first.source->file.path()) +
-                    " has one of that name too");
+    throw Error(ErrorCode::kUsage, part_of(order[i]).source->path(),
+                "tensor " + in_quotes(name(order[i])) + ": " +
+                    printable(part_of(order[i - 1]).source->path()) + " has one of that name too");
   }
   return order;
 }
@@ -259,13 +277,13 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
 void Checkpoint::merge_metadata() {
   std::vector<Metadata::Entry> all;
   std::size_t count = 0;
-  for (const auto& source : sources_) count += source->header.metadata.size();
+  for (const Part& part : parts_) count += part.header.metadata.size();
   all.reserve(count);
-  for (const auto& source : sources_) {
-    const Metadata& metadata = source->header.metadata;
+  for (const Part& part : parts_) {
+    const Metadata& metadata = part.header.metadata;
     for (std::size_t i = 0; i < metadata.size(); ++i) all.push_back(metadata[i]);
   }
-  if (sources_.size() > 1) std::ranges::sort(all);
+  if (parts_.size() > 1) std::ranges::sort(all);
   // Entries of one key stand together. One is kept where all have one value.
   auto to = all.begin();
   for (auto first = all.begin(); first != all.end();) {
@@ -282,24 +300,29 @@ void Checkpoint::merge_metadata() {
   metadata_ = std::move(all);
 }
 
+std::size_t Checkpoint::part_number(std::uint32_t tensor) const {
+  return static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, tensor)) -
+                                  first_.begin());
+}
+
+const Part& Checkpoint::part_of(std::uint32_t number) const { return parts_[part_number(number)]; }
+
 std::string_view Checkpoint::name(std::uint32_t number) const {
-  const auto source = std::prev(std::ranges::upper_bound(first_, number)) - first_.begin();
-  const Header& header = sources_[static_cast<std::size_t>(source)]->header;
-  return header.name(header.tensors[number - first_[static_cast<std::size_t>(source)]]);
+  const std::size_t part = part_number(number);
+  const Header& header = parts_[part].header;
+  return header.name(header.tensors[number - first_[part]]);
 }
 
 Tensor Checkpoint::tensor(std::uint32_t number) const {
-  const auto at = static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, number)) -
-                                           first_.begin());
-  const Source& source = *sources_[at];
-  const TensorRecord& record = source.header.tensors[number - first_[at]];
-  return {source.header.name(record),
-          tree_ ? tree_->path(number) : std::string_view{},
-          record.dtype,
-          source.header.shape(record),
-          &source,
-          record.offset,
-          record.length};
+  const std::size_t at = part_number(number);
+  const auto& [source, format, header, label] = parts_[at];
+  const TensorRecord& record = header.tensors[number - first_[at]];
+  return {.name = header.name(record),
+          .path = tree_ ? tree_->path(number) : std::string_view{},
+          .dtype = record.dtype,
+          .shape = header.shape(record),
+          .length = record.length,
+          .locator = Extent{source.get(), record.offset, record.length}};
 }
 
 std::optional<std::uint32_t> Checkpoint::find(std::string_view wanted) const {

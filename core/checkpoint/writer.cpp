@@ -117,8 +117,7 @@ std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors
   content.production(std::move(table));
   content.literal(std::string(static_cast<std::size_t>(*length - json), ' '));
   for (const std::uint32_t number : rows->tensors) {
-    const Tensor tensor = checkpoint_.tensor(number);
-    content.extent(tensor.source->file, tensor.offset, tensor.length);
+    content.append(checkpoint_.tensor(number).content());
   }
   return content;
 }

@@ -1,8 +1,9 @@
 #include "core/format/safetensors.h"
 
+#include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
-#include "core/checkpoint/names.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>
@@ -73,11 +74,11 @@ class TextInMemory : public Text {
   std::string_view left_ = text_;
 };
 
-class TextInFile : public Text {
+class TextInSource : public Text {
  public:
-  TextInFile(const LocalFile& file, std::uint64_t offset, std::uint64_t length,
-             const std::string& place)
-      : file_(file),
+  TextInSource(const Source& source, std::uint64_t offset, std::uint64_t length,
+               const std::string& place)
+      : source_(source),
         begin_(offset),
         end_(offset + length),
         at_(offset),
@@ -100,12 +101,12 @@ class TextInFile : public Text {
     return {piece.data(), piece.size()};
   }
   void read_at(std::uint64_t offset, std::span<char> out) const {
-    if (const int error = file_.read(std::as_writable_bytes(out), offset)) {
+    if (const int error = source_.read(std::as_writable_bytes(out), offset)) {
       throw_errno(ErrorCode::kUnreadable, place_, "header", error);
     }
   }
 
-  const LocalFile& file_;
+  const Source& source_;
   std::uint64_t begin_, end_, at_;
   const std::string& place_;
   std::string buffer_;
@@ -394,7 +395,6 @@ class HeaderReader {
     tensor_.name_length = static_cast<std::uint32_t>(key.size());
     tensor_.shape_begin = header_.dims.size();
     header_.names += key;
-    header_.all_names_plain = header_.all_names_plain && is_plain_name(key);
     fields_ = 0;
     rank_ = 0;
     offset_count_ = 0;
@@ -518,7 +518,7 @@ void sort_by_name(Header& header, const std::string& place) {
 // Metadata::validate of the reference, tensor by tensor in the order of the bytes. Turns each
 // record's (begin, end) into (offset in the file, length).
 void validate(Header& header, std::uint64_t data_length, const std::string& place) {
-  const std::uint64_t data_begin = kLengthBytes + header.json_length;
+  const std::uint64_t data_begin = header.raw.offset + header.raw.length;
   std::uint64_t expected = 0;
   std::string_view previous;
   for (TensorRecord& tensor : header.tensors) {
@@ -593,7 +593,7 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
     throw Error(*reader.error());
   }
   Header header = reader.take();
-  header.json_length = json_length;
+  header.raw = {kLengthBytes, json_length};
   const auto by_offsets = [](const TensorRecord& a, const TensorRecord& b) {
     return std::pair(a.offset, a.length) < std::pair(b.offset, b.length);
   };
@@ -607,35 +607,19 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
 
 }  // namespace
 
-void Metadata::add(std::string_view key, std::string_view value) {
-  entries_.push_back({text_.size(), static_cast<std::uint32_t>(key.size()),
-                      static_cast<std::uint32_t>(value.size())});
-  (text_ += key) += value;
-}
-
-void Metadata::sort() {
-  const auto key_of = [this](const Lengths& entry) {
-    return std::string_view(text_).substr(entry.begin, entry.key);
-  };
-  if (!std::ranges::is_sorted(entries_, {}, key_of)) {
-    std::ranges::sort(entries_, [&](const Lengths& a, const Lengths& b) {
-      return std::pair(key_of(a), a.begin) < std::pair(key_of(b), b.begin);
-    });
-  }
-}
-
-Header parse_header(std::string_view json, std::uint64_t data_length, const std::string& place) {
+Header parse_safetensors(std::string_view json, std::uint64_t data_length,
+                         const std::string& place) {
   TextInMemory text(json);
   return parse(text, json.size(), data_length, place);
 }
 
-Header read_header(const LocalFile& file, const std::string& place) {
-  if (file.size() < kLengthBytes) {
+Header read_safetensors(const Source& source, const std::string& place) {
+  if (source.size() < kLengthBytes) {
     throw Error(ErrorCode::kHeaderTooSmall, place,
-                "header: the file has " + std::to_string(file.size()) + " bytes, fewer than 8");
+                "header: the file has " + std::to_string(source.size()) + " bytes, fewer than 8");
   }
   std::array<std::uint8_t, kLengthBytes> prefix{};
-  if (const int error = file.read(std::as_writable_bytes(std::span(prefix)), 0)) {
+  if (const int error = source.read(std::as_writable_bytes(std::span(prefix)), 0)) {
     throw_errno(ErrorCode::kUnreadable, place, "header", error);
   }
   std::uint64_t length = 0;
@@ -644,12 +628,12 @@ Header read_header(const LocalFile& file, const std::string& place) {
     throw Error(ErrorCode::kHeaderTooLarge, place,
                 "header: length " + std::to_string(length) + " is over 100000000");
   }
-  if (length > file.size() - kLengthBytes) {
+  if (length > source.size() - kLengthBytes) {
     throw Error(ErrorCode::kInvalidHeaderLength, place,
                 "header: length " + std::to_string(length) + " passes the end of the file");
   }
-  TextInFile text(file, kLengthBytes, length, place);
-  return parse(text, length, file.size() - kLengthBytes - length, place);
+  TextInSource text(source, kLengthBytes, length, place);
+  return parse(text, length, source.size() - kLengthBytes - length, place);
 }
 
 }  // namespace stfs

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -29,7 +30,30 @@ int fill(Reading& reading, std::uint64_t length, const Into& into) {
   return 0;
 }
 
+// The bytes could change after the check, while they are copied or while the kernel waits for the
+// disk, for as long as a disk may take. So they are read, and checked afterwards.
+int read_into(Reading& reading, const Source& source, ByteRange range) {
+  return fill(reading, range.length,
+              [&](std::span<std::byte> buffer) { return source.read_ahead(buffer, range.offset); });
+}
+
+// Where byte 0 of a source is, pinned once for all pieces; null when it cannot be pinned.
+const std::byte* pin(Reading& reading, const Source& source) {
+  const auto known = std::ranges::find(reading.pins, &source, &Reading::Pin::source);
+  if (known != reading.pins.end()) return known->pinned.data;
+  Pinned pinned = source.try_pin();
+  if (!pinned) return nullptr;
+  reading.pins.push_back({&source, std::move(pinned)});
+  return reading.pins.back().pinned.data;
+}
+
 }  // namespace
+
+void Reading::clear() {
+  pieces.clear();
+  pins.clear();
+  buffers.clear();
+}
 
 void Content::add(std::uint64_t length, Kind kind) {
   if (length == 0) return;
@@ -48,18 +72,25 @@ Content& Content::borrowed(std::string_view bytes) {
   return *this;
 }
 
-Content& Content::extent(const LocalFile& source, std::uint64_t offset, std::uint64_t length) {
+Content& Content::extent(const Source& source, std::uint64_t offset, std::uint64_t length) {
   if (!spans_.empty()) {
     Span& last = spans_.back();
-    const Extent* before = std::get_if<Extent>(&last.kind);
+    const From* before = std::get_if<From>(&last.kind);
     if (before != nullptr && before->source == &source && before->offset + last.length == offset) {
       last.length += length;
       size_ += length;
       return *this;
     }
   }
-  add(length, Extent{&source, offset});
+  add(length, From{&source, offset});
   return *this;
+}
+
+std::optional<Extent> Content::extent() const {
+  if (spans_.size() != 1) return std::nullopt;
+  const From* from = std::get_if<From>(&spans_.front().kind);
+  if (from == nullptr) return std::nullopt;
+  return Extent{from->source, from->offset, size_};
 }
 
 Content& Content::production(std::unique_ptr<const Producer> producer) {
@@ -70,8 +101,8 @@ Content& Content::production(std::unique_ptr<const Producer> producer) {
 
 Content& Content::append(Content other) {
   for (Span& span : other.spans_) {
-    if (const Extent* extent = std::get_if<Extent>(&span.kind)) {
-      this->extent(*extent->source, extent->offset, span.length);
+    if (const From* from = std::get_if<From>(&span.kind)) {
+      extent(*from->source, from->offset, span.length);
     } else {
       add(span.length, std::move(span.kind));
     }
@@ -84,16 +115,36 @@ std::vector<Content::Span>::const_iterator Content::span_at(std::uint64_t offset
   return std::prev(std::ranges::upper_bound(spans_, offset, {}, &Span::begin));
 }
 
+std::vector<Extent> Content::missing(std::uint64_t offset, std::uint64_t length) const {
+  std::vector<Extent> missing;
+  if (offset >= size_ || length == 0) return missing;
+  const std::uint64_t end = offset + std::min(length, size_ - offset);
+  for (auto span = span_at(offset); offset < end; ++span) {
+    const std::uint64_t skip = offset - span->begin;
+    const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
+    if (const From* from = std::get_if<From>(&span->kind)) {
+      const ByteRange range{from->offset + skip, take};
+      if (!from->source->has(range)) missing.push_back({from->source, range.offset, take});
+    } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span->kind)) {
+      (*producer)->missing(skip, take, missing);
+    }
+    offset += take;
+  }
+  return missing;
+}
+
 int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) const {
   if (offset >= size_ || length == 0) return 0;
   const std::uint64_t begin = offset;
   const std::uint64_t end = offset + std::min(length, size_ - offset);
+  const auto read_all = [&] {
+    return fill(reading, end - begin,
+                [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
+  };
   const auto first = span_at(offset);
-  if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) {
-    return fill(reading, end - offset,
-                [&](std::span<std::byte> buffer) { return copy(offset, buffer); });
-  }
-  std::vector<const LocalFile*> sent_from;  // the mappings that pieces point into
+  if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) return read_all();
+  // Pinned last: filling a buffer may take long, and a writer waits for the pins.
+  std::array<std::optional<From>, kMaxPieces> to_pin;  // by piece
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
@@ -102,23 +153,13 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                                 reading.pieces.push_back(piece(bytes.data() + skip, take));
                                 return 0;
                               },
-                              [&](const Extent& extent) {
-                                const LocalFile& source = *extent.source;
-                                const std::uint64_t from = extent.offset + skip;
-                                if (!source.can_send(from, take)) {
-                                  // The bytes could change after the check, while they are copied
-                                  // or while the kernel waits for the disk, for as long as a disk
-                                  // may take. Read, and check afterwards.
-                                  return fill(reading, take, [&](std::span<std::byte> buffer) {
-                                    return source.is_resident(from, take)
-                                               ? source.read_unverified(buffer, from)
-                                               : source.read_in_turn(buffer, from);
-                                  });
+                              [&](const From& from) {
+                                const ByteRange range{from.offset + skip, take};
+                                if (!from.source->can_pin(range)) {
+                                  return read_into(reading, *from.source, range);
                                 }
-                                if (std::ranges::find(sent_from, &source) == sent_from.end()) {
-                                  sent_from.push_back(&source);
-                                }
-                                reading.pieces.push_back(piece(source.bytes().data() + from, take));
+                                to_pin[reading.pieces.size()] = From{from.source, range.offset};
+                                reading.pieces.push_back(piece(nullptr, take));
                                 return 0;
                               },
                               [&](const std::unique_ptr<const Producer>& producer) {
@@ -133,17 +174,31 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
     }
     offset += take;
   }
-  // Last, since filling a buffer may have taken long, and who wants to write waits for the guards.
-  for (const LocalFile* source : sent_from) {
-    LocalFile::Guard guard = source->guard();
-    if (!guard.owns_lock()) {  // somebody is about to write
-      reading = {};
-      return fill(reading, end - begin,
-                  [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
+  for (std::size_t i = 0; i < reading.pieces.size(); ++i) {
+    if (!to_pin[i]) continue;
+    const std::byte* data = pin(reading, *to_pin[i]->source);
+    if (data == nullptr) {  // somebody is about to write
+      reading.clear();
+      return read_all();
     }
-    reading.guards.push_back(std::move(guard));
+    reading.pieces[i] = piece(data + to_pin[i]->offset, reading.pieces[i].iov_len);
   }
   return verify(begin, end - begin);
+}
+
+int read_extent(const Extent& extent, Reading& reading) {
+  if (extent.length == 0) return 0;
+  const Source& source = *extent.source;
+  const ByteRange range{extent.offset, extent.length};
+  int error = 0;
+  const std::byte* data = source.can_pin(range) ? pin(reading, source) : nullptr;
+  if (data != nullptr) {
+    reading.pieces.push_back(piece(data + range.offset, range.length));
+  } else {
+    error = read_into(reading, source, range);
+  }
+  const int changed = source.verify();
+  return changed != 0 ? changed : error;
 }
 
 int Content::copy(std::uint64_t offset, std::span<std::byte> out) const {
@@ -164,8 +219,8 @@ int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) con
                                 std::memcpy(part.data(), bytes.data() + skip, take);
                                 return 0;
                               },
-                              [&](const Extent& extent) {
-                                return extent.source->read_unverified(part, extent.offset + skip);
+                              [&](const From& from) {
+                                return from.source->read_unverified(part, from.offset + skip);
                               },
                               [&](const std::unique_ptr<const Producer>& producer) {
                                 return producer->produce(skip, part);
@@ -180,14 +235,14 @@ int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) con
 
 int Content::verify(std::uint64_t offset, std::uint64_t length) const {
   if (length == 0) return 0;
-  const LocalFile* verified = nullptr;
+  const Source* verified = nullptr;
   const auto end = span_at(offset + length - 1) + 1;
   for (auto span = span_at(offset); span != end; ++span) {
     int error = 0;
-    if (const Extent* extent = std::get_if<Extent>(&span->kind)) {
-      if (extent->source == verified) continue;
-      error = extent->source->verify();
-      verified = extent->source;
+    if (const From* from = std::get_if<From>(&span->kind)) {
+      if (from->source == verified) continue;
+      error = from->source->verify();
+      verified = from->source;
     } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span->kind)) {
       error = (*producer)->verify();
     }

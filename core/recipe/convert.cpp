@@ -196,6 +196,16 @@ class Float32 : public Producer {
 
   int verify() const override { return raw_.verify(); }
 
+  void missing(std::uint64_t offset, std::uint64_t length,
+               std::vector<Extent>& missing) const override {
+    const unsigned bits = dtype_bits(dtype_);
+    const std::uint64_t begin = offset / sizeof(float) * bits / 8;
+    const std::uint64_t end =
+        ((offset + length + sizeof(float) - 1) / sizeof(float) * bits + 7) / 8;
+    const auto found = raw_.missing(begin, end - begin);
+    missing.insert(missing.end(), found.begin(), found.end());
+  }
+
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const unsigned bits = dtype_bits(dtype_);
     // Elements are converted from a byte's boundary on: F4 in pairs, F6 in fours.

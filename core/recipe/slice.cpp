@@ -100,14 +100,39 @@ int take(const Item& item, std::uint64_t dimension, Range& taken) {
 // Gathers the runs of a slice.
 class Gather : public Producer {
  public:
-  Gather(const Slice& slice, const LocalFile& source, std::uint64_t offset)
-      : source_(source), first_(offset + slice.begin), run_(slice.run), loops_(slice.loops) {
+  Gather(const Slice& slice, Content whole)
+      : whole_(std::move(whole)), first_(slice.begin), run_(slice.run), loops_(slice.loops) {
+    if (loops_.empty()) loops_.push_back({1, run_});
     size_ = slice.size();
   }
 
   std::uint64_t size() const override { return size_; }
 
-  int verify() const override { return source_.verify(); }
+  int verify() const override { return whole_.verify(); }
+
+  void missing(std::uint64_t offset, std::uint64_t length,
+               std::vector<Extent>& missing) const override {
+    const Slice::Loop& inner = loops_.back();
+    const std::uint64_t row = inner.count * run_;
+    while (length > 0) {
+      // Of one pass of the innermost loop: at first all from its first run to its last.
+      const std::uint64_t take = std::min(length, row - offset % row);
+      const std::uint64_t first = offset % row / run_;
+      const std::uint64_t runs = (offset % row + take - 1) / run_ - first + 1;
+      const std::uint64_t begin = position(offset / row) + first * inner.stride;
+      std::vector<Extent> found = whole_.missing(begin, (runs - 1) * inner.stride + run_);
+      if (!found.empty() && inner.stride - run_ >= kPage) {
+        found.clear();
+        for (std::uint64_t i = 0; i < runs; ++i) {
+          const auto part = whole_.missing(begin + i * inner.stride, run_);
+          found.insert(found.end(), part.begin(), part.end());
+        }
+      }
+      missing.insert(missing.end(), found.begin(), found.end());
+      offset += take;
+      length -= take;
+    }
+  }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     std::vector<std::byte> scratch;
@@ -126,7 +151,7 @@ class Gather : public Producer {
       } else {
         filled = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), run_ - skip));
         error =
-            source_.read_unverified(out.first(filled), row_begin + first_run * inner.stride + skip);
+            whole_.copy_unverified(row_begin + first_run * inner.stride + skip, out.first(filled));
       }
       if (error != 0) return error;
       out = out.subspan(filled);
@@ -139,7 +164,7 @@ class Gather : public Producer {
   static constexpr std::uint64_t kPage = 4096;
   static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
 
-  // Where the given pass of the innermost loop begins in the source.
+  // Where the given pass of the innermost loop begins in the tensor.
   std::uint64_t position(std::uint64_t pass) const {
     std::uint64_t at = first_;
     for (std::size_t i = loops_.size() - 1; i-- > 0;) {
@@ -160,7 +185,7 @@ class Gather : public Producer {
     const std::uint64_t last = std::min<std::uint64_t>(run_, skip + out.size() - (runs - 1) * run_);
     scratch.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
     const std::uint64_t from_byte = row_begin + first_run * inner.stride + skip;
-    if (const int error = source_.read_unverified(scratch, from_byte)) return error;
+    if (const int error = whole_.copy_unverified(from_byte, scratch)) return error;
     const std::byte* from = scratch.data();
     std::byte* to = out.data();
     for (std::uint64_t i = 0; i < runs; ++i) {
@@ -173,7 +198,7 @@ class Gather : public Producer {
     return 0;
   }
 
-  const LocalFile& source_;
+  Content whole_;
   std::uint64_t first_;
   std::uint64_t run_;
   std::vector<Slice::Loop> loops_;
@@ -280,12 +305,13 @@ int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::ui
   return 0;
 }
 
-Content slice_content(const Slice& slice, const LocalFile& source, std::uint64_t offset) {
+Content slice_content(const Slice& slice, Content whole) {
   Content content;
-  if (slice.loops.empty()) {
-    content.extent(source, offset + slice.begin, slice.run);
+  const std::optional<Extent> extent = whole.extent();
+  if (slice.loops.empty() && (extent || slice.run == 0)) {
+    if (extent) content.extent(*extent->source, extent->offset + slice.begin, slice.run);
   } else {
-    content.production(std::make_unique<Gather>(slice, source, offset));
+    content.production(std::make_unique<Gather>(slice, std::move(whole)));
   }
   return content;
 }

@@ -68,9 +68,8 @@ int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::ui
 int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
                 Slice& slice);
 
-// The recipe of a slice of the tensor whose bytes begin at `offset` of `source`: one extent when it
-// is one run. Of many runs only those bytes are read, and what lies between two when that is less
-// than a page.
-Content slice_content(const Slice& slice, const LocalFile& source, std::uint64_t offset);
+// The recipe of a slice of a tensor whose bytes are `whole`: one extent when it is one run of one.
+// Of many runs only those bytes are read, and what lies between two when that is less than a page.
+Content slice_content(const Slice& slice, Content whole);
 
 }  // namespace stfs

@@ -185,27 +185,25 @@ void add_bytes(Collector& collector, DType dtype, std::span<const std::byte> byt
 
 }  // namespace
 
-int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats& stats,
-                const Progress& progress) {
-  const LocalFile& file = tensor.source->file;
+int value_stats(const Content& content, DType dtype, const std::atomic<bool>& stop,
+                ValueStats& stats, const Progress& progress) {
   Collector collector;
-  std::vector<std::byte> buffer(
-      static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length)));
-  for (std::uint64_t offset = 0; offset < tensor.length;) {
+  const std::uint64_t size = content.size();
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, size)));
+  for (std::uint64_t offset = 0; offset < size;) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;
-    const auto length =
-        static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, tensor.length - offset));
+    const auto length = static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, size - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = file.read_unverified(chunk, tensor.offset + offset)) {
-      const int changed = file.verify();
+    if (const int error = content.copy_unverified(offset, chunk)) {
+      const int changed = content.verify();
       return changed != 0 ? changed : error;
     }
-    add_bytes(collector, tensor.dtype, chunk);
+    add_bytes(collector, dtype, chunk);
     if (progress) progress(length);
     offset += length;
   }
   stats = collector.result();
-  return file.verify();
+  return content.verify();
 }
 
 std::string stats_json(const ValueStats& stats) {

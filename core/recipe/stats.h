@@ -1,7 +1,6 @@
 // What the values of a tensor are like.
 #pragma once
 
-#include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "core/recipe/digest.h"
@@ -25,9 +24,10 @@ struct ValueStats {
   std::uint64_t inf = 0;
 };
 
-// Reads the tensor once. 0; EINTR as soon as `stop` is set; or the errno of a read.
-int value_stats(const Tensor& tensor, const std::atomic<bool>& stop, ValueStats& stats,
-                const Progress& progress = {});
+// Of the elements of type `dtype` that `content` holds; reads it once. 0; EINTR as soon as `stop`
+// is set; or the errno of a read.
+int value_stats(const Content& content, DType dtype, const std::atomic<bool>& stop,
+                ValueStats& stats, const Progress& progress = {});
 
 // {"count":..,"min":..,"max":..,"mean":..,"std":..,"zeros":..,"nan":..,"inf":..} without a line
 // end. Numbers are printed so that they read back as the same double; what is none is null.

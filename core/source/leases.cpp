@@ -7,8 +7,11 @@
 
 namespace stfs {
 
-Leases::Leases(std::vector<const LocalFile*> files, std::chrono::milliseconds pause)
-    : files_(std::move(files)), pause_(pause) {
+Leases::Leases(const std::vector<const Source*>& sources, std::chrono::milliseconds pause)
+    : pause_(pause) {
+  for (const Source* source : sources) {
+    if (const auto* file = dynamic_cast<const LocalFile*>(source)) files_.push_back(file);
+  }
   thread_ = start_thread([this] { watch(); });  // SIGIO waits there until it is asked for
   ready_.wait(false);
 }

@@ -55,17 +55,17 @@ bool is_known_local(int fd) {
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
 // The attributes that verify() compares.
-struct Version {
+struct Attributes {
   std::uint64_t size;
   timespec mtime;
 };
 
 // 0 or an errno. Unless `is_local`, the server is asked, and not the kernel's cache.
-int version_of(int fd, bool is_local, Version& version) {
+int attributes_of(int fd, bool is_local, Attributes& attributes) {
   if (is_local) {
     struct stat status {};
     if (::fstat(fd, &status) != 0) return errno;
-    version = {static_cast<std::uint64_t>(status.st_size), status.st_mtim};
+    attributes = {static_cast<std::uint64_t>(status.st_size), status.st_mtim};
     return 0;
   }
   struct statx status {};
@@ -76,8 +76,15 @@ int version_of(int fd, bool is_local, Version& version) {
   int error = ask();
   while (error == EINTR) error = ask();
   if (error != 0) return error;
-  version = {status.stx_size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}};
+  attributes = {status.stx_size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}};
   return 0;
+}
+
+// Another file, or another state of this one, differs in one of these.
+std::string token_of(const struct stat& status, const Attributes& attributes) {
+  return "file-" + std::to_string(status.st_dev) + "-" + std::to_string(status.st_ino) + "-" +
+         std::to_string(attributes.size) + "-" + std::to_string(attributes.mtime.tv_sec) + "." +
+         std::to_string(attributes.mtime.tv_nsec);
 }
 
 // Whether mincore(2) answers this process: it is the owner, or may write to the file.
@@ -88,52 +95,38 @@ bool may_see_residency(int fd, const struct stat& status) {
 }  // namespace
 
 LocalFile::LocalFile(const std::string& path)
-    : path_(absolute_path(path)), fd_(open_regular(path_)) {
-  const struct stat status = stat_of(fd_.get(), path_);
-  device_ = status.st_dev;
-  inode_ = status.st_ino;
+    : Source(absolute_path(path)), fd_(open_regular(this->path())) {
+  const struct stat status = stat_of(fd_.get(), this->path());
   is_local_ = is_known_local(fd_.get());
   mincore_tells_ = may_see_residency(fd_.get(), status);
-  Version version{};
-  if (const int error = version_of(fd_.get(), is_local_, version)) {
-    throw_errno(ErrorCode::kUnreadable, path_, "", error);
+  Attributes attributes{};
+  if (const int error = attributes_of(fd_.get(), is_local_, attributes)) {
+    throw_errno(ErrorCode::kUnreadable, this->path(), "", error);
   }
-  size_ = version.size;
-  mtime_ = version.mtime;
-  if (size_ == 0) return;  // mmap refuses an empty file; the header's check names the error
-  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_.get(), 0);
-  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, path_, "mmap", errno);
+  const auto& [size, mtime] = attributes;
+  set_version({size, mtime, token_of(status, attributes)});
+  if (size == 0) return;  // mmap refuses an empty file; the header's check names the error
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, this->path(), "mmap", errno);
   data_ = static_cast<std::byte*>(data);
 }
 
-LocalFile::LocalFile(LocalFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::move(other.fd_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(other.size_),
-      mtime_(other.mtime_),
-      device_(other.device_),
-      inode_(other.inode_),
-      is_local_(other.is_local_),
-      mincore_tells_(other.mincore_tells_),
-      changed_(other.has_changed()) {}
-
 LocalFile::~LocalFile() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ != nullptr) ::munmap(data_, size());
 }
 
-LocalFile::Guard LocalFile::guard() const {
+Pinned LocalFile::try_pin() const {
   if (!is_leased()) return {};
-  Guard guard(guards_, std::try_to_lock);
+  std::shared_lock guard(pins_, std::try_to_lock);
   // Asked again under the lock: the thread that gives the lease back says so first, and then waits.
   // cppcheck-suppress identicalConditionAfterEarlyExit  ; it does not know what is atomic
-  if (guard.owns_lock() && !is_leased()) guard.unlock();
-  return guard;
+  if (!guard.owns_lock() || !is_leased()) return {};
+  return {data_, std::move(guard)};
 }
 
 void LocalFile::take_lease(std::chrono::milliseconds pause) const {
   if (!is_local_) return;
-  const std::lock_guard alone(guards_);
+  const std::lock_guard alone(pins_);
   lease_thread_ = ::gettid();
   lease_pause_ = pause;
   if (!mincore_tells_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
@@ -142,13 +135,13 @@ void LocalFile::take_lease(std::chrono::milliseconds pause) const {
 
 bool LocalFile::retake_lease() const {
   if (lease_ != Lease::kGivenBack || Clock::now() < retake_at_.load()) return false;
-  const std::unique_lock alone(guards_, std::try_to_lock);
+  const std::unique_lock alone(pins_, std::try_to_lock);
   if (!alone || lease_ != Lease::kGivenBack) return false;
   try_lease();
   return is_leased();
 }
 
-// The caller has guards_ alone.
+// The caller has pins_ alone.
 void LocalFile::try_lease() const {
   retake_at_ = Clock::now() + lease_pause_;
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
@@ -171,7 +164,7 @@ void LocalFile::give_back_lease_if_asked() const {
   if (!is_leased() || ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
   Lease held = Lease::kHeld;
   if (!lease_.compare_exchange_strong(held, Lease::kAskedFor)) return;
-  const std::lock_guard none_alive(guards_);
+  const std::lock_guard no_pins(pins_);
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
   retake_at_ = Clock::now() + lease_pause_;
   lease_ = Lease::kGivenBack;
@@ -179,60 +172,31 @@ void LocalFile::give_back_lease_if_asked() const {
 
 void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
-  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // no more guards
-  const std::lock_guard none_alive(guards_);
+  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // no more pins
+  const std::lock_guard no_pins(pins_);
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
   lease_ = Lease::kNone;
 }
 
 int LocalFile::verify() const {
   if (has_changed()) return ESTALE;
-  Version now{};
-  const int error = version_of(fd_.get(), is_local_, now);
+  Attributes now{};
+  const int error = attributes_of(fd_.get(), is_local_, now);
   if (error != 0 && error != ESTALE) {  // ESTALE: a server has another file there, or none
     note_failure(0, 0, error);
     return error;
   }
-  const bool same =
-      now.size == size_ && now.mtime.tv_sec == mtime_.tv_sec && now.mtime.tv_nsec == mtime_.tv_nsec;
+  const bool same = now.size == size() && now.mtime.tv_sec == mtime().tv_sec &&
+                    now.mtime.tv_nsec == mtime().tv_nsec;
   if (error == 0 && same) return 0;
-  changed_.store(true, std::memory_order_relaxed);
+  mark_changed();
   return ESTALE;
 }
 
-void LocalFile::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
-  constexpr std::uint64_t kNear = 1 << 20;
-  const std::lock_guard lock(failures_.mutex);
-  const std::span known = std::span(failures_.all).first(failures_.count);
-  for (Failure& failure : known) {
-    const bool is_range = begin != end && failure.begin != failure.end;
-    const bool is_near = begin < failure.end + kNear && failure.begin < end + kNear;
-    const bool is_same = is_range ? is_near : begin == end && failure.begin == failure.end;
-    if (!is_same || failure.error != error) continue;
-    failure.begin = std::min(failure.begin, begin);
-    failure.end = std::max(failure.end, end);
-    return;
-  }
-  if (failures_.count == kMaxFailures) return;
-  const bool is_last = failures_.count + 1 == kMaxFailures;
-  failures_.all[failures_.count++] = {begin, end, error, is_last};
-}
-
-std::optional<LocalFile::Failure> LocalFile::take_failure() const {
-  const std::lock_guard lock(failures_.mutex);
-  if (failures_.taken == failures_.count) return std::nullopt;
-  return failures_.all[failures_.taken++];
-}
-
-std::vector<LocalFile::Failure> LocalFile::failures() const {
-  const std::lock_guard lock(failures_.mutex);
-  return {failures_.all.begin(), failures_.all.begin() + failures_.count};
-}
-
-void LocalFile::mark_failed(std::span<const Failure> failures) const {
-  const std::lock_guard lock(failures_.mutex);
-  failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
-  std::ranges::copy(failures.first(failures_.count), failures_.all.begin());
+bool LocalFile::is_current() const {
+  struct stat status {};
+  return verify() == 0 && ::stat(path().c_str(), &status) == 0 &&
+         token_of(status, {size(), mtime()}) == version().token;
 }
 
 bool LocalFile::is_resident(std::uint64_t offset, std::uint64_t length) const {
@@ -278,9 +242,10 @@ bool LocalFile::make_resident(std::uint64_t offset, std::uint64_t length) const 
   return ::madvise(data_ + begin, offset + length - begin, MADV_POPULATE_READ) == 0;
 }
 
-bool LocalFile::can_send(std::uint64_t offset, std::uint64_t length) const {
+bool LocalFile::can_pin(ByteRange range) const {
   if (!is_leased() && !retake_lease()) return false;
-  return mincore_tells_ ? is_resident(offset, length) : make_resident(offset, length);
+  return mincore_tells_ ? is_resident(range.offset, range.length)
+                        : make_resident(range.offset, range.length);
 }
 
 int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
@@ -290,13 +255,8 @@ int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset
   return error;
 }
 
-int LocalFile::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  const int error = read_unverified(buffer, offset);
-  const int changed = verify();
-  return changed != 0 ? changed : error;
-}
-
-int LocalFile::read_in_turn(std::span<std::byte> buffer, std::uint64_t offset) const {
+int LocalFile::read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const {
+  if (is_resident(offset, buffer.size())) return read_unverified(buffer, offset);
   constexpr std::chrono::milliseconds kPatience{10};
   constexpr std::size_t kBlock = 128 << 10;  // bytes; small beside what the kernel reads ahead
   bool has_turn = false;

@@ -159,43 +159,31 @@ void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
   });
 }
 
-// The reader of a computed file was interrupted, and waits for an answer before it can end.
-void interrupted(fuse_req_t request, void* data) {
-  filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(data));
+// The reader was interrupted, and waits for an answer before it can end.
+void interrupted(fuse_req_t request, void* ticket) {
+  filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(ticket));
 }
 
-void read_computed(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset) {
-  FileSystem& fs = filesystem(request);
-  const Computed::Ticket ticket = fs.ticket();
-  // After read_computed the request may be gone, so this comes first.
-  fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
-  fs.read_computed(ticket, inode, static_cast<std::uint64_t>(offset), size,
-                   [request](int error, std::string_view bytes) {
-                     if (error != 0) {
-                       fuse_reply_err(request, error);
-                     } else {
-                       fuse_reply_buf(request, bytes.data(), bytes.size());
-                     }
-                   });
+void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
+  if (error != 0) {
+    fuse_reply_err(request, error);
+  } else if (pieces.empty()) {
+    fuse_reply_buf(request, nullptr, 0);
+  } else {
+    // The kernel copies from the mapping. Where the source is truncated at this moment, the write
+    // fails with EFAULT, and the kernel answers the reader with EIO.
+    fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
+  }
 }
 
 void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
   guarded(request, [&] {
-    if (filesystem(request).is_computed(inode)) {
-      read_computed(request, inode, size, offset);
-      return;
-    }
-    const int error = filesystem(request).read(
-        inode, static_cast<std::uint64_t>(offset), size, [&](std::span<const iovec> pieces) {
-          // The kernel copies from the mapping. Should the source be truncated at this moment, the
-          // write fails with EFAULT and the kernel answers the reader with EIO.
-          if (pieces.empty()) {
-            fuse_reply_buf(request, nullptr, 0);
-          } else {
-            fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
-          }
-        });
-    if (error != 0) fuse_reply_err(request, error);
+    filesystem(request).read(
+        {inode, static_cast<std::uint64_t>(offset), size},
+        [request](FileSystem::Ticket ticket) {
+          fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
+        },
+        [request](int error, const Reply& reply) { reply_read(request, error, reply.pieces()); });
   });
 }
 

@@ -39,10 +39,10 @@ void raise_descriptor_limit() {
 
 void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& mountpoint) {
   const std::string prefix = mountpoint == "/" ? mountpoint : mountpoint + "/";
-  for (const auto& source : checkpoint.sources()) {
-    if (!source->file.path().starts_with(prefix)) continue;
+  for (const Part& part : checkpoint.parts()) {
+    if (!part.source->path().starts_with(prefix)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(source->file.path()) + " lies in it and would be hidden");
+                "the source " + printable(part.source->path()) + " lies in it and would be hidden");
   }
 }
 
@@ -129,7 +129,7 @@ int serve_as(Worker& worker, const Loaded& loaded) {
 }
 
 int supervise(const Loaded& loaded) {
-  Ledger ledger(loaded.checkpoint.sources().size());
+  Ledger ledger(loaded.checkpoint.parts().size());
   loaded.context.ledger = &ledger;
   Supervisor supervisor(loaded.signals, ledger,
                         {.ready = [&] { loaded.daemon.ready(); },

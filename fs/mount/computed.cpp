@@ -79,16 +79,35 @@ void Computed::forget(Ticket ticket) {
   waiters_.erase(ticket);
 }
 
+void Computed::wait(Ticket ticket, Done done) {
+  std::unique_lock lock(mutex_);
+  const auto waiter = waiters_.find(ticket);
+  if (!stopping_ && waiter != waiters_.end() && !waiter->second.cancelled) {
+    waiter->second.done = std::move(done);
+    return;
+  }
+  if (waiter != waiters_.end()) waiters_.erase(waiter);
+  lock.unlock();
+  done(EINTR, "");
+}
+
+void Computed::arrive(Ticket ticket, int error) {
+  std::unique_lock lock(mutex_);
+  const auto waiter = waiters_.extract(ticket);
+  lock.unlock();
+  if (!waiter.empty()) waiter.mapped().done(error, "");
+}
+
 void Computed::cancel(Ticket ticket) {
   const std::lock_guard lock(mutex_);
   const auto found = waiters_.find(ticket);
   if (found == waiters_.end()) return;  // answered
   Waiter& waiter = found->second;
-  if (!waiter.key) {  // request() will see it
+  if (!waiter.done) {  // wait() or request() will see it
     waiter.cancelled = true;
     return;
   }
-  const auto job = jobs_.find(*waiter.key);
+  const auto job = waiter.key ? jobs_.find(*waiter.key) : jobs_.end();
   if (job != jobs_.end() && --job->second->waiters == 0) {
     job->second->stop = true;
     jobs_.erase(job);  // whoever asks now begins anew

@@ -1,6 +1,11 @@
-// Texts that take long to compute: statistics and digests. Each is computed once, by a few threads
-// of its own, and kept. A request that has to wait holds no thread; when all who wait for a text
-// have gone away, its computation stops.
+// Requests that have to wait, and hold no thread meanwhile: for bytes that a source brings, or for
+// a text that takes long to compute (statistics, digests). Each text is computed once, by a few
+// threads of its own, and kept; when all who wait for it have gone away, its computation stops.
+//
+//   ticket ──► (known) ──wait, request──► waiting ──arrive, the text is there──► answered
+//                 │ cancel                    │ cancel, stop
+//                 ▼                           ▼
+//             cancelled ──wait, request──► answered with EINTR
 //
 // Thread safety: all members.
 #pragma once
@@ -51,13 +56,19 @@ class Computed {
   void request(Ticket ticket, Key key, Done done);
   void forget(Ticket ticket);
 
+  // Lets `done` be called by arrive(), on its thread, with its errno and an empty text. Throws as
+  // request() does.
+  void wait(Ticket ticket, Done done);
+  // Answers the request that waits with this ticket, if it still does.
+  void arrive(Ticket ticket, int error);
+
   // Lets `done` be called with EINTR, soon and on another thread, unless it was called already.
   void cancel(Ticket ticket);
 
  private:
   struct Waiter {
-    std::optional<Key> key;  // none before the request
-    Done done;
+    std::optional<Key> key;  // of the text; none while nothing is waited for, or bytes are
+    Done done;               // none before wait() or request()
     bool cancelled = false;
   };
   struct Job {

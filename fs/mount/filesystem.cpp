@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 #include <thread>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -29,16 +31,32 @@ constexpr std::array<Xattr, 6> kXattrs{{
     {"user.stfs.name", [](const Tensor& t) { return std::string(t.name); }},
     {"user.stfs.dtype", [](const Tensor& t) { return std::string(dtype_name(t.dtype)); }},
     {"user.stfs.shape", [](const Tensor& t) { return shape_json(t.shape); }},
-    {"user.stfs.source", [](const Tensor& t) { return t.source->file.path(); }},
-    {"user.stfs.offset", [](const Tensor& t) { return std::to_string(t.offset); }},
+    {"user.stfs.source", [](const Tensor& t) { return t.locator->source->path(); }},
+    {"user.stfs.offset", [](const Tensor& t) { return std::to_string(t.locator->offset); }},
     {"user.stfs.length", [](const Tensor& t) { return std::to_string(t.length); }},
 }};
 
-std::vector<const LocalFile*> files_of(const Checkpoint& checkpoint) {
-  std::vector<const LocalFile*> files;
-  for (const auto& source : checkpoint.sources()) files.push_back(&source->file);
-  return files;
+std::vector<const Source*> sources_of(const Checkpoint& checkpoint) {
+  std::vector<const Source*> sources;
+  for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
+  return sources;
 }
+
+// Many ranges that a read waits for. `ready` is called when the last of them has come.
+class Arrival {
+ public:
+  Arrival(std::size_t ranges, Source::Ready ready) : left_(ranges), ready_(std::move(ready)) {}
+
+  void count(int error) {
+    if (error != 0) error_ = error;
+    if (--left_ == 0) ready_(error_);
+  }
+
+ private:
+  std::atomic<std::size_t> left_;
+  std::atomic<int> error_ = 0;
+  Source::Ready ready_;
+};
 
 }  // namespace
 
@@ -47,26 +65,29 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       options_(options),
       log_(std::move(log)),
       views_(checkpoint, options.control, options.ledger),
-      leases_(files_of(checkpoint)),
-      reported_(checkpoint.sources().size()),
-      computed_(std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-                [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
-                  return compute(node_of(key), stop, text);
-                }) {
-  for (const auto& source : checkpoint.sources()) {
-    for (const TensorRecord& tensor : source->header.tensors) statistics_.bytes += tensor.length;
+      leases_(sources_of(checkpoint)),
+      reported_(checkpoint.parts().size()),
+      computed_(std::make_shared<Computed>(
+          std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
+          [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+            return compute(node_of(key), stop, text);
+          })) {
+  for (const Part& part : checkpoint.parts()) {
+    for (const TensorRecord& tensor : part.header.tensors) statistics_.bytes += tensor.length;
   }
   statistics_.files = checkpoint.tensor_count();
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    checkpoint.sources()[i]->file.mark_failed(options.ledger->failures(i));
+    const Source& source = *checkpoint.parts()[i].source;
+    source.mark_failed(options.ledger->failures(i));
     if (!options.ledger->has_changed(i)) continue;
-    checkpoint.sources()[i]->file.mark_changed();
+    source.mark_changed();
     reported_[i] = true;
   }
   if (options_.drop) dropping_ = start_thread([this] { drop_surplus(); });
 }
 
 FileSystem::~FileSystem() {
+  computed_->stop();
   views_.stop_waiting();
   if (dropping_.joinable()) dropping_.join();
 }
@@ -133,12 +154,10 @@ int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEnt
   return 0;
 }
 
-int FileSystem::find_content(std::uint64_t inode, Views::Made& scratch,
-                             const Content*& content) const {
-  const Node node = node_of(inode);
-  if (!views_.exists(node)) return ENOENT;
-  if (node.is_directory) return EISDIR;
-  content = views_.content(node, scratch);
+int FileSystem::find_content(Node file, Views::Made& recipe, const Content*& content) const {
+  if (!views_.exists(file)) return ENOENT;
+  if (file.is_directory) return EISDIR;
+  content = views_.content(file, recipe);
   return content == nullptr ? EFBIG : 0;
 }
 
@@ -157,30 +176,83 @@ bool FileSystem::is_computed(std::uint64_t inode) const {
   return views_.is_computed(node) && views_.exists(node);
 }
 
-int FileSystem::read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
-                     const Send& send) const {
-  Views::Made scratch;
-  const Content* content = nullptr;
-  if (const int error = find_content(inode, scratch, content)) return error;
-  Reading reading;
-  const int error = content->read(offset, length, reading);
+void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
+  const Node file = node_of(request.inode);
+  Reply reply;
+  std::vector<Extent> missing;
+  int error = 0;
+  if (const std::optional<Extent> extent = views_.extent(file)) {
+    const Extent part = extent->part(request.offset, request.length);
+    if (!part.source->has({part.offset, part.length})) missing.push_back(part);
+    if (missing.empty()) error = read_extent(part, reply.reading);
+  } else if (is_computed(request.inode)) {
+    return compute_and_answer(request, will_wait, std::move(done));
+  } else {
+    const Content* content = nullptr;
+    error = find_content(file, reply.recipe, content);
+    if (error == 0) missing = content->missing(request.offset, request.length);
+    if (error == 0 && missing.empty()) {
+      error = content->read(request.offset, request.length, reply.reading);
+    }
+  }
+  if (!missing.empty()) return fetch_and_answer(request, missing, will_wait, std::move(done));
   if (error != 0) report_faults();
-  if (error != 0) return error;
-  send(reading.pieces);
-  return 0;
+  done(error, reply);
 }
 
-void FileSystem::read_computed(Computed::Ticket ticket, std::uint64_t inode, std::uint64_t offset,
-                               std::uint64_t length, SendComputed send) {
+void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
+                                  const WillWait& will_wait, Done done) {
+  const Ticket ticket = computed_->ticket();
+  std::shared_ptr<Arrival> arrival;
   try {
-    computed_.request(ticket, inode,
-                      [offset, length, send = std::move(send)](int error, const std::string& text) {
-                        const std::string_view all(text);
-                        send(error,
-                             offset < all.size() ? all.substr(offset, length) : std::string_view{});
-                      });
+    arrival = std::make_shared<Arrival>(missing.size(), [computed = computed_, ticket](int error) {
+      computed->arrive(ticket, error);
+    });
+    will_wait(ticket);
+    computed_->wait(ticket, [this, request, done = std::move(done)](int error, const auto&) {
+      Reply reply;
+      if (error == 0) error = fill(request, reply);
+      if (error != 0) report_faults();
+      done(error, reply);
+    });
   } catch (...) {
-    computed_.forget(ticket);
+    computed_->forget(ticket);
+    throw;
+  }
+  for (const Extent& extent : missing) {
+    extent.source->want({extent.offset, extent.length},
+                        [arrival](int error) { arrival->count(error); });
+  }
+}
+
+int FileSystem::fill(const ReadRequest& request, Reply& reply) const {
+  try {
+    const Content* content = nullptr;
+    if (const int error = find_content(node_of(request.inode), reply.recipe, content)) return error;
+    return content->read(request.offset, request.length, reply.reading);
+  } catch (const std::bad_alloc&) {
+    return ENOMEM;
+  }
+}
+
+void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& will_wait,
+                                    Done done) {
+  const Ticket ticket = computed_->ticket();
+  try {
+    will_wait(ticket);
+    computed_->request(
+        ticket, request.inode,
+        [request, done = std::move(done)](int error, const std::string& text) {
+          Reply reply;
+          if (error == 0 && request.offset < text.size()) {
+            const std::string_view part =
+                std::string_view(text).substr(request.offset, request.length);
+            reply.reading.pieces.push_back({const_cast<char*>(part.data()), part.size()});
+          }
+          done(error, reply);
+        });
+  } catch (...) {
+    computed_->forget(ticket);
     throw;
   }
 }
@@ -190,13 +262,11 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
   int error = 0;
   if (node.view == View::kStats) {
     ValueStats stats;
-    error = value_stats(tensor, stop, stats);
+    error = value_stats(tensor.content(), tensor.dtype, stop, stats);
     if (error == 0) text = stats_json(stats) + "\n";
   } else {
-    Content content;
-    content.extent(tensor.source->file, tensor.offset, tensor.length);
     std::string hex;
-    error = sha256(content, stop, hex);
+    error = sha256(tensor.content(), stop, hex);
     if (error == 0) text = sha256sum_line(hex, tensor.path);
   }
   if (error != 0) report_faults();
@@ -205,21 +275,21 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
 
 void FileSystem::report_faults() const {
   for (std::size_t i = 0; i < reported_.size(); ++i) {
-    const LocalFile& file = checkpoint_.sources()[i]->file;
-    if (file.has_changed()) {
+    const Source& source = *checkpoint_.parts()[i].source;
+    if (source.has_changed()) {
       if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
       if (reported_[i].exchange(true)) continue;
-      log_(printable(file.path()) +
+      log_(printable(source.path()) +
            ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
       continue;
     }
     if (options_.ledger != nullptr) {
       const std::lock_guard lock(keeping_);
-      options_.ledger->keep_failures(i, file.failures());
+      options_.ledger->keep_failures(i, source.failures());
     }
-    while (const auto failure = file.take_failure()) {
+    while (const auto failure = source.take_failure()) {
       const bool is_range = failure->begin != failure->end;
-      log_(printable(file.path()) + ": " +
+      log_(printable(source.path()) + ": " +
            (is_range ? "reading bytes " + std::to_string(failure->begin) + " to " +
                            std::to_string(failure->end)
                      : "attributes") +

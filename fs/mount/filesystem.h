@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/recipe/content.h"
 #include "core/source/leases.h"
 #include "fs/mount/computed.h"
 #include "fs/view/views.h"
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <ctime>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -53,6 +55,15 @@ struct Attributes {
 struct Statistics {
   std::uint64_t bytes;  // of all tensors
   std::uint64_t files;  // tensors
+};
+
+// What answers a read. It owns all that the pieces point to or depend on: the recipe, the pins, the
+// buffers.
+struct Reply {
+  Views::Made recipe;
+  Reading reading;
+
+  std::span<const iovec> pieces() const { return reading.pieces; }
 };
 
 class FileSystem {
@@ -92,26 +103,28 @@ class FileSystem {
   int open(std::uint64_t inode);
   void release(std::uint64_t inode) { views_.release(node_of(inode)); }
 
-  // Whether a file is computed when it is read: its size is reported as 0, it is read to its end
-  // past the kernel's cache, and by read_computed instead of read.
+  // Whether a file is computed when it is read: its size is reported as 0, and it is read to its
+  // end past the kernel's cache.
   bool is_computed(std::uint64_t inode) const;
 
-  // Calls `send` once with the pieces of [offset, offset+length), cut at the end of the file; none
-  // past it. The pieces may point into a mapping (see mapping.h) and are valid during the call.
-  // When an errno is returned, `send` was not called.
-  using Send = std::function<void(std::span<const iovec> pieces)>;
-  int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length, const Send& send) const;
-
-  // Reads a computed file, which is_computed() said it is. `send` gets an errno and no bytes, or 0
-  // and the bytes of the range. It is called once, perhaps later and on another thread;
-  // cancel(ticket) makes that soon, with EINTR.
-  using SendComputed = std::function<void(int error, std::string_view bytes)>;
-  Computed::Ticket ticket() { return computed_.ticket(); }
-  void read_computed(Computed::Ticket ticket, std::uint64_t inode, std::uint64_t offset,
-                     std::uint64_t length, SendComputed send);
-  void cancel(Computed::Ticket ticket) { computed_.cancel(ticket); }
+  // Reads [offset, offset + length) of a file, cut at its end. `done` is called once: with an
+  // errno, or with 0 and the reply, which is valid during the call. Where the bytes are at hand,
+  // that is before read() returns. Where they must be computed or fetched first, no thread waits
+  // for them: `will_wait` is called with a ticket, and `done` later, on another thread;
+  // cancel(ticket) makes that soon, with EINTR. `done` must not throw. When read() throws, `done`
+  // is not called.
+  struct ReadRequest {
+    std::uint64_t inode;
+    std::uint64_t offset;  // bytes
+    std::uint64_t length;  // bytes
+  };
+  using Ticket = Computed::Ticket;
+  using WillWait = std::function<void(Ticket ticket)>;
+  using Done = std::function<void(int error, const Reply& reply)>;
+  void read(const ReadRequest& request, const WillWait& will_wait, Done done);
+  void cancel(Ticket ticket) { computed_->cancel(ticket); }
   // Ends all computations; whoever waits gets EINTR before this returns.
-  void stop_computing() { computed_.stop(); }
+  void stop_waiting() { computed_->stop(); }
 
   // Extended attributes, `user.stfs.*`. ENODATA for one that is not there; EOPNOTSUPP outside the
   // user namespace, which lets ls(1) and others stop asking; E2BIG over the kernel's 64 KiB.
@@ -123,7 +136,13 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
-  int find_content(std::uint64_t inode, Views::Made& scratch, const Content*& content) const;
+  // The recipe of a file: 0 or an errno.
+  int find_content(Node file, Views::Made& recipe, const Content*& content) const;
+  int fill(const ReadRequest& request, Reply& reply) const;
+  std::vector<Extent> missing(const ReadRequest& request) const;
+  void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
+  void fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
+                        const WillWait& will_wait, Done done);
   // After an answer that is an errno: logs what the sources say of it, each thing once.
   void report_faults() const;
   void drop_surplus();
@@ -137,8 +156,10 @@ class FileSystem {
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed
   mutable std::mutex keeping_;                       // failures, in the ledger
-  Computed computed_;                                // its threads use the members before it
-  std::thread dropping_;                             // likewise
+  // Its threads use the members before it. Shared with the sources that bring something: one may be
+  // ready when this has ended, and finds nobody who waits.
+  std::shared_ptr<Computed> computed_;
+  std::thread dropping_;  // likewise
 };
 
 }  // namespace stfs

@@ -37,13 +37,13 @@ Ledger::Ledger(std::size_t sources, std::size_t bytes) {
 
 Ledger::~Ledger() { ::munmap(memory_, bytes_); }
 
-void Ledger::keep_failures(std::size_t source, std::span<const LocalFile::Failure> failures) {
+void Ledger::keep_failures(std::size_t source, std::span<const Source::Failure> failures) {
   OfSource& kept = sources_[source];
   std::ranges::copy(failures, kept.failures.begin());
   kept.failed.store(failures.size(), std::memory_order_release);
 }
 
-std::span<const LocalFile::Failure> Ledger::failures(std::size_t source) const {
+std::span<const Source::Failure> Ledger::failures(std::size_t source) const {
   const OfSource& kept = sources_[source];
   return std::span(kept.failures).first(kept.failed.load(std::memory_order_acquire));
 }

@@ -12,7 +12,7 @@
 // others by any. One worker uses it at a time.
 #pragma once
 
-#include "core/source/local_file.h"
+#include "core/source/source.h"
 
 #include <array>
 #include <atomic>
@@ -59,8 +59,8 @@ class Ledger {
   void mark_changed(std::size_t source) { sources_[source].has_changed = true; }
   bool has_changed(std::size_t source) const { return sources_[source].has_changed; }
   // A source's failures, which are about to be logged or were. More can come, and a range can grow.
-  void keep_failures(std::size_t source, std::span<const LocalFile::Failure> failures);
-  std::span<const LocalFile::Failure> failures(std::size_t source) const;
+  void keep_failures(std::size_t source, std::span<const Source::Failure> failures);
+  std::span<const Source::Failure> failures(std::size_t source) const;
 
   void count_answer() { head_->answers.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t answers() const { return head_->answers; }
@@ -82,7 +82,7 @@ class Ledger {
   struct OfSource {
     std::atomic<bool> has_changed;
     std::atomic<std::size_t> failed;  // how many of the failures are whole
-    std::array<LocalFile::Failure, LocalFile::kMaxFailures> failures;
+    std::array<Source::Failure, Source::kMaxFailures> failures;
   };
   static constexpr std::size_t kUnit = 64;
   static constexpr std::size_t kText = 30;  // bytes before the text in a record

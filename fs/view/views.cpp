@@ -112,19 +112,9 @@ std::optional<std::string_view> without(std::string_view suffix, std::string_vie
   return name.substr(0, name.size() - suffix.size());
 }
 
-Content raw(const Tensor& tensor) {
-  Content content;
-  content.extent(tensor.source->file, tensor.offset, tensor.length);
-  return content;
-}
-
 Content as_floats(const Tensor& tensor, Content content) {
-  if (tensor.dtype == DType::kF32) {
-    content.extent(tensor.source->file, tensor.offset, tensor.length);
-  } else {
-    content.production(as_f32(raw(tensor), tensor.dtype, tensor.elements()));
-  }
-  return content;
+  if (tensor.dtype == DType::kF32) return std::move(content.append(tensor.content()));
+  return std::move(content.production(as_f32(tensor.content(), tensor.dtype, tensor.elements())));
 }
 
 constexpr unsigned kFileShift = 55;
@@ -176,12 +166,12 @@ std::optional<Views::Entry> Views::FlatDirectory::list(View view, std::uint64_t 
 
 Views::Views(const Checkpoint& checkpoint, ControlDirectory control, Ledger* ledger)
     : checkpoint_(checkpoint), control_(control), files_(checkpoint), looked_up_(ledger) {
-  for (const auto& source : checkpoint.sources()) {
-    const timespec& mtime = source->file.mtime();
+  for (const Part& part : checkpoint.parts()) {
+    const timespec& mtime = part.source->mtime();
     if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
       newest_ = mtime;
     }
-    header_.add(encode_component(source->label) + ".json");
+    header_.add(encode_component(part.label) + std::string(part.format->raw_suffix));
   }
   for (const auto& [key, value] : checkpoint.metadata()) {
     metadata_.add(encode_component(key));
@@ -427,11 +417,11 @@ std::optional<Content> Views::make_slice(const LookedUpNames::Name& name) const 
   Slice slice;
   if (parse_slice(name.expression, tensor.dtype, tensor.shape, slice) != 0) return std::nullopt;
   if (static_cast<View>(name.view) == View::kSlice) {
-    return slice_content(slice, tensor.source->file, tensor.offset);
+    return slice_content(slice, tensor.content());
   }
   Content content;
   content.literal(npy_header(*npy_code(tensor.dtype), slice.shape));
-  content.append(slice_content(slice, tensor.source->file, tensor.offset));
+  content.append(slice_content(slice, tensor.content()));
   return content;
 }
 
@@ -439,8 +429,9 @@ std::optional<Content> Views::make(Node file) const {
   Content content;
   switch (file.view) {
     case View::kHeader: {
-      const Source& source = *checkpoint_.sources()[low(file.number)];
-      return std::move(content.extent(source.file, 8, source.header.json_length));
+      const Part& part = checkpoint_.parts()[low(file.number)];
+      return std::move(
+          content.extent(*part.source, part.header.raw.offset, part.header.raw.length));
     }
     case View::kMetadata:
       return std::move(content.borrowed(checkpoint_.metadata()[low(file.number)].second));
@@ -456,7 +447,7 @@ std::optional<Content> Views::make(Node file) const {
           return std::move(content.literal(tensor_json(tensor) + "\n"));
         case View::kNpy:
           content.literal(npy_header(*npy_code(tensor.dtype), tensor.shape));
-          return std::move(content.extent(tensor.source->file, tensor.offset, tensor.length));
+          return std::move(content.append(tensor.content()));
         case View::kF32:
           return as_floats(tensor, std::move(content));
         case View::kNpyF32:
@@ -465,7 +456,7 @@ std::optional<Content> Views::make(Node file) const {
         case View::kSafetensors:
           return files_.make({low(file.number)});
         default:
-          return raw(tensor);
+          return tensor.content();
       }
     }
   }
@@ -518,13 +509,19 @@ const Content* Views::content(Node file, Made& scratch) const {
   return made ? &*made : nullptr;
 }
 
+std::optional<Extent> Views::extent(Node file) const {
+  if (!exists(file)) return std::nullopt;
+  const auto number = raw_tensor(file);
+  return number ? checkpoint_.tensor(*number).locator : std::nullopt;
+}
+
 int Views::verify(Node file) const {
   switch (file.view) {
     case View::kJson:
     case View::kMetadata:
       return 0;  // no byte of a source is in it
     case View::kHeader:
-      return checkpoint_.sources()[low(file.number)]->file.verify();
+      return checkpoint_.parts()[low(file.number)].source->verify();
     case View::kControl:
     case View::kSubset: {
       const bool has_tensors = file.view == View::kSubset || file.number == kMerged;
@@ -540,7 +537,7 @@ int Views::verify(Node file) const {
       break;
   }
   const auto number = tensor(file);
-  return number ? checkpoint_.tensor(*number).source->file.verify() : ENOENT;
+  return number ? checkpoint_.tensor(*number).verify() : ENOENT;
 }
 
 bool Views::is_computed(Node node) const {
@@ -574,7 +571,7 @@ std::uint64_t Views::size(Node file) const {
       return name == nullptr ? 0 : name->size;
     }
     case View::kHeader:
-      return checkpoint_.sources()[low(file.number)]->header.json_length;
+      return checkpoint_.parts()[low(file.number)].header.raw.length;
     case View::kMetadata:
       return checkpoint_.metadata()[low(file.number)].second.size();
     case View::kStats:
@@ -598,9 +595,9 @@ std::uint64_t Views::size(Node file) const {
 }
 
 timespec Views::mtime(Node node) const {
-  if (const auto number = tensor(node)) return checkpoint_.tensor(*number).source->file.mtime();
+  if (const auto number = tensor(node)) return checkpoint_.tensor(*number).mtime();
   if (node.view == View::kHeader && !node.is_directory) {
-    return checkpoint_.sources()[low(node.number)]->file.mtime();
+    return checkpoint_.parts()[low(node.number)].source->mtime();
   }
   return newest_;
 }

@@ -132,6 +132,9 @@ class Views {
   // limit of 100 MB for a header (EFBIG).
   const Content* content(Node file, Made& scratch) const;
 
+  // The extent that a file is, when it is a tensor's plain bytes: no recipe is needed to read it.
+  std::optional<Extent> extent(Node file) const;
+
   // Whether a file can be read: 0, EFBIG as above, or ESTALE when a source of it has changed.
   int verify(Node file) const;
 
@@ -191,7 +194,7 @@ class Views {
   const Checkpoint& checkpoint_;
   ControlDirectory control_;
   timespec newest_{};
-  FlatDirectory header_;    // numbers are those of Checkpoint::sources
+  FlatDirectory header_;    // numbers are those of Checkpoint::parts
   FlatDirectory metadata_;  // and of Checkpoint::metadata
   SafetensorsFiles files_;
   LookedUpNames looked_up_;

@@ -64,7 +64,8 @@ std::optional<ErrorCode> verdict(const std::function<void()>& load) {
 
 std::optional<ErrorCode> parse(std::string_view json, std::uint64_t data_length) {
   return verdict([&] {
-    check_header(parse_header(json, data_length, "fuzz"), kLengthBytes + json.size(), data_length);
+    check_header(parse_safetensors(json, data_length, "fuzz"), kLengthBytes + json.size(),
+                 data_length);
   });
 }
 
@@ -76,7 +77,7 @@ std::optional<ErrorCode> read(std::string_view input) {
   check(fd >= 0 && removed_at_exit == 0);
   check(::ftruncate(fd, 0) == 0);
   check(::pwrite(fd, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()));
-  return verdict([&] { read_header(LocalFile(path), "fuzz"); });
+  return verdict([&] { read_safetensors(LocalFile(path), "fuzz"); });
 }
 
 void run(std::string_view input) {

@@ -2,6 +2,7 @@
 #include "tools/gpu/copier/item.h"
 
 #include "core/base/error.h"
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tools/gpu/device/narrowing.h"
 
@@ -23,8 +24,8 @@ constexpr std::uint64_t kMost = ~std::uint64_t{0};
 ItemRequest request() {
   return {.path = "/w/m.safetensors",
           .tensor = "w",
-          .identity =
-              {.device = 1, .inode = 2, .size = 1000, .mtime_seconds = 3, .mtime_nanoseconds = 4},
+          .version = "v1",
+          .source_size = 1000,
           .offset = 100,
           .dtype = DType::kF32,
           .shape = {4, 6},
@@ -65,22 +66,12 @@ TEST(GpuItem, KnowsItsSizeTypeAndShape) {
 TEST(GpuItem, KeysDifferInEachThingThatMakesOtherBytes) {
   const std::string key = Item(request()).key();
   const std::vector<std::function<void(ItemRequest&)>> changes{
-      [](ItemRequest& r) { ++r.identity.device; },
-      [](ItemRequest& r) { ++r.identity.inode; },
-      [](ItemRequest& r) { ++r.identity.size; },
-      [](ItemRequest& r) { ++r.identity.mtime_seconds; },
-      [](ItemRequest& r) { ++r.identity.mtime_nanoseconds; },
-      [](ItemRequest& r) { r.offset += 4; },
-      [](ItemRequest& r) { r.dtype = DType::kI32; },
-      [](ItemRequest& r) {
-        r.shape = {6, 4};
-      },
-      [](ItemRequest& r) { r.slice = "0:2"; },
-      [](ItemRequest& r) { r.slice = ":,0:2"; },
-      [](ItemRequest& r) { r.slice = "0"; },
-      [](ItemRequest& r) { r.slice = "0:1"; },
-      [](ItemRequest& r) { r.as = DType::kF16; },
-      [](ItemRequest& r) { r.as = DType::kBF16; }};
+      [](ItemRequest& r) { r.version = "v2"; },      [](ItemRequest& r) { r.offset += 4; },
+      [](ItemRequest& r) { r.dtype = DType::kI32; }, [](ItemRequest& r) {
+        r.shape = {6, 4}; },
+      [](ItemRequest& r) { r.slice = "0:2"; },       [](ItemRequest& r) { r.slice = ":,0:2"; },
+      [](ItemRequest& r) { r.slice = "0"; },         [](ItemRequest& r) { r.slice = "0:1"; },
+      [](ItemRequest& r) { r.as = DType::kF16; },    [](ItemRequest& r) { r.as = DType::kBF16; }};
 
   std::vector<std::string> keys{key};
   for (const auto& change : changes) keys.push_back(with(change).key());
@@ -107,12 +98,12 @@ TEST(GpuItem, KeysAreEqualForTheSameBytesHoweverTheyAreNamed) {
 
 TEST(GpuItem, DoesNotLetPartsOfAKeyRunIntoEachOther) {
   const Item a = with([](ItemRequest& r) {
-    r.identity.device = 1;
-    r.identity.inode = 23;
+    r.version = "v+1";
+    r.offset = 2;
   });
   const Item b = with([](ItemRequest& r) {
-    r.identity.device = 12;
-    r.identity.inode = 3;
+    r.version = "v";
+    r.offset = 12;
   });
 
   EXPECT_NE(a.key(), b.key());
@@ -123,7 +114,7 @@ TEST(GpuItem, RefusesWhatLiesOutsideItsFile) {
   EXPECT_EQ(refusal([](ItemRequest& r) { r.offset = 1000 - 96; }), "");
   EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost; }), "");
   EXPECT_NE(refusal([](ItemRequest& r) { r.offset = kMost - 95; }), "");
-  EXPECT_NE(refusal([](ItemRequest& r) { r.identity.size = 0; }), "");
+  EXPECT_NE(refusal([](ItemRequest& r) { r.source_size = 0; }), "");
 }
 
 TEST(GpuItem, RefusesShapesWhoseSizeOverflows) {
@@ -131,7 +122,7 @@ TEST(GpuItem, RefusesShapesWhoseSizeOverflows) {
     return refusal([&](ItemRequest& r) {
       r.shape = shape;
       r.dtype = dtype;
-      r.identity.size = kMost;
+      r.source_size = kMost;
       r.offset = 0;
     });
   };
@@ -192,7 +183,7 @@ TEST(GpuItem, AConvertedSizeMayNotOverflow) {
   const Item item = with([](ItemRequest& r) {
     r.dtype = DType::kF4;
     r.shape = {(std::uint64_t{1} << 62) - 2};
-    r.identity.size = kMost;
+    r.source_size = kMost;
     r.offset = 0;
     r.as = DType::kF16;
   });
@@ -209,9 +200,9 @@ TEST(GpuItem, AnEmptyTensorIsAnItemOfNoBytes) {
 }
 
 TEST(GpuItem, ItsLabelIsThatOfThePersonWhoAskedAndStaysWhenTheSourceChanges) {
-  const auto label = [](std::uint64_t inode) {
+  const auto label = [](const char* version) {
     return with([&](ItemRequest& r) {
-             r.identity.inode = inode;
+             r.version = version;
              r.slice = "0:2";
              r.as = DType::kF16;
            })
@@ -219,8 +210,8 @@ TEST(GpuItem, ItsLabelIsThatOfThePersonWhoAskedAndStaysWhenTheSourceChanges) {
   };
 
   EXPECT_EQ(Item(request()).label(), "/w/m.safetensors::w");
-  EXPECT_EQ(label(1), "/w/m.safetensors::w[0:2,:] as F16");
-  EXPECT_EQ(label(1), label(2));
+  EXPECT_EQ(label("v1"), "/w/m.safetensors::w[0:2,:] as F16");
+  EXPECT_EQ(label("v1"), label("v2"));
 }
 
 TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
@@ -233,7 +224,8 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   write_file(dir / "m", "0123" + bytes);
   const LocalFile file((dir / "m").string());
   ItemRequest asked = request();
-  asked.identity = identity_of(file);
+  asked.version = file.version().token;
+  asked.source_size = file.size();
   asked.offset = 4;
   asked.slice = "1,::3";
   asked.as = DType::kBF16;

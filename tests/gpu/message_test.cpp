@@ -135,11 +135,8 @@ TEST(GpuText, WhatCannotHaveBeenBytesIsRefused) {
 Item some_item(const std::string& path = "/w/m\xff\n.safetensors") {
   return Item({.path = path,
                .tensor = std::string("\0 t \xc3\xa4", 6),
-               .identity = {.device = ~0ULL,
-                            .inode = 1ULL << 63,
-                            .size = 5000,
-                            .mtime_seconds = -5,
-                            .mtime_nanoseconds = 999'999'999},
+               .version = "a \"token\"",
+               .source_size = 5000,
                .offset = 8,
                .dtype = DType::kF32,
                .shape = {3, 4},

@@ -2,6 +2,7 @@
 #include "tools/gpu/device/narrowing.h"
 
 #include "core/recipe/convert.h"
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tools/gpu/device/narrow.h"
 

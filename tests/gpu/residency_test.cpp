@@ -71,14 +71,11 @@ class ResidencyTest : public ::testing::Test {
 
   void SetUp() override { start(); }
 
-  static Item item(int number, std::uint64_t bytes = kLarge, std::int64_t mtime = 1) {
+  static Item item(int number, std::uint64_t bytes = kLarge, int version = 1) {
     return Item({.path = "/w/m.safetensors",
                  .tensor = "t" + std::to_string(number),
-                 .identity = {.device = 1,
-                              .inode = 2,
-                              .size = std::uint64_t{1} << 50,
-                              .mtime_seconds = mtime,
-                              .mtime_nanoseconds = 0},
+                 .version = "v" + std::to_string(version),
+                 .source_size = std::uint64_t{1} << 50,
                  .offset = (std::uint64_t{1} << 40) * static_cast<std::uint64_t>(number),
                  .dtype = DType::kU8,
                  .shape = {bytes},
@@ -356,7 +353,8 @@ TEST_F(ResidencyTest, SizesThatOverflowDoNotPassTheLimit) {
   const auto huge = [](int number) {
     return Item({.path = "/w/m",
                  .tensor = "h",
-                 .identity = {.device = 1, .inode = 2, .size = ~std::uint64_t{0}},
+                 .version = "v1",
+                 .source_size = ~std::uint64_t{0},
                  .offset = static_cast<std::uint64_t>(number),
                  .dtype = DType::kF4,
                  .shape = {(std::uint64_t{1} << 62) - 2},
@@ -793,7 +791,8 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   for (int i = 0; i < 20'000; ++i) {
     items.push_back(Item({.path = "/w/m",
                           .tensor = "t" + std::to_string(i),
-                          .identity = {.device = 1, .inode = 2, .size = 1 << 20},
+                          .version = "v1",
+                          .source_size = 1 << 20,
                           .offset = static_cast<std::uint64_t>(i),
                           .dtype = DType::kU8,
                           .shape = {1},

@@ -90,7 +90,8 @@ TEST(GpuLayout, WorkThatOverflowsIsTheMostThereIsAndNotWrapped) {
   constexpr std::uint64_t kBytes = (std::uint64_t{1} << 61) - 1;  // the largest tensor there is
   const std::vector<Item> items(9, Item({.path = "/w/m.safetensors",
                                          .tensor = "w",
-                                         .identity = {.size = kBytes},
+                                         .version = "v1",
+                                         .source_size = kBytes,
                                          .offset = 0,
                                          .dtype = DType::kU8,
                                          .shape = {kBytes},
@@ -134,7 +135,8 @@ class TransferTest : public ::testing::Test {
                       const std::string& slice = "", std::optional<DType> as = {}) const {
     return {.path = path(),
             .tensor = "t" + std::to_string(offset),
-            .identity = identity_of(LocalFile(path())),
+            .version = open_source(path())->version().token,
+            .source_size = open_source(path())->size(),
             .offset = offset,
             .dtype = dtype,
             .shape = std::move(shape),

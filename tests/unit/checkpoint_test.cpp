@@ -66,7 +66,7 @@ class CheckpointTest : public ::testing::Test {
   }
   static std::vector<std::string> labels_of(const Checkpoint& checkpoint) {
     std::vector<std::string> labels;
-    for (const auto& source : checkpoint.sources()) labels.push_back(source->label);
+    for (const Part& part : checkpoint.parts()) labels.push_back(part.label);
     return labels;
   }
 
@@ -88,7 +88,8 @@ TEST_F(CheckpointTest, OfAFileHasItsTensors) {
   EXPECT_EQ(Shape(tensor.shape.begin(), tensor.shape.end()), (Shape{1, 2}));
   EXPECT_EQ(tensor.elements(), 2U);
   EXPECT_EQ(tensor.length, 4U);
-  EXPECT_EQ(read_file(tensor.source->file.path()).substr(tensor.offset, tensor.length), "wxyz");
+  EXPECT_EQ(read_file(tensor.locator->source->path()).substr(tensor.locator->offset, tensor.length),
+            "wxyz");
   EXPECT_EQ(labels_of(checkpoint), Strings{"m.safetensors"});
   EXPECT_TRUE(checkpoint.warnings().empty());
 }
@@ -297,7 +298,7 @@ TEST_F(CheckpointTest, FollowsTheLinksOfTheHuggingFaceCache) {
 
   EXPECT_EQ(names_of(checkpoint), (Strings{"a", "b"}));
   EXPECT_EQ(labels_of(checkpoint), (Strings{"1.safetensors", "2.safetensors"}));
-  EXPECT_EQ(checkpoint.tensor(0).source->file.path(),
+  EXPECT_EQ(checkpoint.tensor(0).locator->source->path(),
             fs::canonical(dir_ / "hub/blobs/0a1b").string());
 }
 
@@ -375,7 +376,7 @@ TEST_F(CheckpointTest, LoadsAShardOfSeveralNamesOnce) {
 
   const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
 
-  EXPECT_EQ(checkpoint.sources().size(), 1U);
+  EXPECT_EQ(checkpoint.parts().size(), 1U);
   EXPECT_EQ(checkpoint.tensor_count(), 4U);
   EXPECT_TRUE(checkpoint.warnings().empty());
 }

@@ -2,12 +2,14 @@
 #include "core/recipe/content.h"
 
 #include "core/source/leases.h"
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/most.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -408,10 +410,19 @@ TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   EXPECT_EQ(taken, LocalFile::kMaxFailures);
 }
 
-TEST(LocalFile, ReadersInTurnGetTheBytesOfTheirRanges) {
+// Takes a file out of the page cache, where its file system lets it.
+void drop_pages(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(::fsync(fd), 0);
+  EXPECT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  ::close(fd);
+}
+
+TEST(LocalFile, ReadersOfAColdFileGetTheBytesOfTheirRanges) {
   const TempDir dir;
   const std::string bytes = RandomBytes(4).bytes(1'000'000);
   write_file(dir / "f", bytes);
+  drop_pages((dir / "f").string());
   const LocalFile file((dir / "f").string());
   std::atomic<int> right = 0;
   std::vector<std::thread> readers;
@@ -421,7 +432,7 @@ TEST(LocalFile, ReadersInTurnGetTheBytesOfTheirRanges) {
       // More than a block, less than one, and none.
       for (const std::size_t length : {300'000UL, 131'072UL, 131'073UL, 1UL, 0UL}) {
         std::string out(length, '\0');
-        if (file.read_in_turn(std::as_writable_bytes(std::span(out)), i * 80'000) == 0 &&
+        if (file.read_ahead(std::as_writable_bytes(std::span(out)), i * 80'000) == 0 &&
             out == bytes.substr(i * 80'000, length)) {
           ++right;
         }
@@ -431,7 +442,7 @@ TEST(LocalFile, ReadersInTurnGetTheBytesOfTheirRanges) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(right, 8 * 5);
   std::vector<std::byte> beyond(500'000);
-  EXPECT_EQ(file.read_in_turn(beyond, 600'000), ESTALE);
+  EXPECT_EQ(file.read_ahead(beyond, 600'000), ESTALE);
 }
 
 }  // namespace

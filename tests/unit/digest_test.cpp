@@ -1,5 +1,6 @@
 #include "core/recipe/digest.h"
 
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

@@ -369,8 +369,8 @@ TEST(FileSystem, ListsAllTensorsInTensorsJson) {
     EXPECT_EQ(tensors[i]["dtype"], dtype_name(tensor.dtype));
     EXPECT_EQ(tensors[i]["shape"], json(std::vector(tensor.shape.begin(), tensor.shape.end())));
     EXPECT_EQ(tensors[i]["bytes"], tensor.length);
-    EXPECT_EQ(tensors[i]["source"], tensor.source->file.path());
-    EXPECT_EQ(tensors[i]["offset"], tensor.offset);
+    EXPECT_EQ(tensors[i]["source"], tensor.locator->source->path());
+    EXPECT_EQ(tensors[i]["offset"], tensor.locator->offset);
   }
 }
 
@@ -395,7 +395,7 @@ TEST(FileSystem, ListsATensorALineInTensorsTsv) {
     std::ostringstream expected;
     expected << tensor.path << '\t' << name << '\t' << dtype_name(tensor.dtype) << '\t'
              << shape_json(tensor.shape) << '\t' << tensor.length << '\t'
-             << tensor.source->file.path() << '\t' << tensor.offset;
+             << tensor.locator->source->path() << '\t' << tensor.locator->offset;
     EXPECT_EQ(line, expected.str());
   }
   EXPECT_FALSE(std::getline(lines, line));

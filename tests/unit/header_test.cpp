@@ -94,7 +94,7 @@ TEST_P(HeaderJson, HasTheVerdictOfTheReference) {
   const Case& c = GetParam();
 
   const Verdict verdict =
-      verdict_of([&] { return parse_header(c.json, c.data_length, "m.safetensors"); });
+      verdict_of([&] { return parse_safetensors(c.json, c.data_length, "m.safetensors"); });
 
   EXPECT_EQ(verdict.word, c.expected) << verdict.message;
   EXPECT_NE(verdict.message.find(c.message), std::string::npos) << verdict.message;
@@ -490,7 +490,7 @@ TEST_P(HeaderFile, HasTheVerdictOfTheReference) {
   write_file(dir / "m.safetensors", GetParam().bytes);
   const LocalFile file((dir / "m.safetensors").string());
 
-  const Verdict verdict = verdict_of([&] { return read_header(file, "m.safetensors"); });
+  const Verdict verdict = verdict_of([&] { return read_safetensors(file, "m.safetensors"); });
 
   EXPECT_EQ(verdict.word, GetParam().expected) << verdict.message;
 }
@@ -522,7 +522,7 @@ TEST(HeaderFileOfTheLargestLength, IsReadAndOneByteMoreIsNot) {
     write_file(dir / name, prefix);
     std::filesystem::resize_file(dir / name, 8 + length);
     const LocalFile file((dir / name).string());
-    return verdict_of([&] { return read_header(file, "m"); }).word;
+    return verdict_of([&] { return read_safetensors(file, "m"); }).word;
   };
 
   EXPECT_EQ(sparse("largest", "\x00\xe1\xf5\x05\0\0\0\0{}"s, 100'000'000), kJsonError);  // NULs
@@ -530,7 +530,7 @@ TEST(HeaderFileOfTheLargestLength, IsReadAndOneByteMoreIsNot) {
 }
 
 Header parse(const std::string& text, std::uint64_t data_length) {
-  return parse_header(text, data_length, "m.safetensors");
+  return parse_safetensors(text, data_length, "m.safetensors");
 }
 
 TEST(Header, ListsTensorsInTheOrderOfTheirBytesAndTiesAsTheyStand) {
@@ -550,7 +550,7 @@ TEST(Header, GivesOffsetsFromTheStartOfTheFile) {
 
   const Header header = parse(text, 7);
 
-  EXPECT_EQ(header.json_length, text.size());
+  EXPECT_EQ(header.raw.length, text.size());
   EXPECT_EQ(header.tensors[1].offset, 8 + text.size() + 3);
   EXPECT_EQ(header.tensors[1].length, 4U);
   EXPECT_EQ(header.tensors[1].dtype, DType::kF16);

@@ -55,7 +55,7 @@ class LeasesTest : public ::testing::Test {
   LeasesTest() : path_((dir_ / "f").string()) {
     write_file(path_, std::string(10'000, 'x'));
     file_.emplace(path_);
-    leases_.emplace(std::vector<const LocalFile*>{&*file_}, 0s);
+    leases_.emplace(std::vector<const Source*>{&*file_}, 0s);
   }
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
@@ -71,7 +71,7 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverOpensForWriting) {
   EXPECT_EQ(open_for_writing(path_), 0);
 
   EXPECT_FALSE(file_->is_leased());
-  EXPECT_FALSE(file_->guard().owns_lock());
+  EXPECT_FALSE(bool(file_->try_pin()));
 }
 
 TEST_F(LeasesTest, AreGivenBackToWhoeverTruncates) {
@@ -87,9 +87,9 @@ TEST_F(LeasesTest, AreKeptFromReaders) {
   EXPECT_TRUE(file_->is_leased());
 }
 
-TEST_F(LeasesTest, AreNotGivenBackWhileAGuardLives) {
-  LocalFile::Guard guard = file_->guard();
-  ASSERT_TRUE(guard.owns_lock());
+TEST_F(LeasesTest, AreNotGivenBackWhileAPinLives) {
+  Pinned pinned = file_->try_pin();
+  ASSERT_TRUE(pinned);
   std::atomic<bool> opened = false;
 
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);  // asks for the lease
@@ -100,8 +100,8 @@ TEST_F(LeasesTest, AreNotGivenBackWhileAGuardLives) {
   while (file_->is_leased()) std::this_thread::yield();
   EXPECT_FALSE(opened);
   EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
-  EXPECT_FALSE(file_->guard().owns_lock()) << "no new guard while the lease is asked for";
-  guard.unlock();
+  EXPECT_FALSE(bool(file_->try_pin())) << "no new pin while the lease is asked for";
+  pinned.guard.unlock();
   writer.join();
 }
 
@@ -112,7 +112,7 @@ TEST_F(LeasesTest, AreTakenAgainByAReaderWhenTheWriterHasClosedAnUnchangedFile) 
 
     EXPECT_TRUE(is_leased_again(*file_));
 
-    EXPECT_TRUE(file_->guard().owns_lock());
+    EXPECT_TRUE(bool(file_->try_pin()));
     EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK) << "the kernel has no lease";
   }
 }
@@ -130,7 +130,7 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
 
 TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
   leases_.reset();
-  leases_.emplace(std::vector<const LocalFile*>{&*file_}, 1h);
+  leases_.emplace(std::vector<const Source*>{&*file_}, 1h);
   EXPECT_EQ(open_for_writing(path_), 0);
 
   EXPECT_EQ(read_by_recipe(*file_), 0);
@@ -242,10 +242,10 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
     const LocalFile file(path);
     const Leases leases({&file});
     is_leased = file.is_leased();
-    EXPECT_FALSE(file.can_send(0, 64 << 10));
+    EXPECT_FALSE(file.can_pin({0, 64 << 10}));
     const std::string bytes = read_file(path);
-    EXPECT_EQ(file.can_send(0, 64 << 10), is_leased);
-    EXPECT_EQ(file.can_send(0, 64 << 10), is_leased) << "and from the page table";
+    EXPECT_EQ(file.can_pin({0, 64 << 10}), is_leased);
+    EXPECT_EQ(file.can_pin({0, 64 << 10}), is_leased) << "and from the page table";
   });
 
   if (!is_leased) GTEST_SKIP() << "no leases on this file system";

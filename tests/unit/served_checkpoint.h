@@ -28,6 +28,14 @@ struct Listed {
   std::uint64_t next;
 };
 
+inline std::string bytes_of(const Reply& reply) {
+  std::string bytes;
+  for (const iovec& piece : reply.pieces()) {
+    bytes.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  }
+  return bytes;
+}
+
 // A checkpoint on disk and the file system over it.
 class ServedCheckpoint {
  public:
@@ -102,14 +110,18 @@ class ServedCheckpoint {
   // An errno, or 0 and the bytes.
   int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
            std::string& out) const {
-    int sent = 0;
-    const int error = filesystem_->read(inode, offset, length, [&](std::span<const iovec> pieces) {
-      ++sent;
-      for (const iovec& piece : pieces)
-        out.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-    });
-    EXPECT_EQ(sent, error == 0 ? 1 : 0) << "send is called once, and never with an error";
-    return error;
+    int answers = 0;
+    int answer = -1;
+    filesystem_->read(
+        {inode, offset, length},
+        [](FileSystem::Ticket) { ADD_FAILURE() << "the bytes are at hand"; },
+        [&](int error, const Reply& reply) {
+          ++answers;
+          answer = error;
+          out += bytes_of(reply);
+        });
+    EXPECT_EQ(answers, 1);
+    return answer;
   }
   std::string text(const std::string& path) const {
     std::string out;

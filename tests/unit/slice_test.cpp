@@ -246,6 +246,13 @@ std::uint64_t product(const Dims& shape) {
   return out;
 }
 
+// A tensor's bytes: all of a source from `offset` on.
+Content whole(const Source& source, std::uint64_t offset) {
+  Content content;
+  content.extent(source, offset, source.size() - offset);
+  return content;
+}
+
 class RandomSlices : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kOffset = 13;
@@ -316,7 +323,7 @@ class RandomSlices : public ::testing::Test {
     for (const auto& [first, last] : runs) {
       model += bytes_.substr(kOffset + first * bits / 8, (last - first) * bits / 8);
     }
-    const Content content = slice_content(slice, *source_, kOffset);
+    const Content content = slice_content(slice, whole(*source_, kOffset));
     ASSERT_EQ(slice.size(), model.size()) << where();
     ASSERT_EQ(content.size(), model.size()) << where();
     ASSERT_TRUE(all(content) == model) << where();
@@ -385,7 +392,7 @@ TEST(Slice, OfOneRunIsAnExtentOfTheMapping) {
   write_file(dir / "source", std::string(200, 'x'));
   const LocalFile source((dir / "source").string());
 
-  const Content content = slice_content(parsed("1:3", {10, 10}), source, 7);
+  const Content content = slice_content(parsed("1:3", {10, 10}), whole(source, 7));
   const Leases leases({&source});
   if (!source.is_leased()) GTEST_SKIP() << "no leases on this file system";
   Reading reading;
@@ -434,7 +441,7 @@ TEST(Slice, ReadsOnlyTheNeededBytesOfRunsThatAreFarApart) {
     file.put(row * kRow + 1000, std::string(10, static_cast<char>('0' + row % 10)));
   }
   const LocalFile source(file.path());
-  const Content content = slice_content(parsed(":,1000:1010", {128, kRow}), source, 0);
+  const Content content = slice_content(parsed(":,1000:1010", {128, kRow}), whole(source, 0));
   std::string out(content.size(), '\0');
 
   const std::uint64_t before = bytes_read();
@@ -453,7 +460,7 @@ TEST(Slice, ReadsOnlyTheWindowThatIsAskedForOfRunsThatAreNear) {
   SparseSource file(kRows * 1024);  // 1 GiB
   file.put(500'000 * 1024 + 3, "!");
   const LocalFile source(file.path());
-  const Content content = slice_content(parsed(":,3", {kRows, 1024}), source, 0);
+  const Content content = slice_content(parsed(":,3", {kRows, 1024}), whole(source, 0));
   ASSERT_EQ(content.size(), kRows);
   std::string out(16, '\0');
 
@@ -481,7 +488,7 @@ TEST(Slice, OfMillionsOfRunsTakesNoMemoryForThem) {
   const LocalFile source(file.path());
   const std::uint64_t before = resident_bytes();
 
-  const Content content = slice_content(parsed("::2", {kRuns * 2}), source, 0);
+  const Content content = slice_content(parsed("::2", {kRuns * 2}), whole(source, 0));
   std::string out(1, '\0');
   ASSERT_EQ(content.copy(15'000'000, std::as_writable_bytes(std::span(out))), 0);
   std::string block(1 << 20, 'x');
@@ -500,7 +507,7 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasTruncated) {
   const std::string path = (dir / "source").string();
   write_file(path, std::string(1000, 'x'));
   const LocalFile source(path);
-  const Content content = slice_content(parsed(":,::2", {10, 100}), source, 0);
+  const Content content = slice_content(parsed(":,::2", {10, 100}), whole(source, 0));
   std::filesystem::resize_file(path, 10);
   std::vector<std::byte> out(content.size());
 
@@ -515,7 +522,7 @@ TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasRewritten) {
   const timespec times[2]{{1'000'000'000, 5}, {1'000'000'000, 5}};
   ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
   const LocalFile source(path);
-  const Content content = slice_content(parsed(":,::2", {10, 100}), source, 0);
+  const Content content = slice_content(parsed(":,::2", {10, 100}), whole(source, 0));
   write_file(path, std::string(1000, 'y'));
   std::vector<std::byte> out(content.size());
 

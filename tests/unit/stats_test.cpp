@@ -1,6 +1,7 @@
 // Statistics against sums in long double.
 #include "core/recipe/stats.h"
 
+#include "core/checkpoint/checkpoint.h"
 #include "core/recipe/convert.h"
 #include "tests/support/checkpoint_writer.h"
 
@@ -42,7 +43,9 @@ class LoadedTensor {
 ValueStats stats_of(const Tensor& tensor) {
   const LoadedTensor loaded(tensor);
   ValueStats stats;
-  EXPECT_EQ(value_stats(loaded.tensor(), std::atomic<bool>(false), stats), 0);
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
+                        stats),
+            0);
   return stats;
 }
 
@@ -299,10 +302,11 @@ TEST(ValueStats, EndWithEintrWhenStopped) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  const int error = value_stats(loaded.tensor(), stop, stats, [&](std::uint64_t bytes) {
-    seen += bytes;
-    stop = true;
-  });
+  const int error = value_stats(loaded.tensor().content(), loaded.tensor().dtype, stop, stats,
+                                [&](std::uint64_t bytes) {
+                                  seen += bytes;
+                                  stop = true;
+                                });
 
   EXPECT_EQ(error, EINTR);
   EXPECT_LT(seen, 5'000'000U);
@@ -313,7 +317,7 @@ TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  value_stats(loaded.tensor(), std::atomic<bool>(false), stats,
+  value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false), stats,
               [&](std::uint64_t bytes) { seen += bytes; });
 
   EXPECT_EQ(seen, 1'000'000U);
@@ -324,7 +328,9 @@ TEST(ValueStats, PassOnTheErrnoOfARead) {
   std::filesystem::resize_file(loaded.path(), 20);
   ValueStats stats;
 
-  EXPECT_EQ(value_stats(loaded.tensor(), std::atomic<bool>(false), stats), ESTALE);
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
+                        stats),
+            ESTALE);
 }
 
 TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {

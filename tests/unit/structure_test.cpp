@@ -103,8 +103,6 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   // Arrows that still point back: the next changes turn them.
   arrows["fs/view"].insert("fs/mount");
-  arrows["core/format"].insert("core/checkpoint");
-  arrows["core/recipe"].insert("core/checkpoint");
   const std::set<std::string> command = chain(core, {"tools/command"});
   chain(command, {"tools/info"});
   chain(command, {"tools/gpu/device", "tools/gpu/copier", "tools/gpu/holder", "tools/gpu/client",

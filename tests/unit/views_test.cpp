@@ -214,7 +214,12 @@ TEST(Views, ShareOneTextOfTheMetadata) {
   // Calls `look` with the piece of memory that a part of a file's metadata is sent from.
   const auto with_piece = [&](const std::string& path, const auto& look) {
     const std::uint64_t inode = mounted.inode(".stfs/" + path);
-    EXPECT_EQ(mounted->read(inode, 9, 1000, [&](auto pieces) { look(pieces[0].iov_base); }), 0);
+    mounted->read(
+        {inode, 9, 1000}, [](FileSystem::Ticket) {},
+        [&](int error, const Reply& reply) {
+          ASSERT_EQ(error, 0);
+          look(reply.pieces()[0].iov_base);
+        });
   };
   int compared = 0;
 
@@ -454,10 +459,11 @@ struct Computation {
 Computation computed(const ServedCheckpoint& mounted, std::uint64_t inode, std::uint64_t offset = 0,
                      std::uint64_t length = kMost) {
   std::promise<Computation> promise;
-  mounted->read_computed(mounted->ticket(), inode, offset, length,
-                         [&](int error, std::string_view bytes) {
-                           promise.set_value({error, std::string(bytes)});
-                         });
+  mounted->read(
+      {inode, offset, length}, [](FileSystem::Ticket) {},
+      [&](int error, const Reply& reply) {
+        promise.set_value({error, bytes_of(reply)});
+      });
   return promise.get_future().get();
 }
 
@@ -506,7 +512,7 @@ TEST(ComputedFiles, OfAChangedSourceAreStaleAndHaveNoBytesAndAreLoggedOnce) {
 
 TEST(ComputedFiles, EndWithEintrWhenComputingIsStopped) {
   const ServedCheckpoint mounted({{"w", "U8", {3}, "abc"}});
-  mounted->stop_computing();
+  mounted->stop_waiting();
 
   EXPECT_EQ(computed(mounted, mounted.inode(".stfs/sha256/w")).error, EINTR);
 }

@@ -67,7 +67,7 @@ std::map<std::string, Tensor> tensors_of(const std::string& file) {
   const std::string_view header_text = std::string_view(file).substr(8, length);
   std::map<std::string, Tensor> out;
   try {
-    const Header header = parse_header(header_text, file.size() - 8 - length, "merged");
+    const Header header = parse_safetensors(header_text, file.size() - 8 - length, "merged");
     for (const TensorRecord& record : header.tensors) {
       const std::string name(header.name(record));
       const auto shape = header.shape(record);
@@ -168,8 +168,8 @@ TEST(Writer, PutsLargerElementsFirstSoThatEachIsAligned) {
   }
   const Loaded checkpoint({tensors});
   const std::string file = checkpoint.merged();
-  const Header header = parse_header(std::string_view(file).substr(8, json_length(file)),
-                                     file.size() - 8 - json_length(file), "merged");
+  const Header header = parse_safetensors(std::string_view(file).substr(8, json_length(file)),
+                                          file.size() - 8 - json_length(file), "merged");
 
   unsigned previous = 64;
   std::vector<std::string> names;
@@ -215,7 +215,7 @@ TEST(Writer, KeepsTheMetadataInOrder) {
   EXPECT_TRUE(
       header_text.starts_with(R"({"__metadata__":{"":"","a\"b":"line\n","format":"pt"},"w":)"))
       << header_text.substr(0, 100);
-  const Header header = parse_header(header_text, 1, "merged");
+  const Header header = parse_safetensors(header_text, 1, "merged");
   EXPECT_EQ(entries_of(header.metadata), (*checkpoint).metadata());
 }
 
@@ -225,7 +225,8 @@ TEST(Writer, MergesTheMetadataAndLeavesOutAConflictingKey) {
                            Metadata{{"format", "pt"}, {"part", "2"}}});
 
   const std::string file = checkpoint.merged();
-  const Header header = parse_header(std::string_view(file).substr(8, json_length(file)), 2, "m");
+  const Header header =
+      parse_safetensors(std::string_view(file).substr(8, json_length(file)), 2, "m");
 
   EXPECT_EQ(entries_of(header.metadata),
             (std::vector<stfs::Metadata::Entry>{{"format", "pt"}, {"only", "a"}}));

@@ -113,8 +113,9 @@ int show(const Arguments& arguments) {
   line("shape", shape_json(tensor.shape));
   line("elements", std::to_string(tensor.elements()));
   line("bytes", std::to_string(tensor.length));
-  line("source", printable(tensor.source->file.path()));
-  line("offset", std::to_string(tensor.offset));
+  if (!tensor.locator) return 0;
+  line("source", printable(tensor.locator->source->path()));
+  line("offset", std::to_string(tensor.locator->offset));
   return 0;
 }
 

@@ -62,12 +62,8 @@ int cat(const Arguments& arguments) {
     if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
     if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
   }
-  Content content;
-  if (arguments.slice.empty()) {
-    content.extent(tensor.source->file, tensor.offset, tensor.length);
-  } else {
-    content = slice_content(slice, tensor.source->file, tensor.offset);
-  }
+  Content content = tensor.content();
+  if (!arguments.slice.empty()) content = slice_content(slice, std::move(content));
   DType dtype = tensor.dtype;
   if (arguments.as_f32) {
     if (!has_f32(dtype)) refuse(std::string(dtype_name(dtype)) + " is not a floating type");

@@ -100,7 +100,7 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
 }
 
 [[noreturn]] void fail(const Tensor& tensor, int error) {
-  throw_errno(ErrorCode::kUnreadable, tensor.source->file.path(),
+  throw_errno(ErrorCode::kUnreadable, tensor.locator ? tensor.locator->source->path() : "",
               "tensor " + in_quotes(tensor.name), error);
 }
 
@@ -132,13 +132,15 @@ int for_selected(const Arguments& arguments,
 std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
                                               const std::atomic<bool>& stop,
                                               const Progress& progress) {
-  const LocalFile& file_a = a.source->file;
-  const LocalFile& file_b = b.source->file;
-  if (file_a.device() == file_b.device() && file_a.inode() == file_b.inode() &&
-      a.offset == b.offset) {
+  const auto is_same_place = [](const Extent& x, const Extent& y) {
+    return x.source->version().token == y.source->version().token && x.offset == y.offset;
+  };
+  if (a.locator && b.locator && is_same_place(*a.locator, *b.locator)) {
     progress(a.length);
-    return std::nullopt;  // the same bytes of the same file
+    return std::nullopt;
   }
+  const Content content_a = a.content();
+  const Content content_b = b.content();
   constexpr std::uint64_t kChunk = 256 << 10;
   std::vector<std::byte> chunk_a(std::min(kChunk, a.length));
   std::vector<std::byte> chunk_b(chunk_a.size());
@@ -146,8 +148,8 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
     const auto length = static_cast<std::size_t>(std::min(kChunk, a.length - offset));
     const std::span in_a = std::span(chunk_a).first(length);
     const std::span in_b = std::span(chunk_b).first(length);
-    if (const int error = file_a.read(in_a, a.offset + offset)) fail(a, error);
-    if (const int error = file_b.read(in_b, b.offset + offset)) fail(b, error);
+    if (const int error = content_a.copy(offset, in_a)) fail(a, error);
+    if (const int error = content_b.copy(offset, in_b)) fail(b, error);
     if (std::memcmp(in_a.data(), in_b.data(), length) != 0) {
       const auto at = std::ranges::mismatch(in_a, in_b).in1 - in_a.begin();
       return offset + static_cast<std::uint64_t>(at);
@@ -193,7 +195,9 @@ int stats(const Arguments& arguments) {
       [&](const Tensor& tensor, const std::atomic<bool>& stop,
           const Progress& progress) -> std::string {
         ValueStats values;
-        if (const int error = value_stats(tensor, stop, values, progress)) fail(tensor, error);
+        if (const int error = value_stats(tensor.content(), tensor.dtype, stop, values, progress)) {
+          fail(tensor, error);
+        }
         if (arguments.json) {
           return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values).substr(1);
         }
@@ -213,10 +217,8 @@ int stats(const Arguments& arguments) {
 int hash(const Arguments& arguments) {
   return for_selected(arguments, [&](const Tensor& tensor, const std::atomic<bool>& stop,
                                      const Progress& progress) {
-    Content content;
-    content.extent(tensor.source->file, tensor.offset, tensor.length);
     std::string hex;
-    if (const int error = sha256(content, stop, hex, progress)) fail(tensor, error);
+    if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
     if (!arguments.json) {
       std::string line = sha256sum_line(hex, tensor.path);
       line.pop_back();  // its end

@@ -221,8 +221,8 @@ void Selection::add_file(const std::string& path, const SelectionOptions& option
   const struct stat mounted = status_of(shown.raw);
   // The mount shows the source's times. What it has mounted may have been replaced since.
   const auto is_mounted = [&](const Tensor& tensor) {
-    const timespec& mtime = tensor.source->file.mtime();
-    return std::to_string(tensor.offset) == *offset &&
+    const timespec mtime = tensor.mtime();
+    return std::to_string(tensor.locator->offset) == *offset &&
            tensor.length == static_cast<std::uint64_t>(mounted.st_size) &&
            mtime.tv_sec == mounted.st_mtim.tv_sec && mtime.tv_nsec == mounted.st_mtim.tv_nsec;
   };
@@ -237,10 +237,11 @@ void Selection::add_file(const std::string& path, const SelectionOptions& option
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                     const std::string& place, std::vector<Item>& items) {
   ItemRequest request;
-  request.path = tensor.source->file.path();
+  request.path = tensor.locator->source->path();
   request.tensor = tensor.name;
-  request.identity = identity_of(tensor.source->file);
-  request.offset = tensor.offset;
+  request.version = tensor.locator->source->version().token;
+  request.source_size = tensor.locator->source->size();
+  request.offset = tensor.locator->offset;
   request.dtype = tensor.dtype;
   request.shape.assign(tensor.shape.begin(), tensor.shape.end());
   request.slice = options.shard ? shard_of(*options.shard, slice, tensor, place) : slice;
@@ -250,13 +251,8 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 
 const Checkpoint& Selection::open(const std::string& source) {
   std::unique_ptr<const Checkpoint>& checkpoint = open_[absolute_path(source)];
-  const auto is_current = [](const auto& file) {
-    struct stat status {};
-    const LocalFile& mapping = file->file;
-    return mapping.verify() == 0 && ::stat(mapping.path().c_str(), &status) == 0 &&
-           status.st_dev == mapping.device() && status.st_ino == mapping.inode();
-  };
-  if (!checkpoint || !std::ranges::all_of(checkpoint->sources(), is_current)) {
+  const auto is_current = [](const Part& part) { return part.source->is_current(); };
+  if (!checkpoint || !std::ranges::all_of(checkpoint->parts(), is_current)) {
     checkpoint = std::make_unique<const Checkpoint>(std::span(&source, 1));
   }
   return *checkpoint;

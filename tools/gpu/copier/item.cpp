@@ -35,14 +35,6 @@ bool bits_of(const std::vector<std::uint64_t>& shape, std::uint64_t bits, std::u
 
 }  // namespace
 
-SourceIdentity identity_of(const LocalFile& file) {
-  return {.device = file.device(),
-          .inode = file.inode(),
-          .size = file.size(),
-          .mtime_seconds = file.mtime().tv_sec,
-          .mtime_nanoseconds = file.mtime().tv_nsec};
-}
-
 Item::Item(ItemRequest request) : request_(std::move(request)) {
   const auto refuse = [&](const std::string& rule) {
     throw Error(ErrorCode::kUsage, request_.path,
@@ -53,9 +45,9 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   if (!bits_of(request_.shape, dtype_bits(request_.dtype), tensor_bits) || tensor_bits % 8 != 0) {
     refuse("shape " + shape_text(request_.shape) + " is none of a tensor");
   }
+  tensor_bytes_ = tensor_bits / 8;
   std::uint64_t end = 0;
-  if (__builtin_add_overflow(request_.offset, tensor_bits / 8, &end) ||
-      end > request_.identity.size) {
+  if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
     refuse("lies outside the file");
   }
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
@@ -77,12 +69,9 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
     refuse("too large");
   }
 
-  const SourceIdentity& id = request_.identity;
-  for (const auto part : {id.device, id.inode, id.size}) key_ += std::to_string(part) + ":";
-  key_ += std::to_string(id.mtime_seconds) + "." + std::to_string(id.mtime_nanoseconds) + "+" +
-          std::to_string(request_.offset) + "/" + std::string(dtype_name(request_.dtype)) +
-          shape_text(request_.shape) + "/" + request_.slice + "/" +
-          std::string(dtype_name(dtype()));
+  key_ = request_.version + "+" + std::to_string(request_.offset) + "/" +
+         std::string(dtype_name(request_.dtype)) + shape_text(request_.shape) + "/" +
+         request_.slice + "/" + std::string(dtype_name(dtype()));
 }
 
 std::string Item::label() const {
@@ -92,17 +81,21 @@ std::string Item::label() const {
   return label;
 }
 
-Content Item::raw(const LocalFile& file) const {
-  if (!request_.slice.empty()) return slice_content(slice_, file, request_.offset);
-  Content content;
-  content.extent(file, request_.offset, slice_.size());
-  return content;
+Content Item::raw(const Source& source) const {
+  if (request_.slice.empty()) {
+    Content content;
+    content.extent(source, request_.offset, slice_.size());
+    return content;
+  }
+  Content whole;
+  whole.extent(source, request_.offset, tensor_bytes_);
+  return slice_content(slice_, std::move(whole));
 }
 
-Content Item::content(const LocalFile& file, ConversionTally* tally) const {
-  if (!converts()) return raw(file);
+Content Item::content(const Source& source, ConversionTally* tally) const {
+  if (!converts()) return raw(source);
   Content content;
-  content.production(as_type(raw(file), request_.dtype, dtype(), elements_, tally));
+  content.production(as_type(raw(source), request_.dtype, dtype(), elements_, tally));
   return content;
 }
 

@@ -8,7 +8,7 @@
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "core/recipe/slice.h"
-#include "core/source/local_file.h"
+#include "core/source/source.h"
 
 #include <cstdint>
 #include <optional>
@@ -20,24 +20,13 @@ namespace stfs::gpu {
 
 class ConversionTally;
 
-// Which version of a file is meant: it is the same while all of these are.
-struct SourceIdentity {
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::uint64_t size = 0;  // bytes
-  std::int64_t mtime_seconds = 0;
-  std::int64_t mtime_nanoseconds = 0;
-
-  bool operator==(const SourceIdentity&) const = default;
-};
-SourceIdentity identity_of(const LocalFile& file);
-
 // What an item is made from: a tensor as its header describes it, and what is wanted of it.
 struct ItemRequest {
-  std::string path;    // of the source file, absolute
-  std::string tensor;  // its name
-  SourceIdentity identity;
-  std::uint64_t offset = 0;  // of the tensor's first byte in the file
+  std::string path;               // of the source file, absolute
+  std::string tensor;             // its name
+  std::string version;            // the token of the source's version (core/source/source.h)
+  std::uint64_t source_size = 0;  // bytes
+  std::uint64_t offset = 0;       // of the tensor's first byte in the file
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
   std::string slice;        // EXPR as core/recipe/slice.h says; empty: all of it
@@ -58,7 +47,7 @@ class Item {
   std::uint64_t raw_bytes() const { return slice_.size(); }  // before a conversion
   bool converts() const { return request_.as.has_value(); }
 
-  // The bytes' identity, on whichever device: the source's identity, offset, type and shape, the
+  // The bytes' identity, on whichever device: the source's version, offset, type and shape, the
   // canonical form of the slice, and the type they are converted to.
   const std::string& key() const { return key_; }
 
@@ -66,16 +55,18 @@ class Item {
   // source changes.
   std::string label() const;
 
-  // The recipe of the bytes before a conversion. `file` is the source, open as the identity says.
-  Content raw(const LocalFile& file) const;
+  // The recipe of the bytes before a conversion. `source` is open, and of the version
+  // that the request names.
+  Content raw(const Source& source) const;
 
   // The recipe of the bytes that stand on the device, converted on the host where they are
   // converted. What the conversion meets is added to `tally` when that is given; it then outlives
   // the recipe.
-  Content content(const LocalFile& file, ConversionTally* tally = nullptr) const;
+  Content content(const Source& source, ConversionTally* tally = nullptr) const;
 
  private:
   ItemRequest request_;
+  std::uint64_t tensor_bytes_ = 0;  // of the whole tensor
   Slice slice_;
   std::uint64_t elements_ = 1;
   std::uint64_t bytes_ = 0;

@@ -91,12 +91,6 @@ std::optional<DType> dtype_member(const Json& object, const char* name) {
   return dtype;
 }
 
-std::int64_t signed_of(const Json& object, const char* name) {
-  const auto member = object.find(name);
-  if (member == object.end() || !member->is_number_integer()) malformed(name);
-  return member->get<std::int64_t>();
-}
-
 }  // namespace
 
 Message::Message(Json body, std::vector<UniqueFd> received)
@@ -168,14 +162,10 @@ const Json& list_of(const Json& object, const char* name) {
 
 Json to_json(const Item& item) {
   const ItemRequest& request = item.request();
-  const SourceIdentity& id = request.identity;
   return {{"path", to_json_text(request.path)},
           {"tensor", to_json_text(request.tensor)},
-          {"device", id.device},
-          {"inode", id.inode},
-          {"size", id.size},
-          {"mtime", id.mtime_seconds},
-          {"mtime_ns", id.mtime_nanoseconds},
+          {"version", request.version},
+          {"size", request.source_size},
           {"offset", request.offset},
           {"dtype", dtype_name(request.dtype)},
           {"shape", request.shape},
@@ -188,11 +178,8 @@ Item item_from_json(const Json& json) {
   ItemRequest request;
   request.path = text_of(json, "path");
   request.tensor = text_of(json, "tensor");
-  request.identity = {.device = number_of(json, "device"),
-                      .inode = number_of(json, "inode"),
-                      .size = number_of(json, "size"),
-                      .mtime_seconds = signed_of(json, "mtime"),
-                      .mtime_nanoseconds = signed_of(json, "mtime_ns")};
+  request.version = text_of(json, "version");
+  request.source_size = number_of(json, "size");
   request.offset = number_of(json, "offset");
   request.dtype = dtype_member(json, "dtype").value_or(DType::kU8);
   for (const Json& dimension : list_of(json, "shape")) {

@@ -42,7 +42,7 @@ namespace stfs::gpu {
 using Json = nlohmann::json;
 
 // Another one whenever a message changes in such a way that another version would misread it.
-inline constexpr std::uint64_t kProtocolVersion = 2;
+inline constexpr std::uint64_t kProtocolVersion = 3;
 
 // The body lies behind a pointer: files that include this header need not compile the JSON library.
 class Message {

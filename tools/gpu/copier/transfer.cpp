@@ -32,38 +32,39 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The files of the items, each open once and the version that the items mean.
+// The sources of the items, each opened once and of the version that the items name.
 class Sources {
  public:
   explicit Sources(std::span<const Item> items) {
     for (const Item& item : items) {
       const ItemRequest& request = item.request();
-      const auto [at, is_new] = files_.try_emplace(request.path, request.path);
-      if (identity_of(at->second) != request.identity) {
+      std::unique_ptr<const Source>& source = sources_[request.path];
+      if (source == nullptr) source = open_source(request.path);
+      if (source->version().token != request.version) {
         throw Error(ErrorCode::kUnreadable, request.path, "has changed since it was named");
       }
     }
   }
 
-  const LocalFile& of(const Item& item) const { return files_.at(item.request().path); }
+  const Source& of(const Item& item) const { return *sources_.at(item.request().path); }
 
   void verify() const {
-    for (const auto& [path, file] : files_) {
-      if (file.verify() != 0) fail(path, ESTALE);
+    for (const auto& [path, source] : sources_) {
+      if (source->verify() != 0) fail(path, ESTALE);
     }
   }
 
   // What a failed read is told as: `path` is where, unless another source is the reason.
   [[noreturn]] void fail(const std::string& path, int error) const {
     if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
-    const auto changed =
-        std::ranges::find_if(files_, [](const auto& entry) { return entry.second.verify() != 0; });
-    throw Error(ErrorCode::kUnreadable, changed == files_.end() ? path : changed->first,
+    const auto changed = std::ranges::find_if(
+        sources_, [](const auto& entry) { return entry.second->verify() != 0; });
+    throw Error(ErrorCode::kUnreadable, changed == sources_.end() ? path : changed->first,
                 "changed while it was copied");
   }
 
  private:
-  std::map<std::string, LocalFile> files_;
+  std::map<std::string, std::unique_ptr<const Source>> sources_;
 };
 
 // A stretch of a segment that is copied in one way.
@@ -125,7 +126,7 @@ class Transfer {
       const auto [segment, offset] = layout_.placements[i];
       if (segment == Placement::kNone) continue;
       const Item& item = items_[i];
-      const LocalFile& file = sources_.of(item);
+      const Source& source = sources_.of(item);
       std::vector<Run>& runs = runs_[segment];
       const bool converts = item.converts() && device_.converts();
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
@@ -138,8 +139,8 @@ class Transfer {
       const std::uint64_t gap = offset - run.begin - run.length;
       if (gap > 0) run.gaps.emplace_back(run.length, gap);
       run.content.literal(std::string(static_cast<std::size_t>(gap), '\0'));
-      run.content.append(item.content(file, converts ? nullptr : &host_counts_[i]));
-      if (converts) run.raw = item.raw(file);
+      run.content.append(item.content(source, converts ? nullptr : &host_counts_[i]));
+      if (converts) run.raw = item.raw(source);
       run.length = run.content.size();
     }
     for (std::size_t segment = 0; segment < runs_.size(); ++segment) {

@@ -1,0 +1,54 @@
+#include "core/source/source.h"
+
+#include "core/source/local_file.h"
+
+#include <algorithm>
+
+namespace stfs {
+
+int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
+  const int error = read_unverified(buffer, offset);
+  const int changed = verify();
+  return changed != 0 ? changed : error;
+}
+
+void Source::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
+  constexpr std::uint64_t kNear = 1 << 20;
+  const std::lock_guard lock(failures_.mutex);
+  const std::span known = std::span(failures_.all).first(failures_.count);
+  for (Failure& failure : known) {
+    const bool is_range = begin != end && failure.begin != failure.end;
+    const bool is_near = begin < failure.end + kNear && failure.begin < end + kNear;
+    const bool is_same = is_range ? is_near : begin == end && failure.begin == failure.end;
+    if (!is_same || failure.error != error) continue;
+    failure.begin = std::min(failure.begin, begin);
+    failure.end = std::max(failure.end, end);
+    return;
+  }
+  if (failures_.count == kMaxFailures) return;
+  const bool is_last = failures_.count + 1 == kMaxFailures;
+  failures_.all[failures_.count++] = {begin, end, error, is_last};
+}
+
+std::optional<Source::Failure> Source::take_failure() const {
+  const std::lock_guard lock(failures_.mutex);
+  if (failures_.taken == failures_.count) return std::nullopt;
+  return failures_.all[failures_.taken++];
+}
+
+std::vector<Source::Failure> Source::failures() const {
+  const std::lock_guard lock(failures_.mutex);
+  return {failures_.all.begin(), failures_.all.begin() + failures_.count};
+}
+
+void Source::mark_failed(std::span<const Failure> failures) const {
+  const std::lock_guard lock(failures_.mutex);
+  failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
+  std::ranges::copy(failures.first(failures_.count), failures_.all.begin());
+}
+
+std::unique_ptr<const Source> open_source(const std::string& path) {
+  return std::make_unique<const LocalFile>(path);
+}
+
+}  // namespace stfs
