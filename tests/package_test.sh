@@ -95,12 +95,13 @@ cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
 project(consumer LANGUAGES C)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-find_package(stfs_gpu 0.1 REQUIRED)
+find_package(stfs_gpu ${STFS_VERSION} EXACT REQUIRED)
 add_executable(acquire acquire.c)
 target_link_libraries(acquire PRIVATE stfs::gpu)
 CMAKE
 cp "$prefix/share/doc/stfs/examples/acquire.c" "$work/consumer"
-{ cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release &&
+{ cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_BUILD_TYPE=Release -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
   cmake --build "$work/consumer/build"; } >"$work/log" 2>&1 ||
   { cat "$work/log" >&2; fail 'the example does not build with find_package(stfs_gpu)'; }
 "$work/consumer/build/acquire" "$tensor" | grep -q '^layer.0.bias ' ||
