@@ -17,18 +17,24 @@ fail() {
 }
 
 library=$(basename "$(readlink -f "$build/tools/gpu/libstfs_gpu.so")")
+build_type=$(sed -n 's/^CMAKE_BUILD_TYPE:[A-Z]*=//p' "$build/CMakeCache.txt")
 
-# The files of an installation, below its prefix; zsh's directory depends on the prefix.
+# The files of an installation, below its prefix; zsh's and Python's directories depend on the prefix.
 expected() {
   cat <<LIST
 bin/stfs
 bin/stfs-gpu
 bin/stfs-info
 include/stfs_gpu.h
+lib/cmake/stfs_gpu/stfs_gpu-config-version.cmake
+lib/cmake/stfs_gpu/stfs_gpu-config.cmake
+lib/cmake/stfs_gpu/stfs_gpu-targets-${build_type,,}.cmake
+lib/cmake/stfs_gpu/stfs_gpu-targets.cmake
 lib/libstfs_gpu.so
 lib/libstfs_gpu.so.0
 lib/$library
 lib/pkgconfig/stfs_gpu.pc
+lib/$2/stfs_gpu.py
 lib/systemd/system/stfs@.service
 lib/systemd/user/stfs-gpu.service
 lib/systemd/user/stfs-gpu.socket
@@ -37,6 +43,7 @@ share/bash-completion/completions/stfs-gpu
 share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
 share/doc/stfs/LICENSE
+share/doc/stfs/NOTICE
 share/doc/stfs/README.md
 share/doc/stfs/SECURITY.md
 share/doc/stfs/SEMANTICS.md
@@ -47,7 +54,6 @@ share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
 share/man/man3/stfs_gpu.3
-share/stfs/python/stfs_gpu.py
 share/zsh/$1/_stfs
 share/zsh/$1/_stfs-gpu
 share/zsh/$1/_stfs-info
@@ -59,7 +65,8 @@ same_list() {
 }
 
 DESTDIR=$work/root cmake --install "$build" --prefix /opt/stfs >/dev/null
-same_list 'cmake --install' "$(expected site-functions)" \
+python_dir=python$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages
+same_list 'cmake --install' "$(expected site-functions "$python_dir")" \
   "$(cd "$work/root/opt/stfs" && find . ! -type d -printf '%P\n')"
 [[ $(find "$work/root" -mindepth 1 -maxdepth 1) == "$work/root/opt" ]] ||
   fail 'cmake --install: a file outside the prefix'
@@ -83,11 +90,29 @@ cc -std=c99 -Wall -Wextra -Werror -pedantic "$prefix/share/doc/stfs/examples/acq
   -o "$work/acquire" "${flags[@]}" || fail 'the example does not build with pkg-config'
 LD_LIBRARY_PATH=$prefix/lib "$work/acquire" --device cpu "$tensor" |
   grep -q '^layer.0.bias F32 \[64\] 256 bytes on cpu ' || fail 'the example prints another tensor'
+mkdir "$work/consumer"
+cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.16)
+project(consumer LANGUAGES C)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+find_package(stfs_gpu ${STFS_VERSION} EXACT REQUIRED)
+add_executable(acquire acquire.c)
+target_link_libraries(acquire PRIVATE stfs::gpu)
+CMAKE
+cp "$prefix/share/doc/stfs/examples/acquire.c" "$work/consumer"
+{ cmake -S "$work/consumer" -B "$work/consumer/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_BUILD_TYPE=Release -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
+  cmake --build "$work/consumer/build"; } >"$work/log" 2>&1 ||
+  { cat "$work/log" >&2; fail 'the example does not build with find_package(stfs_gpu)'; }
+"$work/consumer/build/acquire" "$tensor" | grep -q '^layer.0.bias ' ||
+  fail 'the example that CMake built prints another tensor'
+! grep -qE 'FORTIFY|-Wall|-std=|-I' "$work/consumer/build/compile_commands.json" ||
+  fail 'the CMake package gives its users options of stfs'
 holder=$("$prefix/bin/stfs-gpu" doctor | sed -n 's/.*runs as process \([0-9]*\).*/\1/p')
 [[ $(readlink "/proc/$holder/exe") == "$prefix/bin/stfs-gpu" ]] ||
   fail 'the library started another holder'
 kill "$holder"
-PYTHONPATH=$prefix/share/stfs/python PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-gpu" run \
+PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-gpu" run \
   --device cpu "$tensor" -- /usr/bin/python3 -c '
 import stfs_gpu
 print(stfs_gpu.acquire()[0].numpy().shape)' | grep -qx '(64,)' ||
@@ -103,7 +128,7 @@ shopt -s nullglob
 packages=("$work"/cpack/stfs_*.deb)
 ((${#packages[@]} == 1)) || fail 'cpack did not make one package'
 package=${packages[0]}
-same_list 'the package' "$(expected vendor-completions | sed 's|^|./usr/|')" \
+same_list 'the package' "$(expected vendor-completions python3/dist-packages | sed 's|^|./usr/|')" \
   "$(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$')"
 dpkg-deb --field "$package" Depends | grep -qw fuse3 || fail 'the package does not depend on fuse3'
 dpkg-deb --field "$package" Depends | grep -q libfuse3- || fail 'the package does not depend on libfuse3'
@@ -120,6 +145,8 @@ mapfile -t installed < <(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '
 [[ $(/usr/bin/stfs --version) == "$("$work/root/opt/stfs/bin/stfs" --version)" ]] ||
   fail 'the installed stfs is another'
 ldconfig -p | grep -F 'libstfs_gpu.so.0 ' >/dev/null || fail 'the linker does not find the library'
+(cd / && PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -c 'import stfs_gpu') ||
+  fail 'Python does not find the installed module'
 dpkg --purge stfs >/dev/null  # a package with a library has scripts, which -r alone keeps
 remove=''
 for file in "${installed[@]}"; do

@@ -267,6 +267,42 @@ std::set<std::string> all_tests() {
   return names;
 }
 
+// What the links of a document point to, without those to other sites and those within it.
+std::vector<std::string> links_in(const fs::path& document) {
+  std::vector<std::string> links;
+  std::istringstream lines(read_file(document));
+  bool in_code = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("```") != std::string::npos) in_code = !in_code;
+    if (in_code) continue;
+    for (std::size_t at = line.find("]("); at != std::string::npos; at = line.find("](", at + 1)) {
+      std::string_view rest = std::string_view(line).substr(at + 1);
+      const std::string target = take_between(rest, '(', ')').value_or("");
+      const std::string file = target.substr(0, target.find('#'));
+      if (!file.empty() && file.find("://") == std::string::npos) links.push_back(file);
+    }
+  }
+  return links;
+}
+
+TEST(Documents, LinksPointToFiles) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(kTree)) files.push_back(entry.path());
+  for (const char* directory : {"docs", "tests", ".github"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kTree / directory))
+      files.push_back(entry.path());
+  }
+  std::size_t links = 0;
+  for (const fs::path& file : files) {
+    if (file.extension() != ".md") continue;
+    for (const std::string& link : links_in(file)) {
+      ++links;
+      EXPECT_TRUE(fs::exists(file.parent_path() / link)) << file << " links to " << link;
+    }
+  }
+  EXPECT_GT(links, 0u);
+}
+
 struct Section {
   std::string heading;
   std::string text;

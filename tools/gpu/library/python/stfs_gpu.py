@@ -103,7 +103,7 @@ def _load_library():
     chosen = os.environ.get("STFS_GPU_LIBRARY")
     if chosen:
         return ctypes.CDLL(chosen)
-    # PREFIX/share/stfs/python/stfs_gpu.py
+    # PREFIX/lib/python3/dist-packages/stfs_gpu.py, or one like it
     prefix = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 3))
     for place in ("lib", "lib64", "lib/*"):
         for path in glob.glob(os.path.join(glob.escape(prefix), place, "libstfs_gpu.so.0")):

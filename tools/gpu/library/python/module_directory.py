@@ -1,0 +1,10 @@
+"""module_directory.py PREFIX: where this Python looks for modules below the prefix; if nowhere, where
+one that is installed there would."""
+
+import os
+import sys
+
+prefix = os.path.normpath(sys.argv[1])
+conventional = "%s/lib/python%d.%d/site-packages" % (prefix, *sys.version_info[:2])
+searched = [d for d in sys.path if d.startswith(prefix + "/lib/") and d.endswith("-packages")]
+print(os.path.relpath((searched + [conventional])[0], prefix))
