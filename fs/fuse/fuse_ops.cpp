@@ -167,11 +167,15 @@ void interrupted(fuse_req_t request, void* ticket) {
 void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
   if (error != 0) {
     fuse_reply_err(request, error);
-  } else if (pieces.empty()) {
+    return;
+  }
+  // The kernel copies from the mapping. Where the source is truncated at this moment, the write
+  // fails with EFAULT, and the kernel answers the reader with EIO.
+  if (pieces.empty()) {
     fuse_reply_buf(request, nullptr, 0);
+  } else if (pieces.size() == 1) {
+    fuse_reply_buf(request, static_cast<const char*>(pieces[0].iov_base), pieces[0].iov_len);
   } else {
-    // The kernel copies from the mapping. Where the source is truncated at this moment, the write
-    // fails with EFAULT, and the kernel answers the reader with EIO.
     fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
   }
 }

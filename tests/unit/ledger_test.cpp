@@ -1,6 +1,7 @@
 #include "fs/mount/ledger.h"
 
 #include "core/base/error.h"
+#include "core/source/local_file.h"
 #include "fs/mount/looked_up.h"
 
 #include <gtest/gtest.h>

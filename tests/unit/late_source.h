@@ -1,0 +1,82 @@
+// A local file whose bytes come when a test says so, as a network's do.
+#pragma once
+
+#include "core/source/local_file.h"
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+
+class LateSource : public Source {
+ public:
+  explicit LateSource(const std::string& path) : Source(path), file_(path) {
+    set_version(file_.version());
+  }
+
+  // Until then everything is here, so that a header can be read.
+  void take_bytes_away() {
+    const std::lock_guard lock(mutex_);
+    is_away_ = true;
+  }
+  // What is wanted, and not delivered yet.
+  std::vector<ByteRange> wanted() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<ByteRange> ranges;
+    for (const auto& [range, ready] : waiting_) ranges.push_back(range);
+    return ranges;
+  }
+  // Tells the first who waits that the bytes have come, or an errno.
+  void deliver(int error) {
+    std::unique_lock lock(mutex_);
+    auto [range, ready] = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+    if (error == 0) here_.push_back(range);
+    lock.unlock();
+    ready(error);
+  }
+
+  // Nothing that came is here any more.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    here_.clear();
+  }
+
+  bool has(ByteRange range) const override {
+    const std::lock_guard lock(mutex_);
+    if (!is_away_) return true;
+    for (const ByteRange& here : here_) {
+      if (range.offset >= here.offset && range.offset + range.length <= here.offset + here.length) {
+        return true;
+      }
+    }
+    return false;
+  }
+  void want(ByteRange range, Ready ready) const override {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace_back(range, std::move(ready));
+  }
+  int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    return file_.read_unverified(buffer, offset);
+  }
+  int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    return file_.read_ahead(buffer, offset);
+  }
+  bool can_pin(ByteRange) const override { return false; }
+  Pinned try_pin() const override { return {}; }
+  int verify() const override { return file_.verify(); }
+  bool is_current() const override { return file_.is_current(); }
+
+ private:
+  LocalFile file_;
+  mutable std::mutex mutex_;
+  bool is_away_ = false;
+  std::vector<ByteRange> here_;
+  mutable std::vector<std::pair<ByteRange, Ready>> waiting_;
+};
+
+}  // namespace stfs::test

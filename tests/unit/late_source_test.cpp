@@ -1,0 +1,258 @@
+// Reads of bytes that are not here yet: who waits, who is answered, and with what.
+#include "tests/unit/late_source.h"
+
+#include "core/checkpoint/catalogue.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/format/format.h"
+#include "fs/mount/filesystem.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/unit/served_checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+struct Answer {
+  int error = -1;
+  std::string bytes;
+};
+
+// A read, and the promise of its answer.
+struct Waiting {
+  std::optional<FileSystem::Ticket> ticket;  // once it waits
+  std::promise<Answer> promise;
+  std::future<Answer> answer = promise.get_future();
+
+  bool is_answered() const {
+    return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+};
+
+// Two tensors, "a" of 6 bytes and "b" of 4, in a source whose bytes have been taken away.
+class LateSourceTest : public ::testing::Test {
+ protected:
+  LateSourceTest() {
+    const std::string path = (dir_ / "m.safetensors").string();
+    write_safetensors(path,
+                      {{"a", "U8", {2, 3}, "abcdef"}, {"b", "F16", {2}, {"\0\x3c\0\x40", 4}}});
+    LoadOptions options;
+    options.open = [this](const std::string& opened) {
+      auto source = std::make_unique<LateSource>(opened);
+      source_ = source.get();
+      return source;
+    };
+    checkpoint_ = std::make_unique<const Checkpoint>(std::span(&path, 1), options);
+    filesystem_ =
+        std::make_unique<FileSystem>(*checkpoint_, FileSystemOptions{},
+                                     [this](const std::string& line) { log_.push_back(line); });
+    source_->take_bytes_away();
+  }
+
+  std::uint64_t inode(const std::string& path) const {
+    Attributes found{};
+    found.inode = kRoot;
+    std::istringstream components(path);
+    for (std::string component; std::getline(components, component, '/');) {
+      EXPECT_EQ(filesystem_->lookup(found.inode, component, found), 0) << path;
+    }
+    return found.inode;
+  }
+
+  std::shared_ptr<Waiting> read(const std::string& path, std::uint64_t offset = 0,
+                                std::uint64_t length = 1 << 20) {
+    auto waiting = std::make_shared<Waiting>();
+    filesystem_->read(
+        {inode(path), offset, length},
+        [waiting](FileSystem::Ticket ticket) { waiting->ticket = ticket; },
+        [waiting](int error, const Reply& reply) {  // throws when it is called twice
+          waiting->promise.set_value({error, bytes_of(reply)});
+        });
+    return waiting;
+  }
+
+  TempDir dir_;
+  LateSource* source_ = nullptr;
+  std::unique_ptr<const Checkpoint> checkpoint_;
+  std::vector<std::string> log_;
+  std::unique_ptr<FileSystem> filesystem_;
+};
+
+TEST_F(LateSourceTest, AReadOfWhatIsNotHereReturnsAndIsAnsweredWhenItHasCome) {
+  const auto waiting = read("a", 1, 3);
+
+  EXPECT_TRUE(waiting->ticket);
+  EXPECT_FALSE(waiting->is_answered());
+  ASSERT_EQ(source_->wanted().size(), 1U);
+  EXPECT_EQ(source_->wanted()[0].length, 3U) << "no more than is read";
+
+  source_->deliver(0);
+
+  const Answer answer = waiting->answer.get();
+  EXPECT_EQ(answer.error, 0);
+  EXPECT_EQ(answer.bytes, "bcd");
+}
+
+TEST_F(LateSourceTest, AReadOfWhatIsHereIsAnsweredAtOnceWhileOthersWait) {
+  const auto first = read("a", 0, 2);
+  source_->deliver(0);
+  const auto waiting = read("a", 0, 6);
+
+  const auto at_hand = read("a", 0, 2);
+  const auto text = read(".stfs/json/a.json");
+
+  EXPECT_EQ(at_hand->answer.get().bytes, "ab");
+  EXPECT_FALSE(at_hand->ticket);
+  EXPECT_EQ(text->answer.get().error, 0);
+  EXPECT_FALSE(waiting->is_answered());
+}
+
+TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
+  struct Wanted {
+    const char* path;
+    std::vector<std::uint64_t> lengths;  // of the ranges that are wanted
+    std::string end;                     // of the answer
+  };
+  const std::string floats("\0\0\x80\x3f\0\0\0\x40", 8);
+  for (const auto& [path, lengths, end] : std::vector<Wanted>{
+           {".stfs/tree/a", {6}, "abcdef"},
+           {".stfs/npy/a.npy", {6}, "abcdef"},
+           {".stfs/slice/a/1", {3}, "def"},
+           {".stfs/slice/a/:,1", {4}, "be"},
+           {".stfs/f32/b", {4}, floats},
+           {".stfs/npy-f32/b.npy", {4}, floats},
+           {".stfs/safetensors/a.safetensors", {6}, "abcdef"},
+           {".stfs/header/m.safetensors.json", {checkpoint_->parts()[0].header.raw.length}, ""}}) {
+    const auto waiting = read(path);
+
+    ASSERT_FALSE(waiting->is_answered()) << path;
+    std::vector<std::uint64_t> wanted;
+    for (const ByteRange& range : source_->wanted()) wanted.push_back(range.length);
+    EXPECT_EQ(wanted, lengths) << path;
+    while (!source_->wanted().empty()) source_->deliver(0);
+    const Answer answer = waiting->answer.get();
+    EXPECT_EQ(answer.error, 0) << path;
+    EXPECT_TRUE(answer.bytes.ends_with(end)) << path;
+    source_->forget();
+  }
+}
+
+TEST_F(LateSourceTest, AReadOfSeveralRangesIsAnsweredOnceWhenTheLastHasCome) {
+  const auto waiting = read(".stfs/merged.safetensors");
+  const std::size_t ranges = source_->wanted().size();
+  ASSERT_GE(ranges, 1U);
+
+  for (std::size_t i = 0; i < ranges; ++i) {
+    EXPECT_FALSE(waiting->is_answered());
+    source_->deliver(0);
+  }
+
+  EXPECT_TRUE(waiting->answer.get().bytes.ends_with("abcdef"));
+}
+
+TEST_F(LateSourceTest, ItsErrnoIsTheReadersAndTheNextReadTriesAgain) {
+  const auto waiting = read("a");
+  source_->deliver(EIO);
+  const Answer answer = waiting->answer.get();
+  EXPECT_EQ(answer.error, EIO);
+  EXPECT_EQ(answer.bytes, "");
+
+  const auto again = read("a");
+  source_->deliver(0);
+
+  EXPECT_EQ(again->answer.get().bytes, "abcdef");
+}
+
+TEST_F(LateSourceTest, AReaderWhoGoesAwayIsAnsweredWithEintrAndWhatComesLaterFindsNobody) {
+  const auto waiting = read("a");
+
+  filesystem_->cancel(*waiting->ticket);
+
+  EXPECT_EQ(waiting->answer.get().error, EINTR);
+  source_->deliver(0);
+  EXPECT_EQ(read("a")->answer.get().bytes, "abcdef");
+}
+
+TEST_F(LateSourceTest, ACancelBetweenTheTicketAndTheWaitIsSeen) {
+  auto waiting = std::make_shared<Waiting>();
+  filesystem_->read(
+      {inode("a"), 0, 6}, [this](FileSystem::Ticket ticket) { filesystem_->cancel(ticket); },
+      [waiting](int error, const Reply& reply) {
+        waiting->promise.set_value({error, bytes_of(reply)});
+      });
+
+  EXPECT_EQ(waiting->answer.get().error, EINTR);
+}
+
+TEST_F(LateSourceTest, TheEndOfTheMountAnswersAllWhoWaitAndASourceMayBeReadyLater) {
+  const auto waiting = read("a");
+  const auto other = read("b");
+
+  filesystem_->stop_waiting();
+
+  EXPECT_EQ(waiting->answer.get().error, EINTR);
+  EXPECT_EQ(other->answer.get().error, EINTR);
+  EXPECT_EQ(read("a")->answer.get().error, EINTR);
+  filesystem_.reset();
+  while (!source_->wanted().empty()) source_->deliver(0);
+}
+
+TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
+  const auto waiting = read("a");
+  write_file(dir_ / "m.safetensors", "other");
+
+  source_->deliver(0);
+
+  EXPECT_EQ(waiting->answer.get().error, ESTALE);
+}
+
+// A tensor that is computed from nothing but its position.
+class Counted : public ComputedTensor {
+ public:
+  Content content() const override {
+    Content content;
+    content.literal("01234567");
+    return content;
+  }
+  timespec mtime() const override { return {5, 6}; }
+};
+
+TEST(TensorTest, WithoutALocatorHasItsRecipeAndItsTime) {
+  const Counted computed;
+  const std::vector<std::uint64_t> shape{8};
+  const stfs::Tensor tensor{.name = "n",
+                            .path = "n",
+                            .dtype = DType::kU8,
+                            .shape = shape,
+                            .length = 8,
+                            .locator = std::nullopt,
+                            .computed = &computed};
+
+  EXPECT_EQ(tensor.content().size(), 8U);
+  EXPECT_EQ(tensor.mtime().tv_sec, 5);
+  EXPECT_EQ(tensor.verify(), 0);
+  EXPECT_EQ(
+      tensor_json(tensor),
+      R"({"path":"n","name":"n","dtype":"U8","shape":[8],"bytes":8,"source":null,"offset":null})");
+}
+
+TEST(FormatTest, AFileWithoutAMagicIsReadAsSafetensors) {
+  const TempDir dir;
+  for (const std::string& bytes : {std::string(), std::string("x"), std::string(100, 'x')}) {
+    write_file(dir / "f", bytes);
+
+    EXPECT_EQ(format_of(LocalFile((dir / "f").string())).name, "safetensors");
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test
