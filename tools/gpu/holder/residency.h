@@ -8,6 +8,29 @@
 // no other tenant. Loads of a device happen one after the other, each as a whole or not at all; a
 // request whose tensors are all resident never waits for one.
 //
+// A load of a device, and who makes each transition:
+//
+//   asked ──1──> waiting ──2──> ordered ──3──> begun ──4──> ended
+//     │                           │ ▲  └──────────┴───5──────┘
+//     └──1──> ended               └─┘6
+//
+//   1  a client's request: ended at once when all is resident or the request is refused
+//   2  advance(), when the load before has ended: everything that is missing is ordered. Ended when
+//      nothing is missing any more, or there is no room
+//   3  the copier's first answer: progress
+//   4  the copier's last answer: what it copied is published, and the client gets it
+//   5  the copier's error or end, or no room on the device: the client gets the reason
+//   6  make_room(), when the device is full: other tensors are evicted, and it is ordered again. So
+//      it is when an idle copier left while the order was on its way, at most kMaxAttempts times
+//
+// A client that goes away takes its waiting loads with it; the copier is told to stop the one under
+// way, and its answer goes to nobody.
+//
+// A tensor:
+//
+//   (none) ──publish──> indexed ──evict, make_room──> unindexed ──last lease ends──> (none)
+//                         └──evict, make_room, without a lease on it───────────────────┘
+//
 // Everything that comes in may be wrong, from clients as from copiers: it ends as an error reply,
 // never as an exception. Not thread-safe.
 #pragma once
