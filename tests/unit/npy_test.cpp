@@ -1,6 +1,8 @@
 // The headers of NumPy files, byte by byte.
 #include "core/recipe/npy.h"
 
+#include "core/format/types.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
@@ -73,9 +75,10 @@ TEST(NpyCode, NamesEveryTypeThatNumpyHasAndPassesNoneOffAsAnother) {
       {DType::kF8E4M3, "|V1"},    {DType::kF8E8M0, "|V1"}, {DType::kF8E4M3Fnuz, "|V1"},
       {DType::kF8E5M2Fnuz, "|V1"}};
   EXPECT_EQ(codes.size(), static_cast<std::size_t>(kDTypeCount - 3));
-  for (const auto& [dtype, code] : codes) EXPECT_EQ(npy_code(dtype), code) << dtype_name(dtype);
+  for (const auto& [dtype, code] : codes)
+    EXPECT_EQ(type_info(dtype).npy, code) << dtype_name(dtype);
   for (const DType dtype : {DType::kF4, DType::kF6E2M3, DType::kF6E3M2}) {
-    EXPECT_EQ(npy_code(dtype), std::nullopt) << dtype_name(dtype);
+    EXPECT_EQ(type_info(dtype).npy, "") << dtype_name(dtype);
   }
 }
 

@@ -33,7 +33,7 @@ class ConversionTally {
 // F32, F16 or BF16.
 bool converts(DType from, DType to);
 
-// Converts `count` elements; `in` begins at a byte's boundary and holds them whole, `out` has room
+// Converts `count` elements; `in` begins at a block's boundary and holds them whole, `out` has room
 // for count elements of `to`. Values are rounded once, to nearest, ties to even. Returns what was
 // met.
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
