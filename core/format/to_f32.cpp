@@ -161,9 +161,13 @@ const Processor& processor() {
 }  // namespace
 
 void f4_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  for (std::size_t i = 0; i < elements; ++i) {
-    out[i] = kF4[std::to_integer<unsigned>(blocks[i / 2]) >> (i % 2 * 4) & 15];
+  for (std::size_t i = 0; i < elements / 2; ++i) {
+    const auto pair = std::to_integer<unsigned>(blocks[i]);
+    out[2 * i] = kF4[pair & 15];
+    out[2 * i + 1] = kF4[pair >> 4];
   }
+  if (elements % 2 != 0)
+    out[elements - 1] = kF4[std::to_integer<unsigned>(blocks[elements / 2]) & 15];
 }
 
 void f6_e2m3_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
