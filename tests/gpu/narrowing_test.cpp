@@ -74,7 +74,8 @@ TEST(GpuNarrowing, TakesEveryFloatingTypeButComplexToThree) {
   int pairs = 0;
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto from = static_cast<DType>(i);
-    for (const DType to : kTargets) pairs += converts(from, to) ? 1 : 0;
+    const bool is_float = type_info(from).kind == TypeKind::kFloat;
+    for (const DType to : kTargets) pairs += is_float && converts(from, to) ? 1 : 0;
     EXPECT_FALSE(converts(from, DType::kF64));
     EXPECT_FALSE(converts(from, DType::kU8));
   }
@@ -143,7 +144,7 @@ class Converted : public ::testing::Test {
 TEST_F(Converted, AnyPartOfItIsThatPartOfTheWhole) {
   constexpr std::uint64_t kCount = 20'000;
   for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF32, DType::kF64}) {
-    const std::string bytes = RandomBytes(5).bytes(kCount * type_info(from).bits() / 8);
+    const std::string bytes = RandomBytes(5).bytes(*type_info(from).bytes_of(kCount));
     for (const DType to : kTargets) {
       std::vector<std::byte> whole;
       reference(from, to, kCount, bytes_of(bytes), whole);

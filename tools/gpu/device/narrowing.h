@@ -41,7 +41,7 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
 
 // The elements of `raw`, `count` of them, converted as they are read. Every read adds what it met
 // to `tally` when that is given (it outlives the producer): each element once, when every byte is
-// read once and reads begin and end at multiples of four elements.
+// read once and reads begin and end at blocks of elements.
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 
