@@ -34,7 +34,7 @@ struct Rows {
   Rows(const Checkpoint& of, std::vector<std::uint32_t> numbers)
       : checkpoint(&of), tensors(std::move(numbers)) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
-      return dtype_bits(checkpoint->tensor(number).dtype);
+      return type_info(checkpoint->tensor(number).dtype).bits();
     });
     begins.reserve(tensors.size() + 1);
     begins.push_back(0);

@@ -444,7 +444,9 @@ class HeaderReader {
   }
   bool dtype(const std::string& name) {
     const std::optional<DType> found = dtype_from_name(name);
-    if (!found) return refuse("unknown dtype " + in_quotes(name));
+    if (!found || type_info(*found).kind == TypeKind::kQuantized) {
+      return refuse("unknown dtype " + in_quotes(name));
+    }
     tensor_.dtype = *found;
     return true;
   }
@@ -544,18 +546,20 @@ void validate(Header& header, std::uint64_t data_length, const std::string& plac
         fail(ErrorCode::kValidationOverflow, "the product of the shape overflows 64 bits");
       }
     }
+    const TypeInfo& info = type_info(tensor.dtype);
     std::uint64_t bits = 0;
-    if (__builtin_mul_overflow(elements, std::uint64_t{dtype_bits(tensor.dtype)}, &bits)) {
+    if (__builtin_mul_overflow(elements, std::uint64_t{info.bits()}, &bits)) {
       fail(ErrorCode::kValidationOverflow, "the size in bits overflows 64 bits");
     }
-    if (bits % 8 != 0) {
+    const std::optional<std::uint64_t> bytes = info.bytes_of(elements);
+    if (!bytes) {
       fail(ErrorCode::kMisalignedSlice,
            std::to_string(bits) + " bits do not end at a byte's boundary");
     }
-    if (end - begin != bits / 8) {
+    if (end - begin != *bytes) {
       fail(ErrorCode::kTensorInvalidInfo, range() + " hold " + std::to_string(end - begin) +
                                               " bytes, dtype and shape need " +
-                                              std::to_string(bits / 8));
+                                              std::to_string(*bytes));
     }
     tensor.offset = begin;
     tensor.length = end - begin;

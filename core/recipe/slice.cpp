@@ -261,11 +261,11 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
                 Slice& slice) {
   std::vector<Range> ranges;
   if (const int error = parse_ranges(expression, shape, ranges)) return error;
-  return slice_of(ranges, dtype, shape, slice);
+  return slice_of(ranges, type_info(dtype), shape, slice);
 }
 
-int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
-             Slice& slice) {
+int slice_of(std::span<const Range> ranges, const TypeInfo& info,
+             std::span<const std::uint64_t> shape, Slice& slice) {
   slice = Slice{};
   bool is_empty = false;
   for (const Range& range : ranges) {
@@ -274,11 +274,11 @@ int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::ui
   }
   if (is_empty) return 0;
 
-  // From the innermost dimension out, in bits: a loop whose steps are as long as what is inside
+  // From the innermost dimension out, in elements: a loop whose steps are as long as what is inside
   // it lengthens the run, or the loop inside it; any other is a loop of its own.
-  std::uint64_t dimension_stride = dtype_bits(dtype);
+  std::uint64_t dimension_stride = 1;
   std::uint64_t begin = 0;
-  std::uint64_t run = dimension_stride;
+  std::uint64_t run = 1;
   std::vector<Slice::Loop> loops;  // innermost first
   for (std::size_t i = shape.size(); i-- > 0;) {
     const Range& dimension = ranges[i];
@@ -294,13 +294,14 @@ int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::ui
       loops.push_back({dimension.count, stride});
     }
   }
-  if (begin % 8 != 0 || run % 8 != 0) return EINVAL;
+  const std::uint64_t block = info.block_elements;
+  if (begin % block != 0 || run % block != 0) return EINVAL;
   for (Slice::Loop& loop : loops) {
-    if (loop.stride % 8 != 0) return EINVAL;
-    loop.stride /= 8;
+    if (loop.stride % block != 0) return EINVAL;
+    loop.stride = info.offset_of(loop.stride);
   }
-  slice.begin = begin / 8;
-  slice.run = run / 8;
+  slice.begin = info.offset_of(begin);
+  slice.run = info.offset_of(run);
   slice.loops.assign(loops.rbegin(), loops.rend());
   return 0;
 }

@@ -59,10 +59,9 @@ struct Slice {
   std::uint64_t size() const;  // bytes
 };
 
-// Fills `slice`. Returns 0, or EINVAL for runs of sub-byte elements that do not begin and end at a
-// byte's boundary.
-int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
-             Slice& slice);
+// Fills `slice`. Returns 0, or EINVAL for runs that do not begin and end at a block's boundary.
+int slice_of(std::span<const Range> ranges, const TypeInfo& info,
+             std::span<const std::uint64_t> shape, Slice& slice);
 
 // The same for an expression: the errors of both.
 int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,

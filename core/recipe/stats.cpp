@@ -1,10 +1,9 @@
 #include "core/recipe/stats.h"
 
-#include "core/recipe/convert.h"
-
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -134,8 +133,9 @@ class Collector {
   Moments all_;
 };
 
-// A whole number of elements of each type, of sub-byte ones too.
-constexpr std::size_t kChunk = 192 << 10;
+constexpr std::size_t kChunk = 192 << 10;  // bytes read at a time
+
+using Add = void (*)(Collector&, std::span<const std::byte>);
 
 template <class T>
 void add_as(Collector& collector, std::span<const std::byte> bytes) {
@@ -144,40 +144,35 @@ void add_as(Collector& collector, std::span<const std::byte> bytes) {
   collector.add(std::span<const T>(values));
 }
 
-void add_bytes(Collector& collector, DType dtype, std::span<const std::byte> bytes) {
-  switch (dtype) {
-    case DType::kBool: {
+// Of 1, 2, 4 and 8 bytes.
+constexpr Add kAddUnsigned[] = {add_as<std::uint8_t>, add_as<std::uint16_t>, add_as<std::uint32_t>,
+                                add_as<std::uint64_t>};
+constexpr Add kAddSigned[] = {add_as<std::int8_t>, add_as<std::int16_t>, add_as<std::int32_t>,
+                              add_as<std::int64_t>};
+
+void add_bytes(Collector& collector, const TypeInfo& info, std::span<const std::byte> bytes) {
+  switch (info.kind) {
+    case TypeKind::kBool: {
       std::vector<std::uint8_t> values(bytes.size());
       std::ranges::transform(bytes, values.begin(),
                              [](std::byte b) -> std::uint8_t { return b == std::byte{0} ? 0 : 1; });
       return collector.add(std::span<const std::uint8_t>(values));
     }
-    case DType::kU8:
-      return add_as<std::uint8_t>(collector, bytes);
-    case DType::kI8:
-      return add_as<std::int8_t>(collector, bytes);
-    case DType::kU16:
-      return add_as<std::uint16_t>(collector, bytes);
-    case DType::kI16:
-      return add_as<std::int16_t>(collector, bytes);
-    case DType::kU32:
-      return add_as<std::uint32_t>(collector, bytes);
-    case DType::kI32:
-      return add_as<std::int32_t>(collector, bytes);
-    case DType::kU64:
-      return add_as<std::uint64_t>(collector, bytes);
-    case DType::kI64:
-      return add_as<std::int64_t>(collector, bytes);
-    case DType::kF64:
-      return add_as<double>(collector, bytes);
-    case DType::kC64: {
+    case TypeKind::kUnsigned:
+      return kAddUnsigned[std::countr_zero(info.block_bytes)](collector, bytes);
+    case TypeKind::kSigned:
+      return kAddSigned[std::countr_zero(info.block_bytes)](collector, bytes);
+    case TypeKind::kComplex: {
       std::vector<float> parts(bytes.size() / sizeof(float));
-      convert_to_f32(DType::kF32, bytes, parts);
+      std::memcpy(parts.data(), bytes.data(), parts.size() * sizeof(float));
       return collector.add_complex(parts);
     }
-    default: {
-      std::vector<float> values(bytes.size() * 8 / dtype_bits(dtype));
-      convert_to_f32(dtype, bytes, values);
+    case TypeKind::kFloat:
+      if (info.bits() == 64) return add_as<double>(collector, bytes);  // binary32 would round them
+      [[fallthrough]];
+    case TypeKind::kQuantized: {
+      std::vector<float> values(static_cast<std::size_t>(info.elements_in(bytes.size())));
+      info.to_f32(bytes.data(), values.size(), values.data());
       return collector.add(std::span<const float>(values));
     }
   }
@@ -188,17 +183,19 @@ void add_bytes(Collector& collector, DType dtype, std::span<const std::byte> byt
 int value_stats(const Content& content, DType dtype, const std::atomic<bool>& stop,
                 ValueStats& stats, const Progress& progress) {
   Collector collector;
+  const TypeInfo& info = type_info(dtype);
+  const std::uint64_t whole_blocks = kChunk / info.block_bytes * info.block_bytes;
   const std::uint64_t size = content.size();
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, size)));
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(whole_blocks, size)));
   for (std::uint64_t offset = 0; offset < size;) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;
-    const auto length = static_cast<std::size_t>(std::min<std::uint64_t>(kChunk, size - offset));
+    const auto length = static_cast<std::size_t>(std::min(whole_blocks, size - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
     if (const int error = content.copy_unverified(offset, chunk)) {
       const int changed = content.verify();
       return changed != 0 ? changed : error;
     }
-    add_bytes(collector, dtype, chunk);
+    add_bytes(collector, info, chunk);
     if (progress) progress(length);
     offset += length;
   }

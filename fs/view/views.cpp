@@ -20,10 +20,10 @@ constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 
 bool any(const Tensor&) { return true; }
 bool fits_numpy(const Tensor& tensor) {
-  return npy_code(tensor.dtype) && tensor.shape.size() <= kNpyMaxRank;
+  return !type_info(tensor.dtype).npy.empty() && tensor.shape.size() <= kNpyMaxRank;
 }
 bool can_be_sliced(const Tensor& tensor) { return tensor.shape.size() <= kSliceMaxRank; }
-bool is_floating(const Tensor& tensor) { return has_f32(tensor.dtype); }
+bool is_floating(const Tensor& tensor) { return type_info(tensor.dtype).to_f32 != nullptr; }
 bool is_floating_and_fits(const Tensor& tensor) {
   return is_floating(tensor) && tensor.shape.size() <= kNpyMaxRank;
 }
@@ -114,7 +114,8 @@ std::optional<std::string_view> without(std::string_view suffix, std::string_vie
 
 Content as_floats(const Tensor& tensor, Content content) {
   if (tensor.dtype == DType::kF32) return std::move(content.append(tensor.content()));
-  return std::move(content.production(as_f32(tensor.content(), tensor.dtype, tensor.elements())));
+  return std::move(
+      content.production(as_f32(tensor.content(), type_info(tensor.dtype), tensor.elements())));
 }
 
 constexpr unsigned kFileShift = 55;
@@ -298,8 +299,9 @@ int Views::lookup_slice(View view, std::uint32_t tensor, std::string_view name, 
     Slice slice;
     error = parse_slice(*expression, whole.dtype, whole.shape, slice);
     if (error != 0) return std::nullopt;
-    return slice.size() +
-           (view == View::kNpySlice ? npy_header(*npy_code(whole.dtype), slice.shape).size() : 0);
+    return slice.size() + (view == View::kNpySlice
+                               ? npy_header(type_info(whole.dtype).npy, slice.shape).size()
+                               : 0);
   };
   const auto number =
       looked_up_.look_up(static_cast<std::uint8_t>(view), tensor, *expression, size);
@@ -420,7 +422,7 @@ std::optional<Content> Views::make_slice(const LookedUpNames::Name& name) const 
     return slice_content(slice, tensor.content());
   }
   Content content;
-  content.literal(npy_header(*npy_code(tensor.dtype), slice.shape));
+  content.literal(npy_header(type_info(tensor.dtype).npy, slice.shape));
   content.append(slice_content(slice, tensor.content()));
   return content;
 }
@@ -446,12 +448,12 @@ std::optional<Content> Views::make(Node file) const {
         case View::kJson:
           return std::move(content.literal(tensor_json(tensor) + "\n"));
         case View::kNpy:
-          content.literal(npy_header(*npy_code(tensor.dtype), tensor.shape));
+          content.literal(npy_header(type_info(tensor.dtype).npy, tensor.shape));
           return std::move(content.append(tensor.content()));
         case View::kF32:
           return as_floats(tensor, std::move(content));
         case View::kNpyF32:
-          content.literal(npy_header(*npy_code(DType::kF32), tensor.shape));
+          content.literal(npy_header(type_info(DType::kF32).npy, tensor.shape));
           return as_floats(tensor, std::move(content));
         case View::kSafetensors:
           return files_.make({low(file.number)});
@@ -554,9 +556,9 @@ std::uint64_t Views::size(Node file) const {
     case View::kF32:
       return floats();
     case View::kNpy:
-      return npy_header(*npy_code(shown().dtype), shown().shape).size() + shown().length;
+      return npy_header(type_info(shown().dtype).npy, shown().shape).size() + shown().length;
     case View::kNpyF32:
-      return npy_header(*npy_code(DType::kF32), shown().shape).size() + floats();
+      return npy_header(type_info(DType::kF32).npy, shown().shape).size() + floats();
     case View::kJson: {
       TextWriter counted;
       write_tensor_json(shown(), counted);

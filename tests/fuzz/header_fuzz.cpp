@@ -32,7 +32,7 @@ void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t 
     check(tensor.offset == next);
     next += tensor.length;
     check(header.name(tensor).size() == tensor.name_length);
-    std::uint64_t bits = dtype_bits(tensor.dtype);
+    std::uint64_t bits = type_info(tensor.dtype).bits();
     for (const std::uint64_t dim : header.shape(tensor)) bits *= dim;
     check(bits == tensor.length * 8);
   }

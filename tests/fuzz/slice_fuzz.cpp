@@ -19,12 +19,12 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// The bits of a tensor; 0 for one that the format refuses (core/format/safetensors.cpp).
-std::uint64_t legal_bits(DType dtype, const std::vector<std::uint64_t>& shape) {
-  std::uint64_t bits = dtype_bits(dtype);
+// The bytes of a tensor; 0 for one that no format takes.
+std::uint64_t legal_bytes(const TypeInfo& type, const std::vector<std::uint64_t>& shape) {
+  std::uint64_t elements = 1;
   for (const std::uint64_t dimension : shape)
-    if (__builtin_mul_overflow(bits, dimension, &bits)) return 0;
-  return bits % 8 == 0 ? bits : 0;
+    if (__builtin_mul_overflow(elements, dimension, &elements)) return 0;
+  return type.bytes_of(elements).value_or(0);
 }
 
 void run(std::string_view input) {
@@ -35,8 +35,9 @@ void run(std::string_view input) {
   if (input.size() < rank * 8) return;
   std::vector<std::uint64_t> shape(rank);
   if (rank > 0) std::memcpy(shape.data(), input.data(), rank * 8);
-  const std::uint64_t bits = legal_bits(dtype, shape);
-  if (bits == 0) return;
+  const TypeInfo& type = type_info(dtype);
+  const std::uint64_t bytes = legal_bytes(type, shape);
+  if (bytes == 0) return;
 
   Slice slice;
   const int error = parse_slice(input.substr(rank * 8), dtype, shape, slice);
@@ -44,16 +45,14 @@ void run(std::string_view input) {
   check(error == 0 || error == EINVAL || error == ERANGE);
   if (error != 0) return;
   check(slice.shape.size() <= rank);
-  Wide elements = 1;
-  for (const std::uint64_t dimension : slice.shape) elements *= dimension;
-  check(elements * dtype_bits(dtype) == Wide{slice.size()} * 8);
+  check(legal_bytes(type, slice.shape) == slice.size());
   if (slice.run == 0) return;
   Wide end = Wide{slice.begin} + slice.run;  // of the last run
   for (const Slice::Loop& loop : slice.loops) {
     check(loop.count >= 2);
     end += Wide{loop.count - 1} * loop.stride;
   }
-  check(end * 8 <= bits);
+  check(end <= bytes);
 }
 
 }  // namespace

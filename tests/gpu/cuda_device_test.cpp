@@ -1,5 +1,4 @@
 // The CUDA back end: the suite of every device, and what only a driver that fails can show.
-#include "core/recipe/convert.h"
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"

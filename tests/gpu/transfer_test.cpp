@@ -656,7 +656,7 @@ class FakeLane : public Lane {
     if (copy.converts) {
       *copy.counts += convert_elements(
           copy.from, copy.to, copy.count, copy.bytes,
-          std::span(out, static_cast<std::size_t>(copy.count * dtype_bits(copy.to) / 8)));
+          std::span(out, static_cast<std::size_t>(copy.count * type_info(copy.to).bits() / 8)));
     } else {
       std::memcpy(out, copy.bytes.data(), copy.bytes.size());
     }

@@ -2,6 +2,7 @@
 // ldexp, special values by name. Values are compared as bits.
 #include "core/recipe/convert.h"
 
+#include "core/format/to_f32.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>
@@ -102,6 +103,18 @@ std::string packed(const std::vector<std::uint32_t>& codes, unsigned bits) {
   return out;
 }
 
+void convert_to_f32(DType dtype, std::span<const std::byte> in, std::span<float> out) {
+  type_info(dtype).to_f32(in.data(), out.size(), out.data());
+}
+
+void convert_to_f32_portable(DType dtype, std::span<const std::byte> in, std::span<float> out) {
+  const auto convert = dtype == DType::kF16    ? f16_to_f32_portable
+                       : dtype == DType::kBF16 ? bf16_to_f32_portable
+                       : dtype == DType::kF64  ? f64_to_f32_portable
+                                               : type_info(dtype).to_f32;
+  convert(in.data(), out.size(), out.data());
+}
+
 using Convert = void (*)(DType, std::span<const std::byte>, std::span<float>);
 constexpr Convert kConverters[] = {convert_to_f32, convert_to_f32_portable};
 
@@ -119,7 +132,7 @@ const std::vector<DType> kSmall{
     DType::kF8E8M0, DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF16,    DType::kBF16};
 
 std::vector<std::uint32_t> all_codes(DType dtype) {
-  std::vector<std::uint32_t> codes(std::size_t{1} << dtype_bits(dtype));
+  std::vector<std::uint32_t> codes(std::size_t{1} << type_info(dtype).bits());
   for (std::uint32_t i = 0; i < codes.size(); ++i) codes[i] = i;
   return codes;
 }
@@ -127,7 +140,7 @@ std::vector<std::uint32_t> all_codes(DType dtype) {
 TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
   for (const DType dtype : kSmall) {
     const std::vector<std::uint32_t> codes = all_codes(dtype);
-    const std::string bytes = packed(codes, dtype_bits(dtype));
+    const std::string bytes = packed(codes, type_info(dtype).bits());
     for (const Convert convert : kConverters) {
       const std::vector<Bits> values = converted(convert, dtype, bytes, codes.size());
       for (const std::uint32_t code : codes) {
@@ -141,7 +154,7 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
 // The tables that the OCP specifications print, so that the reference is checked by hand too.
 TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   const auto value = [](DType dtype, std::uint32_t code) {
-    const std::string bytes = packed({code, 0, 0, 0}, dtype_bits(dtype));
+    const std::string bytes = packed({code, 0, 0, 0}, type_info(dtype).bits());
     return std::bit_cast<float>(converted(convert_to_f32, dtype, bytes, 4)[0]);
   };
   const std::vector<float> fours{0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -257,15 +270,16 @@ const std::vector<DType> kFloatingTypes{DType::kF4,         DType::kF6E2M3, DTyp
 TEST(Convert, KnowsTheFloatingTypesAndNoOthers) {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
+    if (type_info(dtype).kind == TypeKind::kQuantized) continue;
     const bool is_floating = std::ranges::find(kFloatingTypes, dtype) != kFloatingTypes.end();
-    EXPECT_EQ(has_f32(dtype), is_floating) << dtype_name(dtype);
+    EXPECT_EQ(type_info(dtype).to_f32 != nullptr, is_floating) << dtype_name(dtype);
   }
 }
 
 TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
   RandomBytes random(17);
   for (const DType dtype : kFloatingTypes) {
-    const unsigned bits = dtype_bits(dtype);
+    const unsigned bits = type_info(dtype).bits();
     for (std::size_t length = 0; length <= 70; ++length) {
       const std::size_t bytes = (length * bits + 7) / 8;
       const std::string data = random.bytes(bytes);
@@ -286,30 +300,60 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
   }
 }
 
+// Any part, read in any order, is that part of the whole.
+void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t count,
+                 RandomBytes& random) {
+  Content raw;
+  raw.literal(data);
+  const std::unique_ptr<const Producer> producer = as_f32(std::move(raw), type, count);
+  std::string whole(count * sizeof(float), '\0');
+  std::vector<float> values(count);
+  type.to_f32(std::as_bytes(std::span(data)).data(), count, values.data());
+  if (count > 0) std::memcpy(whole.data(), values.data(), whole.size());
+
+  ASSERT_EQ(producer->size(), whole.size());
+  for (int round = 0; round < 60; ++round) {
+    const std::uint64_t offset = round == 0 ? 0 : random.next() % (whole.size() + 1);
+    std::uint64_t length = whole.size() - offset;
+    if (round > 1 && length > 0) length = random.next() % std::min<std::uint64_t>(length, 9999);
+    std::string part(length, '\x55');
+    ASSERT_EQ(producer->produce(offset, std::as_writable_bytes(std::span(part))), 0);
+    ASSERT_TRUE(part == whole.substr(offset, length))
+        << type.name << " of " << count << ": " << length << " bytes at " << offset;
+  }
+}
+
 TEST(AsF32, GivesAnyPartInAnyOrder) {
   RandomBytes random(23);
   for (const DType dtype : kFloatingTypes) {
     for (const std::uint64_t count :
          {0ULL, 1ULL, 2ULL, 3ULL, 5ULL, 7ULL, 63ULL, 1001ULL, 32767ULL, 32769ULL, 100'003ULL}) {
-      const std::uint64_t bytes = (count * dtype_bits(dtype) + 7) / 8;
-      const std::string data = random.bytes(bytes);
-      Content raw;
-      raw.literal(data);
-      const std::unique_ptr<const Producer> producer = as_f32(std::move(raw), dtype, count);
-      const std::vector<Bits> values = converted(convert_to_f32_portable, dtype, data, count);
-      const std::string whole(reinterpret_cast<const char*>(values.data()), count * 4);
-
-      ASSERT_EQ(producer->size(), whole.size());
-      for (int round = 0; round < 60; ++round) {
-        const std::uint64_t offset = round == 0 ? 0 : random.next() % (whole.size() + 1);
-        std::uint64_t length = whole.size() - offset;
-        if (round > 1 && length > 0) length = random.next() % std::min<std::uint64_t>(length, 9999);
-        std::string part(length, '\x55');
-        ASSERT_EQ(producer->produce(offset, std::as_writable_bytes(std::span(part))), 0);
-        ASSERT_TRUE(part == whole.substr(offset, length))
-            << dtype_name(dtype) << " of " << count << ": " << length << " bytes at " << offset;
-      }
+      const TypeInfo& type = type_info(dtype);
+      check_parts(type, random.bytes((count * type.bits() + 7) / 8), count, random);
     }
+  }
+}
+
+// Blocks of 32 elements: a scale, and a signed byte for each element.
+void scaled_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
+  ASSERT_EQ(elements % 32, 0U) << "whole blocks";
+  for (std::size_t i = 0; i < elements; ++i) {
+    const std::byte* block = blocks + i / 32 * 34;
+    std::int16_t scale = 0;
+    std::memcpy(&scale, block, sizeof scale);
+    out[i] = static_cast<float>(scale) * static_cast<std::int8_t>(block[2 + i % 32]);
+  }
+}
+
+TEST(AsF32, GivesAnyPartOfBlocksThatHoldScales) {
+  static constexpr TypeInfo kScaled{.name = "SCALED",
+                                    .block_elements = 32,
+                                    .block_bytes = 34,
+                                    .kind = TypeKind::kQuantized,
+                                    .to_f32 = scaled_to_f32};
+  RandomBytes random(29);
+  for (const std::uint64_t blocks : {0ULL, 1ULL, 2ULL, 7ULL, 1445ULL, 1446ULL, 5000ULL}) {
+    check_parts(kScaled, random.bytes(blocks * 34), blocks * 32, random);
   }
 }
 
@@ -322,7 +366,7 @@ class FailingProducer : public Producer {
 TEST(AsF32, PassesOnTheErrorOfItsSource) {
   Content raw;
   raw.production(std::make_unique<FailingProducer>());
-  const auto producer = as_f32(std::move(raw), DType::kBF16, 50);
+  const auto producer = as_f32(std::move(raw), type_info(DType::kBF16), 50);
   std::vector<std::byte> out(4);
 
   EXPECT_EQ(producer->produce(0, out), EIO);

@@ -287,7 +287,7 @@ class RandomSlices : public ::testing::Test {
 
   void check(DType dtype, int rounds, std::uint64_t seed) {
     RandomBytes random(seed);
-    const unsigned bits = dtype_bits(dtype);
+    const unsigned bits = type_info(dtype).bits();
     int good = 0;
     for (int round = 0; round < rounds && !HasFatalFailure(); ++round) {
       const Dims shape = random_shape(random, bits);
@@ -358,6 +358,39 @@ TEST_F(RandomSlices, EqualTheModelForNibbles) { check(DType::kF4, 6000, 5); }
 TEST_F(RandomSlices, EqualTheModelForElementsOfSixBits) {
   check(DType::kF6E2M3, 4000, 6);
   check(DType::kF6E3M2, 4000, 7);
+}
+
+// Blocks of many elements that share scales: rows of two blocks.
+int block_slice(std::string_view expression, const Dims& shape, Slice& slice) {
+  static constexpr TypeInfo kScaled{
+      .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
+  std::vector<Range> ranges;
+  if (const int error = parse_ranges(expression, shape, ranges)) return error;
+  return slice_of(ranges, kScaled, shape, slice);
+}
+
+TEST(Slice, OfBlocksBeginsAndEndsAtABlock) {
+  const Dims shape{6, 4, 512};
+  Slice slice;
+  for (const char* expression : {"...", "2", "1:3,2", "0,0,256:", "3,3,:256", ":,::2,256:512",
+                                 "...,0:0", "::2", "5,1:2,-256:"}) {
+    EXPECT_EQ(block_slice(expression, shape, slice), 0) << expression;
+  }
+  for (const char* expression : {"0,0,0", "...,1:", "...,:128", "...,128:384", "...,::2",
+                                 "0,0,255:511", "...,:255", "...,::256"}) {
+    EXPECT_EQ(block_slice(expression, shape, slice), EINVAL) << expression;
+  }
+  ASSERT_EQ(block_slice("1:5:2,2,256:", shape, slice), 0);
+  EXPECT_EQ(slice.shape, (Dims{2, 256}));
+  EXPECT_EQ(slice.begin, (4 + 2) * 2U * 144 + 144);
+  EXPECT_EQ(slice.run, 144U);
+  ASSERT_EQ(slice.loops.size(), 1U);
+  EXPECT_EQ(slice.loops[0].count, 2U);
+  EXPECT_EQ(slice.loops[0].stride, 2 * 4 * 2 * 144U);
+  ASSERT_EQ(block_slice("2:4", shape, slice), 0);
+  EXPECT_EQ(slice.begin, 2 * 4 * 2 * 144U);
+  EXPECT_EQ(slice.run, 2 * 4 * 2 * 144U);
+  EXPECT_TRUE(slice.loops.empty());
 }
 
 // Coalescing.

@@ -2,7 +2,7 @@
 #include "core/recipe/stats.h"
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/recipe/convert.h"
+#include "core/format/types.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>
@@ -160,7 +160,8 @@ TEST(ValueStats, OfEverySmallFloatTypeAreThoseOfItsValues) {
     // Several chunks of every type.
     const Tensor tensor = random_tensor("t", name, {4, 130'000}, 77);
     std::vector<float> values(520'000);
-    convert_to_f32_portable(dtype, std::as_bytes(std::span(tensor.bytes)), values);
+    type_info(dtype).to_f32(std::as_bytes(std::span(tensor.bytes)).data(), values.size(),
+                            values.data());
 
     expect_same(stats_of(tensor), reference(values), name);
   }

@@ -135,6 +135,15 @@ TEST(Structure, FuseIsIncludedInItsFolderAlone) {
   }
 }
 
+// A new type is a row of the table and its converter.
+TEST(Structure, ADtypeIsACaseOfItsTableAlone) {
+  const std::set<std::string> table{"core/format/types.cpp", "core/format/to_f32.cpp"};
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (table.contains(file.string())) continue;
+    EXPECT_EQ(read_file(kTree / file).find("case DType::"), std::string::npos) << file;
+  }
+}
+
 // It takes seconds to compile, for each file that includes it.
 TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {

@@ -83,6 +83,7 @@ std::map<std::string, Tensor> tensors_of(const std::string& file) {
 std::vector<Tensor> one_of_each_type() {
   std::vector<Tensor> tensors;
   for (int i = 0; i < kDTypeCount; ++i) {
+    if (type_info(static_cast<DType>(i)).kind == TypeKind::kQuantized) continue;
     const std::string dtype(dtype_name(static_cast<DType>(i)));
     tensors.push_back(random_tensor("t" + dtype, dtype, {3, 4}, static_cast<std::uint64_t>(i)));
   }
@@ -174,7 +175,7 @@ TEST(Writer, PutsLargerElementsFirstSoThatEachIsAligned) {
   unsigned previous = 64;
   std::vector<std::string> names;
   for (const TensorRecord& record : header.tensors) {
-    const unsigned bits = dtype_bits(record.dtype);
+    const unsigned bits = type_info(record.dtype).bits();
     EXPECT_LE(bits, previous);
     previous = bits;
     EXPECT_EQ(record.offset % std::max(1U, bits / 8), 0U) << header.name(record);

@@ -66,20 +66,21 @@ int cat(const Arguments& arguments) {
   if (!arguments.slice.empty()) content = slice_content(slice, std::move(content));
   DType dtype = tensor.dtype;
   if (arguments.as_f32) {
-    if (!has_f32(dtype)) refuse(std::string(dtype_name(dtype)) + " is not a floating type");
+    if (type_info(dtype).to_f32 == nullptr)
+      refuse(std::string(dtype_name(dtype)) + " is not a floating type");
     std::uint64_t count = 1;
     for (const std::uint64_t dim : slice.shape) count *= dim;
     Content converted;
-    converted.production(as_f32(std::move(content), dtype, count));
+    converted.production(as_f32(std::move(content), type_info(dtype), count));
     content = std::move(converted);
     dtype = DType::kF32;
   }
   if (arguments.npy) {
-    const auto code = npy_code(dtype);
-    if (!code) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
+    const std::string_view code = type_info(dtype).npy;
+    if (code.empty()) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
     if (slice.shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
     Content file;
-    file.literal(npy_header(*code, slice.shape)).append(std::move(content));
+    file.literal(npy_header(code, slice.shape)).append(std::move(content));
     content = std::move(file);
   }
   write_content(content, STDOUT_FILENO, arguments.source, "standard output");

@@ -23,14 +23,15 @@ std::string shape_text(const std::vector<std::uint64_t>& shape) {
   return text + "]";
 }
 
-// The product of a shape's dimensions times `bits`; nothing when it has more than 64 bits. An empty
-// dimension makes it 0, whatever the others are.
-bool bits_of(const std::vector<std::uint64_t>& shape, std::uint64_t bits, std::uint64_t& product) {
-  product = bits;
-  if (std::ranges::find(shape, 0U) != shape.end()) product = 0;
-  return product == 0 || std::ranges::all_of(shape, [&](std::uint64_t dimension) {
-           return !__builtin_mul_overflow(product, dimension, &product);
-         });
+// The bytes of a tensor; nothing when no tensor has this shape. An empty dimension makes them 0,
+// whatever the others are.
+std::optional<std::uint64_t> bytes_of(const TypeInfo& type, std::span<const std::uint64_t> shape) {
+  if (std::ranges::find(shape, 0U) != shape.end()) return 0;
+  std::uint64_t elements = 1;
+  for (const std::uint64_t dimension : shape) {
+    if (__builtin_mul_overflow(elements, dimension, &elements)) return std::nullopt;
+  }
+  return type.bytes_of(elements);
 }
 
 }  // namespace
@@ -41,11 +42,12 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
                 "tensor " + in_quotes(request_.tensor) + ": " + rule);
   };
   if (request_.shape.size() > kMaxRank) refuse("more dimensions than any tensor has");
-  std::uint64_t tensor_bits = 0;
-  if (!bits_of(request_.shape, dtype_bits(request_.dtype), tensor_bits) || tensor_bits % 8 != 0) {
+  const TypeInfo& type = type_info(request_.dtype);
+  const std::optional<std::uint64_t> tensor_bytes = bytes_of(type, request_.shape);
+  if (!tensor_bytes) {
     refuse("shape " + shape_text(request_.shape) + " is none of a tensor");
   }
-  tensor_bytes_ = tensor_bits / 8;
+  tensor_bytes_ = *tensor_bytes;
   std::uint64_t end = 0;
   if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
     refuse("lies outside the file");
@@ -53,19 +55,20 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
   std::vector<Range> ranges;
   int error = parse_ranges(expression, request_.shape, ranges);
-  if (error == 0) error = slice_of(ranges, request_.dtype, request_.shape, slice_);
+  if (error == 0) error = slice_of(ranges, type, request_.shape, slice_);
   if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
   if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
   request_.slice = canonical_expression(ranges, request_.shape);
 
-  elements_ = slice_.size() * 8 / dtype_bits(request_.dtype);
+  elements_ = type.elements_in(slice_.size());
   if (request_.as == request_.dtype) request_.as.reset();
   if (request_.as && !gpu::converts(request_.dtype, *request_.as)) {
     refuse("no conversion from " + std::string(dtype_name(request_.dtype)) + " to " +
            std::string(dtype_name(*request_.as)));
   }
   bytes_ = slice_.size();
-  if (request_.as && __builtin_mul_overflow(elements_, dtype_bits(*request_.as) / 8, &bytes_)) {
+  if (request_.as &&
+      __builtin_mul_overflow(elements_, type_info(*request_.as).block_bytes, &bytes_)) {
     refuse("too large");
   }
 

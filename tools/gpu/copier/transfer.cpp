@@ -128,7 +128,8 @@ class Transfer {
       const Item& item = items_[i];
       const Source& source = sources_.of(item);
       std::vector<Run>& runs = runs_[segment];
-      const bool converts = item.converts() && device_.converts();
+      const bool is_float = type_info(item.request().dtype).kind == TypeKind::kFloat;
+      const bool converts = item.converts() && is_float && device_.converts();
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
       Run& run = joins ? runs.back() : runs.emplace_back();
       if (!joins) {
@@ -167,11 +168,11 @@ class Transfer {
     if (!run.converts) return options_.tile_bytes;
     const Item& item = items_[run.first_item];
     const std::uint64_t widest =
-        std::max(dtype_bits(item.request().dtype), dtype_bits(item.dtype()));
+        std::max(type_info(item.request().dtype).bits(), type_info(item.dtype()).bits());
     constexpr std::uint64_t kGroup = 64;  // elements: whole bytes of any type, and aligned
     const std::uint64_t elements =
         std::max<std::uint64_t>(options_.tile_bytes * 8 / widest / kGroup * kGroup, kGroup);
-    return elements * dtype_bits(item.dtype()) / 8;
+    return type_info(item.dtype()).offset_of(elements);
   }
 
   // Runs a step over all tiles with a few workers. Throws the first failure, when all have ended.
@@ -229,12 +230,12 @@ class Transfer {
       lane.send();
       return;
     }
-    const std::uint64_t width = dtype_bits(first.dtype()) / 8;
-    const std::uint64_t bits = dtype_bits(first.request().dtype);
-    const std::uint64_t elements = tile.length / width;
-    const auto raw_bytes = static_cast<std::size_t>((elements * bits + 7) / 8);
+    const TypeInfo& from = type_info(first.request().dtype);
+    const TypeInfo& to = type_info(first.dtype());
+    const std::uint64_t elements = to.elements_in(tile.length);
+    const auto raw_bytes = static_cast<std::size_t>(from.offset_of(elements));
     read(run.raw, tile, lane.raw_tile(segment, run.begin + tile.offset, raw_bytes),
-         tile.offset / width * bits / 8);
+         from.offset_of(to.elements_in(tile.offset)));
     lane.send_converted(first.request().dtype, first.dtype(), elements, counts[run.first_item]);
   }
 

@@ -2,7 +2,7 @@
 // that stands in for a device in a loop.
 //
 // Types of 16 bits or fewer are looked up in a table of binary32 values, one for each code, that
-// the host makes (core/recipe/convert.h), so that their meaning is written down once. F32 and F64
+// the host makes (core/format/to_f32.h), so that their meaning is written down once. F32 and F64
 // are rounded from their bits (narrow.h).
 #pragma once
 

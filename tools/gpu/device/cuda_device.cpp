@@ -3,7 +3,6 @@
 //
 // Whatever the driver gives is owned by an object whose destructor gives it back. Destructors do
 // not throw: what the driver says then is of no use to anyone.
-#include "core/recipe/convert.h"
 #include "tools/gpu/device/convert_element.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
@@ -373,7 +372,7 @@ class Converter {
  private:
   // Every code of the type, in order, as binary32.
   static std::vector<float> table_of(DType from) {
-    const unsigned bits = dtype_bits(from);
+    const unsigned bits = type_info(from).bits();
     const std::size_t codes = std::size_t{1} << bits;
     std::vector<std::byte> in((codes * bits + 7) / 8 + sizeof(std::uint32_t));
     for (std::size_t code = 0; code < codes; ++code) {
@@ -384,7 +383,7 @@ class Converter {
       }
     }
     std::vector<float> values(codes);
-    convert_to_f32(from, std::span(in).first((codes * bits + 7) / 8), values);
+    type_info(from).to_f32(in.data(), codes, values.data());
     return values;
   }
 
@@ -580,14 +579,14 @@ class CudaLane : public Lane {
 };
 
 void CudaLane::send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) {
-  const std::uint64_t bits = dtype_bits(from);
+  const std::uint64_t bits = type_info(from).bits();
   if (count > length_ * 8 / bits) fail(device_.id(), "lane: more elements than the tile holds");
   submit([&](Tile& tile) {
     ConvertTask task{};
     task.count = count;
     task.from_bits = static_cast<std::uint32_t>(bits);
     task.to = to == DType::kF32 ? Narrow::kF32 : to == DType::kF16 ? Narrow::kF16 : Narrow::kBF16;
-    const CUdeviceptr out = segment_->at(offset_, count * (dtype_bits(to) / 8));
+    const CUdeviceptr out = segment_->at(offset_, count * type_info(to).block_bytes);
     if (count == 0) return;
 
     Converter& converter = device_.converter();

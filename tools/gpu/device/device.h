@@ -95,7 +95,7 @@ class Lane {
   virtual void send() = 0;
 
   // The same for bytes that the device shall convert: `raw_bytes` of them, `count` elements of
-  // `from`, become elements of `to` (F32, F16 or BF16) at `offset`. Only when
+  // `from`, a TypeKind::kFloat, become elements of `to` (F32, F16 or BF16) at `offset`. Only when
   // Device::converts(). The counts are added to, at the latest by drain().
   virtual std::span<std::byte> raw_tile(DeviceSegment& segment, std::uint64_t offset,
                                         std::size_t raw_bytes) = 0;

@@ -1,6 +1,5 @@
 #include "tools/gpu/device/narrowing.h"
 
-#include "core/recipe/convert.h"
 #include "tools/gpu/device/narrow.h"
 
 #include <algorithm>
@@ -8,14 +7,18 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 namespace stfs::gpu {
 namespace {
 
-constexpr std::size_t kBlock = 8192;  // elements converted at a time: 32 KiB as binary32
+constexpr std::size_t kChunk = 8192;  // elements converted at a time: 32 KiB as binary32
+
+// The same in whole blocks.
+std::size_t chunk_of(const TypeInfo& type) {
+  return kChunk / type.block_elements * type.block_elements;
+}
 
 constexpr std::uint32_t kMagnitude = 0x7fffffff;
 constexpr std::uint32_t kInfinity = 0x7f800000;
@@ -51,24 +54,25 @@ class Conversion : public Producer {
   Conversion(Content raw, DType from, DType to, std::uint64_t count, ConversionTally* tally)
       : raw_(std::move(raw)), from_(from), to_(to), count_(count), tally_(tally) {}
 
-  std::uint64_t size() const override { return count_ * dtype_bits(to_) / 8; }
+  std::uint64_t size() const override { return count_ * type_info(to_).block_bytes; }
   int verify() const override { return raw_.verify(); }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    const std::uint64_t bits = dtype_bits(from_);
-    const std::uint64_t width = dtype_bits(to_) / 8;
-    const std::uint64_t group = 8 / std::gcd(bits, std::uint64_t{8});  // begins at whole bytes
-    std::vector<std::byte> raw(kBlock * bits / 8);
-    std::vector<std::byte> converted(kBlock * width);
+    const TypeInfo& from = type_info(from_);
+    const std::uint64_t width = type_info(to_).block_bytes;
+    const std::uint64_t block = from.block_elements;
+    const std::uint64_t most = chunk_of(from);
+    std::vector<std::byte> raw(from.offset_of(most));
+    std::vector<std::byte> converted(most * width);
     ConversionCounts counts;
     while (!out.empty()) {
-      const std::uint64_t first = offset / width / group * group;
+      const std::uint64_t first = offset / width / block * block;
       const std::uint64_t end = (offset + out.size() + width - 1) / width;
       const std::uint64_t last =
-          std::min({count_, first + kBlock, (end + group - 1) / group * group});
-      const std::span elements(raw.data(),
-                               static_cast<std::size_t>(((last - first) * bits + 7) / 8));
-      if (const int error = raw_.copy_unverified(first * bits / 8, elements)) return error;
+          std::min({count_, first + most, (end + block - 1) / block * block});
+      const std::span elements =
+          std::span(raw).first(static_cast<std::size_t>(from.offset_of(last - first)));
+      if (const int error = raw_.copy_unverified(from.offset_of(first), elements)) return error;
       counts += convert_elements(from_, to_, last - first, elements, converted);
       const auto skip = static_cast<std::size_t>(offset - first * width);
       const auto take =
@@ -92,25 +96,25 @@ class Conversion : public Producer {
 }  // namespace
 
 bool converts(DType from, DType to) {
-  return has_f32(from) && (to == DType::kF32 || to == DType::kF16 || to == DType::kBF16);
+  return type_info(from).to_f32 != nullptr &&
+         (to == DType::kF32 || to == DType::kF16 || to == DType::kBF16);
 }
 
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
                                   std::span<const std::byte> in, std::span<std::byte> out) {
-  std::array<float, kBlock> block;
+  const TypeInfo& type = type_info(from);
+  std::array<float, kChunk> floats;
   ConversionCounts counts;
-  const std::size_t width = dtype_bits(to) / 8;
+  const std::size_t width = type_info(to).block_bytes;
   while (count > 0) {
-    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(count, kBlock));
-    const std::span floats = std::span(block).first(n);
-    const std::size_t taken = n * dtype_bits(from) / 8;
-    std::array<std::uint32_t, kBlock> bits;
+    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(count, chunk_of(type)));
+    std::array<std::uint32_t, kChunk> bits;
     const std::span block_bits = std::span(bits).first(n);
     if (from == DType::kF64 && to != DType::kF32) {
       to_odd(in, block_bits);
     } else {
-      convert_to_f32(from, in, floats);
-      std::memcpy(bits.data(), block.data(), n * sizeof(float));
+      type.to_f32(in.data(), n, floats.data());
+      std::memcpy(bits.data(), floats.data(), n * sizeof(float));
     }
     if (to == DType::kF16) {
       counts += narrow_block(block_bits, out.data(), 0x7c00, to_f16);
@@ -126,7 +130,7 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
       }
       std::memcpy(out.data(), bits.data(), n * sizeof(float));
     }
-    in = in.subspan(taken);
+    in = in.subspan(static_cast<std::size_t>(type.offset_of(n)));
     out = out.subspan(n * width);
     count -= n;
   }

@@ -33,7 +33,7 @@ class ConversionTally {
 // F32, F16 or BF16.
 bool converts(DType from, DType to);
 
-// Converts `count` elements; `in` begins at a byte's boundary and holds them whole, `out` has room
+// Converts `count` elements; `in` begins at a block's boundary and holds them whole, `out` has room
 // for count elements of `to`. Values are rounded once, to nearest, ties to even. Returns what was
 // met.
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
@@ -41,7 +41,7 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
 
 // The elements of `raw`, `count` of them, converted as they are read. Every read adds what it met
 // to `tally` when that is given (it outlives the producer): each element once, when every byte is
-// read once and reads begin and end at multiples of four elements.
+// read once and reads begin and end at blocks of elements.
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 

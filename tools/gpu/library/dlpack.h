@@ -17,7 +17,7 @@ struct DLDevice {
 };
 
 struct DLDataType {
-  std::uint8_t code;  // DLDataTypeCode
+  std::uint8_t code;  // DLDataTypeCode: TypeInfo::dlpack
   std::uint8_t bits;
   std::uint16_t lanes;
 };
@@ -57,23 +57,5 @@ inline constexpr std::int32_t kCuda = 2;
 
 inline constexpr std::uint64_t kReadOnly = 1;
 inline constexpr std::uint64_t kIsCopied = 2;
-
-enum class Code : std::uint8_t {
-  kInt = 0,
-  kUInt = 1,
-  kFloat = 2,
-  kBfloat = 4,
-  kComplex = 5,
-  kBool = 6,
-  // Since 1.1. Of elements smaller than a byte the first stands in the lowest bits.
-  kFloat8E4M3Fn = 10,
-  kFloat8E4M3Fnuz = 11,
-  kFloat8E5M2 = 12,
-  kFloat8E5M2Fnuz = 13,
-  kFloat8E8M0Fnu = 14,
-  kFloat6E2M3Fn = 15,
-  kFloat6E3M2Fn = 16,
-  kFloat4E2M1Fn = 17,
-};
 
 }  // namespace stfs::gpu::dlpack

@@ -13,47 +13,11 @@ namespace {
 
 constexpr std::size_t kCopyAlignment = 256;  // bytes, as DLPack asks of data
 
-dlpack::Code code_of(DType dtype) {
-  using enum dlpack::Code;
-  switch (dtype) {
-    case DType::kBool:
-      return kBool;
-    case DType::kU8:
-    case DType::kU16:
-    case DType::kU32:
-    case DType::kU64:
-      return kUInt;
-    case DType::kI8:
-    case DType::kI16:
-    case DType::kI32:
-    case DType::kI64:
-      return kInt;
-    case DType::kF16:
-    case DType::kF32:
-    case DType::kF64:
-      return kFloat;
-    case DType::kBF16:
-      return kBfloat;
-    case DType::kC64:
-      return kComplex;
-    case DType::kF8E4M3:
-      return kFloat8E4M3Fn;
-    case DType::kF8E4M3Fnuz:
-      return kFloat8E4M3Fnuz;
-    case DType::kF8E5M2:
-      return kFloat8E5M2;
-    case DType::kF8E5M2Fnuz:
-      return kFloat8E5M2Fnuz;
-    case DType::kF8E8M0:
-      return kFloat8E8M0Fnu;
-    case DType::kF6E2M3:
-      return kFloat6E2M3Fn;
-    case DType::kF6E3M2:
-      return kFloat6E3M2Fn;
-    case DType::kF4:
-      return kFloat4E2M1Fn;
+DLDataType data_type(const TypeInfo& info) {
+  if (info.dlpack == TypeInfo::kNoDlpack) {
+    throw Error(ErrorCode::kUsage, "", std::string(info.name) + ": a dtype that DLPack lacks");
   }
-  throw Error(ErrorCode::kUsage, "", "a dtype that DLPack lacks");
+  return {info.dlpack, static_cast<std::uint8_t>(info.bits()), 1};
 }
 
 // What a managed tensor of either kind refers to, and itself.
@@ -86,8 +50,7 @@ std::unique_ptr<Export<Managed>> make(const std::shared_ptr<const LeasedTensor>&
   description.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(tensor->address()));
   description.device = {tensor->is_on_host() ? dlpack::kCpu : dlpack::kCuda, tensor->ordinal()};
   description.ndim = static_cast<std::int32_t>(made->shape.size());
-  description.dtype = {static_cast<std::uint8_t>(code_of(tensor->dtype())),
-                       static_cast<std::uint8_t>(dtype_bits(tensor->dtype())), 1};
+  description.dtype = data_type(type_info(tensor->dtype()));
   description.shape = made->shape.data();
   description.strides = made->strides.data();
   if (is_copy && tensor->bytes() > 0) {

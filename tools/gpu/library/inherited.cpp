@@ -60,14 +60,14 @@ void check_place(const std::string& label, DType dtype, std::span<const std::uin
   const auto refuse = [&label](const char* rule) {
     throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
   };
-  std::uint64_t bits = dtype_bits(dtype);
+  std::uint64_t elements = 1;
   for (const std::uint64_t extent : shape) {
     // DLPack and NumPy count in signed numbers.
     if (extent > std::numeric_limits<std::int64_t>::max() ||
-        __builtin_mul_overflow(bits, extent, &bits))
+        __builtin_mul_overflow(elements, extent, &elements))
       refuse("a shape beyond 64 bits");
   }
-  if (bits % 8 != 0 || bits / 8 != bytes) refuse("its bytes are not those of its shape");
+  if (type_info(dtype).bytes_of(elements) != bytes) refuse("its bytes are not those of its shape");
   if (bytes > segment_bytes || offset > segment_bytes - bytes) refuse("outside its segment");
 }
 
