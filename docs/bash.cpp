@@ -106,7 +106,7 @@ _@F@() {
     esac
   done
   case $form in
-@FORMS@    *) options='@COMMON@' ;;
+@FORMS@    *) options='-h --help' ;;
   esac
 
   # A value is the next word or follows a =.
@@ -136,16 +136,12 @@ void replace_all(std::string& text, std::string_view mark, std::string_view by) 
   }
 }
 
-std::string bash_choices(const OptionRow& row) {
-  std::string choices(row.argument);
-  std::ranges::replace(choices, '|', ' ');
-  return choices;
-}
+std::string choices_of(const OptionRow& row) { return joined(parts_of(row.argument, '|'), " "); }
 
 std::string kind_of(const OptionRow& row) {
   switch (row.value) {
     case Value::kChoice:
-      return "'" + bash_choices(row) + "'";
+      return "'" + choices_of(row) + "'";
     case Value::kSource:
       return "source";
     case Value::kPath:
@@ -166,19 +162,10 @@ std::string kind_of(const OptionRow& row) {
   return "text";
 }
 
-// The flags of rows, one after the other.
-std::string joined_flags(const OptionRow& row, std::string_view between) {
-  std::string out;
-  for (const std::string_view flag : parts_of(row.flags, ',')) {
-    out += (out.empty() ? "" : std::string(between)) + std::string(flag);
-  }
-  return out;
-}
-
 std::string flags_of(std::span<const OptionRow> rows) {
   std::string out;
   for (const OptionRow& row : rows) {
-    if (!is_operand(row)) out += (out.empty() ? "" : " ") + joined_flags(row, " ");
+    if (!is_operand(row)) out += (out.empty() ? "" : " ") + joined(parts_of(row.flags, ','), " ");
   }
   return out;
 }
@@ -190,7 +177,7 @@ std::string kind_function(const CommandRow& command) {
       "_@F@_kind() {\n  case $1 in\n";
   for (const OptionRow& row : options_of(command)) {
     if (row.argument.empty()) continue;
-    out += "    " + joined_flags(row, " | ") + ") kind=" + kind_of(row) + " ;;\n";
+    out += "    " + joined(parts_of(row.flags, ','), " | ") + ") kind=" + kind_of(row) + " ;;\n";
   }
   return out + "    *) return 1 ;;\n  esac\n}\n";
 }
@@ -215,7 +202,7 @@ std::string offers(const CommandRow& command) {
     if (row.value != Value::kChoice) continue;
     const std::string key = std::string(row.flags) + "=";
     out += "        " + key + "*) mapfile -t COMPREPLY < <(compgen -P \"${before}" + key +
-           "\" -W '" + bash_choices(row) + "' -- \"${word#*=}\") ;;\n";
+           "\" -W '" + choices_of(row) + "' -- \"${word#*=}\") ;;\n";
   }
   std::string end = kListEnd;
   replace_all(end, "@KEYS@", keys);
@@ -265,15 +252,14 @@ std::string bash_completion(const CommandRow& command) {
   std::string function(command.name);
   std::ranges::replace(function, '-', '_');
   std::string end = kValuesEnd;
-  std::string cases, all_forms = forms(command), common = flags_of(options_of(command));
+  std::string cases, all_forms = forms(command);
   if (command.has_verbs) {
-    std::string verbs;
+    std::vector<std::string_view> verbs;
     for (const VerbRow& verb : command.verbs) {
-      if (!verb.help.empty()) verbs += (verbs.empty() ? "" : " ") + std::string(verb.name);
+      if (!verb.help.empty()) verbs.push_back(verb.name);
     }
-    common = flags_of(rows_of(command, nullptr));
-    all_forms += "    '') operands=('" + verbs + "') options='" + common + "' ;;\n";
-    common = "-h --help";
+    all_forms += "    '') operands=('" + joined(verbs, " ") + "') options='" +
+                 flags_of(rows_of(command, nullptr)) + "' ;;\n";
   } else {
     cases = form_cases(command);
   }
@@ -283,7 +269,6 @@ std::string bash_completion(const CommandRow& command) {
   }
   replace_all(end, "@CASES@", cases);
   replace_all(end, "@FORMS@", all_forms);
-  replace_all(end, "@COMMON@", common);
   replace_all(end, "@FORM@", command.has_verbs ? "" : std::string_view(command.verbs.front().name));
   replace_all(end, "@OPERAND@",
               command.has_verbs ? "if [[ $form ]]; then ((++operand)); else form=${words[i]}; fi"

@@ -41,6 +41,16 @@ void write_all(const std::filesystem::path& source, const std::filesystem::path&
 }
 
 }  // namespace
+
+std::string joined(const std::vector<std::string_view>& parts, std::string_view between) {
+  std::string out;
+  for (const std::string_view part : parts) {
+    if (!out.empty()) out += between;
+    out += part;
+  }
+  return out;
+}
+
 }  // namespace stfs::documents
 
 int main(int argc, char** argv) {

@@ -30,12 +30,8 @@ std::string name_of(std::string_view argument) {
 }
 
 std::string value_of(const OptionRow& row) {
-  if (row.value != Value::kChoice) return name_of(row.argument);
-  std::string out = "Cm";
-  for (const std::string_view choice : parts_of(row.argument, '|')) {
-    out += (out == "Cm" ? " " : " | ") + std::string(choice);
-  }
-  return out;
+  return row.value == Value::kChoice ? "Cm " + joined(parts_of(row.argument, '|'), " | ")
+                                     : name_of(row.argument);
 }
 
 std::string flag_macro(std::string_view flag) {

@@ -32,17 +32,11 @@ std::string escaped(std::string_view text, std::string_view special) {
   return out;
 }
 
-std::string zsh_choices(const OptionRow& row) {
-  std::string choices(row.argument);
-  std::ranges::replace(choices, '|', ' ');
-  return "(" + choices + ")";
-}
-
 // What completes a value.
 std::string action_of(const OptionRow& row) {
   switch (row.value) {
     case Value::kChoice:
-      return zsh_choices(row);
+      return "(" + joined(parts_of(row.argument, '|'), " ") + ")";
     case Value::kSource:
       return R"SH(_files -g "*.safetensors(|.index.json)(-.)")SH";
     case Value::kPath:
@@ -54,7 +48,6 @@ std::string action_of(const OptionRow& row) {
     case Value::kList:
       return "->list";
     case Value::kCommand:
-      return "_normal";
     case Value::kText:
     case Value::kNumber:
     case Value::kSize:
@@ -81,15 +74,13 @@ bool exclude(const CommandRow& command, const OptionRow& one, const OptionRow& o
 
 // The words that _arguments takes for an option.
 std::string spec_of(const CommandRow& command, const OptionRow& row) {
-  std::string excluded;
-  const auto add = [&](const OptionRow& other) {
-    for (const std::string_view flag : parts_of(other.flags, ',')) {
-      excluded += (excluded.empty() ? "" : " ") + std::string(flag);
-    }
-  };
   const std::vector<std::string_view> flags = parts_of(row.flags, ',');
+  std::vector<std::string_view> excluded;
+  const auto add = [&](const OptionRow& other) {
+    for (const std::string_view flag : parts_of(other.flags, ',')) excluded.push_back(flag);
+  };
   if (row.verbs.empty()) {
-    excluded = "- *";  // --help and --version stand alone
+    excluded = {"-", "*"};  // --help and --version stand alone
   } else {
     if (!may_repeat(row) && flags.size() > 1) add(row);
     for (const OptionRow& other : command.options) {
@@ -101,8 +92,8 @@ std::string spec_of(const CommandRow& command, const OptionRow& row) {
     names += (names.empty() ? "" : ",") + std::string(flag);
     if (!row.argument.empty()) names += flag.starts_with("--") ? "=" : "+";
   }
-  const std::string begin =
-      (excluded.empty() ? "" : "(" + excluded + ")") + std::string(may_repeat(row) ? "*" : "");
+  std::string begin = excluded.empty() ? "" : "(" + joined(excluded, " ") + ")";
+  if (may_repeat(row)) begin += "*";
   if (flags.size() == 1) return "'" + begin + names + meaning_of(row) + "'";
   return (begin.empty() ? "" : "'" + begin + "'") + "{" + names + "}'" + meaning_of(row) + "'";
 }
@@ -111,13 +102,10 @@ std::string specs_of(const CommandRow& command, const VerbRow* verb, std::string
   std::string out;
   int place = 0;
   for (const OptionRow& row : rows_of(command, verb)) {
+    if (row.value == Value::kCommand) continue;  // the words before it may be any number
     out += " \\\n" + std::string(indent);
     if (!is_operand(row)) {
       out += spec_of(command, row);
-      continue;
-    }
-    if (row.value == Value::kCommand) {
-      out.resize(out.rfind(" \\"));
       continue;
     }
     std::string name(row.flags);

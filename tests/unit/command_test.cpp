@@ -2,6 +2,7 @@
 #include "core/base/command.h"
 
 #include "fs/fuse/options.h"
+#include "tests/support/files.h"
 #include "tests/support/process.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/info/verbs.h"
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <sstream>
 #include <string>
@@ -113,6 +115,25 @@ TEST_P(Commands, PrintEveryVerbOperandAndMountOption) {
     for (const std::string_view key : parts_of(row.flags, ',')) {
       EXPECT_NE(help_of(nullptr).find(key), std::string::npos) << key;
     }
+  }
+}
+
+// The build fills the marks; what a verb does is written by hand.
+TEST_P(Commands, HaveAPageForTheirVerbsWithMarksForTheirOptions) {
+  const CommandRow& command = program().command;
+  const std::string page = read_file(std::filesystem::path(STFS_SOURCE_DIR) / "docs/man" /
+                                     (std::string(command.name) + ".1.in"));
+  for (const char* mark : {"@SYNOPSIS@", "@OPTIONS@"}) {
+    EXPECT_NE(page.find("\n" + std::string(mark) + "\n"), std::string::npos) << mark;
+  }
+  EXPECT_EQ(page.find("\n@MOUNT_OPTIONS@\n") == std::string::npos, command.list.empty());
+  std::set<std::string_view> described;
+  for (const std::string_view line : parts_of(page, '\n')) {
+    if (!line.starts_with(".It Cm ")) continue;
+    for (const std::string_view word : parts_of(line, ' ')) described.insert(word);
+  }
+  for (const VerbRow* verb : helps()) {
+    EXPECT_TRUE(verb == nullptr || described.contains(verb->name)) << verb->name;
   }
 }
 
