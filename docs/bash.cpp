@@ -27,6 +27,7 @@ constexpr const char* kPath = R"SH(    path)
 constexpr const char* kMountpoint = R"SH(    mountpoint)
       # The mounts of stfs, dead ones among them. The fifth field is the mountpoint, with white space
       # and backslashes as \ooo; the type stands after a lone dash.
+      local mountpoint rest
       compopt -o filenames 2>/dev/null
       while read -r _ _ _ _ mountpoint rest; do
         [[ $rest == *' - fuse.stfs '* ]] || continue
@@ -49,6 +50,7 @@ constexpr const char* kCommand = R"SH(    command)
 )SH";
 // Options are separated by commas; the last is the one being typed.
 constexpr const char* kListBegin = R"SH(    list)
+      local before=''
       [[ $word == *,* ]] && before=${word%,*},
       word=${word##*,}
       case $word in
@@ -71,7 +73,7 @@ constexpr const char* kValuesBegin = R"SH(
 # Puts into COMPREPLY what a value may be: KIND WORD.
 _@F@_offer() {
   # What has been typed may be quoted; names are compared without quotes, and bash quotes the replies.
-  local word=${2#[\"\']} before='' mountpoint rest
+  local word=${2#[\"\']}
   word=${word//\\/}
   COMPREPLY=()
   case $1 in

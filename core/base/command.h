@@ -30,54 +30,54 @@ enum class Value {
 // Stores a value that was checked, "" for a flag, in the arguments of the command. Throws Error.
 using Setter = void (*)(void* arguments, const std::string& value);
 
-template <auto kMember>
-struct Member;
-template <class Arguments, class T, T Arguments::*kMember>
-struct Member<kMember> {
-  static void set(void* arguments, const std::string& value) {
-    T& member = static_cast<Arguments*>(arguments)->*kMember;
-    if constexpr (std::is_same_v<T, bool>) {
-      member = true;
-    } else if constexpr (std::is_integral_v<T>) {
-      member = static_cast<T>(std::stoull(value, nullptr, 0));
-    } else if constexpr (requires { member.push_back(value); }) {
-      member.push_back(value);
-    } else {
-      member = value;
-    }
-  }
-};
+template <class Arguments, class T>
+Arguments owner_of(T Arguments::*);
+
 // The setter of a member: a flag becomes true, a number and a text are replaced, a vector grows.
 template <auto kMember>
-constexpr Setter set = Member<kMember>::set;
+void set(void* arguments, const std::string& value) {
+  auto& member = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
+  using T = std::remove_reference_t<decltype(member)>;
+  if constexpr (std::is_same_v<T, bool>) {
+    member = true;
+  } else if constexpr (std::is_integral_v<T>) {
+    member = static_cast<T>(std::stoull(value, nullptr, 0));
+  } else if constexpr (requires { member.push_back(value); }) {
+    member.push_back(value);
+  } else {
+    member = value;
+  }
+}
 
 struct OptionRow {
   // "-j,--jobs"; an operand: "SOURCE", "GLOB..."; an option of a list: "threads".
-  std::string_view flags = "";
-  std::string_view verbs = "";  // that take it: "list extract!", where "!" says that it is required
-  std::string_view argument = "";  // "N"; "": none; with "...": may be given again
+  std::string_view flags = {};
+  std::string_view verbs = {};  // that take it: "list extract!", where "!" says that it is required
+  std::string_view argument = {};  // "N"; "": none; with "...": may be given again
   Value value = Value::kText;
   Setter set = nullptr;
-  std::string_view help = "";  // one line
-  std::string_view man = "";   // sentences, with `literal` and <argument>
+  std::string_view help = {};  // one line
+  std::string_view man = {};   // sentences, with `literal` and <argument>
   unsigned least = 0;
   unsigned most = 0;
 };
 
 struct VerbRow {
-  std::string_view name = "";
-  std::string_view help = "";  // one line; "": not for people
+  std::string_view name = {};
+  std::string_view help = {};  // one line; "": not for people
   int (*run)(const void* arguments) = nullptr;
 };
-template <class Arguments, int (*kVerb)(const Arguments&)>
+template <class Arguments>
+Arguments arguments_of(int (*)(const Arguments&));
+template <auto kVerb>
 int run_verb(const void* arguments) {
-  return kVerb(*static_cast<const Arguments*>(arguments));
+  return kVerb(*static_cast<const decltype(arguments_of(kVerb))*>(arguments));
 }
 
 struct CommandRow {
-  std::string_view name = "";
-  std::string_view help = "";   // one line
-  std::string_view notes = "";  // the end of the help
+  std::string_view name = {};
+  std::string_view help = {};   // one line
+  std::string_view notes = {};  // the end of the help
   // Whether a verb is typed. If not, verbs are the forms of the command line, the usual one first,
   // and the flag that one of them requires tells them apart.
   bool has_verbs = true;

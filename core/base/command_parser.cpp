@@ -21,7 +21,7 @@ constexpr char kGuard = '\x01';
 struct Given {
   OptionRow row;
   bool flag = false;
-  std::vector<std::string> values;
+  std::vector<std::string> values = {};
 };
 
 // CLI11 alone takes "-1" for the largest number, and larger ones too.
@@ -74,7 +74,9 @@ void add_rows_of(CLI::App& app, const CommandRow& command, const VerbRow& verb,
                  std::deque<Given>& given) {
   for (const OptionRow& row : command.options) {
     const auto required = is_required(row, verb);
-    if (required && row.value != Value::kCommand) add_row(app, given.emplace_back(row), *required);
+    if (!required || row.value == Value::kCommand) continue;
+    given.push_back({row});
+    add_row(app, given.back(), *required);
   }
 }
 
@@ -83,7 +85,9 @@ void add_forms(CLI::App& app, const CommandRow& command, std::deque<Given>& give
                std::vector<std::string>& operands) {
   app.add_option("operands", operands);
   for (const OptionRow& row : command.options) {
-    if (!is_operand(row)) add_row(app, given.emplace_back(row), false);
+    if (is_operand(row)) continue;
+    given.push_back({row});
+    add_row(app, given.back(), false);
   }
 }
 

@@ -5,19 +5,16 @@
 namespace stfs {
 namespace {
 
-template <int (*kVerb)(const Arguments&)>
-constexpr auto run = run_verb<Arguments, kVerb>;
-
 constexpr std::array kVerbs = {
-    VerbRow{"list", "print the tensors", run<list>},
-    VerbRow{"show", "print what is known of one tensor", run<show>},
-    VerbRow{"check", "check files against the format", run<check>},
-    VerbRow{"cat", "write a tensor's bytes to standard output", run<cat>},
-    VerbRow{"where", "print where the bytes of a mounted file are", run<where>},
-    VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run<stats>},
-    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does of a mount", run<hash>},
-    VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run<diff>},
-    VerbRow{"extract", "write some tensors to a new safetensors file", run<extract>},
+    VerbRow{"list", "print the tensors", run_verb<list>},
+    VerbRow{"show", "print what is known of one tensor", run_verb<show>},
+    VerbRow{"check", "check files against the format", run_verb<check>},
+    VerbRow{"cat", "write a tensor's bytes to standard output", run_verb<cat>},
+    VerbRow{"where", "print where the bytes of a mounted file are", run_verb<where>},
+    VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
+    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does of a mount", run_verb<hash>},
+    VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
+    VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
 };
 
 constexpr std::array kOptions = {

@@ -22,23 +22,20 @@ int copy_for_holder(const GpuArguments& arguments) {
   return run_copier(UniqueFd(kCopierSocket), arguments.device, arguments.holder.copier_idle);
 }
 
-template <int (*kVerb)(const GpuArguments&)>
-constexpr auto run_of = run_verb<GpuArguments, kVerb>;
-
 constexpr std::array kVerbs = {
-    VerbRow{"devices", "list the devices", run_of<devices>},
-    VerbRow{"plan", "say what load would do", run_of<plan>},
-    VerbRow{"load", "copy tensors to a device and keep them there", run_of<load>},
-    VerbRow{"ls", "list what is resident", run_of<list_resident>},
-    VerbRow{"get", "print what a process needs to map a resident tensor", run_of<get>},
-    VerbRow{"evict", "give the memory of tensors back", run_of<evict>},
-    VerbRow{"pin", "never evict tensors for others", run_of<pin>},
-    VerbRow{"unpin", "let them be evicted again", run_of<unpin>},
-    VerbRow{"run", "copy tensors and run a command that inherits them", run_of<run>},
-    VerbRow{"bench", "measure a load against the device's limit", run_of<bench>},
-    VerbRow{"doctor", "say what would be used, and what is in the way", run_of<doctor>},
-    VerbRow{"holder", "keep what is loaded (load starts one when none runs)", run_of<hold>},
-    VerbRow{"copier", "", run_of<copy_for_holder>},
+    VerbRow{"devices", "list the devices", run_verb<devices>},
+    VerbRow{"plan", "say what load would do", run_verb<plan>},
+    VerbRow{"load", "copy tensors to a device and keep them there", run_verb<load>},
+    VerbRow{"ls", "list what is resident", run_verb<list_resident>},
+    VerbRow{"get", "print what a process needs to map a resident tensor", run_verb<get>},
+    VerbRow{"evict", "give the memory of tensors back", run_verb<evict>},
+    VerbRow{"pin", "never evict tensors for others", run_verb<pin>},
+    VerbRow{"unpin", "let them be evicted again", run_verb<unpin>},
+    VerbRow{"run", "copy tensors and run a command that inherits them", run_verb<run>},
+    VerbRow{"bench", "measure a load against the device's limit", run_verb<bench>},
+    VerbRow{"doctor", "say what would be used, and what is in the way", run_verb<doctor>},
+    VerbRow{"holder", "keep what is loaded (load starts one when none runs)", run_verb<hold>},
+    VerbRow{"copier", "", run_verb<copy_for_holder>},
 };
 
 GpuArguments& of(void* arguments) { return *static_cast<GpuArguments*>(arguments); }
