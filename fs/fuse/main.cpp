@@ -196,7 +196,7 @@ int run(int argc, char** argv) {
   const Options options = parse_options(argc, argv);
   switch (options.command) {
     case Options::Command::kHelp:
-      std::fputs(help_text(), stdout);
+      std::fputs(help_text(mount_command()).c_str(), stdout);
       break;
     case Options::Command::kVersion:
       std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());

@@ -1,9 +1,7 @@
 #include "fs/fuse/options.h"
 
 #include "core/base/error.h"
-#include "core/base/text.h"
 
-#include <CLI/CLI.hpp>
 #include <grp.h>
 #include <pwd.h>
 
@@ -12,86 +10,159 @@
 #include <charconv>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 namespace stfs {
 namespace {
 
-constexpr const char* kHelp = R"(Mount a safetensors checkpoint: every tensor is a file.
+[[noreturn]] void refuse(std::string_view rule) { throw Error(ErrorCode::kUsage, "", rule); }
 
-Usage: stfs [-f] [-o OPTION[,OPTION...]] SOURCE... MOUNTPOINT
-       stfs -u [-z] MOUNTPOINT
-
-SOURCE is a .safetensors file, a *.safetensors.index.json, or a directory that
-holds a checkpoint. Several are one namespace.
-
-  -o OPTION[,OPTION...]  mount options, see below
-  -f, --foreground       stay in the foreground; log to standard error
-  -u, --unmount          unmount
-  -z, --lazy             with -u: detach at once, end with the last open file
-  -h, --help             print this help
-  -V, --version          print the version
-
-Options for -o:
-  views=hidden|visible|off  .stfs is only reachable by its path (the default),
-                            listed in the root, or not there
-  cache=kernel|direct       keep pages in the kernel's cache (the default), or
-                            read around it
-  allow_missing             mount without the shards and tensors that an index
-                            names and that are not there
-  supervise                 a second process starts the one that serves anew when it
-                            dies; readers wait and see no error
-  threads=N                 how many requests are answered at the same time
-  uid=N, gid=N, umask=OCTAL owner and permissions of the files
-  allow_other, ...          what mount.fuse3(8) lists
-
-The mount is always read-only, nosuid, nodev and default_permissions.
-
-Exit status: 0 done, 1 the checkpoint breaks the format, 2 wrong usage,
-3 the source cannot be read, 4 the mount failed.
-)";
-
-[[noreturn]] void refuse(std::string_view option, std::string_view rule) {
-  throw Error(ErrorCode::kUsage, "-o " + std::string(option), rule);
+std::string range_rule(unsigned least, unsigned most) {
+  return "a number from " + std::to_string(least) + " to " + std::to_string(most) + " is expected";
 }
 
-// Splits "a,b=c\,d" at the commas that no backslash protects, and takes the backslashes away.
-std::vector<std::string> split(std::string_view list) {
-  std::vector<std::string> out(1);
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (list[i] == '\\' && i + 1 < list.size()) {
-      out.back() += list[++i];
-    } else if (list[i] == ',') {
-      out.emplace_back();
-    } else {
-      out.back() += list[i];
-    }
-  }
-  std::erase(out, "");
-  return out;
-}
-
-unsigned parse_number(std::string_view option, std::string_view text, int base, unsigned least,
-                      unsigned most) {
+unsigned parse_number(std::string_view text, int base, unsigned least, unsigned most,
+                      std::string_view rule) {
   unsigned value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
   if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most) {
-    refuse(option, base == 8 ? "a number from 0 to 777 in octal digits is expected"
-                             : "a number from " + std::to_string(least) + " to " +
-                                   std::to_string(most) + " is expected");
+    refuse(rule);
   }
   return value;
 }
 
-constexpr unsigned kMaxId = std::numeric_limits<unsigned>::max() - 1;  // -1 means none
+unsigned parse_id(const std::string& text) {
+  constexpr unsigned kMost = std::numeric_limits<unsigned>::max() - 1;  // -1 means none
+  return parse_number(text, 10, 0, kMost, range_rule(0, kMost));
+}
+uid_t parse_user(const std::string& text) {
+  const passwd* user = ::getpwnam(text.c_str());
+  return user != nullptr ? user->pw_uid : parse_id(text);
+}
+gid_t parse_group(const std::string& text) {
+  const group* found = ::getgrnam(text.c_str());
+  return found != nullptr ? found->gr_gid : parse_id(text);
+}
 
-uid_t parse_user(std::string_view option, const std::string& text) {
-  if (const passwd* user = ::getpwnam(text.c_str())) return user->pw_uid;
-  return parse_number(option, text, 10, 0, kMaxId);
-}
-gid_t parse_group(std::string_view option, const std::string& text) {
-  if (const group* found = ::getgrnam(text.c_str())) return found->gr_gid;
-  return parse_number(option, text, 10, 0, kMaxId);
-}
+Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
+
+// What may follow -o. A row without a setter tells of an option that is handed on or ignored.
+constexpr std::array kMountOptions = {
+    OptionRow{
+        .flags = "views",
+        .argument = "hidden|visible|off",
+        .value = Value::kChoice,
+        .set =
+            [](void* to, const std::string& value) {
+              of(to).control = value == "hidden"    ? ControlDirectory::kHidden
+                               : value == "visible" ? ControlDirectory::kVisible
+                                                    : ControlDirectory::kOff;
+            },
+        .help = "the directory .stfs is reachable by its path (the default), listed in the root, "
+                "or absent",
+        .man = "Say whether the directory `.stfs` exists. "
+               "With `hidden`, the default, its path reaches it and the root does not list it, so "
+               "that programs that walk the mount see each tensor once. "
+               "With `visible` the root lists it; with `off` it does not exist."},
+    OptionRow{
+        .flags = "cache",
+        .argument = "kernel|direct",
+        .value = Value::kChoice,
+        .set = [](void* to, const std::string& value) { of(to).direct = value == "direct"; },
+        .help = "keep pages in the kernel's cache (the default), or read around it",
+        .man = "With `kernel`, the default, the kernel keeps what was read in its page cache, so "
+               "that a second read does not reach `stfs`. "
+               "For root's mounts the kernel also reads 2 MiB ahead, or as much as has been set "
+               "for the device of the mount already if that is more. "
+               "With `direct` each read goes to the source, and the kernel caches the pages of the "
+               "source already. "
+               "That saves memory. "
+               "It is faster for one pass over large tensors, and slower for small reads."},
+    OptionRow{.flags = "allow_missing",
+              .set = set<&Options::allow_missing>,
+              .help = "mount without the shards and tensors that an index names and that are not "
+                      "there",
+              .man = "Mount what is there although shards that the index names are missing, or "
+                     "tensors that their shards lack. "
+                     "Without this option either is an error. "
+                     "The file `.stfs/info.json` lists what is missing."},
+    OptionRow{.flags = "supervise",
+              .set = set<&Options::supervise>,
+              .help = "a second process starts the serving one anew when it dies; readers wait and "
+                      "see no error",
+              .man = "Let a second process, the supervisor, hold the mount and start the process "
+                     "that serves anew when it dies. "
+                     "Readers wait for that for some milliseconds and see no error; their open "
+                     "files stay open. "
+                     "A request that kills several processes, one after the other, fails with "
+                     "`EIO`. "
+                     "The supervisor never gives up a mount that has served once: the pause before "
+                     "the next process grows to one second. "
+                     "Each death is logged in one line. "
+                     "This option needs Linux 6.9; on an older kernel `stfs` prints a warning, and "
+                     "the mount is an ordinary one."},
+    OptionRow{.flags = "threads",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&Options::threads>,
+              .help = "how many requests are answered at the same time",
+              .man = "Answer at most <n> requests at the same time, from 1 to 1024; 64 by default. "
+                     "Threads beyond one for each processor are started while others wait for a "
+                     "slow source.",
+              .least = 1,
+              .most = 1024},
+    OptionRow{.flags = "uid",
+              .argument = "USER",
+              .set = [](void* to, const std::string& value) { of(to).uid = parse_user(value); },
+              .help = "the owner of the files, by name or number",
+              .man = "The owner of the files, by name or number. "
+                     "The default is the user who mounts."},
+    OptionRow{.flags = "gid",
+              .argument = "GROUP",
+              .set = [](void* to, const std::string& value) { of(to).gid = parse_group(value); },
+              .help = "the group of the files, by name or number",
+              .man = "The group of the files, by name or number. "
+                     "The default is the group of the user who mounts."},
+    OptionRow{.flags = "umask",
+              .argument = "OCTAL",
+              .set =
+                  [](void* to, const std::string& value) {
+                    of(to).umask = parse_number(
+                        value, 8, 0, 0777, "a number from 0 to 777 in octal digits is expected");
+                  },
+              .help = "permissions to take away",
+              .man = "Permissions to take away, in octal. "
+                     "Without it files have mode 0444 and directories 0555."},
+    OptionRow{.flags = "fsname",
+              .argument = "NAME",
+              .set = set<&Options::fsname>,
+              .help = "the name shown as the source",
+              .man = "The name that mount(8) and df(1) show as the source, instead of the path of "
+                     "the first source."},
+    OptionRow{.flags = "max_read",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set =
+                  [](void* to, const std::string& value) {
+                    set<&Options::max_read>(to, value);
+                    of(to).mount_options.push_back("max_read=" + value);
+                  },
+              .help = "the largest read request in bytes",
+              .man = "The largest read request in bytes, at least 4096.",
+              .least = 4096,
+              .most = 1U << 30},
+    OptionRow{.flags = "allow_other",
+              .help = "let other users see the mount",
+              .man = "Let other users see the mount. "
+                     "For a user other than root, this needs the line `user_allow_other` in "
+                     "`/etc/fuse.conf`."},
+    OptionRow{.flags = "noexec",
+              .help = "let no program be run from the mount",
+              .man = "Let no program be run from the mount."},
+    OptionRow{.flags = "ro,default_permissions",
+              .help = "always set, as are nosuid and nodev",
+              .man = "Always set, as are `nosuid` and `nodev`."},
+};
 
 // Words of mount(8) and fstab(5) that say nothing to this mount: it is read-only, nosuid and nodev
 // whatever they say, and the rest is for the programs that read fstab.
@@ -117,103 +188,129 @@ bool is_ignored(std::string_view key) {
          key.starts_with("X-") || key.starts_with("comment");
 }
 
+// The value as its setter takes it.
+std::string checked(const OptionRow& row, const std::string& value) {
+  if (row.value == Value::kNumber) {
+    const std::string rule = range_rule(row.least, row.most);
+    return std::to_string(parse_number(value, 10, row.least, row.most, rule));
+  }
+  if (row.value == Value::kChoice) {
+    std::string list;
+    for (const std::string_view choice : parts_of(row.argument, '|')) {
+      if (choice == value) return value;
+      list += (list.empty() ? "" : ", ") + std::string(choice);
+    }
+    refuse("one of " + list + " is expected");
+  }
+  return value;
+}
+
 void apply(Options& options, const std::string& option) {
   const std::size_t equals = option.find('=');
   const std::string key = option.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
-  const auto one_of = [&](auto... choices) {
-    const std::array names{std::string_view(choices)...};
-    const auto found = std::ranges::find(names, value);
-    if (found == names.end()) {
-      std::string list;
-      for (const std::string_view name : names) {
-        list += (list.empty() ? "" : ", ") + std::string(name);
-      }
-      refuse(option, "one of " + list + " is expected");
+  const auto row = std::ranges::find(kMountOptions, key, &OptionRow::flags);
+  const bool is_ours = row != kMountOptions.end() && row->set != nullptr &&
+                       (equals == std::string::npos || !row->argument.empty());
+  try {
+    if (is_ours) {
+      row->set(&options,
+               checked(*row, equals == std::string::npos ? "" : option.substr(equals + 1)));
+    } else if (key == "remount") {
+      refuse("a mounted checkpoint does not change: unmount it and mount it again");
+    } else if (!is_ignored(key)) {
+      options.mount_options.push_back(option);
     }
-    return found - names.begin();
-  };
-  if (key == "views") {
-    constexpr std::array kChoices{ControlDirectory::kHidden, ControlDirectory::kVisible,
-                                  ControlDirectory::kOff};
-    options.control = kChoices[static_cast<std::size_t>(one_of("hidden", "visible", "off"))];
-  } else if (key == "cache") {
-    options.direct = one_of("kernel", "direct") == 1;
-  } else if (option == "allow_missing") {
-    options.allow_missing = true;
-  } else if (option == "supervise") {
-    options.supervise = true;
-  } else if (key == "threads") {
-    options.threads = parse_number(option, value, 10, 1, 1024);
-  } else if (key == "uid") {
-    options.uid = parse_user(option, value);
-  } else if (key == "gid") {
-    options.gid = parse_group(option, value);
-  } else if (key == "umask") {
-    options.umask = parse_number(option, value, 8, 0, 0777);
-  } else if (key == "max_read") {
-    options.max_read = parse_number(option, value, 10, 4096, 1U << 30);
-    options.mount_options.push_back(option);
-  } else if (key == "fsname") {
-    options.fsname = value;
-  } else if (key == "remount") {
-    refuse(option, "a mounted checkpoint does not change: unmount it and mount it again");
-  } else if (!is_ignored(key)) {
-    options.mount_options.push_back(option);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUsage, "-o " + option, error.message());
   }
 }
 
-std::string one_line(std::string text) {
-  std::ranges::replace(text, '\n', ' ');
-  return text;
+// Splits "a,b=c\,d" at the commas that no backslash protects, and takes the backslashes away.
+void apply_list(void* arguments, const std::string& list) {
+  std::vector<std::string> out(1);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i] == '\\' && i + 1 < list.size()) {
+      out.back() += list[++i];
+    } else if (list[i] == ',') {
+      out.emplace_back();
+    } else {
+      out.back() += list[i];
+    }
+  }
+  std::erase(out, "");
+  for (const std::string& option : out) apply(of(arguments), option);
 }
+
+constexpr std::array kForms = {VerbRow{.name = "mount", .help = "mount a checkpoint"},
+                               VerbRow{.name = "unmount", .help = "unmount it"}};
+
+constexpr std::array kOptions = {
+    OptionRow{.flags = "-f,--foreground",
+              .verbs = "mount",
+              .set = set<&Options::foreground>,
+              .help = "stay in the foreground; log to standard error",
+              .man = "Stay in the foreground, and log to standard error instead of syslog(3)."},
+    OptionRow{.flags = "-o",
+              .verbs = "mount",
+              .argument = "OPTION[,OPTION...]",
+              .value = Value::kList,
+              .set = apply_list,
+              .help = "mount options, see below",
+              .man = "Mount options, see below. "
+                     "May be given more than once."},
+    OptionRow{
+        .flags = "-u,--unmount",
+        .verbs = "unmount!",
+        .set = [](void* to, const std::string&) { of(to).command = Options::Command::kUnmount; },
+        .help = "unmount",
+        .man = "Unmount <mountpoint>. "
+               "This also clears the dead mount that a killed daemon leaves behind."},
+    OptionRow{.flags = "-z,--lazy",
+              .verbs = "unmount",
+              .set = set<&Options::lazy>,
+              .help = "with -u: detach at once, end with the last open file",
+              .man = "With `-u`: detach a mount that is in use from the directory tree at once; it "
+                     "goes away when its last open file is closed."},
+    OptionRow{.flags = "SOURCE...",
+              .verbs = "mount!",
+              .value = Value::kSource,
+              .help =
+                  "a .safetensors file, a *.safetensors.index.json, or a directory that holds a "
+                  "checkpoint; several are one namespace"},
+    OptionRow{.flags = "MOUNTPOINT",
+              .verbs = "mount! unmount!",
+              .value = Value::kMountpoint,
+              .help = "a directory"},
+};
+
+constexpr CommandRow kCommand = {
+    .name = "stfs",
+    .help = "Mount a safetensors checkpoint: every tensor is a file.",
+    .notes =
+        "Other options go to libfuse and the kernel, as mount.fuse3(8) lists them.\n"
+        "The mount is always read-only, nosuid, nodev and default_permissions.\n\n"
+        "Exit status: 0 done, 1 the checkpoint breaks the format, 2 wrong usage,\n"
+        "3 the source cannot be read, 4 the mount failed.\n",
+    .has_verbs = false,
+    .verbs = kForms,
+    .options = kOptions,
+    .list = kMountOptions};
 
 }  // namespace
 
-const char* help_text() { return kHelp; }
+const CommandRow& mount_command() { return kCommand; }
 
 Options parse_options(int argc, const char* const* argv) {
   Options options;
-  std::vector<std::string> paths;
-  std::vector<std::string> lists;
-  bool unmount = false;
-
-  // CLI11 takes "[a]" for a list of its own; a byte before it keeps it from that.
-  constexpr char kGuard = '\x01';
-  std::vector<std::string> arguments(argv + 1, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument.starts_with('[')) argument.insert(0, 1, kGuard);
-  }
-  std::ranges::reverse(arguments);  // as CLI11 wants them
-
-  CLI::App app("", "stfs");
-  app.set_version_flag("-V,--version", STFS_VERSION);
-  app.add_option("paths", paths);
-  app.add_option("-o", lists)->allow_extra_args(false);
-  app.add_flag("-f,--foreground", options.foreground);
-  app.add_flag("-u,--unmount", unmount);
-  app.add_flag("-z,--lazy", options.lazy);
-  try {
-    app.parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    options.command = Options::Command::kHelp;
+  Parsed parsed = parse_command(kCommand, {argv + 1, argv + argc}, &options);
+  if (parsed.wish != Parsed::Wish::kRun) {
+    options.command =
+        parsed.wish == Parsed::Wish::kHelp ? Options::Command::kHelp : Options::Command::kVersion;
     return options;
-  } catch (const CLI::CallForVersion&) {
-    options.command = Options::Command::kVersion;
-    return options;
-  } catch (const CLI::ParseError& error) {
-    throw Error(ErrorCode::kUsage, "", printable(one_line(error.what())) + " (try stfs --help)");
   }
-
-  for (std::string& path : paths) {
-    if (path.starts_with(kGuard)) path.erase(0, 1);
-  }
-  for (const std::string& list : lists) {
-    for (const std::string& option : split(list)) apply(options, option);
-  }
-  if (unmount) {
+  std::vector<std::string>& paths = parsed.operands;
+  if (options.command == Options::Command::kUnmount) {
     if (paths.size() != 1) throw Error(ErrorCode::kUsage, "", "-u takes one MOUNTPOINT");
-    options.command = Options::Command::kUnmount;
   } else {
     if (options.lazy) throw Error(ErrorCode::kUsage, "", "-z is for -u");
     if (paths.size() < 2) {

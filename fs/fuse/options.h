@@ -1,6 +1,7 @@
-// The command line of stfs.
+// The command line of stfs: its table, and what was typed.
 #pragma once
 
+#include "core/base/command.h"
 #include "fs/view/views.h"
 
 #include <sys/types.h>
@@ -32,7 +33,7 @@ struct Options {
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
 };
 
-const char* help_text();
+const CommandRow& mount_command();
 
 // Throws Error kUsage.
 Options parse_options(int argc, const char* const* argv);

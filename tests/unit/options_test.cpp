@@ -191,7 +191,7 @@ TEST(Options, AreEscapedInMessages) {
 }
 
 TEST(HelpText, NamesEveryOption) {
-  const std::string help = help_text();
+  const std::string help = help_text(mount_command());
   for (const char* option : {"views=", "cache=", "allow_missing", "threads=", "uid=", "gid=",
                              "umask=", "supervise", "-f", "-u", "-z", "--help", "--version"}) {
     EXPECT_NE(help.find(option), std::string::npos) << option;

@@ -3,11 +3,9 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 
-#include <CLI/CLI.hpp>
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
@@ -16,8 +14,6 @@
 
 namespace stfs {
 namespace {
-
-constexpr char kGuard = '\x01';
 
 // A file that is opened gets the lowest number that is free: that of a standard descriptor which
 // the caller closed, say, and then what is printed. What stands there instead fails as a closed one
@@ -32,24 +28,17 @@ void fill_closed_standard_descriptors() {
 
 }  // namespace
 
-std::optional<int> parse_words(CLI::App& app, std::vector<std::string> words) {
-  try {
-    for (std::string& word : words) {
-      if (word.starts_with('[')) word.insert(0, 1, kGuard);
-    }
-    std::ranges::reverse(words);  // as CLI11 wants them
-    app.parse(std::move(words));
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::string text = error.what();
-    std::ranges::replace(text, '\n', ' ');
-    throw Error(ErrorCode::kUsage, "", printable(text) + " (try " + app.get_name() + " --help)");
+int run_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
+  const Parsed parsed = parse_command(command, std::move(words), arguments);
+  if (parsed.wish == Parsed::Wish::kHelp) {
+    std::fputs(help_text(command, parsed.verb).c_str(), stdout);
+    return 0;
   }
-}
-
-void unguard(std::string& word) {
-  if (word.starts_with(kGuard)) word.erase(0, 1);
+  if (parsed.wish == Parsed::Wish::kVersion) {
+    std::printf("%s %s\n", std::string(command.name).c_str(), STFS_VERSION);
+    return 0;
+  }
+  return parsed.verb->run(arguments);
 }
 
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command) {

@@ -2,6 +2,8 @@
 // status, or throws Error.
 #pragma once
 
+#include "core/base/command.h"
+
 #include <string>
 #include <vector>
 
@@ -40,5 +42,8 @@ int diff(const Arguments& arguments);
 // Writing bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
+
+// The table of the command line; its arguments are an Arguments.
+const CommandRow& info_command();
 
 }  // namespace stfs

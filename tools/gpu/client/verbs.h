@@ -2,6 +2,7 @@
 // status, or throws Error.
 #pragma once
 
+#include "core/base/command.h"
 #include "tools/gpu/client/selection.h"
 #include "tools/gpu/holder/holder.h"
 
@@ -47,5 +48,8 @@ int unpin(const GpuArguments& arguments);
 
 // Without a holder: copies, and becomes the command. Returns only by throwing.
 int run(const GpuArguments& arguments);
+
+// The table of the command line; its arguments are a GpuArguments.
+const CommandRow& gpu_command();
 
 }  // namespace stfs::gpu

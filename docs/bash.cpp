@@ -1,0 +1,284 @@
+#include "docs/documents.h"
+#include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs::documents {
+namespace {
+
+// What a shell offers for the values of one kind: a branch on $1 with the word in $2.
+constexpr const char* kSource = R"SH(    source)
+      compopt -o filenames 2>/dev/null
+      mapfile -t COMPREPLY < <(
+        compgen -d -- "$word"
+        compgen -f -X '!*.safetensors' -- "$word"
+        compgen -f -X '!*.safetensors.index.json' -- "$word"
+      )
+      ;;
+)SH";
+constexpr const char* kPath = R"SH(    path)
+      compopt -o filenames 2>/dev/null
+      mapfile -t COMPREPLY < <(compgen -f -- "$word")
+      ;;
+)SH";
+constexpr const char* kMountpoint = R"SH(    mountpoint)
+      # The mounts of stfs, dead ones among them. The fifth field is the mountpoint, with white space
+      # and backslashes as \ooo; the type stands after a lone dash.
+      local mountpoint rest
+      compopt -o filenames 2>/dev/null
+      while read -r _ _ _ _ mountpoint rest; do
+        [[ $rest == *' - fuse.stfs '* ]] || continue
+        printf -v mountpoint '%b' "${mountpoint//\\/\\0}"
+        [[ $mountpoint == "$word"* ]] && COMPREPLY+=("$mountpoint")
+      done </proc/self/mountinfo
+      ;;
+)SH";
+constexpr const char* kDevice = R"SH(    device)
+      # The names that devices prints; a UUID may be typed too.
+      mapfile -t COMPREPLY < <(
+        compgen -W "$("${COMP_WORDS[0]}" devices 2>/dev/null | cut -d ' ' -f 1)" -- "$word"
+      )
+      ;;
+)SH";
+constexpr const char* kCommand = R"SH(    command)
+      # What follows is a command of its own.
+      compopt -o default 2>/dev/null
+      ;;
+)SH";
+// Options are separated by commas; the last is the one being typed.
+constexpr const char* kListBegin = R"SH(    list)
+      local before=''
+      [[ $word == *,* ]] && before=${word%,*},
+      word=${word##*,}
+      case $word in
+)SH";
+constexpr const char* kListEnd = R"SH(        *=*) ;;
+        *)
+          compopt -o nospace 2>/dev/null
+          mapfile -t COMPREPLY < <(compgen -P "$before" -W '@KEYS@' -- "$word")
+          ;;
+      esac
+      ;;
+)SH";
+
+constexpr const char* kBegin =
+    R"SH(# bash completion for @NAME@(1), made from the table of its options. Needs nothing but bash 4.4: it
+# can be sourced as it stands.
+
+)SH";
+constexpr const char* kValuesBegin = R"SH(
+# Puts into COMPREPLY what a value may be: KIND WORD.
+_@F@_offer() {
+  # What has been typed may be quoted; names are compared without quotes, and bash quotes the replies.
+  local word=${2#[\"\']}
+  word=${word//\\/}
+  COMPREPLY=()
+  case $1 in
+    text) ;;
+)SH";
+constexpr const char* kValuesEnd =
+    R"SH(    *) mapfile -t COMPREPLY < <(compgen -W "$1" -- "$word") ;;
+  esac
+}
+
+_@F@() {
+  local words=() word last=$2 piece glue='' kind='' form='@FORM@' operand=0 operands=() options='' i
+  # Readline ends words at = and at colons: put them together again.
+  for ((i = 1; i <= COMP_CWORD; ++i)); do
+    piece=${COMP_WORDS[i]}
+    if [[ $piece && -z ${piece//[=:]/} ]]; then
+      ((i == COMP_CWORD)) && last=''
+      if ((${#words[@]})); then words[-1]+=$piece; else words=("$piece"); fi
+      glue=1
+    else
+      ((i == COMP_CWORD)) && piece=$2
+      if [[ $glue ]]; then words[-1]+=$piece; else words+=("$piece"); fi
+      glue=''
+    fi
+  done
+  word=${words[-1]}
+
+  for ((i = 0; i + 1 < ${#words[@]}; ++i)); do
+    case ${words[i]} in
+@CASES@      -*) _@F@_kind "${words[i]}" && ((++i)) ;;
+      *) @OPERAND@ ;;
+    esac
+  done
+  case $form in
+@FORMS@    *) options='-h --help' ;;
+  esac
+
+  # A value is the next word or follows a =.
+  if [[ $word == --*=* && $last != --*=* ]] && _@F@_kind "${word%%=*}"; then
+    word=${word#*=}
+  elif ((i == ${#words[@]})); then
+    _@F@_kind "${words[-2]}"
+  elif [[ $word == -* ]]; then
+    kind=$options
+  else
+    kind=${operands[operand]:-text}
+    ((${#operands[@]} && operand >= ${#operands[@]})) && [[ ${operands[-1]} == *... ]] &&
+      kind=${operands[-1]}
+  fi
+  _@F@_offer "${kind%...}" "$word"
+  # Readline replaces the last part alone.
+  COMPREPLY=("${COMPREPLY[@]#"${word%"$last"}"}")
+}
+
+complete -F _@F@ @NAME@
+)SH";
+
+void replace_all(std::string& text, std::string_view mark, std::string_view by) {
+  for (std::size_t at = text.find(mark); at != std::string::npos;
+       at = text.find(mark, at + by.size())) {
+    text.replace(at, mark.size(), by);
+  }
+}
+
+std::string choices_of(const OptionRow& row) { return joined(parts_of(row.argument, '|'), " "); }
+
+std::string kind_of(const OptionRow& row) {
+  switch (row.value) {
+    case Value::kChoice:
+      return "'" + choices_of(row) + "'";
+    case Value::kSource:
+      return "source";
+    case Value::kPath:
+      return "path";
+    case Value::kMountpoint:
+      return "mountpoint";
+    case Value::kDevice:
+      return "device";
+    case Value::kList:
+      return "list";
+    case Value::kCommand:
+      return "command";
+    case Value::kText:
+    case Value::kNumber:
+    case Value::kSize:
+      break;
+  }
+  return "text";
+}
+
+std::string flags_of(std::span<const OptionRow> rows) {
+  std::string out;
+  for (const OptionRow& row : rows) {
+    if (!is_operand(row)) out += (out.empty() ? "" : " ") + joined(parts_of(row.flags, ','), " ");
+  }
+  return out;
+}
+
+// Sets the variable `kind` for the value of a flag; fails for a flag without a value.
+std::string kind_function(const CommandRow& command) {
+  std::string out =
+      "# Sets `kind` to what the value of a flag is; fails for a flag without a value.\n"
+      "_@F@_kind() {\n  case $1 in\n";
+  for (const OptionRow& row : options_of(command)) {
+    if (row.argument.empty()) continue;
+    out += "    " + joined(parts_of(row.flags, ','), " | ") + ") kind=" + kind_of(row) + " ;;\n";
+  }
+  return out + "    *) return 1 ;;\n  esac\n}\n";
+}
+
+std::string offers(const CommandRow& command) {
+  std::set<Value> kinds;
+  for (const OptionRow& row : command.options) kinds.insert(row.value);
+  std::string out;
+  for (const auto& [kind, branch] :
+       {std::pair(Value::kSource, kSource), std::pair(Value::kPath, kPath),
+        std::pair(Value::kMountpoint, kMountpoint), std::pair(Value::kDevice, kDevice),
+        std::pair(Value::kCommand, kCommand)}) {
+    if (kinds.contains(kind)) out += branch;
+  }
+  if (command.list.empty()) return out;
+  out += kListBegin;
+  std::string keys;
+  for (const OptionRow& row : command.list) {
+    for (const std::string_view key : parts_of(row.flags, ',')) {
+      keys += (keys.empty() ? "" : " ") + std::string(key) + (row.argument.empty() ? "" : "=");
+    }
+    if (row.value != Value::kChoice) continue;
+    const std::string key = std::string(row.flags) + "=";
+    out += "        " + key + "*) mapfile -t COMPREPLY < <(compgen -P \"${before}" + key +
+           "\" -W '" + choices_of(row) + "' -- \"${word#*=}\") ;;\n";
+  }
+  std::string end = kListEnd;
+  replace_all(end, "@KEYS@", keys);
+  return out + end;
+}
+
+// The operands and the options of each verb, or of each form.
+std::string forms(const CommandRow& command) {
+  std::string out;
+  for (const VerbRow& verb : command.verbs) {
+    if (verb.help.empty()) continue;
+    std::string operands;
+    const std::vector<OptionRow> rows = rows_of(command, &verb);
+    for (const OptionRow& row : rows) {
+      if (!is_operand(row) || row.value == Value::kCommand) continue;
+      operands += (operands.empty() ? "" : " ") + kind_of(row) + (may_repeat(row) ? "..." : "");
+      if (may_repeat(row)) break;
+    }
+    out += "    " + std::string(verb.name) + ") operands=(" + operands + ") options='" +
+           flags_of(command.has_verbs ? rows : options_of(command)) + "' ;;\n";
+  }
+  return out;
+}
+
+// How typed words tell the form: by the flag that it requires, also among others in one word.
+std::string form_cases(const CommandRow& command) {
+  std::string others;
+  for (const OptionRow& row : command.options) {
+    if (row.argument.empty() && row.flags.starts_with('-')) others += row.flags[1];
+  }
+  std::string out;
+  for (const VerbRow& form : command.verbs) {
+    for (const OptionRow& row : command.options) {
+      if (is_operand(row) || !is_required(row, form).value_or(false)) continue;
+      const std::string letter(1, row.flags[1]);
+      out += "      -" + letter + "* | -[" + others + "]" + letter + "* | " +
+             std::string(parts_of(row.flags, ',').back()) + ") form=" + std::string(form.name) +
+             " ;;\n";
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string bash_completion(const CommandRow& command) {
+  std::string function(command.name);
+  std::ranges::replace(function, '-', '_');
+  std::string end = kValuesEnd;
+  std::string cases, all_forms = forms(command);
+  if (command.has_verbs) {
+    std::vector<std::string_view> verbs;
+    for (const VerbRow& verb : command.verbs) {
+      if (!verb.help.empty()) verbs.push_back(verb.name);
+    }
+    all_forms += "    '') operands=('" + joined(verbs, " ") + "') options='" +
+                 flags_of(rows_of(command, nullptr)) + "' ;;\n";
+  } else {
+    cases = form_cases(command);
+  }
+  if (std::ranges::find(command.options, Value::kCommand, &OptionRow::value) !=
+      command.options.end()) {
+    cases += "      --) _@F@_offer command ''; return ;;\n";
+  }
+  replace_all(end, "@CASES@", cases);
+  replace_all(end, "@FORMS@", all_forms);
+  replace_all(end, "@FORM@", command.has_verbs ? "" : std::string_view(command.verbs.front().name));
+  replace_all(end, "@OPERAND@",
+              command.has_verbs ? "if [[ $form ]]; then ((++operand)); else form=${words[i]}; fi"
+                                : "((++operand))");
+  std::string out = kBegin + kind_function(command) + kValuesBegin + offers(command) + end;
+  replace_all(out, "@F@", function);
+  replace_all(out, "@NAME@", command.name);
+  return out;
+}
+
+}  // namespace stfs::documents

@@ -1,0 +1,65 @@
+// stfs_documents SOURCE_DIR OUTPUT_DIR: writes the man pages and the completions of the three
+// commands.
+#include "docs/documents.h"
+
+#include "fs/fuse/options.h"
+#include "tools/gpu/client/verbs.h"
+#include "tools/info/verbs.h"
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+namespace stfs::documents {
+namespace {
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream file;
+  file.exceptions(std::ios::failbit | std::ios::badbit);
+  file.open(path);
+  return {std::istreambuf_iterator(file), {}};
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file;
+  file.exceptions(std::ios::failbit | std::ios::badbit);
+  file.open(path);
+  file << text << std::flush;
+}
+
+void write_all(const std::filesystem::path& source, const std::filesystem::path& output) {
+  for (const CommandRow* command : {&mount_command(), &info_command(), &gpu::gpu_command()}) {
+    const std::string name(command->name);
+    write(output / (name + ".1"), man_page(*command, read(source / "man" / (name + ".1.in"))));
+    write(output / (name + ".bash"), bash_completion(*command));
+    write(output / ("_" + name), zsh_completion(*command));
+  }
+}
+
+}  // namespace
+
+std::string joined(const std::vector<std::string_view>& parts, std::string_view between) {
+  std::string out;
+  for (const std::string_view part : parts) {
+    if (!out.empty()) out += between;
+    out += part;
+  }
+  return out;
+}
+
+}  // namespace stfs::documents
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 3) throw std::invalid_argument("SOURCE_DIR and OUTPUT_DIR are expected");
+    stfs::documents::write_all(argv[1], argv[2]);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stfs_documents: %s\n", error.what());
+    return 1;
+  }
+}

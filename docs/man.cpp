@@ -1,0 +1,132 @@
+#include "docs/documents.h"
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+namespace stfs::documents {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::ranges::transform(out, out.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+// "N" as "Ar n", "GLOB..." as "Ar glob ...", "A [B...]" as "Ar a Op Ar b ...".
+std::string name_of(std::string_view argument) {
+  std::string out;
+  for (std::string_view word : parts_of(argument, ' ')) {
+    out += out.empty() ? "" : " ";
+    if (word.starts_with('[') && word.ends_with(']')) {
+      out += "Op ";
+      word = word.substr(1, word.size() - 2);
+    }
+    const bool repeats = word.ends_with("...");
+    if (repeats) word.remove_suffix(3);
+    out += "Ar " + lower(word) + (repeats ? " ..." : "");
+  }
+  return out;
+}
+
+std::string value_of(const OptionRow& row) {
+  return row.value == Value::kChoice ? "Cm " + joined(parts_of(row.argument, '|'), " | ")
+                                     : name_of(row.argument);
+}
+
+std::string flag_macro(std::string_view flag) {
+  return flag.starts_with('-') ? "Fl " + std::string(flag.substr(1)) : "Cm " + std::string(flag);
+}
+
+// Sentences of a row, each on its lines.
+std::string sentences(std::string_view text) {
+  std::string out;
+  bool is_literal = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    switch (const char c = text[i]) {
+      case '`':
+        is_literal = !is_literal;
+        out += is_literal ? "\\fB" : "\\fP";
+        break;
+      case '<':
+        out += "\\fI";
+        break;
+      case '>':
+        out += "\\fP";
+        break;
+      case '\\':
+        out += "\\e";
+        break;
+      case '-':
+        out += is_literal ? "\\-" : "-";
+        break;
+      default:
+        out += c == ' ' && !is_literal && text[i - 1] == '.' ? '\n' : c;
+    }
+  }
+  return out + "\n";
+}
+
+// The lines of a synopsis behind the program and the verb.
+std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
+  std::string options, operands;
+  for (const OptionRow& row : command.options) {
+    const auto required = is_required(row, verb);
+    if (!required) continue;
+    std::string line = row.flags.starts_with('-') ? flag_macro(parts_of(row.flags, ',').front())
+                                                  : name_of(row.flags);
+    if (!row.argument.empty()) line += " " + value_of(row);
+    (is_operand(row) ? operands : options) += (*required ? "." : ".Op ") + line + "\n";
+  }
+  return options + operands;
+}
+
+// Verbs that follow each other and take the same are one entry.
+std::string synopsis(const CommandRow& command) {
+  std::vector<std::pair<std::string, std::string>> entries;  // verbs, their lines
+  for (const VerbRow& verb : command.verbs) {
+    if (verb.help.empty()) continue;
+    const std::string lines = synopsis_of(command, verb);
+    if (!entries.empty() && entries.back().second == lines) {
+      entries.back().first += " | " + std::string(verb.name);
+    } else {
+      entries.emplace_back(verb.name, lines);
+    }
+  }
+  std::string out;
+  for (const auto& [verbs, lines] : entries) {
+    out += ".Nm\n" + (command.has_verbs ? ".Cm " + verbs + "\n" : "") + lines;
+  }
+  return out + ".Nm\n.Fl h | V\n";
+}
+
+std::string list_of(std::span<const OptionRow> rows) {
+  std::string out = ".Bl -tag -width Ds\n";
+  for (const OptionRow& row : rows) {
+    std::string item;
+    for (const std::string_view flag : parts_of(row.flags, ',')) {
+      item += (item.empty() ? "" : " , ") + flag_macro(flag);
+    }
+    if (!row.argument.empty()) {
+      item += (row.flags.starts_with('-') ? " " : " Ns = Ns ") + value_of(row);
+    }
+    out += ".It " + item + "\n" + sentences(row.man);
+  }
+  return out + ".El\n";
+}
+
+void replace(std::string& page, std::string_view mark, const std::string& text) {
+  const std::size_t at = page.find(mark);
+  if (at != std::string::npos) page.replace(at, mark.size(), text);
+}
+
+}  // namespace
+
+std::string man_page(const CommandRow& command, std::string page) {
+  replace(page, "@SYNOPSIS@\n", synopsis(command));
+  replace(page, "@OPTIONS@\n", list_of(options_of(command)));
+  replace(page, "@MOUNT_OPTIONS@\n", list_of(command.list));
+  return page;
+}
+
+}  // namespace stfs::documents

@@ -1,0 +1,217 @@
+#include "tools/gpu/client/client.h"
+#include "tools/gpu/client/verbs.h"
+#include "tools/gpu/copier/copier.h"
+
+#include <array>
+#include <chrono>
+#include <string>
+
+namespace stfs::gpu {
+namespace {
+
+constexpr int kCopierSocket = 3;  // as the holder passes it
+
+int hold(const GpuArguments& arguments) {
+  HolderOptions options = arguments.holder;
+  options.program = arguments.program;
+  options.socket_path = holder_socket_path();
+  return run_holder(options);
+}
+
+int copy_for_holder(const GpuArguments& arguments) {
+  return run_copier(UniqueFd(kCopierSocket), arguments.device, arguments.holder.copier_idle);
+}
+
+constexpr std::array kVerbs = {
+    VerbRow{"devices", "list the devices", run_verb<devices>},
+    VerbRow{"plan", "say what load would do", run_verb<plan>},
+    VerbRow{"load", "copy tensors to a device and keep them there", run_verb<load>},
+    VerbRow{"ls", "list what is resident", run_verb<list_resident>},
+    VerbRow{"get", "print what a process needs to map a resident tensor", run_verb<get>},
+    VerbRow{"evict", "give the memory of tensors back", run_verb<evict>},
+    VerbRow{"pin", "never evict tensors for others", run_verb<pin>},
+    VerbRow{"unpin", "let them be evicted again", run_verb<unpin>},
+    VerbRow{"run", "copy tensors and run a command that inherits them", run_verb<run>},
+    VerbRow{"bench", "measure a load against the device's limit", run_verb<bench>},
+    VerbRow{"doctor", "say what would be used, and what is in the way", run_verb<doctor>},
+    VerbRow{"holder", "keep what is loaded (load starts one when none runs)", run_verb<hold>},
+    VerbRow{"copier", "", run_verb<copy_for_holder>},
+};
+
+GpuArguments& of(void* arguments) { return *static_cast<GpuArguments*>(arguments); }
+
+std::chrono::seconds seconds(const std::string& value) {
+  return std::chrono::seconds(std::stoll(value, nullptr, 0));
+}
+
+void set_copier_idle(void* to, const std::string& value) {
+  of(to).holder.copier_idle = seconds(value);
+}
+
+constexpr std::array kOptions = {
+    OptionRow{.flags = "-d,--device",
+              .verbs = "plan! load! ls get! evict pin unpin run! bench! copier!",
+              .argument = "DEVICE",
+              .value = Value::kDevice,
+              .set = set<&GpuArguments::device>,
+              .help = "cuda:N, a UUID of a GPU, or cpu",
+              .man = "The device."},
+    OptionRow{.flags = "TENSOR...",
+              .verbs = "plan! load! get! evict pin unpin run! bench!",
+              .value = Value::kPath,
+              .set = set<&GpuArguments::tensors>,
+              .help = "paths in a mount, directories there, or SOURCE::NAME"},
+    OptionRow{.flags = "--",
+              .verbs = "run!",
+              .argument = "COMMAND [ARGUMENT...]",
+              .value = Value::kCommand,
+              .help = "what is run"},
+    OptionRow{.flags = "--as",
+              .verbs = "plan load get evict pin unpin run",
+              .argument = "f32|f16|bf16",
+              .value = Value::kChoice,
+              .set =
+                  [](void* to, const std::string& type) {
+                    of(to).selection.as = type == "f32"   ? DType::kF32
+                                          : type == "f16" ? DType::kF16
+                                                          : DType::kBF16;
+                  },
+              .help = "convert floating types",
+              .man = "Convert floating-point elements, rounded to nearest, ties to even. "
+                     "Values that become infinite and NaNs are counted and reported on standard "
+                     "error."},
+    OptionRow{.flags = "--shard",
+              .verbs = "plan load get evict pin unpin run",
+              .argument = "RANK/WORLD@DIM",
+              .set = [](void* to,
+                        const std::string& value) { of(to).selection.shard = parse_shard(value); },
+              .help = "a rank's part: 0/8@1 is the first of eight of dim 1",
+              .man = "The part of a rank in tensor parallelism: of <world> equal parts of "
+                     "dimension <dim>, counted from 0, the one numbered <rank>, counted from 0. "
+                     "A dimension that cannot be divided so is an error."},
+    OptionRow{.flags = "--verify",
+              .verbs = "load run",
+              .set = set<&GpuArguments::verify>,
+              .help = "read everything back and compare it with the source",
+              .man = "Read everything back from the device and compare it with the source."},
+    OptionRow{.flags = "--keep-free",
+              .verbs = "plan load run",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set = set<&GpuArguments::keep_free>,
+              .help = "bytes of the device that stay free",
+              .man = "Leave so much of the device's memory free. "
+                     "A <size> is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{.flags = "--workers",
+              .verbs = "load run bench",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&GpuArguments::workers>,
+              .help = "threads that copy",
+              .man = "Threads that read and copy. "
+                     "The default is half of the processors for a GPU, all of them for `cpu`, and "
+                     "at most 8.",
+              .least = 1,
+              .most = 64},
+    OptionRow{.flags = "--tile",
+              .verbs = "load run bench",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set = set<&GpuArguments::tile_bytes>,
+              .help = "bytes copied at a time (default 4 MiB)",
+              .man = "Bytes copied at a time, a multiple of 4 KiB; 4 MiB by default. "
+                     "Pinned memory is three tiles for each worker, whatever the size of the "
+                     "model."},
+    OptionRow{.flags = "--pin",
+              .verbs = "load",
+              .set = set<&GpuArguments::pin>,
+              .help = "never evict them for others",
+              .man = "Pin what is loaded."},
+    OptionRow{.flags = "-n,--dry-run",
+              .verbs = "load",
+              .set = set<&GpuArguments::dry_run>,
+              .help = "as plan",
+              .man = "Do what `plan` does."},
+    OptionRow{.flags = "-a,--all",
+              .verbs = "evict pin unpin",
+              .set = set<&GpuArguments::all>,
+              .help = "everything that is resident",
+              .man = "Everything that is resident."},
+    OptionRow{.flags = "--force",
+              .verbs = "evict",
+              .set = set<&GpuArguments::force>,
+              .help = "pinned ones too",
+              .man = "Evict pinned tensors too."},
+    OptionRow{.flags = "--rounds",
+              .verbs = "bench",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&GpuArguments::rounds>,
+              .help = "measurements of each",
+              .man = "Measure the load and the limit <n> times each; 5 by default.",
+              .least = 1,
+              .most = 1000},
+    OptionRow{
+        .flags = "--memory-limit",
+        .verbs = "holder",
+        .argument = "SIZE",
+        .value = Value::kSize,
+        .set = [](void* to,
+                  const std::string& value) { of(to).holder.memory_limit = std::stoull(value); },
+        .help = "bytes to hold on each device",
+        .man = "The most that is held on each device."},
+    OptionRow{
+        .flags = "--exit-idle",
+        .verbs = "holder",
+        .argument = "SECONDS",
+        .value = Value::kNumber,
+        .set = [](void* to, const std::string& value) { of(to).holder.exit_idle = seconds(value); },
+        .help = "leave after so many seconds without anything to keep",
+        .man = "Leave when there has been nothing to keep, and nobody connected, for so long. "
+               "A holder that `load` starts has 60.",
+        .least = 1,
+        .most = 1000000},
+    OptionRow{.flags = "--background",
+              .verbs = "holder",
+              .set = [](void* to, const std::string&) { of(to).holder.background = true; },
+              .help = "return once it listens",
+              .man = "Return once the holder listens. "
+                     "Messages then go to a file beside its socket, `stfs-gpu.sock.log`."},
+    OptionRow{.flags = "--copier-idle",
+              .verbs = "holder",
+              .argument = "SECONDS",
+              .value = Value::kNumber,
+              .set = set_copier_idle,
+              .help = "how long a device's context is kept without a load (default 10)",
+              .man = "How long the process that copies, and with it the device's context and "
+                     "pinned memory, stays after a load; 10 by default.",
+              .least = 0,
+              .most = 1000000},
+    OptionRow{.flags = "--idle",
+              .verbs = "copier",
+              .argument = "SECONDS",
+              .value = Value::kNumber,
+              .set = set_copier_idle,
+              .least = 0,
+              .most = 1000000},
+    OptionRow{.flags = "--json",
+              .verbs = "devices plan load ls get evict pin unpin bench doctor",
+              .set = set<&GpuArguments::json>,
+              .help = "print JSON",
+              .man = "Print JSON."},
+};
+
+constexpr CommandRow kCommand = {
+    .name = "stfs-gpu",
+    .help = "Copy mapped tensors into device memory and keep them there.",
+    .notes =
+        "Exit status: 0 done, 1 a checkpoint breaks the format, 2 wrong usage, 3 a source\n"
+        "cannot be read or has changed, 5 the device failed.\n",
+    .verbs = kVerbs,
+    .options = kOptions};
+
+}  // namespace
+
+const CommandRow& gpu_command() { return kCommand; }
+
+}  // namespace stfs::gpu

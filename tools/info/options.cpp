@@ -1,0 +1,131 @@
+#include "tools/info/verbs.h"
+
+#include <array>
+
+namespace stfs {
+namespace {
+
+constexpr std::array kVerbs = {
+    VerbRow{"list", "print the tensors", run_verb<list>},
+    VerbRow{"show", "print what is known of one tensor", run_verb<show>},
+    VerbRow{"check", "check files against the format", run_verb<check>},
+    VerbRow{"cat", "write a tensor's bytes to standard output", run_verb<cat>},
+    VerbRow{"where", "print where the bytes of a mounted file are", run_verb<where>},
+    VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
+    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does of a mount", run_verb<hash>},
+    VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
+    VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
+};
+
+constexpr std::array kOptions = {
+    OptionRow{.flags = "SOURCE",
+              .verbs = "list! show! cat! stats! hash! extract!",
+              .value = Value::kSource,
+              .set = set<&Arguments::source>,
+              .help = "a .safetensors file, an index, or a directory"},
+    OptionRow{.flags = "TENSOR",
+              .verbs = "show! cat!",
+              .set = set<&Arguments::tensor>,
+              .help = "its name"},
+    OptionRow{.flags = "GLOB...",
+              .verbs = "list stats hash extract!",
+              .set = set<&Arguments::globs>,
+              .help = "only the tensors whose names match one"},
+    OptionRow{.flags = "FILE...",
+              .verbs = "check!",
+              .value = Value::kSource,
+              .set = set<&Arguments::paths>,
+              .help = "files, index files or directories"},
+    OptionRow{.flags = "PATH...",
+              .verbs = "where!",
+              .value = Value::kPath,
+              .set = set<&Arguments::paths>,
+              .help = "files in a mount of stfs"},
+    OptionRow{.flags = "A",
+              .verbs = "diff!",
+              .value = Value::kSource,
+              .set = set<&Arguments::source>,
+              .help = "a checkpoint"},
+    OptionRow{.flags = "B",
+              .verbs = "diff!",
+              .value = Value::kSource,
+              .set = set<&Arguments::other>,
+              .help = "another"},
+
+    OptionRow{.flags = "-o,--output",
+              .verbs = "extract!",
+              .argument = "FILE",
+              .value = Value::kSource,
+              .set = set<&Arguments::output>,
+              .help = "the file, replaced when it is complete",
+              .man = "The file to write."},
+    OptionRow{.flags = "--slice",
+              .verbs = "cat",
+              .argument = "EXPR",
+              .set = set<&Arguments::slice>,
+              .help = "a part, as between NumPy's brackets: 0:128,:",
+              .man = "A part, written as between the brackets of NumPy: `0:128,:`, `-1`, `::2`, "
+                     "`...,0`. "
+                     "Steps are positive."},
+    OptionRow{
+        .flags = "--as",
+        .verbs = "cat",
+        .argument = "f32",
+        .value = Value::kChoice,
+        .set = [](void* to, const std::string&) { static_cast<Arguments*>(to)->as_f32 = true; },
+        .help = "convert a floating type",
+        .man = "Convert a floating type to float32."},
+    OptionRow{.flags = "--npy",
+              .verbs = "cat",
+              .set = set<&Arguments::npy>,
+              .help = "as a NumPy file",
+              .man = "Begin with the header of a NumPy file."},
+    OptionRow{.flags = "--sort",
+              .verbs = "list",
+              .argument = "name|size|offset",
+              .value = Value::kChoice,
+              .set =
+                  [](void* to, const std::string& order) {
+                    using Sort = Arguments::Sort;
+                    static_cast<Arguments*>(to)->sort = order == "size"     ? Sort::kSize
+                                                        : order == "offset" ? Sort::kOffset
+                                                                            : Sort::kName;
+                  },
+              .help = "name, size (the largest first) or offset",
+              .man = "The order of the list: by name, which is the default; by size, the largest "
+                     "first; or by the position of the bytes."},
+    OptionRow{.flags = "-j,--jobs",
+              .verbs = "stats hash diff",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&Arguments::jobs>,
+              .help = "tensors read at a time (default: one a processor)",
+              .man = "Read <n> tensors at a time; one for each processor by default.",
+              .least = 1,
+              .most = 1024},
+    OptionRow{.flags = "--json",
+              .verbs = "list show where stats hash diff",
+              .set = set<&Arguments::json>,
+              .help = "print JSON",
+              .man = "Print JSON."},
+    OptionRow{.flags = "--allow-missing",
+              .verbs = "list show cat stats hash diff extract",
+              .set = set<&Arguments::allow_missing>,
+              .help = "go on without missing shards and tensors",
+              .man = "Go on although shards that the index names are missing, or lack tensors."},
+};
+
+constexpr CommandRow kCommand = {
+    .name = "stfs-info",
+    .help = "Look into a safetensors checkpoint without mounting it.",
+    .notes =
+        "Exit status: 0 done, 1 the checkpoint breaks the format or diff found a\n"
+        "difference, 2 wrong usage, 3 the source cannot be read.\n",
+    .verbs = kVerbs,
+    .options = kOptions};
+
+}  // namespace
+
+const CommandRow& info_command() { return kCommand; }
+
+}  // namespace stfs
