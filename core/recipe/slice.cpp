@@ -239,45 +239,51 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
   return slice_of(ranges, dtype, shape, slice);
 }
 
-int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
-             Slice& slice) {
-  slice = Slice{};
+Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape) {
+  Slice slice;
   bool is_empty = false;
   for (const Range& range : ranges) {
     if (range.keeps_dimension) slice.shape.push_back(range.count);
     is_empty = is_empty || range.count == 0;
   }
-  if (is_empty) return 0;
+  if (is_empty) return slice;
 
-  // From the innermost dimension out, in bits: a loop whose steps are as long as what is inside
-  // it lengthens the run, or the loop inside it; any other is a loop of its own.
-  std::uint64_t dimension_stride = dtype_bits(dtype);
-  std::uint64_t begin = 0;
-  std::uint64_t run = dimension_stride;
-  std::vector<Slice::Loop> loops;  // innermost first
+  // From the innermost dimension out: a loop whose steps are as long as what is inside it lengthens
+  // the run, or the loop inside it; any other is a loop of its own.
+  std::uint64_t dimension_stride = 1;
+  slice.run = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     const Range& dimension = ranges[i];
     const std::uint64_t stride = dimension_stride * dimension.step;
-    begin += dimension_stride * dimension.start;
+    slice.begin += dimension_stride * dimension.start;
     dimension_stride *= shape[i];
     if (dimension.count == 1) continue;
-    if (loops.empty() && stride == run) {
-      run *= dimension.count;
-    } else if (!loops.empty() && stride == loops.back().count * loops.back().stride) {
-      loops.back().count *= dimension.count;
+    if (slice.loops.empty() && stride == slice.run) {
+      slice.run *= dimension.count;
+    } else if (!slice.loops.empty() &&
+               stride == slice.loops.back().count * slice.loops.back().stride) {
+      slice.loops.back().count *= dimension.count;
     } else {
-      loops.push_back({dimension.count, stride});
+      slice.loops.push_back({dimension.count, stride});
     }
   }
-  if (begin % 8 != 0 || run % 8 != 0) return EINVAL;
-  for (Slice::Loop& loop : loops) {
-    if (loop.stride % 8 != 0) return EINVAL;
-    loop.stride /= 8;
-  }
-  slice.begin = begin / 8;
-  slice.run = run / 8;
-  slice.loops.assign(loops.rbegin(), loops.rend());
-  return 0;
+  std::ranges::reverse(slice.loops);
+  return slice;
+}
+
+int slice_of(std::span<const Range> ranges, DType dtype, std::span<const std::uint64_t> shape,
+             Slice& slice) {
+  slice = elements_of(ranges, shape);
+  const std::uint64_t bits = dtype_bits(dtype);
+  bool is_whole_bytes = true;
+  const auto to_bytes = [&](std::uint64_t& elements) {
+    is_whole_bytes = is_whole_bytes && elements * bits % 8 == 0;
+    elements = elements * bits / 8;
+  };
+  to_bytes(slice.begin);
+  to_bytes(slice.run);
+  for (Slice::Loop& loop : slice.loops) to_bytes(loop.stride);
+  return is_whole_bytes ? 0 : EINVAL;
 }
 
 Content slice_content(const Slice& slice, const LocalFile& source, std::uint64_t offset) {
