@@ -1,7 +1,7 @@
 // The command line of stfs.
 #pragma once
 
-#include "fs/view/views.h"
+#include "fs/mount/nodes.h"
 
 #include <sys/types.h>
 

@@ -515,7 +515,7 @@ TEST_F(Views, TheTreeTurnsDotsIntoDirectories) {
       << found.err;
   EXPECT_EQ(xattr(mount / ".stfs/tree/model/layers/0/w", "user.stfs.name"), "model.layers.0.w");
   EXPECT_EQ(xattr(mount / ".stfs/tree/a%2Eb", "user.stfs.name"), "a.b");
-  EXPECT_EQ(xattr(mount / ".stfs/npy/a/b.npy", "user.stfs.name"), std::nullopt);
+  EXPECT_EQ(xattr(mount / ".stfs/json/a/b.json", "user.stfs.name"), std::nullopt);
 }
 
 // safetensors files

@@ -102,7 +102,6 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
       chain({}, {"core/base", "core/source", "core/format", "core/recipe", "core/checkpoint"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   // Arrows that still point back: the next changes turn them.
-  arrows["fs/view"].insert("fs/mount");
   arrows["core/format"].insert("core/checkpoint");
   arrows["core/recipe"].insert("core/checkpoint");
   const std::set<std::string> command = chain(core, {"tools/command"});

@@ -1,5 +1,5 @@
 // What the views of a checkpoint hold, without a mount.
-#include "fs/view/views.h"
+#include "fs/view/registry.h"
 
 #include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
