@@ -110,7 +110,7 @@ class Gather : public Producer {
   int verify() const override { return source_.verify(); }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    std::vector<std::byte> scratch;
+    std::vector<std::byte> window;
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t row = inner.count * run_;  // bytes of one pass of the innermost loop
     const bool is_dense = inner.stride - run_ < kPage;
@@ -122,7 +122,7 @@ class Gather : public Producer {
       int error = 0;
       std::size_t filled = 0;
       if (is_dense) {
-        error = gather_dense(row_begin, first_run, skip, out, scratch, filled);
+        error = gather_dense(row_begin, first_run, skip, out, window, filled);
       } else {
         filled = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), run_ - skip));
         error =
@@ -151,17 +151,17 @@ class Gather : public Producer {
 
   // Fills the beginning of `out` with runs of one pass, read together with what lies between them.
   int gather_dense(std::uint64_t row_begin, std::uint64_t first_run, std::uint64_t skip,
-                   std::span<std::byte> out, std::vector<std::byte>& scratch,
+                   std::span<std::byte> out, std::vector<std::byte>& window,
                    std::size_t& filled) const {
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t wanted = (skip + out.size() + run_ - 1) / run_;
     const std::uint64_t in_window = std::max<std::uint64_t>(1, kWindow / inner.stride);
     const std::uint64_t runs = std::min({wanted, in_window, inner.count - first_run});
     const std::uint64_t last = std::min<std::uint64_t>(run_, skip + out.size() - (runs - 1) * run_);
-    scratch.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
+    window.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
     const std::uint64_t from_byte = row_begin + first_run * inner.stride + skip;
-    if (const int error = source_.read_unverified(scratch, from_byte)) return error;
-    const std::byte* from = scratch.data();
+    if (const int error = source_.read_unverified(window, from_byte)) return error;
+    const std::byte* from = window.data();
     std::byte* to = out.data();
     for (std::uint64_t i = 0; i < runs; ++i) {
       const std::uint64_t begin = i == 0 ? skip : 0;

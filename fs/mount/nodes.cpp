@@ -252,11 +252,11 @@ std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
   if (directory == kControlNode) {
     // The row of the root has no name, and is the only one.
     const auto rows = registry_.rows();
-    std::uint64_t place = cursor;
-    while (place < rows.size() && rows[static_cast<std::size_t>(place)].name.empty()) ++place;
-    next = place + 1;
-    if (place >= rows.size()) return std::nullopt;
-    const ViewSpec& row = rows[static_cast<std::size_t>(place)];
+    std::uint64_t at = cursor;
+    while (at < rows.size() && rows[static_cast<std::size_t>(at)].name.empty()) ++at;
+    next = at + 1;
+    if (at >= rows.size()) return std::nullopt;
+    const ViewSpec& row = rows[static_cast<std::size_t>(at)];
     return Entry{node_of(row), std::string(row.name)};
   }
   const ViewSpec& row = *registry_.find(directory);
@@ -287,18 +287,11 @@ std::optional<Nodes::Entry> Nodes::list_mirrored(const ViewSpec& row, Node direc
 
 // Files
 
-ViewFile Nodes::file_of(Node file) const {
-  const LookedUpNames::Name* name = is_looked_up(file) ? kept_name(file) : nullptr;
-  if (name == nullptr) return {checkpoint_, files_, index_of(file.number)};
-  return {checkpoint_, files_, name->tensor, name->expression};
-}
-
-std::optional<std::uint32_t> Nodes::tensor_of(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  if (row == nullptr || !is_mirror(*row)) return std::nullopt;
-  if (row->names == Names::kTensors) return index_of(node.number);
-  const LookedUpNames::Name* name = kept_name(node);
-  return name == nullptr ? std::nullopt : std::optional(name->tensor);
+std::optional<ViewFile> Nodes::file_of(Node file) const {
+  if (!is_looked_up(file)) return ViewFile{checkpoint_, files_, index_of(file.number)};
+  const LookedUpNames::Name* name = kept_name(file);
+  if (name == nullptr) return std::nullopt;
+  return ViewFile{checkpoint_, files_, name->tensor, name->expression};
 }
 
 const std::optional<Content>& Nodes::lasting_content(const ViewSpec& row,
@@ -314,9 +307,10 @@ const std::optional<Content>& Nodes::lasting_content(const ViewSpec& row,
 int Nodes::content(Node node, Recipe& recipe) const {
   const ViewSpec& row = *registry_.find(node);
   if (row.make == nullptr) return 0;
-  const ViewFile file = file_of(node);
+  const std::optional<ViewFile> file = file_of(node);
+  if (!file) return ENOENT;
   if (row.names == Names::kFile) {
-    const std::optional<Content>& lasting = lasting_content(row, file);
+    const std::optional<Content>& lasting = lasting_content(row, *file);
     if (lasting) recipe.lasting = &*lasting;
     return lasting ? 0 : EFBIG;
   }
@@ -325,21 +319,24 @@ int Nodes::content(Node node, Recipe& recipe) const {
     if (size(node) == 0) return EFBIG;
     recipe.shared = recent_.get(node.number, [&]() -> Recipes::New {
       Content content;
-      if (row.make(with_tensors(row, file, tensors), content) != 0) return {std::nullopt, 0};
+      if (row.make(with_tensors(row, *file, tensors), content) != 0) return {std::nullopt, 0};
       return {std::move(content), tensors.size()};
     });
     return recipe.shared ? 0 : EFBIG;
   }
-  if (row.holds_text && holds_much(file.tensor())) {
+  if (row.holds_text && holds_much(file->tensor())) {
     turn_.acquire();
     recipe.turn.reset(&turn_);
   }
-  return row.make(with_tensors(row, file, tensors), recipe.own);
+  return row.make(with_tensors(row, *file, tensors), recipe.own);
 }
 
 int Nodes::verify(Node node) const {
   const ViewSpec& row = *registry_.find(node);
-  if (row.verify != nullptr) return row.verify(file_of(node));
+  if (row.verify != nullptr) {
+    const std::optional<ViewFile> file = file_of(node);
+    return file ? row.verify(*file) : ENOENT;
+  }
   Recipe recipe;
   if (const int error = content(node, recipe)) return error;
   return recipe.content().verify();
@@ -351,7 +348,8 @@ bool Nodes::is_computed(Node node) const {
 }
 
 int Nodes::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
-  return registry_.find(node)->compute(file_of(node), stop, text);
+  const std::optional<ViewFile> file = file_of(node);
+  return file ? registry_.find(node)->compute(*file, stop, text) : ENOENT;
 }
 
 std::uint64_t Nodes::size(Node node) const {
@@ -360,15 +358,15 @@ std::uint64_t Nodes::size(Node node) const {
     return name == nullptr ? 0 : name->size;
   }
   const ViewSpec& row = *registry_.find(node);
-  const ViewFile file = file_of(node);
-  if (row.names == Names::kFile && row.size == nullptr) {
-    const std::optional<Content>& lasting = lasting_content(row, file);
-    return lasting ? lasting->size() : 0;
-  }
+  const ViewFile file = *file_of(node);
   std::uint64_t bytes = 0;
   if (row.names != Names::kFile) {
     size_of(row, file, bytes);
     return bytes;
+  }
+  if (row.size == nullptr) {
+    const std::optional<Content>& lasting = lasting_content(row, file);
+    return lasting ? lasting->size() : 0;
   }
   return *keep(of(row).size, [&]() -> std::optional<std::uint64_t> {
     size_of(row, file, bytes);
@@ -377,16 +375,19 @@ std::uint64_t Nodes::size(Node node) const {
 }
 
 timespec Nodes::mtime(Node node) const {
-  if (const auto tensor = tensor_of(node)) return mtime_of(checkpoint_.tensor(*tensor));
   const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  return row != nullptr && row->mtime != nullptr ? row->mtime(file_of(node)) : newest_;
+  const std::optional<ViewFile> file = row == nullptr ? std::nullopt : file_of(node);
+  if (!file) return newest_;
+  if (row->mtime != nullptr) return row->mtime(*file);
+  return is_mirror(*row) ? mtime_of(file->tensor()) : newest_;
 }
 
 std::optional<Nodes::Shown> Nodes::shown(Node node) const {
-  const auto tensor = tensor_of(node);
-  const ViewSpec* const row = registry_.find(node);
-  if (!tensor || !row->shows_values) return std::nullopt;
-  Shown shown{checkpoint_.tensor(*tensor), file_of(node).expression, row->as};
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  if (row == nullptr || !row->shows_values) return std::nullopt;
+  const std::optional<ViewFile> file = file_of(node);
+  if (!file) return std::nullopt;
+  Shown shown{file->tensor(), file->expression, row->as};
   if (shown.as == shown.tensor.dtype) shown.as.reset();
   return shown;
 }

@@ -60,7 +60,7 @@ class Nodes {
   // Listing, as PathTree::list: begin at cursor 0, go on at what `next` was set to.
   std::optional<Entry> list(Node directory, std::uint64_t cursor, std::uint64_t& next) const;
 
-  // Of files that exist:
+  // Of files that exist. ENOENT when a name was forgotten meanwhile.
 
   // Fills `recipe`, which is empty: 0, or EFBIG when the file would break the limit of its format.
   // A recipe that holds much text itself (a name or a shape may have a hundred megabytes) is made
@@ -106,8 +106,7 @@ class Nodes {
   }
   const PathTree* tree_of(const ViewSpec& row) const;
   const LookedUpNames::Name* kept_name(Node node) const;
-  ViewFile file_of(Node file) const;
-  std::optional<std::uint32_t> tensor_of(Node node) const;
+  std::optional<ViewFile> file_of(Node file) const;  // none of a name that is not kept
 
   int look_up_name(const ViewSpec& row, std::uint32_t tensor, std::string_view name, Node& node);
   int lookup_mirrored(const ViewSpec& row, Node directory, std::string_view name, Node& node) const;

@@ -1,4 +1,5 @@
-// The names in a directory whose files stand in a list; a file's number is its place in that list.
+// The names in a directory whose files stand in a list. A name has the number in which it was
+// added.
 //
 // Thread safety: const members, once sort() was called.
 #pragma once
@@ -24,8 +25,10 @@ class NameList {
     std::uint32_t number;
     std::string_view name;
   };
-  // In the bytewise order of the names; `place` < size().
-  Entry at(std::size_t place) const { return {entries_[place].number, text(entries_[place])}; }
+  // In the bytewise order of the names; `position` < size().
+  Entry at(std::size_t position) const {
+    return {entries_[position].number, text(entries_[position])};
+  }
 
  private:
   struct Name {
