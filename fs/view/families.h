@@ -24,10 +24,15 @@ int make_npy_f32(const ViewFile& file, Content& content);
 // slice_views.cpp: a part of a tensor
 
 bool can_be_sliced(const Tensor& tensor);
+bool is_floating_and_can_be_sliced(const Tensor& tensor);
 int slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_slice(const ViewFile& file, Content& content);
 int npy_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_slice(const ViewFile& file, Content& content);
+int f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_f32_slice(const ViewFile& file, Content& content);
+int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_npy_f32_slice(const ViewFile& file, Content& content);
 
 // safetensors_views.cpp: some tensors as a file of the format
 

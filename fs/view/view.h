@@ -42,6 +42,8 @@ enum class View : std::uint8_t {
   kSubset,
   kStats,
   kSha256,
+  kF32Slice,
+  kNpyF32Slice,
 };
 
 struct Node {
@@ -73,7 +75,7 @@ enum class Names : std::uint8_t {
 struct ViewFile {
   const Checkpoint& checkpoint;
   const SafetensorsFiles& files;
-  std::uint32_t number;                         // of its tensor, or its place in the list
+  std::uint32_t number;                         // of its tensor, or in the list
   std::string_view expression = {};             // what was looked up, without the suffix
   std::span<const std::uint32_t> tensors = {};  // what ViewSpec::tensors gave
 
@@ -105,7 +107,7 @@ struct ViewSpec {
   // Null: the time of the tensor's source, or that of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 
-  bool shows_values = false;     // its files show a tensor's bytes or values, and say whose
+  bool shows_values = false;     // a file shows one tensor's bytes or values, and says whose
   std::optional<DType> as = {};  // the type that the values are converted to
   bool holds_text = false;       // a recipe holds the tensor's name or shape, which may be long
 };

@@ -283,11 +283,11 @@ TEST(FileSystem, DoesNotMistakeATensorForTheControlDirectory) {
 TEST(FileSystem, HasTheControlDirectorysFiles) {
   const ServedCheckpoint mounted(many());
 
-  EXPECT_EQ(
-      mounted.names(".stfs"),
-      (std::vector<std::string>{"info.json", "tensors.json", "tensors.tsv", "merged.safetensors",
-                                "header", "metadata", "json", "npy", "f32", "npy-f32", "slice",
-                                "npy-slice", "tree", "safetensors", "subset", "stats", "sha256"}));
+  EXPECT_EQ(mounted.names(".stfs"),
+            (std::vector<std::string>{
+                "info.json", "tensors.json", "tensors.tsv", "merged.safetensors", "header",
+                "metadata", "json", "npy", "f32", "npy-f32", "slice", "npy-slice", "f32-slice",
+                "npy-f32-slice", "tree", "safetensors", "subset", "stats", "sha256"}));
 }
 
 TEST(FileSystem, GivesEveryFileTheSizeOfItsContent) {
