@@ -8,28 +8,39 @@
 namespace stfs {
 namespace {
 
-// Fills `slice` and `tensor`: 0, EINVAL or ERANGE.
-int parse(const ViewFile& file, Tensor& tensor, Slice& slice) {
-  tensor = file.tensor();
-  return parse_slice(file.expression, tensor.dtype, tensor.shape, slice);
-}
+// What the expression of a file takes of its tensor.
+struct Taken {
+  Tensor tensor;
+  std::vector<Range> ranges;
+  Slice elements;
+  Slice bytes;
+};
 
-// Fills `ranges`, and `elements` with what they take: 0, EINVAL or ERANGE.
-int parse(const ViewFile& file, const Tensor& tensor, std::vector<Range>& ranges, Slice& elements) {
-  if (const int error = parse_ranges(file.expression, tensor.shape, ranges)) return error;
-  elements = elements_of(ranges, tensor.shape);
+// Fills `taken` but for its bytes: 0, EINVAL or ERANGE.
+int take_elements(const ViewFile& file, Taken& taken) {
+  taken.tensor = file.tensor();
+  if (const int error = parse_ranges(file.expression, taken.tensor.shape, taken.ranges)) {
+    return error;
+  }
+  taken.elements = elements_of(taken.ranges, taken.tensor.shape);
   return 0;
 }
+// EINVAL too when elements begin or end inside of a byte.
+int take_bytes(const ViewFile& file, Taken& taken) {
+  if (const int error = take_elements(file, taken)) return error;
+  return slice_of(taken.ranges, taken.tensor.dtype, taken.tensor.shape, taken.bytes);
+}
 
-// Bytes that can be cut out are converted as a whole; what begins or ends inside of a byte is not.
-Content floats_of(const Tensor& tensor, const std::vector<Range>& ranges, Slice elements) {
-  Slice bytes;
-  const std::uint64_t count = elements.size();
-  const bool is_whole_bytes = slice_of(ranges, tensor.dtype, tensor.shape, bytes) == 0;
-  if (is_whole_bytes && tensor.dtype == DType::kF32) return part(tensor, bytes);
+// Bytes that can be cut out are converted as a whole; of others, the blocks that they are in.
+Content floats_of(Taken taken) {
+  const Tensor& tensor = taken.tensor;
+  const std::uint64_t count = taken.elements.size();
+  const bool is_whole_bytes = slice_of(taken.ranges, tensor.dtype, tensor.shape, taken.bytes) == 0;
+  if (is_whole_bytes && tensor.dtype == DType::kF32) return part(tensor, taken.bytes);
   Content content;
-  content.production(is_whole_bytes ? as_f32(part(tensor, bytes), tensor.dtype, count)
-                                    : as_f32_slice(raw(tensor), tensor.dtype, std::move(elements)));
+  content.production(is_whole_bytes
+                         ? as_f32(part(tensor, taken.bytes), tensor.dtype, count)
+                         : as_f32_slice(raw(tensor), tensor.dtype, std::move(taken.elements)));
   return content;
 }
 
@@ -45,65 +56,56 @@ bool is_floating_and_can_be_sliced(const Tensor& tensor) {
 }
 
 int slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Tensor tensor;
-  Slice slice;
-  if (const int error = parse(file, tensor, slice)) return error;
-  bytes = slice.size();
+  Taken taken;
+  if (const int error = take_bytes(file, taken)) return error;
+  bytes = taken.bytes.size();
   return 0;
 }
 int make_slice(const ViewFile& file, Content& content) {
-  Tensor tensor;
-  Slice slice;
-  if (const int error = parse(file, tensor, slice)) return error;
-  content = part(tensor, slice);
+  Taken taken;
+  if (const int error = take_bytes(file, taken)) return error;
+  content = part(taken.tensor, taken.bytes);
   return 0;
 }
 
 int npy_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Tensor tensor;
-  Slice slice;
-  if (const int error = parse(file, tensor, slice)) return error;
-  bytes = header_of(slice, tensor.dtype).size() + slice.size();
+  Taken taken;
+  if (const int error = take_bytes(file, taken)) return error;
+  bytes = header_of(taken.bytes, taken.tensor.dtype).size() + taken.bytes.size();
   return 0;
 }
 int make_npy_slice(const ViewFile& file, Content& content) {
-  Tensor tensor;
-  Slice slice;
-  if (const int error = parse(file, tensor, slice)) return error;
-  content.literal(header_of(slice, tensor.dtype)).append(part(tensor, slice));
+  Taken taken;
+  if (const int error = take_bytes(file, taken)) return error;
+  content.literal(header_of(taken.bytes, taken.tensor.dtype));
+  content.append(part(taken.tensor, taken.bytes));
   return 0;
 }
 
 int f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  std::vector<Range> ranges;
-  Slice elements;
-  if (const int error = parse(file, file.tensor(), ranges, elements)) return error;
-  bytes = elements.size() * sizeof(float);
+  Taken taken;
+  if (const int error = take_elements(file, taken)) return error;
+  bytes = taken.elements.size() * sizeof(float);
   return 0;
 }
 int make_f32_slice(const ViewFile& file, Content& content) {
-  const Tensor tensor = file.tensor();
-  std::vector<Range> ranges;
-  Slice elements;
-  if (const int error = parse(file, tensor, ranges, elements)) return error;
-  content = floats_of(tensor, ranges, std::move(elements));
+  Taken taken;
+  if (const int error = take_elements(file, taken)) return error;
+  content = floats_of(std::move(taken));
   return 0;
 }
 
 int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  std::vector<Range> ranges;
-  Slice elements;
-  if (const int error = parse(file, file.tensor(), ranges, elements)) return error;
-  bytes = header_of(elements, DType::kF32).size() + elements.size() * sizeof(float);
+  Taken taken;
+  if (const int error = take_elements(file, taken)) return error;
+  bytes = header_of(taken.elements, DType::kF32).size() + taken.elements.size() * sizeof(float);
   return 0;
 }
 int make_npy_f32_slice(const ViewFile& file, Content& content) {
-  const Tensor tensor = file.tensor();
-  std::vector<Range> ranges;
-  Slice elements;
-  if (const int error = parse(file, tensor, ranges, elements)) return error;
-  content.literal(header_of(elements, DType::kF32));
-  content.append(floats_of(tensor, ranges, std::move(elements)));
+  Taken taken;
+  if (const int error = take_elements(file, taken)) return error;
+  content.literal(header_of(taken.elements, DType::kF32));
+  content.append(floats_of(std::move(taken)));
   return 0;
 }
 
