@@ -94,6 +94,17 @@ TEST_F(GpuLoad, WhatAMountSaysOfAFileIsKnownByAnyPathOfIt) {
   EXPECT_EQ(load({mount / ".stfs/npy-f32/layers.0.w.npy"})["copied_bytes"], 0);
 }
 
+TEST_F(GpuLoad, APartThatBeginsInsideOfAByteIsRefused) {
+  write_safetensors(file("m.safetensors"), {random_tensor("f", "F4", {4, 6})});
+  const Mounted mount({file("m.safetensors")});
+
+  load({mount / ".stfs/f32-slice/f/1:3"});
+  expect_one_line(gpu({"load", "--device", device(), mount / ".stfs/f32-slice/f/:,1"}), 2,
+                  "not a slice");
+
+  EXPECT_TRUE(got({mount / ".stfs/f32-slice/f/1:3"}) == read_file(mount / ".stfs/f32-slice/f/1:3"));
+}
+
 TEST_F(GpuLoad, AViewAndAnOptionThatMeanTheSameAreOneTensor) {
   const auto source = small();
   const Mounted mount({source});
