@@ -65,16 +65,16 @@ class Nodes {
   // Fills `recipe`, which is empty: 0, or EFBIG when the file would break the limit of its format.
   // A recipe that holds much text itself (a name or a shape may have a hundred megabytes) is made
   // when the one before it has ended, so that many readers take no more memory than one.
-  int content(Node file, Recipe& recipe) const;
+  int content(Node node, Recipe& recipe) const;
   // Whether a file can be read: 0, EFBIG as above, or ESTALE when a source of it has changed.
-  int verify(Node file) const;
+  int verify(Node node) const;
 
   // Whether a file's text is computed when it is read, and its size is not known before; and that
   // text: 0, an errno, or EINTR soon after `stop` is set.
   bool is_computed(Node node) const;
-  int compute(Node file, const std::atomic<bool>& stop, std::string& text) const;
+  int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
-  std::uint64_t size(Node file) const;  // of the recipe, without its texts; 0 for EFBIG
+  std::uint64_t size(Node node) const;  // of the recipe, without its texts; 0 for EFBIG
   timespec mtime(Node node) const;      // of the source; of the newest source for what has none
 
   // What a file shows, if it shows a tensor's bytes or values.

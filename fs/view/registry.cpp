@@ -9,7 +9,7 @@ namespace {
 
 // clang-format off
 constexpr ViewSpec kViews[] = {
-    {.id = View::kRaw, .name = "",
+    {.id = View::kRaw, .name = {},  // the root
      .make = make_raw, .size = raw_size, .verify = verify_tensor, .shows_values = true},
 
     {.id = View::kControl, .file = 0, .name = "info.json", .names = Names::kFile,

@@ -86,7 +86,7 @@ struct ViewSpec {
   View id;
   std::uint8_t file = 0;         // kFile: its number; the id is then View::kControl
   std::string_view name;         // in `.stfs`; none for the root
-  std::string_view suffix = "";  // of its files' names
+  std::string_view suffix = {};  // of its files' names
   Names names = Names::kTensors;
   PathStyle style = PathStyle::kSlashes;          // kTensors, kExpressions: of the tree
   bool (*shows)(const Tensor&) = nullptr;         // which tensors are in it; null: all

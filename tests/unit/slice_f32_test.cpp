@@ -7,8 +7,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -146,8 +149,9 @@ TEST_P(SliceF32, OfMillionsOfRunsIsRightAndHasBoundedMemory) {
     ASSERT_EQ(producer->produce(offset, std::as_writable_bytes(std::span(piece))), 0);
     const std::uint64_t first = offset / sizeof(float);
     for (std::uint64_t i = 0; i < piece.size() / sizeof(float); i += 997) {
-      EXPECT_EQ(std::memcmp(&whole_[1 + 3 * (first + i)], &piece[i * sizeof(float)], sizeof(float)),
-                0);
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &piece[i * sizeof bits], sizeof bits);
+      EXPECT_EQ(bits, std::bit_cast<std::uint32_t>(whole_[1 + 3 * (first + i)]));
     }
   }
 #ifndef STFS_SANITIZED
