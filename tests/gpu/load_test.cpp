@@ -64,15 +64,45 @@ TEST_F(GpuLoad, EachViewThatHasATensorsBytes) {
   };
   for (const char* path :
        {"dir/b.npy/c", ".stfs/f32/a", ".stfs/f32/dir/b.npy/c", ".stfs/f32/x.y",
-        ".stfs/slice/a/1:3,::2", ".stfs/slice/dir/b.npy/c/0", ".stfs/tree/x/y", ".stfs/tree/a"}) {
+        ".stfs/slice/a/1:3,::2", ".stfs/slice/dir/b.npy/c/0", ".stfs/tree/x/y", ".stfs/tree/a",
+        ".stfs/f32-slice/dir/b.npy/c/:,1", ".stfs/f32-slice/x.y/::2"}) {
     load({mount / path});
     EXPECT_TRUE(got({mount / path}) == read_file(mount / path)) << path;
   }
   for (const char* path : {".stfs/npy/a.npy", ".stfs/npy/x.y.npy", ".stfs/npy/dir/b%2Enpy/c.npy",
-                           ".stfs/npy-f32/x.y.npy", ".stfs/npy-slice/a/3:5,:.npy"}) {
+                           ".stfs/npy-f32/x.y.npy", ".stfs/npy-slice/a/3:5,:.npy",
+                           ".stfs/npy-f32-slice/dir/b.npy/c/-1.npy"}) {
     load({mount / path});
     EXPECT_TRUE(got({mount / path}) == without_header(read_file(mount / path))) << path;
   }
+}
+
+TEST_F(GpuLoad, AFileOfASingleTensorIsThatTensor) {
+  const auto source = small();
+  const Mounted mount({source});
+  load({mount / "a"});
+
+  EXPECT_EQ(load({mount / ".stfs/safetensors/a.safetensors"})["copied_bytes"], 0);
+}
+
+TEST_F(GpuLoad, WhatAMountSaysOfAFileIsKnownByAnyPathOfIt) {
+  const auto source = small();
+  const Mounted mount({source});
+  std::filesystem::create_symlink(mount / ".stfs/npy-f32/layers.0.w.npy", file("link"));
+
+  EXPECT_EQ(load({file("link")})["tensors"][0]["dtype"], "F32");
+  EXPECT_EQ(load({mount / ".stfs/npy-f32/layers.0.w.npy"})["copied_bytes"], 0);
+}
+
+TEST_F(GpuLoad, APartThatBeginsInsideOfAByteIsRefused) {
+  write_safetensors(file("m.safetensors"), {random_tensor("f", "F4", {4, 6})});
+  const Mounted mount({file("m.safetensors")});
+
+  load({mount / ".stfs/f32-slice/f/1:3"});
+  expect_one_line(gpu({"load", "--device", device(), mount / ".stfs/f32-slice/f/:,1"}), 2,
+                  "not a slice");
+
+  EXPECT_TRUE(got({mount / ".stfs/f32-slice/f/1:3"}) == read_file(mount / ".stfs/f32-slice/f/1:3"));
 }
 
 TEST_F(GpuLoad, AViewAndAnOptionThatMeanTheSameAreOneTensor) {

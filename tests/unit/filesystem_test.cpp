@@ -97,7 +97,7 @@ TEST(FileSystem, CountsBytesAndFilesOfTheTensors) {
 // Inode numbers.
 
 TEST(Inode, SaysTheNodeAndTheNodeSaysTheInode) {
-  for (int view = 0; view < kViewCount; ++view) {
+  for (int view = 0; view < 256; ++view) {
     for (const bool is_directory : {false, true}) {
       for (const std::uint64_t number : {0ULL, 1ULL, 2ULL, 1ULL << 16, 0x7fffffffULL, 0x80000000ULL,
                                          0xffffffffULL, 1ULL << 32, (1ULL << 55) - 1}) {
@@ -282,12 +282,11 @@ TEST(FileSystem, DoesNotMistakeATensorForTheControlDirectory) {
 
 TEST(FileSystem, HasTheControlDirectorysFiles) {
   const ServedCheckpoint mounted(many());
+  std::vector<std::string> rows;
+  for (const ViewSpec& view : all_views()) rows.emplace_back(view.name);
+  std::erase(rows, "");  // the root
 
-  EXPECT_EQ(
-      mounted.names(".stfs"),
-      (std::vector<std::string>{"info.json", "tensors.json", "tensors.tsv", "merged.safetensors",
-                                "header", "metadata", "json", "npy", "f32", "npy-f32", "slice",
-                                "npy-slice", "tree", "safetensors", "subset", "stats", "sha256"}));
+  EXPECT_EQ(mounted.names(".stfs"), rows);
 }
 
 TEST(FileSystem, GivesEveryFileTheSizeOfItsContent) {
