@@ -1,5 +1,5 @@
-// The structs of DLPack, version 1.1: how array libraries hand memory to each other. Written from
-// the specification (https://dmlc.github.io/dlpack/latest/c_api.html), layout and numbers alone.
+// The structs of DLPack 1.1, by which array libraries share memory. Written from the specification
+// (https://dmlc.github.io/dlpack/latest/c_api.html): layout and numbers alone.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ enum class Code : std::uint8_t {
   kBfloat = 4,
   kComplex = 5,
   kBool = 6,
-  // Since 1.1. Of elements smaller than a byte the first stands in the lowest bits.
+  // Since 1.1. Elements smaller than a byte are packed from the lowest bit.
   kFloat8E4M3Fn = 10,
   kFloat8E4M3Fnuz = 11,
   kFloat8E5M2 = 12,
