@@ -39,7 +39,7 @@ class Copier {
 
   int run(std::chrono::seconds idle) {
     channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
-    int patience = -1;  // no limit: the first order is on its way
+    int timeout_ms = -1;  // no limit: the first order is on its way
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
         if (message->body().contains("hello"))
@@ -47,9 +47,9 @@ class Copier {
         if (!message->body().contains("load")) continue;
         serve(message->body());
         if (holder_is_gone_) return 0;
-        patience = static_cast<int>(idle.count() * 1000);
+        timeout_ms = static_cast<int>(idle.count() * 1000);
       }
-      const int ready = wait(-1, patience);
+      const int ready = wait(-1, timeout_ms);
       if (ready == 0) return 0;
       if (!channel_.receive()) return 0;
     }

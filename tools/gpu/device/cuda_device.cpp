@@ -446,7 +446,7 @@ class CudaLane : public Lane {
   ~CudaLane() override {
     const Current current(cuda_, device_.context(), std::nothrow);
     settle();
-    tallied_ = {};
+    counters_ = {};
     raw_ = {};
     for (Tile& tile : tiles_) tile = {};
     stream_ = {};
@@ -555,7 +555,7 @@ class CudaLane : public Lane {
   void settle() noexcept {
     wait_for(cuda_, stream_.get());
     for (Tile& tile : tiles_) tile.is_being_copied = false;
-    tallies_.clear();
+    slots_.clear();
   }
 
   CUdeviceptr slot_for(ConversionCounts& counts);
@@ -573,9 +573,9 @@ class CudaLane : public Lane {
   std::uint64_t offset_ = 0;
   std::size_t length_ = 0;
 
-  DeviceBuffer raw_;      // one tile of raw bytes; the stream runs copies and kernels in order
-  DeviceBuffer tallied_;  // SlotValues on the device
-  std::vector<ConversionCounts*> tallies_;  // by slot
+  DeviceBuffer raw_;       // one tile of raw bytes; the stream runs copies and kernels in order
+  DeviceBuffer counters_;  // SlotValues on the device
+  std::vector<ConversionCounts*> slots_;  // by slot
 };
 
 void CudaLane::send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) {
@@ -619,39 +619,39 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
 
 // The device's counters for `counts` until the next collect().
 CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
-  if (!tallied_) {
+  if (!counters_) {
     CUdeviceptr address = 0;
     check_room(cuda_, cuda_.cuMemAlloc(&address, sizeof(SlotValues)), "cuMemAlloc", device_.id(),
                sizeof(SlotValues));
-    tallied_ = {cuda_, address};
+    counters_ = {cuda_, address};
   }
-  auto known = std::ranges::find(tallies_, &counts);
-  if (known == tallies_.end()) {
-    if (tallies_.size() == kSlots) {
+  auto known = std::ranges::find(slots_, &counts);
+  if (known == slots_.end()) {
+    if (slots_.size() == kSlots) {
       cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
       collect();
     }
-    if (tallies_.empty()) {
-      cuda_.check(cuda_.cuMemsetD8Async(tallied_.get(), 0, sizeof(SlotValues), stream_.get()),
+    if (slots_.empty()) {
+      cuda_.check(cuda_.cuMemsetD8Async(counters_.get(), 0, sizeof(SlotValues), stream_.get()),
                   "cuMemsetD8Async");
     }
-    tallies_.push_back(&counts);
-    known = tallies_.end() - 1;
+    slots_.push_back(&counts);
+    known = slots_.end() - 1;
   }
-  const auto slot = static_cast<std::size_t>(known - tallies_.begin());
-  return tallied_.get() + slot * sizeof(SlotValues::value_type);
+  const auto slot = static_cast<std::size_t>(known - slots_.begin());
+  return counters_.get() + slot * sizeof(SlotValues::value_type);
 }
 
 // Adds the device's counters to their ConversionCounts. The stream must be idle.
 void CudaLane::collect() {
-  if (tallies_.empty()) return;
+  if (slots_.empty()) return;
   SlotValues values{};
-  cuda_.check(cuda_.cuMemcpyDtoH(values.data(), tallied_.get(),
-                                 tallies_.size() * sizeof(SlotValues::value_type)),
+  cuda_.check(cuda_.cuMemcpyDtoH(values.data(), counters_.get(),
+                                 slots_.size() * sizeof(SlotValues::value_type)),
               "cuMemcpyDtoH");
-  for (std::size_t i = 0; i < tallies_.size(); ++i)
-    *tallies_[i] += ConversionCounts{.out_of_range = values[i][0], .nan = values[i][1]};
-  tallies_.clear();
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    *slots_[i] += ConversionCounts{.out_of_range = values[i][0], .nan = values[i][1]};
+  slots_.clear();
 }
 
 CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)

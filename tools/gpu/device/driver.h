@@ -1,6 +1,6 @@
 // The CUDA driver, loaded with dlopen(3): a table of the functions that stfs calls, with the types
-// of cuda.h. The binary links no CUDA library, so it also runs without a driver and reports what is
-// missing.
+// of cuda.h. The binary links no CUDA library, so it also runs without a driver and reports the
+// missing part.
 //
 // The library is $STFS_GPU_DRIVER, else libcuda.so.1. It is never unloaded, because a driver keeps
 // its own threads.

@@ -365,7 +365,7 @@ class Holder : public Outlet {
 
 int run_holder(const HolderOptions& options) {
   std::optional<HolderSocket> socket = HolderSocket::handed_over();
-  // Close what the caller had open: a daemon would keep it.
+  // Close the caller's open files: a daemon would keep them.
   if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
   // If SIGCHLD is ignored, waitpid(2) does not return a copier's status.
   ::signal(SIGCHLD, SIG_DFL);

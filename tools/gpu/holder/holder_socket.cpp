@@ -103,7 +103,7 @@ std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
 }
 
 // Rename, then check the queue: no client can connect between the check and the unlink.
-bool HolderSocket::unlink_path(bool even_if_wanted) {
+bool HolderSocket::unlink_path(bool even_if_client_waits) {
   if (path_.empty()) return true;
   const UniqueFd lock = locked(path_);
   const std::string aside = path_ + ".gone";
@@ -112,7 +112,7 @@ bool HolderSocket::unlink_path(bool even_if_wanted) {
                        Inode{status.st_dev, status.st_ino} == inode_ &&
                        ::rename(path_.c_str(), aside.c_str()) == 0;
   pollfd waiting{listener_.get(), POLLIN, 0};
-  if (!even_if_wanted && ::poll(&waiting, 1, 0) != 0) {
+  if (!even_if_client_waits && ::poll(&waiting, 1, 0) != 0) {
     if (is_ours) ::rename(aside.c_str(), path_.c_str());
     return false;
   }

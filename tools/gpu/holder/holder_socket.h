@@ -49,7 +49,7 @@ class HolderSocket {
 
   explicit HolderSocket(UniqueFd listener) : listener_(std::move(listener)) {}
 
-  bool unlink_path(bool even_if_wanted);
+  bool unlink_path(bool even_if_client_waits);
 
   UniqueFd listener_;
   std::string path_;  // empty: systemd's, or unlinked

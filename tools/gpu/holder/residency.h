@@ -34,7 +34,7 @@ namespace stfs::gpu {
 
 using ClientId = std::uint64_t;
 
-// Sends what Residency decides. Implemented by the holder; calls must not reenter Residency.
+// Sends replies and orders. Implemented by the holder; its functions must not reenter Residency.
 class Outlet {
  public:
   Outlet() = default;

@@ -1,5 +1,5 @@
-// The tensors that `stfs-gpu run` gave to this process: inherited descriptors, and a list of what
-// they hold.
+// The tensors that `stfs-gpu run` gave to this process: inherited descriptors, and a list of
+// the tensors in them.
 //
 // The list is a JSON array in a memfd; $STFS_GPU_TENSORS is its path, "/proc/self/fd/N":
 //
