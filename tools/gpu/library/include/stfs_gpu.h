@@ -19,8 +19,8 @@
  * functions that free do nothing. Leases last until both processes have ended or called execve(2).
  * The child may connect for itself, but CUDA works in a child only if its parent has not used it.
  *
- * Structs begin with their size, so that programs and libraries of different versions work together:
- * members that the other side lacks count as zero.
+ * Structs begin with their size, so that programs and libraries of different versions work
+ * together: members that the other side lacks count as zero.
  */
 #pragma once
 
@@ -62,10 +62,10 @@ STFS_GPU_API const char* stfs_gpu_version(void);
 /* Flags of stfs_gpu_connect. */
 #define STFS_GPU_START_HOLDER 1u /* start a holder when there is none */
 
-/* Connects to the holder on the socket at `path`; NULL: this user's. The caller frees the handle with
- * stfs_gpu_disconnect. With STFS_GPU_TENSORS in the environment (set by `stfs-gpu run`), reads the
- * inherited tensors instead, and connects only when another tensor is acquired. After the holder's
- * death mapped tensors stay mapped, and the next stfs_gpu_acquire connects again. */
+/* Connects to the holder on the socket at `path`; NULL: this user's. The caller frees the handle
+ * with stfs_gpu_disconnect. With STFS_GPU_TENSORS in the environment (set by `stfs-gpu run`), reads
+ * the inherited tensors instead, and connects only when another tensor is acquired. After the
+ * holder's death mapped tensors stay mapped, and the next stfs_gpu_acquire connects again. */
 STFS_GPU_API int stfs_gpu_connect(const char* path, unsigned flags,
                                   stfs_gpu_connection** connection);
 
@@ -87,15 +87,15 @@ typedef struct stfs_gpu_acquire_options {
 
 /* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
  * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, or SOURCE::GLOB.
- * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on one
- * device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices. options
- * NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */
+ * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on
+ * one device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices.
+ * options NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */
 STFS_GPU_API int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names,
                                   size_t count, const stfs_gpu_acquire_options* options,
                                   stfs_gpu_tensors** tensors);
 
-/* Releases the tensors; NULL is allowed. Their pointers become invalid, unless an export of theirs is
- * still in use. May be called before or after stfs_gpu_disconnect. */
+/* Releases the tensors; NULL is allowed. Their pointers become invalid, unless an export of theirs
+ * is still in use. May be called before or after stfs_gpu_disconnect. */
 STFS_GPU_API void stfs_gpu_release(stfs_gpu_tensors* tensors);
 
 /* The number of tensors. 0 for NULL. */
@@ -135,14 +135,14 @@ struct DLManagedTensor;
 /* Flags of exports. */
 #define STFS_GPU_EXPORT_COPY 1u /* a writable private copy; host memory only */
 
-/* Exports a tensor to another library. Memory and lease live until the consumer calls the deleter, on
- * any thread, even after a release or disconnect. Without STFS_GPU_EXPORT_COPY the struct has the flag
- * READ_ONLY. The consumer need not wait for a stream. */
+/* Exports a tensor to another library. Memory and lease live until the consumer calls the deleter,
+ * on any thread, even after a release or disconnect. Without STFS_GPU_EXPORT_COPY the struct has
+ * the flag READ_ONLY. The consumer need not wait for a stream. */
 STFS_GPU_API int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
                                  struct DLManagedTensorVersioned** exported);
 
-/* As stfs_gpu_export, for consumers older than DLPack 1.0. This struct has no READ_ONLY flag, so host
- * memory without STFS_GPU_EXPORT_COPY is refused with STFS_GPU_USAGE. */
+/* As stfs_gpu_export, for consumers older than DLPack 1.0. This struct has no READ_ONLY flag, so
+ * host memory without STFS_GPU_EXPORT_COPY is refused with STFS_GPU_USAGE. */
 STFS_GPU_API int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index,
                                              unsigned flags, struct DLManagedTensor** exported);
 

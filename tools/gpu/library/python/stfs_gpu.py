@@ -6,8 +6,8 @@
         w.numpy()                       # host memory: a read-only view, nothing is copied
         torch.from_dlpack(w)            # device memory (or host memory, see below): the same
 
-One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). A tensor stays in memory while
-a Tensors that acquire() returned, or an array made from one of its tensors, exists.
+One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). A tensor stays in memory
+while a Tensors that acquire() returned, or an array made from one of its tensors, exists.
 
 Memory is read-only, because other processes see the same bytes. A store to host memory raises
 SIGSEGV; a kernel's store to device memory fails where the driver can protect it. NumPy raises an
