@@ -75,7 +75,7 @@ class GpuHolderFaults : public GpuToolTest {
     return sent;
   }
 
-  static bool is_cut_off(const UniqueFd& fd) {
+  static bool is_disconnected(const UniqueFd& fd) {
     return eventually([&] {
       char c = 0;
       return ::recv(fd.get(), &c, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
@@ -126,7 +126,7 @@ TEST_F(GpuHolderFaults, RandomBytesEndTheConnectionThatSentThem) {
   for (int i = 0; i < 200; ++i) {
     const UniqueFd fd = connected();
     push(fd, frame(random.bytes(random.next() % 500)));
-    EXPECT_TRUE(is_cut_off(fd));
+    EXPECT_TRUE(is_disconnected(fd));
   }
 
   expect_others_served();
@@ -175,7 +175,7 @@ TEST_F(GpuHolderFaults, AMessageOfMillionsOfValuesIsRefused) {
 
   push(fd, frame(body + "]}"));
 
-  EXPECT_TRUE(is_cut_off(fd));
+  EXPECT_TRUE(is_disconnected(fd));
   expect_others_served();
   EXPECT_LT(most_kilobytes(), kMostKilobytes);
 }
@@ -199,7 +199,7 @@ TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
     c->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
     std::memcpy(CMSG_DATA(c), descriptors.data(), descriptors.size() * sizeof(int));
     ASSERT_GT(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), 0);
-    EXPECT_TRUE(is_cut_off(fd));
+    EXPECT_TRUE(is_disconnected(fd));
   }
 
   EXPECT_LE(holder_descriptors(), before + 2);
@@ -317,7 +317,7 @@ TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {
   {
     std::vector<UniqueFd> flood;
     for (int i = 0; i < 1100; ++i) flood.push_back(connected());
-    EXPECT_TRUE(is_cut_off(flood.back()));
+    EXPECT_TRUE(is_disconnected(flood.back()));
     EXPECT_NE(running_->err().find("refused a connection"), std::string::npos);
   }
   ::setrlimit(RLIMIT_NOFILE, &limit);

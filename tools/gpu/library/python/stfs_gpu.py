@@ -191,7 +191,7 @@ class _View:
 
 
 class _Handle:
-    """A handle of the library, freed when it is closed and no call uses it, or garbage collected."""
+    """A handle of the library, freed when closed and no call uses it, or garbage collected."""
 
     def __init__(self, handle, free):
         self._value, self._lock, self._calls, self._is_closed = handle, threading.Lock(), 0, False
