@@ -1,4 +1,4 @@
-// Tensors of a mount, or of a source, on the host's device: named, loaded, seen, and gone again.
+// The commands on host memory: names in a mount or a source, load, ls, evict, run.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -307,7 +307,7 @@ TEST_F(GpuLoad, AChangedSourceIsLoadedAnewAndNeverServedStale) {
   EXPECT_FALSE(got({tensor}) == before);
 }
 
-// What the other commands say.
+// Output of the other commands.
 
 TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   const auto source = small();
@@ -369,7 +369,7 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu_json({"unpin", "--all"})["count"], 1);
   EXPECT_FALSE(gpu_json({"doctor"}).empty());
   EXPECT_GT(gpu_json({"bench", "--device", device(), "--rounds", "1", mount / "a"})["ratio"], 0.0);
-  // What is computed on its way has no plain copy to be compared with.
+  // bench needs a plain copy to compare with, and computed views have none.
   for (const char* computed : {".stfs/slice/a/0:2,:", ".stfs/f32/layers.0.w"}) {
     expect_one_line(gpu({"bench", "--device", device(), mount / computed}), 2, "whole tensors");
   }
@@ -381,7 +381,7 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
 }
 
-// More than stdio keeps: what is written at once does not fail again when the rest is.
+// More than stdio's buffer: the first write fails, and the flush at exit then writes less.
 TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
   std::vector<stfs::test::Tensor> tensors;
   for (unsigned i = 0; i < 100; ++i) {
@@ -454,7 +454,7 @@ TEST_F(GpuLoad, WhatIsEvictedMayHaveLostItsSource) {
   EXPECT_EQ(resident(), Names{});
 }
 
-// run.
+// The verb run.
 
 TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
   const auto source = small();
