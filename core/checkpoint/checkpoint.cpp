@@ -313,16 +313,22 @@ std::string_view Checkpoint::name(std::uint32_t number) const {
   return header.name(header.tensors[number - first_[part]]);
 }
 
+std::optional<Extent> Checkpoint::locator(std::uint32_t number) const {
+  const std::size_t at = part_number(number);
+  const TensorRecord& record = parts_[at].header.tensors[number - first_[at]];
+  return Extent{parts_[at].source.get(), record.offset, record.length};
+}
+
 Tensor Checkpoint::tensor(std::uint32_t number) const {
   const std::size_t at = part_number(number);
-  const auto& [source, format, header, label] = parts_[at];
+  const Header& header = parts_[at].header;
   const TensorRecord& record = header.tensors[number - first_[at]];
   return {.name = header.name(record),
           .path = tree_ ? tree_->path(number) : std::string_view{},
           .dtype = record.dtype,
           .shape = header.shape(record),
           .length = record.length,
-          .locator = Extent{source.get(), record.offset, record.length}};
+          .locator = locator(number)};
 }
 
 std::optional<std::uint32_t> Checkpoint::find(std::string_view wanted) const {

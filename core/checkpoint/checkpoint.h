@@ -84,6 +84,7 @@ class Checkpoint {
   std::uint32_t tensor_count() const { return first_.back(); }
   Tensor tensor(std::uint32_t number) const;
   std::string_view name(std::uint32_t number) const;
+  std::optional<Extent> locator(std::uint32_t number) const;  // of its tensor
   const Part& part_of(std::uint32_t number) const;  // in which its header stands
 
   std::optional<std::uint32_t> find(std::string_view wanted) const;

@@ -38,7 +38,9 @@ int make_raw(const ViewFile& file, Content& content) {
   return 0;
 }
 
-std::optional<Extent> raw_extent(const ViewFile& file) { return file.tensor().locator; }
+std::optional<Extent> raw_extent(const ViewFile& file) {
+  return file.checkpoint.locator(file.number);
+}
 
 int npy_size(const ViewFile& file, std::uint64_t& bytes) {
   const Tensor tensor = file.tensor();
