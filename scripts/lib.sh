@@ -1,44 +1,43 @@
 # shellcheck shell=bash
-# Shared by the scripts here: which Debian packages stfs needs, and how to install those that are
-# missing. Sourced by bash; defines names and does nothing else.
+# Shared by the scripts here: lists the Debian packages that stfs needs, and installs missing ones.
+# bash scripts source it; it only defines names.
 
-# What it takes to configure and build every preset but fuzz.
+# To configure and build every preset except fuzz.
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
   libgtest-dev
 )
-# What the tests run besides: the tools that read the mounts, and those that build and check the
-# package.
+# To run the tests: tools that read the mounts, and tools that build and check the package.
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
   attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file e2fsprogs mount util-linux
 )
 
-# What the fuzz preset is built with.
+# To build the fuzz preset.
 # shellcheck disable=SC2034
 STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)
 
-# What makes the report of `test --coverage`.
+# To report `test --coverage`.
 # shellcheck disable=SC2034
 STFS_COVERAGE_PACKAGES=(gcovr)
 
-# What looks for defects in the sources.
+# To run `lint`.
 # shellcheck disable=SC2034
 STFS_LINT_PACKAGES=(clang-tidy cppcheck findutils coreutils)
 
-# What the benchmarks run besides: peers, and the interpreter that runs them all.
+# To run the benchmarks: other tools, and the interpreter of bench.py.
 # shellcheck disable=SC2034
 STFS_BENCH_PACKAGES=(python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils)
 
-# die STATUS MESSAGE: one line on standard error, then the end.
+# die STATUS MESSAGE: prints one line to standard error and exits.
 die() {
   printf '%s: %s\n' "${0##*/}" "$2" >&2
   exit "$1"
 }
 
-# Installs the packages named that are not installed. Asks apt for nothing when none is missing.
+# install_packages NAME...: installs missing packages. Without one it does not run apt-get.
 install_packages() {
   local package missing=() as_root=()
   if ! command -v dpkg-query >/dev/null; then
@@ -47,7 +46,7 @@ install_packages() {
     return
   fi
   for package in "$@"; do
-    # One line for each architecture that dpkg knows the package in.
+    # dpkg-query prints one line per architecture of the package.
     dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
       missing+=("$package")
   done

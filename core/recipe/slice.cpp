@@ -136,7 +136,7 @@ class Gather : public Producer {
   }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    std::vector<std::byte> scratch;
+    std::vector<std::byte> window;
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t row = inner.count * run_;  // bytes of one pass of the innermost loop
     const bool is_dense = inner.stride - run_ < kPage;
@@ -148,7 +148,7 @@ class Gather : public Producer {
       int error = 0;
       std::size_t filled = 0;
       if (is_dense) {
-        error = gather_dense(row_begin, first_run, skip, out, scratch, filled);
+        error = gather_dense(row_begin, first_run, skip, out, window, filled);
       } else {
         filled = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), run_ - skip));
         error =
@@ -177,17 +177,17 @@ class Gather : public Producer {
 
   // Fills the beginning of `out` with runs of one pass, read together with what lies between them.
   int gather_dense(std::uint64_t row_begin, std::uint64_t first_run, std::uint64_t skip,
-                   std::span<std::byte> out, std::vector<std::byte>& scratch,
+                   std::span<std::byte> out, std::vector<std::byte>& window,
                    std::size_t& filled) const {
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t wanted = (skip + out.size() + run_ - 1) / run_;
     const std::uint64_t in_window = std::max<std::uint64_t>(1, kWindow / inner.stride);
     const std::uint64_t runs = std::min({wanted, in_window, inner.count - first_run});
     const std::uint64_t last = std::min<std::uint64_t>(run_, skip + out.size() - (runs - 1) * run_);
-    scratch.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
+    window.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
     const std::uint64_t from_byte = row_begin + first_run * inner.stride + skip;
-    if (const int error = whole_.copy_unverified(from_byte, scratch)) return error;
-    const std::byte* from = scratch.data();
+    if (const int error = whole_.copy_unverified(from_byte, window)) return error;
+    const std::byte* from = window.data();
     std::byte* to = out.data();
     for (std::uint64_t i = 0; i < runs; ++i) {
       const std::uint64_t begin = i == 0 ? skip : 0;
@@ -265,46 +265,50 @@ int parse_slice(std::string_view expression, DType dtype, std::span<const std::u
   return slice_of(ranges, type_info(dtype), shape, slice);
 }
 
-int slice_of(std::span<const Range> ranges, const TypeInfo& info,
-             std::span<const std::uint64_t> shape, Slice& slice) {
-  slice = Slice{};
+Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape) {
+  Slice slice;
   bool is_empty = false;
   for (const Range& range : ranges) {
     if (range.keeps_dimension) slice.shape.push_back(range.count);
     is_empty = is_empty || range.count == 0;
   }
-  if (is_empty) return 0;
+  if (is_empty) return slice;
 
-  // From the innermost dimension out, in elements: a loop whose steps are as long as what is inside
-  // it lengthens the run, or the loop inside it; any other is a loop of its own.
+  // From the innermost dimension out: a loop whose steps are as long as what is inside it lengthens
+  // the run, or the loop inside it; any other is a loop of its own.
   std::uint64_t dimension_stride = 1;
-  std::uint64_t begin = 0;
-  std::uint64_t run = 1;
-  std::vector<Slice::Loop> loops;  // innermost first
+  slice.run = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     const Range& dimension = ranges[i];
     const std::uint64_t stride = dimension_stride * dimension.step;
-    begin += dimension_stride * dimension.start;
+    slice.begin += dimension_stride * dimension.start;
     dimension_stride *= shape[i];
     if (dimension.count == 1) continue;
-    if (loops.empty() && stride == run) {
-      run *= dimension.count;
-    } else if (!loops.empty() && stride == loops.back().count * loops.back().stride) {
-      loops.back().count *= dimension.count;
+    if (slice.loops.empty() && stride == slice.run) {
+      slice.run *= dimension.count;
+    } else if (!slice.loops.empty() &&
+               stride == slice.loops.back().count * slice.loops.back().stride) {
+      slice.loops.back().count *= dimension.count;
     } else {
-      loops.push_back({dimension.count, stride});
+      slice.loops.push_back({dimension.count, stride});
     }
   }
-  const std::uint64_t block = info.block_elements;
-  if (begin % block != 0 || run % block != 0) return EINVAL;
-  for (Slice::Loop& loop : loops) {
-    if (loop.stride % block != 0) return EINVAL;
-    loop.stride = info.offset_of(loop.stride);
-  }
-  slice.begin = info.offset_of(begin);
-  slice.run = info.offset_of(run);
-  slice.loops.assign(loops.rbegin(), loops.rend());
-  return 0;
+  std::ranges::reverse(slice.loops);
+  return slice;
+}
+
+int slice_of(std::span<const Range> ranges, const TypeInfo& info,
+             std::span<const std::uint64_t> shape, Slice& slice) {
+  slice = elements_of(ranges, shape);
+  bool is_whole_blocks = true;
+  const auto to_bytes = [&](std::uint64_t& elements) {
+    is_whole_blocks = is_whole_blocks && elements % info.block_elements == 0;
+    elements = info.offset_of(elements);
+  };
+  to_bytes(slice.begin);
+  to_bytes(slice.run);
+  for (Slice::Loop& loop : slice.loops) to_bytes(loop.stride);
+  return is_whole_blocks ? 0 : EINVAL;
 }
 
 Content slice_content(const Slice& slice, Content whole) {

@@ -45,21 +45,26 @@ int parse_ranges(std::string_view expression, std::span<const std::uint64_t> sha
 std::string canonical_expression(std::span<const Range> ranges,
                                  std::span<const std::uint64_t> shape);
 
+// Begin, run and strides are in bytes, or in elements where that is said.
 struct Slice {
   struct Loop {
-    std::uint64_t count;   // at least 2
-    std::uint64_t stride;  // bytes
+    std::uint64_t count;  // at least 2
+    std::uint64_t stride;
   };
 
   std::vector<std::uint64_t> shape;  // of the result
-  std::uint64_t begin = 0;           // bytes from the tensor's first to the first run
-  std::uint64_t run = 0;             // bytes of each run; 0 when nothing is cut out
+  std::uint64_t begin = 0;           // from the tensor's first byte or element to the first run
+  std::uint64_t run = 0;             // the length of each run; 0 when nothing is cut out
   std::vector<Loop> loops;           // outermost first; runs that touch were joined
 
-  std::uint64_t size() const;  // bytes
+  std::uint64_t size() const;
 };
 
-// Fills `slice`. Returns 0, or EINVAL for runs that do not begin and end at a block's boundary.
+// What ranges take, in elements.
+Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape);
+
+// Fills `slice`, in bytes. Returns 0, or EINVAL for runs that do not begin and end at a block's
+// boundary.
 int slice_of(std::span<const Range> ranges, const TypeInfo& info,
              std::span<const std::uint64_t> shape, Slice& slice);
 

@@ -101,7 +101,7 @@ void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
     fuse_entry_param entry{};  // inode 0: the kernel remembers that there is no such name
     entry.entry_timeout = kForever;
     if (error == 0) entry = to_entry(attributes);
-    if (error == 0 && is_looked_up(node_of(attributes.inode))) entry.entry_timeout = kLookedUp;
+    if (error == 0 && fs.is_looked_up(attributes.inode)) entry.entry_timeout = kLookedUp;
     if (error != 0 && error != ENOENT) {
       fuse_reply_err(request, error);
     } else if (fuse_reply_entry(request, &entry) != 0 && error == 0) {

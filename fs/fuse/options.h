@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/base/command.h"
-#include "fs/view/views.h"
+#include "fs/mount/nodes.h"
 
 #include <sys/types.h>
 

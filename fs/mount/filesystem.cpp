@@ -3,8 +3,6 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
-#include "core/recipe/digest.h"
-#include "core/recipe/stats.h"
 
 #include <sys/stat.h>
 
@@ -24,16 +22,30 @@ constexpr std::uint64_t kFirstEntry = 2;  // offsets 0 and 1 are "." and ".."
 
 struct Xattr {
   std::string_view name;
-  std::string (*value)(const Tensor&);
+  std::string (*value)(const Nodes::Shown&);
+  bool (*applies)(const Nodes::Shown&) = [](const Nodes::Shown&) { return true; };
 };
 
-constexpr std::array<Xattr, 6> kXattrs{{
-    {"user.stfs.name", [](const Tensor& t) { return std::string(t.name); }},
-    {"user.stfs.dtype", [](const Tensor& t) { return std::string(dtype_name(t.dtype)); }},
-    {"user.stfs.shape", [](const Tensor& t) { return shape_json(t.shape); }},
-    {"user.stfs.source", [](const Tensor& t) { return t.locator->source->path(); }},
-    {"user.stfs.offset", [](const Tensor& t) { return std::to_string(t.locator->offset); }},
-    {"user.stfs.length", [](const Tensor& t) { return std::to_string(t.length); }},
+bool has_locator(const Nodes::Shown& s) { return s.tensor.locator.has_value(); }
+
+// They tell of the tensor, also on a view's file.
+constexpr std::array<Xattr, 9> kXattrs{{
+    {"user.stfs.name", [](const Nodes::Shown& s) { return std::string(s.tensor.name); }},
+    {"user.stfs.dtype",
+     [](const Nodes::Shown& s) { return std::string(dtype_name(s.tensor.dtype)); }},
+    {"user.stfs.shape", [](const Nodes::Shown& s) { return shape_json(s.tensor.shape); }},
+    {"user.stfs.source", [](const Nodes::Shown& s) { return s.tensor.locator->source->path(); },
+     has_locator},
+    {"user.stfs.offset",
+     [](const Nodes::Shown& s) { return std::to_string(s.tensor.locator->offset); }, has_locator},
+    {"user.stfs.length",
+     [](const Nodes::Shown& s) { return std::to_string(s.tensor.locator->length); }, has_locator},
+    {"user.stfs.version",
+     [](const Nodes::Shown& s) { return s.tensor.locator->source->version().token; }, has_locator},
+    {"user.stfs.slice", [](const Nodes::Shown& s) { return std::string(s.slice); },
+     [](const Nodes::Shown& s) { return !s.slice.empty(); }},
+    {"user.stfs.as", [](const Nodes::Shown& s) { return std::string(dtype_name(*s.as)); },
+     [](const Nodes::Shown& s) { return s.as.has_value(); }},
 }};
 
 std::vector<const Source*> sources_of(const Checkpoint& checkpoint) {
@@ -64,7 +76,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     : checkpoint_(checkpoint),
       options_(options),
       log_(std::move(log)),
-      views_(checkpoint, options.control, options.ledger),
+      nodes_(checkpoint, options.views, options.control, options.ledger),
       leases_(sources_of(checkpoint)),
       reported_(checkpoint.parts().size()),
       computed_(std::make_shared<Computed>(
@@ -88,12 +100,12 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
 
 FileSystem::~FileSystem() {
   computed_->stop();
-  views_.stop_waiting();
+  nodes_.stop_waiting();
   if (dropping_.joinable()) dropping_.join();
 }
 
 void FileSystem::drop_surplus() {
-  while (const auto surplus = views_.wait_for_surplus()) {
+  while (const auto surplus = nodes_.wait_for_surplus()) {
     if (!options_.drop(inode_of(*surplus))) return;
   }
 }
@@ -103,14 +115,14 @@ Attributes FileSystem::attributes_of(Node node) const {
   attributes.inode = inode_of(node);
   attributes.uid = options_.uid;
   attributes.gid = options_.gid;
-  attributes.mtime = views_.mtime(node);
+  attributes.mtime = nodes_.mtime(node);
   if (node.is_directory) {
     attributes.mode = S_IFDIR | (0555 & ~options_.umask);
     attributes.links = 1;  // as btrfs: tools do not count subdirectories by it
   } else {
     attributes.mode = S_IFREG | (0444 & ~options_.umask);
     attributes.links = 1;
-    attributes.size = views_.size(node);
+    attributes.size = nodes_.size(node);
     attributes.blocks = attributes.size / 512 + (attributes.size % 512 != 0 ? 1 : 0);
   }
   return attributes;
@@ -118,62 +130,61 @@ Attributes FileSystem::attributes_of(Node node) const {
 
 int FileSystem::lookup(std::uint64_t directory, std::string_view name, Attributes& attributes) {
   const Node parent = node_of(directory);
-  if (!parent.is_directory || !views_.exists(parent)) return ENOENT;
+  if (!parent.is_directory || !nodes_.exists(parent)) return ENOENT;
   if (name.size() > kMaxName) return ENAMETOOLONG;
   Node node{};
-  if (const int error = views_.lookup(parent, name, node)) return error;
+  if (const int error = nodes_.lookup(parent, name, node)) return error;
   attributes = attributes_of(node);
   return 0;
 }
 
 void FileSystem::forget(std::uint64_t inode, std::uint64_t lookups) {
-  views_.forget(node_of(inode), lookups);
+  nodes_.forget(node_of(inode), lookups);
 }
 
 std::optional<Attributes> FileSystem::attributes(std::uint64_t inode) const {
   const Node node = node_of(inode);
-  if (!views_.exists(node)) return std::nullopt;
+  if (!nodes_.exists(node)) return std::nullopt;
   return attributes_of(node);
 }
 
 int FileSystem::list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const {
   const Node node = node_of(directory);
-  if (!node.is_directory || !views_.exists(node)) return ENOTDIR;
+  if (!node.is_directory || !nodes_.exists(node)) return ENOTDIR;
   const auto add_node = [&](const char* name, Node entry, std::uint64_t next) {
     const mode_t type = entry.is_directory ? S_IFDIR : S_IFREG;
     return add({name, inode_of(entry), type, next});
   };
   if (offset == 0 && !add_node(".", node, ++offset)) return 0;
-  if (offset == 1 && !add_node("..", views_.parent(node), ++offset)) return 0;
+  if (offset == 1 && !add_node("..", nodes_.parent(node), ++offset)) return 0;
   std::uint64_t next = 0;
   std::uint64_t cursor = offset - kFirstEntry;
-  while (const auto entry = views_.list(node, cursor, next)) {
+  while (const auto entry = nodes_.list(node, cursor, next)) {
     if (!add_node(entry->name.c_str(), entry->node, next + kFirstEntry)) break;
     cursor = next;
   }
   return 0;
 }
 
-int FileSystem::find_content(Node file, Views::Made& recipe, const Content*& content) const {
-  if (!views_.exists(file)) return ENOENT;
+int FileSystem::find_content(Node file, Recipe& recipe) const {
+  if (!nodes_.exists(file)) return ENOENT;
   if (file.is_directory) return EISDIR;
-  content = views_.content(file, recipe);
-  return content == nullptr ? EFBIG : 0;
+  return nodes_.content(file, recipe);
 }
 
 int FileSystem::open(std::uint64_t inode) {
   const Node node = node_of(inode);
-  if (!views_.exists(node)) return ENOENT;
+  if (!nodes_.exists(node)) return ENOENT;
   if (node.is_directory) return EISDIR;
-  const int error = views_.verify(node);
+  const int error = nodes_.verify(node);
   if (error != 0) report_faults();
-  if (error == 0) views_.open(node);
+  if (error == 0) nodes_.open(node);
   return error;
 }
 
 bool FileSystem::is_computed(std::uint64_t inode) const {
   const Node node = node_of(inode);
-  return views_.is_computed(node) && views_.exists(node);
+  return nodes_.is_computed(node) && nodes_.exists(node);
 }
 
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
@@ -181,18 +192,18 @@ void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Don
   Reply reply;
   std::vector<Extent> missing;
   int error = 0;
-  if (const std::optional<Extent> extent = views_.extent(file)) {
+  if (const std::optional<Extent> extent = nodes_.extent(file)) {
     const Extent part = extent->part(request.offset, request.length);
     if (!part.source->has({part.offset, part.length})) missing.push_back(part);
     if (missing.empty()) error = read_extent(part, reply.reading);
   } else if (is_computed(request.inode)) {
     return compute_and_answer(request, will_wait, std::move(done));
   } else {
-    const Content* content = nullptr;
-    error = find_content(file, reply.recipe, content);
-    if (error == 0) missing = content->missing(request.offset, request.length);
+    error = find_content(file, reply.recipe);
+    const Content& content = reply.recipe.content();
+    if (error == 0) missing = content.missing(request.offset, request.length);
     if (error == 0 && missing.empty()) {
-      error = content->read(request.offset, request.length, reply.reading);
+      error = content.read(request.offset, request.length, reply.reading);
     }
   }
   if (!missing.empty()) return fetch_and_answer(request, missing, will_wait, std::move(done));
@@ -227,9 +238,8 @@ void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Ex
 
 int FileSystem::fill(const ReadRequest& request, Reply& reply) const {
   try {
-    const Content* content = nullptr;
-    if (const int error = find_content(node_of(request.inode), reply.recipe, content)) return error;
-    return content->read(request.offset, request.length, reply.reading);
+    if (const int error = find_content(node_of(request.inode), reply.recipe)) return error;
+    return reply.recipe.content().read(request.offset, request.length, reply.reading);
   } catch (const std::bad_alloc&) {
     return ENOMEM;
   }
@@ -258,17 +268,7 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
 }
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
-  const Tensor tensor = checkpoint_.tensor(static_cast<std::uint32_t>(node.number));
-  int error = 0;
-  if (node.view == View::kStats) {
-    ValueStats stats;
-    error = value_stats(tensor.content(), tensor.dtype, stop, stats);
-    if (error == 0) text = stats_json(stats) + "\n";
-  } else {
-    std::string hex;
-    error = sha256(tensor.content(), stop, hex);
-    if (error == 0) text = sha256sum_line(hex, tensor.path);
-  }
+  const int error = nodes_.compute(node, stop, text);
   if (error != 0) report_faults();
   return error;
 }
@@ -301,27 +301,25 @@ void FileSystem::report_faults() const {
 
 int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
   const Node node = node_of(inode);
-  if (!views_.exists(node)) return ENOENT;
+  if (!nodes_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
-  const std::optional<std::uint32_t> tensor = views_.raw_tensor(node);
-  if (!tensor) return ENODATA;
-  for (const Xattr& xattr : kXattrs) {
-    if (xattr.name != name) continue;
-    const Tensor shown = checkpoint_.tensor(*tensor);
-    // A shape of a hundred megabytes need not be written to see that it is too long.
-    if (name == "user.stfs.shape" && shown.shape.size() > kMaxXattr) return E2BIG;
-    value = xattr.value(shown);
-    return value.size() > kMaxXattr ? E2BIG : 0;
-  }
-  return ENODATA;
+  const std::optional<Nodes::Shown> shown = nodes_.shown(node);
+  const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
+  if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
+  // A shape of a hundred megabytes need not be written to see that it is too long.
+  if (name == "user.stfs.shape" && shown->tensor.shape.size() > kMaxXattr) return E2BIG;
+  value = xattr->value(*shown);
+  return value.size() > kMaxXattr ? E2BIG : 0;
 }
 
 int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   const Node node = node_of(inode);
-  if (!views_.exists(node)) return ENOENT;
+  if (!nodes_.exists(node)) return ENOENT;
   names.clear();
-  if (!views_.raw_tensor(node)) return 0;
+  const std::optional<Nodes::Shown> shown = nodes_.shown(node);
+  if (!shown) return 0;
   for (const Xattr& xattr : kXattrs) {
+    if (!xattr.applies(*shown)) continue;
     names += xattr.name;
     names += '\0';
   }

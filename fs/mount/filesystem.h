@@ -10,7 +10,9 @@
 #include "core/recipe/content.h"
 #include "core/source/leases.h"
 #include "fs/mount/computed.h"
-#include "fs/view/views.h"
+#include "fs/mount/nodes.h"
+#include "fs/mount/recipes.h"
+#include "fs/view/registry.h"
 
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -35,6 +37,7 @@ struct FileSystemOptions {
   gid_t gid = 0;
   mode_t umask = 0;  // taken away from 0444 for files and 0555 for directories
   ControlDirectory control = ControlDirectory::kHidden;
+  std::span<const ViewSpec> views = all_views();
   Ledger* ledger = nullptr;  // what this process takes from the one before it, and leaves
   // Lets the kernel forget a file, if nobody uses it; false when it does not know how. Called on a
   // thread of its own, when too many files have been looked up (looked_up.h).
@@ -60,7 +63,7 @@ struct Statistics {
 // What answers a read. It owns all that the pieces point to or depend on: the recipe, the pins, the
 // buffers.
 struct Reply {
-  Views::Made recipe;
+  Recipe recipe;
   Reading reading;
 
   std::span<const iovec> pieces() const { return reading.pieces; }
@@ -81,7 +84,10 @@ class FileSystem {
   // found is kept until it was forgotten as often.
   int lookup(std::uint64_t directory, std::string_view name, Attributes& attributes);
   void forget(std::uint64_t inode, std::uint64_t lookups);
-  std::size_t looked_up_names() const { return views_.looked_up_names(); }
+  std::size_t looked_up_names() const { return nodes_.looked_up_names(); }
+
+  // Whether a file can only be found by its name, which the kernel shall look up again.
+  bool is_looked_up(std::uint64_t inode) const { return nodes_.is_looked_up(node_of(inode)); }
 
   std::optional<Attributes> attributes(std::uint64_t inode) const;
 
@@ -101,7 +107,7 @@ class FileSystem {
   // Opens a file: 0, ESTALE when its source has changed, EISDIR, ENOENT, EFBIG for a safetensors
   // file whose header would be too long. Each success wants a release.
   int open(std::uint64_t inode);
-  void release(std::uint64_t inode) { views_.release(node_of(inode)); }
+  void release(std::uint64_t inode) { nodes_.release(node_of(inode)); }
 
   // Whether a file is computed when it is read: its size is reported as 0, and it is read to its
   // end past the kernel's cache.
@@ -136,10 +142,8 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
-  // The recipe of a file: 0 or an errno.
-  int find_content(Node file, Views::Made& recipe, const Content*& content) const;
+  int find_content(Node file, Recipe& recipe) const;  // 0 or an errno
   int fill(const ReadRequest& request, Reply& reply) const;
-  std::vector<Extent> missing(const ReadRequest& request) const;
   void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
   void fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
                         const WillWait& will_wait, Done done);
@@ -151,7 +155,7 @@ class FileSystem {
   const Checkpoint& checkpoint_;
   FileSystemOptions options_;
   Log log_;
-  Views views_;
+  Nodes nodes_;
   Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed

@@ -48,15 +48,15 @@ std::span<const Source::Failure> Ledger::failures(std::size_t source) const {
   return std::span(kept.failures).first(kept.failed.load(std::memory_order_acquire));
 }
 
-Ledger::Record& Ledger::record(std::uint64_t place) const {
-  return *std::launder(reinterpret_cast<Record*>(at(place)));
+Ledger::Record& Ledger::record(std::uint64_t slot) const {
+  return *std::launder(reinterpret_cast<Record*>(at(slot)));
 }
 
-void Ledger::free(std::uint64_t place) {
-  Record& freed = record(place);
+void Ledger::free(std::uint64_t slot) {
+  Record& freed = record(slot);
   std::uint64_t& last = free_[units_for(freed.length)];
   freed.number = last;
-  last = place + 1;
+  last = slot + 1;
 }
 
 std::uint32_t Ledger::add(const Name& name) {
@@ -65,30 +65,30 @@ std::uint32_t Ledger::add(const Name& name) {
   const std::size_t units = units_for(name.expression.size());
   std::uint64_t& last_free = free_[units];
   const bool is_new = last_free == 0;
-  const std::uint64_t place = is_new ? head_->units.load() : last_free - 1;
-  constexpr std::uint64_t kMostPlaces = std::numeric_limits<std::uint32_t>::max();
-  if (is_new && (place + units > most_units_ || place > kMostPlaces)) throw std::bad_alloc();
+  const std::uint64_t slot = is_new ? head_->units.load() : last_free - 1;
+  constexpr std::uint64_t kMostSlots = std::numeric_limits<std::uint32_t>::max();
+  if (is_new && (slot + units > most_units_ || slot > kMostSlots)) throw std::bad_alloc();
   if (head_->next_number <= name.number) head_->next_number = name.number + 1;
 
-  Record& added = is_new ? *new (at(place)) Record{} : record(place);
+  Record& added = is_new ? *new (at(slot)) Record{} : record(slot);
   if (!is_new) last_free = added.number;
   added.number = name.number;
   added.size = name.size;
   added.tensor = name.tensor;
   added.view = name.view;
   added.length = static_cast<std::uint8_t>(name.expression.size());
-  std::memcpy(at(place) + kText, name.expression.data(), name.expression.size());
+  std::memcpy(at(slot) + kText, name.expression.data(), name.expression.size());
   added.lookups.store(name.lookups, std::memory_order_release);
-  if (is_new) head_->units.store(place + units, std::memory_order_release);
+  if (is_new) head_->units.store(slot + units, std::memory_order_release);
   ++live_;
-  return static_cast<std::uint32_t>(place);
+  return static_cast<std::uint32_t>(slot);
 }
 
-void Ledger::count(std::uint32_t place, std::uint64_t lookups) {
-  record(place).lookups.store(lookups, std::memory_order_release);
+void Ledger::count(std::uint32_t slot, std::uint64_t lookups) {
+  record(slot).lookups.store(lookups, std::memory_order_release);
   if (lookups != 0) return;
   if (--live_ != 0) {
-    free(place);
+    free(slot);
     return;
   }
   // Nothing is live: the memory goes back.
@@ -97,22 +97,22 @@ void Ledger::count(std::uint32_t place, std::uint64_t lookups) {
   ::madvise(units_, round_up(used * kUnit, kPage), MADV_REMOVE);
 }
 
-void Ledger::restore(const std::function<void(const Name& name, std::uint32_t place)>& take) {
+void Ledger::restore(const std::function<void(const Name& name, std::uint32_t slot)>& take) {
   live_ = 0;
   free_ = {};
   std::size_t units = 0;
-  for (std::uint64_t place = 0; place < head_->units; place += units) {
-    const Record& found = record(place);
+  for (std::uint64_t slot = 0; slot < head_->units; slot += units) {
+    const Record& found = record(slot);
     units = units_for(found.length);
     const std::uint64_t lookups = found.lookups.load(std::memory_order_acquire);
     if (lookups == 0) {
-      free(place);
+      free(slot);
       continue;
     }
     ++live_;
-    const std::string_view text(reinterpret_cast<const char*>(at(place) + kText), found.length);
+    const std::string_view text(reinterpret_cast<const char*>(at(slot) + kText), found.length);
     take({found.view, found.tensor, text, found.size, found.number, lookups},
-         static_cast<std::uint32_t>(place));
+         static_cast<std::uint32_t>(slot));
   }
 }
 

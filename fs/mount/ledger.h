@@ -45,14 +45,14 @@ class Ledger {
   Ledger& operator=(const Ledger&) = delete;
   ~Ledger();
 
-  // Writes a name down and returns its place. Throws std::bad_alloc when there is no room.
+  // Writes a name down and returns its slot. Throws std::bad_alloc when there is no room.
   std::uint32_t add(const Name& name);
-  // Writes down how often a name is looked up; 0 frees its place.
-  void count(std::uint32_t place, std::uint64_t lookups);
+  // Writes down how often a name is looked up; 0 frees its slot.
+  void count(std::uint32_t slot, std::uint64_t lookups);
 
-  // Calls `take` for each live name, and finds the free places again: for a new worker, before
+  // Calls `take` for each live name, and finds the free slots again: for a new worker, before
   // anything else.
-  void restore(const std::function<void(const Name& name, std::uint32_t place)>& take);
+  void restore(const std::function<void(const Name& name, std::uint32_t slot)>& take);
   // Greater than every number that was ever added.
   std::uint64_t next_number() const { return head_->next_number; }
 
@@ -73,7 +73,7 @@ class Ledger {
   };
   struct Record {
     std::atomic<std::uint64_t> lookups;  // written last
-    std::uint64_t number;                // while it is free: the next free place, as in free_
+    std::uint64_t number;                // while it is free: the next free slot, as in free_
     std::uint64_t size;
     std::uint32_t tensor;
     std::uint8_t view;
@@ -89,9 +89,9 @@ class Ledger {
   static constexpr std::size_t kMostUnits = (kText + kLongestName + kUnit - 1) / kUnit;
 
   static std::size_t units_for(std::size_t length) { return (kText + length + kUnit - 1) / kUnit; }
-  std::byte* at(std::uint64_t place) const { return units_ + place * kUnit; }
-  Record& record(std::uint64_t place) const;
-  void free(std::uint64_t place);
+  std::byte* at(std::uint64_t slot) const { return units_ + slot * kUnit; }
+  Record& record(std::uint64_t slot) const;
+  void free(std::uint64_t slot);
 
   std::size_t bytes_ = 0;
   void* memory_ = nullptr;
@@ -100,7 +100,7 @@ class Ledger {
   std::byte* units_ = nullptr;
   std::uint64_t most_units_ = 0;
   std::uint64_t live_ = 0;  // names
-  // By units: 1 + the last place that was freed, or 0.
+  // By units: 1 + the last slot that was freed, or 0.
   std::array<std::uint64_t, kMostUnits + 1> free_{};
 };
 

@@ -10,8 +10,8 @@
 namespace stfs {
 
 std::size_t LookedUpNames::Hash::operator()(const Record* record) const {
-  const std::size_t place = (std::size_t{record->tensor} << 8 | record->view) * 0x9E3779B97F4A7C15U;
-  return std::hash<std::string_view>()(record->expression) ^ place;
+  const std::size_t owner = (std::size_t{record->tensor} << 8 | record->view) * 0x9E3779B97F4A7C15U;
+  return std::hash<std::string_view>()(record->expression) ^ owner;
 }
 
 bool LookedUpNames::Equal::operator()(const Record* a, const Record* b) const {
@@ -67,11 +67,11 @@ void LookedUpNames::keep(List& fresh) {
 void LookedUpNames::restore() {
   if (ledger_ == nullptr) return;
   const std::lock_guard lock(mutex_);
-  ledger_->restore([&](const Ledger::Name& left, std::uint32_t place) {
+  ledger_->restore([&](const Ledger::Name& left, std::uint32_t slot) {
     List fresh;
     fresh.push_back({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
                       left.lookups}});
-    fresh.front().place = place;
+    fresh.front().slot = slot;
     keep(fresh);
   });
   next_ = ledger_->next_number();
@@ -92,7 +92,7 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
       ++changed.lookups;
       changed.is_asked = false;
     });
-    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    if (ledger_ != nullptr) ledger_->count(record.slot, record.lookups);
     return record.number;
   };
   {
@@ -107,12 +107,12 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
   if (const auto number = known()) return number;  // another thread was faster
   added.number = next_++;
   if (ledger_ != nullptr) {
-    added.place = ledger_->add({view, tensor, expression, added.size, added.number, 1});
+    added.slot = ledger_->add({view, tensor, expression, added.size, added.number, 1});
   }
   try {
     keep(fresh);
   } catch (...) {
-    if (ledger_ != nullptr) ledger_->count(added.place, 0);
+    if (ledger_ != nullptr) ledger_->count(added.slot, 0);
     throw;
   }
   return added.number;
@@ -150,7 +150,7 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     if (found == by_number_.end()) return;
     Record& record = *found->second;
     record.lookups -= std::min(lookups, record.lookups);
-    if (ledger_ != nullptr) ledger_->count(record.place, record.lookups);
+    if (ledger_ != nullptr) ledger_->count(record.slot, record.lookups);
     if (record.lookups != 0) return;
     by_name_.erase(&record);
     by_number_.erase(found);

@@ -99,7 +99,7 @@ class LookedUpNames {
   struct Record : Name {
     std::uint64_t opens = 0;
     bool is_asked = false;
-    std::uint32_t place = 0;  // in the ledger
+    std::uint32_t slot = 0;  // in the ledger
     List::iterator self{};
   };
   struct Hash {

@@ -1,4 +1,4 @@
-// Memory of the host as a device: the suite of every device, and how much there is.
+// Host memory as a device: the contract of every device, and the size of host memory.
 #include "tests/gpu/device_suite.h"
 #include "tests/support/files.h"
 #include "tools/gpu/device/device.h"
@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, DeviceSuite,
                                  }}),
                          name_of);
 
-// The files in which the kernel tells of memory, made up below a directory.
+// Fake files of /proc and the control groups, below a directory.
 class HostMemoryTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kMiB = 1 << 20;
@@ -44,7 +44,7 @@ class HostMemoryTest : public ::testing::Test {
     std::filesystem::create_directories((dir_ / name).parent_path());
     write_file(dir_ / name, text);
   }
-  // A group of cgroups v2: its limit, what it has taken, and how much of that is unused page cache.
+  // A group of cgroups v2: its limit, its use, and the inactive page cache in that use.
   void v2(const std::string& group, const std::string& limit, std::uint64_t used,
           std::uint64_t inactive) const {
     const std::string at = "sys/fs/cgroup" + group;
@@ -86,7 +86,7 @@ TEST_F(HostMemoryTest, CountsPageCacheThatNobodyUsesAsAvailable) {
   in_v2("/user.slice/a", "/");
   v2("/user.slice/a", std::to_string(200 * kMiB), 190 * kMiB, 100 * kMiB);
   expect(200 * kMiB, 110 * kMiB);
-  // The figures are not of one moment.
+  // The kernel updates both files at different times.
   v2("/user.slice/a", std::to_string(200 * kMiB), 90 * kMiB, 100 * kMiB);
   expect(200 * kMiB, 200 * kMiB);
 }

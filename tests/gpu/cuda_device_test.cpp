@@ -1,4 +1,4 @@
-// The CUDA back end: the suite of every device, and what only a driver that fails can show.
+// The CUDA back end: the contract of every device, and a driver that fails.
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceSuite, testing::ValuesIn(devices()), name_o
 
 constexpr std::size_t kTile = 64 << 10;
 
-// On the fake driver alone.
+// Only on the fake driver.
 class CudaDevice : public testing::Test {
  protected:
   void SetUp() override {
@@ -81,7 +81,7 @@ class CudaDevice : public testing::Test {
   }
 };
 
-// Everything a load and a user of it do, once. Returns what arrived.
+// Loads and maps `bytes`, with every driver call of both. Returns the mapped bytes.
 std::vector<std::byte> load_and_map(std::span<const std::byte> bytes) {
   const DeviceInfo info = cuda_infos().at(0);
   UniqueFd fd;
@@ -107,7 +107,7 @@ std::vector<std::byte> load_and_map(std::span<const std::byte> bytes) {
   return read_device(mapped->address(), bytes.size());
 }
 
-// --- each function of the driver failing, at each of its first calls
+// --- each driver function fails, at each of its first calls
 
 class CudaFailure : public testing::TestWithParam<const char*> {};
 
@@ -119,7 +119,7 @@ TEST_P(CudaFailure, IsOneErrorAndNothingIsLeftBehind) {
   if (!is_fake_driver()) GTEST_SKIP() << "not the fake driver";
   const std::string function = GetParam();
   const std::vector<std::byte> bytes = pattern(8, 7 * kTile);
-  // What the driver is asked once in a process's life is tested by driver_test.cpp.
+  // driver_test.cpp tests the calls that happen once in a process.
   for (std::size_t call = 1; call <= 12; ++call) {
     SCOPED_TRACE("call " + std::to_string(call));
     configure_fake_driver({{"STFS_FAKE_CUDA_FAIL", function + ":" + std::to_string(call)}});
@@ -134,7 +134,7 @@ TEST_P(CudaFailure, IsOneErrorAndNothingIsLeftBehind) {
     }
 
     EXPECT_EQ(fake_driver_report(), "");
-    if (fake_driver_calls(function) < call) break;  // it did not fail
+    if (fake_driver_calls(function) < call) break;  // no call failed
     if (message) {
       EXPECT_NE(message->find(function), std::string::npos) << *message;
       EXPECT_EQ(message->find('\n'), std::string::npos) << *message;
@@ -204,7 +204,7 @@ TEST_F(CudaDevice, NothingIsUnderWayWhenAnErrorLeavesTheLane) {
   }
 }
 
-// --- faults: what is asynchronous fails when nobody looks
+// --- faults of asynchronous work
 
 TEST_F(CudaDevice, AFaultSurfacesAtTheLatestWhenTheLaneDrains) {
   const std::vector<std::byte> bytes = pattern(10, 7 * kTile);
@@ -242,7 +242,7 @@ TEST_F(CudaDevice, AFaultInTheMiddleOfALoadLeavesNothingBehind) {
   }
 }
 
-// --- room
+// --- lack of device memory
 
 TEST_F(CudaDevice, NoRoomSaysWhatWasNeededAndWhatIsFree) {
   configure_fake_driver({{"STFS_FAKE_CUDA_MEMORY", std::to_string(8 << 20)}});
@@ -296,7 +296,7 @@ TEST_F(CudaDevice, PinnedMemoryIsThreeTilesALane) {
   EXPECT_EQ(fake_driver_peak_pinned(), 2 * 3 * kTile);
 }
 
-// --- which device
+// --- several devices
 
 TEST_F(CudaDevice, EachDeviceHasItsOwnMemory) {
   configure_fake_driver({{"STFS_FAKE_CUDA_DEVICES", "3"}});
@@ -345,7 +345,7 @@ TEST_F(CudaDevice, ThatIsNotVisibleIsRefused) {
   EXPECT_THROW(open_cuda(second), Error);
 }
 
-// --- what the lane refuses
+// --- misuse of a lane
 
 TEST_F(CudaDevice, ASegmentIsAMultipleOfTheGranularity) {
   const auto device = open_cuda(cuda_infos().at(0));
@@ -401,7 +401,7 @@ TEST_F(CudaDevice, ASegmentIsNotMappedLargerThanItIs) {
   EXPECT_THROW(map_cuda_segment(cuda_infos().at(0), fd.get(), 4096), Error);
 }
 
-// The fake driver's own promise, which the others rest on.
+// Tests the fake driver itself.
 TEST_F(CudaDevice, TheHostCannotTouchItsAddresses) {
   const auto device = open_cuda(cuda_infos().at(0));
   const auto segment = device->allocate(2 << 20);

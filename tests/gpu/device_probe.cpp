@@ -1,12 +1,12 @@
-// Asks a GPU what on_device wants to know, and prints one JSON object.
+// Measures a GPU for on_device and prints one JSON object.
 //
 //   device_probe devices
 //   device_probe attributes DEVICE
-//   device_probe ceilings DEVICE BYTES    copies of so much at once, GB/s (10^9)
-//   device_probe survival DEVICE BYTES    does memory live by its descriptor alone?
-//   device_probe mapping DEVICE FILE      a file by plain copies from its mapping, GB/s
+//   device_probe ceilings DEVICE BYTES    copies of BYTES at once, GB/s (10^9)
+//   device_probe survival DEVICE BYTES    does a descriptor alone keep memory?
+//   device_probe mapping DEVICE FILE      plain copies from the file's mapping, GB/s
 //
-// DEVICE is what stfs-gpu takes. Exit status 0, 1 when memory did not survive, 2 for wrong usage, 5
+// DEVICE is as for stfs-gpu. Exit status 0, 1 when memory did not survive, 2 for wrong usage, 5
 // when the device failed.
 #include "core/base/posix.h"
 #include "core/source/local_file.h"
@@ -37,7 +37,7 @@ using nlohmann::json;
 constexpr std::size_t kTile = 4 << 20;
 constexpr int kRepetitions = 5;
 
-// What the verbs that copy need: the primary context, current, for the life of the process.
+// For verbs that copy: keeps the primary context current until the process ends.
 struct Session {
   explicit Session(const DeviceInfo& info) : cuda(cuda_driver()) {
     const int ordinal = std::stoi(info.id.substr(info.id.find(':') + 1));
@@ -154,7 +154,7 @@ void send_descriptor(int socket, int fd) {
     throw_errno(ErrorCode::kDeviceFailed, "", "sendmsg", errno);
 }
 
-// None when the other end is gone.
+// Returns none when the other end has closed the socket.
 UniqueFd receive_descriptor(int socket) {
   char byte = 0;
   iovec data{&byte, 1};
@@ -172,8 +172,8 @@ UniqueFd receive_descriptor(int socket) {
   return UniqueFd(fd);
 }
 
-// The child writes a pattern into device memory, exports it and is killed. The parent has had no
-// context until then: as a holder, it has the descriptor and nothing else.
+// The child writes a pattern into device memory, exports it and is killed. The parent makes its
+// context after that; like a holder, it has only the descriptor.
 json survival(const std::string& device_name, std::size_t bytes) {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)

@@ -24,8 +24,8 @@ std::uint64_t next_random(std::uint64_t& state) {
   return state;
 }
 
-// Elements of `dtype`, whole bytes of them: every code of a type of 16 bits or fewer; of the wider
-// ones, the values where rounding changes its mind, and random bits.
+// Elements of `dtype` that fill whole bytes. Types of at most 16 bits: every code. Wider types:
+// values on both sides of each rounding boundary, and random bits.
 std::vector<std::byte> elements_of(DType dtype, std::uint64_t& count) {
   const unsigned bits = type_info(dtype).bits();
   if (bits <= 16) {
@@ -44,8 +44,8 @@ std::vector<std::byte> elements_of(DType dtype, std::uint64_t& count) {
     const std::uint64_t base = exponent << fraction;
     for (unsigned bit = 0; bit < fraction; ++bit) {
       const std::uint64_t step = std::uint64_t{1} << bit;
-      for (const std::uint64_t low : {std::uint64_t{0}, step, step - 1, step + 1, 3 * step / 2})
-        values.push_back(base + low);
+      for (const std::uint64_t offset : {std::uint64_t{0}, step, step - 1, step + 1, 3 * step / 2})
+        values.push_back(base + offset);
     }
     values.push_back(base | (next_random(state) & ((std::uint64_t{1} << fraction) - 1)));
     values.push_back(values.back() | std::uint64_t{1} << (bits - 1));
@@ -170,7 +170,7 @@ TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
   {
     const auto lane = device->lane(kSuiteTile);
     send_all(*lane, *segment, bytes, kSuiteTile);
-    lane->tile(*segment, 0, kSuiteTile);  // handed out, never sent
+    lane->tile(*segment, 0, kSuiteTile);  // never sent
   }
 
   std::vector<std::byte> back(kSuiteTile);
@@ -227,7 +227,7 @@ TEST_P(DeviceSuite, WhatIsNoSegmentIsNotMapped) {
   EXPECT_THROW(map_segment(info_, -1, 2 << 20), Error);
 }
 
-// Every type that has a conversion, to each of the three: the bits that the host makes.
+// Device and host convert every type to the same bits, for each of the three targets.
 TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
   const auto device = open_device(info_);
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
@@ -241,12 +241,11 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
       const std::vector<std::byte> in = elements_of(from, count);
       const std::size_t width = type_info(to).bits() / 8;
       std::vector<std::byte> expected(count * width);
-      const ConversionCounts met = convert_elements(from, to, count, in, expected);
+      const ConversionCounts host_counts = convert_elements(from, to, count, in, expected);
       const auto segment = device->allocate((expected.size() + (2 << 20)) >> 21 << 21);
 
       ConversionCounts counts;
-      const std::size_t step =
-          kSuiteTile / type_info(from).bits();  // elements; whole bytes of them
+      const std::size_t step = kSuiteTile / type_info(from).bits();  // elements, in whole bytes
       for (std::uint64_t first = 0; first < count; first += step * 8) {
         const std::uint64_t number = std::min<std::uint64_t>(step * 8, count - first);
         const std::size_t raw_bytes = number * type_info(from).bits() / 8;
@@ -256,8 +255,8 @@ TEST_P(DeviceSuite, ConvertsToTheBitsThatTheHostMakes) {
       }
       lane->drain();
 
-      EXPECT_EQ(counts.nan, met.nan);
-      EXPECT_EQ(counts.out_of_range, met.out_of_range);
+      EXPECT_EQ(counts.nan, host_counts.nan);
+      EXPECT_EQ(counts.out_of_range, host_counts.out_of_range);
       const UniqueFd fd = segment->publish();
       const auto mapped = map_segment(info_, fd.get(), segment->bytes());
       EXPECT_EQ(GetParam().read(mapped->address(), expected.size()), expected);
@@ -291,7 +290,7 @@ TEST_P(DeviceSuite, CountsOfEachItemAreItsOwn) {
   if (!device->converts()) GTEST_SKIP() << "there are no kernels for it in this build";
   const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);
-  const std::vector<float> values{65520.0F, 1.0F, -1e30F, -65519.0F};  // two that F16 cannot hold
+  const std::vector<float> values{65520.0F, 1.0F, -1e30F, -65519.0F};  // two are out of F16's range
   constexpr std::size_t kItems = 700;
 
   std::deque<ConversionCounts> counts(kItems);

@@ -1,5 +1,5 @@
-// What every device must do, whatever stands behind it: one suite, instantiated by the tests of
-// each. The bodies are in device_suite.cpp.
+// The contract of every device: one test suite, instantiated for each back end. The bodies are in
+// device_suite.cpp.
 #pragma once
 
 #include "tools/gpu/device/device.h"
@@ -17,12 +17,12 @@ namespace stfs::gpu::test {
 
 struct DeviceUnderTest {
   std::string name;
-  // The device, made ready. The test is skipped with what it throws when `may_be_absent`.
+  // Prepares and returns the device. With `may_be_absent`, its exception skips the test.
   std::function<DeviceInfo()> info;
   bool may_be_absent = false;
-  // What stands at an address that map_segment gave.
+  // Reads `size` bytes at an address of map_segment().
   std::function<std::vector<std::byte>(std::uint64_t address, std::size_t size)> read;
-  // After each test: what it left behind, a line each; empty when all is well.
+  // After each test: one line per leak; empty without one.
   std::function<std::string()> left_behind = [] { return std::string(); };
 };
 

@@ -1,5 +1,4 @@
-// The driver's table as a process meets it: a process finds its driver once, so each of these is
-// one of its own.
+// Loading of the driver. A process loads its driver once, so each test runs a process.
 #include "tests/support/files.h"
 #include "tests/support/process.h"
 
@@ -41,7 +40,7 @@ TEST(CudaDriver, ThatLacksAFunctionSaysWhich) {
 }
 
 TEST(CudaDriver, ThatCannotStartSaysWhy) {
-  // 803: the kernel's module is of another version.
+  // 803: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.
   expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuInit:1:803"}), "cuInit: error 803");
   expect_one_line(probe({"devices"}, {"STFS_FAKE_CUDA_FAIL=cuDriverGetVersion:1"}),
                   "cuDriverGetVersion: CUDA_ERROR_UNKNOWN");

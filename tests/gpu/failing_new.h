@@ -1,10 +1,10 @@
-// operator new that fails on demand: for code that must not need memory. Linked into a program, it
-// takes the place of the run-time library's.
+// An operator new that fails on demand, for code that must not allocate. It replaces the run-time
+// library's in programs that link it.
 #pragma once
 
 namespace stfs::gpu::test {
 
-// While one exists, operator new throws std::bad_alloc in the thread that made it.
+// While an object exists, operator new throws std::bad_alloc in the thread that constructed it.
 class NoMemory {
  public:
   NoMemory();

@@ -12,7 +12,7 @@
 namespace stfs::gpu::test {
 namespace {
 
-// Before main, so that it holds for whatever the process does first.
+// Set before main(), so before anything loads the driver.
 const bool kIsChosen = setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 0) == 0;
 
 constexpr std::array kVariables{

@@ -1,4 +1,4 @@
-// The fake driver, as the tests of this process set it and ask it.
+// Configures and queries the fake driver of this process.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace stfs::gpu::test {
 
-// Whether $STFS_GPU_DRIVER names the fake driver. It does unless someone has set it otherwise.
+// Whether $STFS_GPU_DRIVER names the fake driver, which is the default.
 bool is_fake_driver();
 
-// Sets the environment that fake_driver.h lists to exactly this, and makes the driver read it.
+// Sets exactly these variables of fake_driver.h, unsets the others, and makes the driver read them.
 void configure_fake_driver(const std::map<std::string, std::string>& environment = {});
 
-// Empty when nothing leaked and nothing was misused.
+// Leaks and misuse, one per line; empty without any.
 std::string fake_driver_report();
 
 std::size_t fake_driver_peak_pinned();

@@ -1,12 +1,12 @@
-// A CUDA driver without a GPU: the functions of tools/gpu/device/driver.h, for tests. See
-// fake_driver.h for how to set it.
+// A CUDA driver without a GPU: the functions of tools/gpu/device/driver.h, for tests. fake_driver.h
+// has its settings.
 //
-// It is stricter than a real one. An address of the device faults when the host touches it. Nothing
-// that is asynchronous is done before it has to be, or only some of it, and a copy from pinned
-// memory reads what stands there then. New memory is full of rubbish. What must not be done
-// (freeing what a stream still uses, say) is written down for the test to find.
+// It is stricter than a real driver. The host faults when it touches a device address. Asynchronous
+// operations run as late as possible, or at random times; a copy from pinned memory reads the
+// memory only then. New memory contains garbage. Misuse, such as freeing memory that a stream still
+// uses, is recorded for the test.
 //
-// Memory of a device is a memfd, so that a descriptor of it keeps it and another process maps it.
+// Device memory is a memfd, so that a descriptor keeps it and other processes can map it.
 #include "tests/gpu/fake_driver.h"
 
 #include "tools/gpu/device/convert_element.h"
@@ -41,13 +41,13 @@
 namespace {
 
 constexpr std::size_t kGranularity = 2 << 20;
-constexpr int kRubbish = 0xa5;
+constexpr int kGarbage = 0xa5;
 constexpr const char* kMemoryName = "stfs_fake_cuda";
-constexpr std::size_t kStaged = 64 << 10;  // what a "synchronous" copy may leave to be done later
+constexpr std::size_t kStaged = 64 << 10;  // bytes that a "synchronous" copy may still copy later
 
-// --- what there is
+// --- resources
 
-// Something that a stream may be at work with, and that is in use as long as it is.
+// Memory that operations of streams may use.
 struct Region {
   Region() = default;
   Region(const Region&) = delete;
@@ -56,10 +56,10 @@ struct Region {
 
   std::uint64_t address = 0;
   std::size_t size = 0;
-  int pending = 0;  // operations that will touch it
+  int pending = 0;  // queued operations that use it
 };
 
-// Memory of a device, in this process.
+// Device memory, mapped into this process.
 struct Allocation {
   Allocation(int descriptor, std::size_t bytes, int device)
       : fd(descriptor), size(bytes), hardware(device) {
@@ -73,13 +73,13 @@ struct Allocation {
     close(fd);
   }
 
-  int fd;  // kept, so that whoever counts the memory in use finds it
+  int fd;  // open, so that Machine::used() of other processes finds it
   std::size_t size;
   int hardware;
   std::byte* shadow = nullptr;
 };
 
-// Addresses that belong to nobody else and that the host cannot touch.
+// A reserved address range that the host cannot touch (PROT_NONE).
 class Addresses {
  public:
   explicit Addresses(std::size_t size) : size_(size + kGranularity) {
@@ -99,7 +99,7 @@ class Addresses {
   std::size_t size_;
 };
 
-// What the device can address: a mapping of an allocation, or memory of cuMemAlloc.
+// A range that the device can address: a mapped allocation, or memory of cuMemAlloc.
 struct DeviceRange : Region {
   std::shared_ptr<Allocation> allocation;
   std::map<int, CUmemAccess_flags> access;  // by ordinal
@@ -130,7 +130,7 @@ struct Operation {
   bool may_run_early = false;
 };
 
-// --- how it behaves
+// --- settings
 
 struct Failure {
   std::size_t call = 0;
@@ -151,7 +151,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// cuMemFree_v2 is cuMemFree.
+// Removes a version suffix: cuMemFree_v2 becomes cuMemFree.
 std::string plain_name(const std::string& function) {
   const std::size_t version = function.rfind("_v");
   return version == std::string::npos ? function : function.substr(0, version);
@@ -189,7 +189,7 @@ struct Settings {
     knows_read_only = variable("STFS_FAKE_CUDA_READ_ONLY") != "refused";
   }
 
-  std::vector<int> visible_devices;  // which hardware each ordinal is
+  std::vector<int> visible_devices;  // hardware number of each ordinal
   std::size_t memory = 0;
   std::string space;
   Late late = Late::kRandom;
@@ -203,8 +203,7 @@ struct Settings {
 
 class Machine;
 
-// Does what it is given in order, on a thread of its own. All members are guarded by the machine's
-// mutex.
+// Runs operations in order on its own thread. The machine's mutex guards all members.
 class StreamThread {
  public:
   StreamThread(Machine& machine, Context& context, std::uint64_t number);
@@ -213,7 +212,7 @@ class StreamThread {
   Context& context() { return context_; }
   std::uint64_t given() const { return given_; }
   void give(Operation operation);
-  // Waits until so many operations are done.
+  // Waits until `position` operations are done.
   void demand(std::unique_lock<std::mutex>& lock, std::uint64_t position);
 
  private:
@@ -221,7 +220,7 @@ class StreamThread {
 
   Machine& machine_;
   Context& context_;
-  std::uint64_t random_;  // what decides which operations are done before they must
+  std::uint64_t random_;  // state of the generator that decides which operations run early
   std::deque<Operation> queue_;
   std::uint64_t given_ = 0;
   std::uint64_t done_ = 0;
@@ -236,7 +235,7 @@ struct RecordedEvent {
   std::uint64_t position = 0;
 };
 
-// --- all of it
+// --- the driver's state
 
 class Machine {
  public:
@@ -247,7 +246,7 @@ class Machine {
   std::size_t operations = 0;
   std::vector<std::string> misuses;
 
-  std::map<int, Context> contexts;  // by ordinal; each stays once it is there
+  std::map<int, Context> contexts;  // by ordinal; never erased
   std::uint64_t next_handle = 1;
   std::map<std::uint64_t, std::shared_ptr<Allocation>> handles;
   std::map<std::uint64_t, Reservation> reservations;               // by address
@@ -260,7 +259,7 @@ class Machine {
   std::map<int, std::shared_ptr<StreamThread>> default_streams;  // by ordinal
   std::map<std::uint64_t, RecordedEvent> events;
   std::set<std::uint64_t> modules;
-  int pushed = 0;  // contexts, on all threads
+  int pushed = 0;  // number of pushed contexts on all threads
 
   void misuse(const std::string& what) { misuses.push_back("misuse: " + what); }
 
@@ -286,7 +285,7 @@ class Machine {
     return text;
   }
 
-  // Bytes in use of a device: every memfd of ours that a process (of this space) has open.
+  // Bytes of a device in use: the sum of its memfds that processes of this space have open.
   std::size_t used(int hardware) {
     const std::string name = memory_name(hardware);
     std::map<std::pair<dev_t, ino_t>, std::size_t> sizes;
@@ -322,7 +321,7 @@ class Machine {
     return std::string(kMemoryName) + "." + settings.space + "." + std::to_string(hardware);
   }
 
-  // New memory of a device, full of rubbish; null where there is no room.
+  // New device memory, full of garbage; null without room.
   std::shared_ptr<Allocation> allocate(int ordinal, std::size_t size) {
     const int hardware = settings.visible_devices[static_cast<std::size_t>(ordinal)];
     const std::size_t in_use = used(hardware);
@@ -335,11 +334,11 @@ class Machine {
     }
     auto allocation = std::make_shared<Allocation>(fd, size, hardware);
     if (allocation->shadow == nullptr) return nullptr;
-    std::memset(allocation->shadow, kRubbish, size);
+    std::memset(allocation->shadow, kGarbage, size);
     return allocation;
   }
 
-  // The range of the device that holds [address, address+size) and that this context may use so.
+  // The range with [address, address + size), if the device may access it so; else null.
   std::shared_ptr<DeviceRange> range_at(std::uint64_t address, std::size_t size, int ordinal,
                                         bool to_write) {
     const auto holds = [&](const auto& ranges) -> std::shared_ptr<DeviceRange> {
@@ -419,7 +418,7 @@ void StreamThread::work() {
     changed_.wait(lock, [&] {
       return is_ending_ || (!queue_.empty() && (queue_.front().may_run_early || demanded_ > done_));
     });
-    if (queue_.empty()) return;  // ending, and nothing is left
+    if (queue_.empty()) return;  // ending, and the queue is empty
     Operation operation = std::move(queue_.front());
     queue_.pop_front();
 
@@ -438,12 +437,12 @@ void StreamThread::work() {
   }
 }
 
-// --- what every function begins with
+// --- the beginning of every function
 
 #define TEXT_OF(text) #text
 #define TEXT(name) TEXT_OF(name)
 
-// Counts a call; what it shall fail with.
+// Counts a call. Returns the error that the settings give it.
 CUresult begin(const char* function) {
   Machine& m = machine();
   const std::string name = plain_name(function);
@@ -457,14 +456,14 @@ CUresult begin(const char* function) {
   return m.is_initialized || needs_no_start ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-// A function that takes or makes something fails before it does anything.
+// For functions that allocate or act: an error prevents any effect.
 #define BEGIN(name)               \
   Machine& m = machine();         \
   std::unique_lock lock(m.mutex); \
   if (const CUresult result = begin(TEXT(name)); result != CUDA_SUCCESS) return result
 
-// One that works in the current context: when that has met a fault, only what waits still does, for
-// nothing to be under way.
+// For functions that wait in the current context. They run after a fault too, so that all work
+// ends.
 #define BEGIN_WAITING(name)                                        \
   BEGIN(name);                                                     \
   if (current_contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT; \
@@ -474,7 +473,7 @@ CUresult begin(const char* function) {
   BEGIN_WAITING(name);         \
   if (context.fault != CUDA_SUCCESS) return context.fault
 
-// One that gives something back does so whatever it answers.
+// For functions that free: they free even when they return an error.
 #define BEGIN_GIVING_BACK(name)   \
   Machine& m = machine();         \
   std::unique_lock lock(m.mutex); \
@@ -490,11 +489,11 @@ int hardware_of(const Machine& m, CUdevice device) {
 
 bool is_whole(std::size_t size) { return size != 0 && size % kGranularity == 0; }
 
-std::byte* place(const DeviceRange& range, std::uint64_t address) {
+std::byte* host_bytes(const DeviceRange& range, std::uint64_t address) {
   return range.allocation->shadow + (address - range.address);
 }
 
-// The stream that a handle names; of the null handle, the context's own.
+// The stream of a handle; the context's default stream for the null handle.
 std::shared_ptr<StreamThread> stream_of(Machine& m, Context& context, CUstream handle) {
   if (handle == nullptr) {
     auto& stream = m.default_streams[context.ordinal];
@@ -832,7 +831,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccess
   if (!is_device(m, access->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   if (access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ && !m.settings.knows_read_only)
     return CUDA_ERROR_INVALID_VALUE;
-  // Another device would need peer access.
+  // Access from another device would need peer access.
   if (hardware_of(m, access->location.id) != found->second->allocation->hardware)
     return CUDA_ERROR_INVALID_DEVICE;
   found->second->access[access->location.id] = access->flags;
@@ -908,7 +907,7 @@ CUresult cuMemHostAlloc(void** address, std::size_t size, unsigned int) {
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
   void* memory = nullptr;
   if (posix_memalign(&memory, 4096, size) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::memset(memory, kRubbish, size);
+  std::memset(memory, kGarbage, size);
   auto buffer = std::make_shared<Pinned>();
   buffer->address = reinterpret_cast<std::uint64_t>(memory);
   buffer->size = size;
@@ -938,12 +937,12 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t size) {
   BEGIN_IN_CONTEXT(cuMemcpyHtoD);
   const auto range = m.range_at(to, size, context.ordinal, true);
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::byte* const target = place(*range, to);
+  std::byte* const target = host_bytes(*range, to);
   if (size > kStaged) {
     std::memcpy(target, from, size);
     return CUDA_SUCCESS;
   }
-  // Staged: it has left the host, and need not have arrived.
+  // Small copies are staged: the source is free, but the bytes may arrive later.
   const auto* const bytes = static_cast<const std::byte*>(from);
   stream_of(m, context, nullptr)
       ->give({[target, staged = std::vector(bytes, bytes + size)] {
@@ -959,7 +958,7 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t size) {
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const auto stream = stream_of(m, context, nullptr)) stream->demand(lock, stream->given());
   if (context.fault != CUDA_SUCCESS) return context.fault;
-  std::memcpy(to, place(*range, from), size);
+  std::memcpy(to, host_bytes(*range, from), size);
   return CUDA_SUCCESS;
 }
 
@@ -969,7 +968,7 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t size, C
   const auto range = m.range_at(to, size, context.ordinal, true);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::byte* const target = place(*range, to);
+  std::byte* const target = host_bytes(*range, to);
   if (const auto pinned = m.pinned_at(from, size)) {
     stream->give({[=] { std::memcpy(target, from, size); }, {range, pinned}});
     return CUDA_SUCCESS;
@@ -988,12 +987,12 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t size, CUstrea
   const auto range = m.range_at(from, size, context.ordinal, false);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const std::byte* const source = place(*range, from);
+  const std::byte* const source = host_bytes(*range, from);
   const auto pinned = m.pinned_at(to, size);
   Operation copy{[=] { std::memcpy(to, source, size); }, {range}};
   if (pinned != nullptr) copy.touches.push_back(pinned);
   stream->give(std::move(copy));
-  if (pinned == nullptr) stream->demand(lock, stream->given());  // memory that is not pinned
+  if (pinned == nullptr) stream->demand(lock, stream->given());  // pageable memory: wait
   return context.fault;
 }
 
@@ -1003,7 +1002,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t size, 
   const auto range = m.range_at(to, size, context.ordinal, true);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::byte* const target = place(*range, to);
+  std::byte* const target = host_bytes(*range, to);
   stream->give({[=] { std::memset(target, value, size); }, {range}});
   return CUDA_SUCCESS;
 }
@@ -1027,7 +1026,7 @@ CUresult cuStreamDestroy(CUstream handle) {
   }
   const std::shared_ptr<StreamThread> stream = std::move(found->second);
   m.streams.erase(found);
-  lock.unlock();  // its thread ends outside
+  lock.unlock();  // ~StreamThread joins its thread
   return answer;
 }
 
@@ -1055,7 +1054,7 @@ CUresult cuEventDestroy(CUevent handle) {
     m.misuse("cuEventDestroy: no such event");
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  // Its stream may end with it: outside of the lock.
+  // The event may be the stream's last owner: destroy it without the lock.
   const RecordedEvent event = std::move(found->second);
   m.events.erase(found);
   lock.unlock();
@@ -1113,7 +1112,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* 
   return CUDA_SUCCESS;
 }
 
-// The one kernel there is, as a loop.
+// The only kernel, stfs_convert, as a loop.
 CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned int,
                         unsigned int block_x, unsigned int, unsigned int, unsigned int,
                         CUstream handle, void** parameters, void**) {
@@ -1134,7 +1133,8 @@ CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned 
     is_illegal = is_illegal || range == nullptr;
     if (range == nullptr) return;
     touches.push_back(range);
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(place(*range, address));
+    pointer =
+        reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(host_bytes(*range, address));
   };
   on_host(task.in, in_bytes, false);
   on_host(task.counts, 2 * sizeof(*task.counts), true);

@@ -1,5 +1,5 @@
-// What `stfs-gpu run` gives to a process, made by hand: tensors in a memfd, and the list of them in
-// the environment. For tests of libstfs_gpu that need neither a holder nor a mount.
+// Tensors as `stfs-gpu run` gives them to a process: a memfd, and their list in the environment.
+// For tests of libstfs_gpu without a holder and a mount.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"
@@ -12,7 +12,7 @@ namespace stfs::gpu::test {
 
 using namespace stfs::test;
 
-// One entry of the list. Texts are written as they are, so that they can be wrong.
+// One entry of the list. Strings are not checked, so tests can write wrong ones.
 struct GivenTensor {
   std::string name;  // in the checkpoint; the label is "/w/model.safetensors::NAME"
   std::string dtype = "F32";
@@ -21,7 +21,7 @@ struct GivenTensor {
   std::string device = "cpu";
 };
 
-// STFS_GPU_TENSORS for the length of a scope: tensors in one sealed segment, 512 bytes apart.
+// Sets STFS_GPU_TENSORS during a scope: tensors in one sealed segment, at multiples of 512 bytes.
 class Given {
  public:
   explicit Given(const std::vector<GivenTensor>& tensors);
@@ -37,7 +37,7 @@ class Given {
   std::string json_;
 };
 
-// The same for a list of any text.
+// Sets STFS_GPU_TENSORS to a list of any text.
 class GivenText {
  public:
   explicit GivenText(const std::string& text);

@@ -1,9 +1,9 @@
-/* The public header is C99 by itself, and says what it says: compiled with -std=c99 -pedantic. */
+/* The public header alone is valid C99: compiled with -std=c99 -pedantic. */
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <stddef.h>
 
-/* The layout that programs are built with. It may only grow at its end. */
+/* The ABI of the structs: they may only grow at their ends. */
 #define LAYOUT(name, condition) typedef char name[(condition) ? 1 : -1]
 LAYOUT(options_begin_with_size, offsetof(stfs_gpu_acquire_options, size) == 0);
 LAYOUT(options_pin, offsetof(stfs_gpu_acquire_options, pin) == 4 * sizeof(void*) + 8);

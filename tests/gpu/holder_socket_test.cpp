@@ -1,4 +1,4 @@
-// Whose the holder's path is: one holder takes it away, and only its own.
+// The holder's path: a holder unlinks only its own socket.
 #include "tools/gpu/holder/holder_socket.h"
 
 #include "core/base/error.h"
@@ -26,13 +26,13 @@ class HolderSocketTest : public ::testing::Test {
   std::string path() const { return dir_ / "gpu.sock"; }
   bool is_there() const { return std::filesystem::exists(path()); }
 
-  UniqueFd made(int type) const {
+  UniqueFd new_socket(int type) const {
     return UniqueFd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   }
   int bound(const UniqueFd& fd) const { return with_address(fd, ::bind); }
   int connected(const UniqueFd& fd) const { return with_address(fd, ::connect); }
-  // Whether a client reaches this socket: then it is in the queue of the listener.
-  bool is_reached() const { return connected(made(SOCK_STREAM)) == 0; }
+  // Whether a client can connect to the path; it then waits in the listener's queue.
+  bool is_reached() const { return connected(new_socket(SOCK_STREAM)) == 0; }
 
  private:
   int with_address(const UniqueFd& fd, int (*call)(int, const sockaddr*, socklen_t)) const {
@@ -67,7 +67,7 @@ TEST_F(HolderSocketTest, RetiresWhenNobodyHasConnected) {
 
 TEST_F(HolderSocketTest, DoesNotRetireWhileAClientWaits) {
   std::optional<HolderSocket> socket = listen();
-  const UniqueFd client = made(SOCK_STREAM);
+  const UniqueFd client = new_socket(SOCK_STREAM);
   ASSERT_EQ(connected(client), 0);
 
   EXPECT_FALSE(socket->retire());
@@ -104,7 +104,7 @@ TEST_F(HolderSocketTest, WhosePathIsAnothersByNowLeavesItAlone) {
 }
 
 TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
-  ASSERT_EQ(bound(made(SOCK_STREAM)), 0);  // closed at once
+  ASSERT_EQ(bound(new_socket(SOCK_STREAM)), 0);  // closed at once
   EXPECT_TRUE(listen().has_value());
 
   std::filesystem::remove(path());
@@ -113,7 +113,7 @@ TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
   EXPECT_EQ(read_file(path()), "precious");
 
   std::filesystem::remove(path());
-  const UniqueFd other = made(SOCK_DGRAM);
+  const UniqueFd other = new_socket(SOCK_DGRAM);
   ASSERT_EQ(bound(other), 0);
   EXPECT_THROW(listen(), Error);
   EXPECT_TRUE(is_there()) << "somebody uses it, though no stream can reach it";

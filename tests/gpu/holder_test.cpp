@@ -1,4 +1,4 @@
-// The holder and its copiers: who is killed when, limits, sockets.
+// The holder and its copiers: deaths of processes, limits, sockets.
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
@@ -26,7 +26,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// How many bytes the holder answers a request of this user with, or 255 when it cannot be asked.
+// The number of bytes in the holder's answer to this user; 255 when connecting fails.
 int answered_as(uid_t user, const std::string& path) {
   if (::setresuid(user, user, user) != 0) return 255;
   const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -48,7 +48,7 @@ class GpuHolder : public GpuToolTest {
     return gpu({"load", "--device", device(), tensor});
   }
 
-  // Of this process: it keeps those that are open.
+  // Lowers the limit of a process to its open descriptors.
   static void allow_no_descriptors(pid_t pid) { allow_descriptors(pid, 0); }
   static void allow_descriptors(pid_t pid, rlim_t count) {
     rlimit limit{};
@@ -87,7 +87,7 @@ TEST_F(GpuHolder, IsStartedByTheFirstLoadAndIsNobodysChild) {
   EXPECT_EQ(holder(), pid);
 }
 
-// The first files that are opened get the numbers that the caller closed.
+// The holder's first files get the numbers of the closed standard descriptors.
 TEST_F(GpuHolder, IsStartedByACallerThatClosedItsStandardDescriptors) {
   const std::string tensor = small().string() + "::a";
   for (const char* closed : {"<&-", "2>&-", "<&- 2>&-"}) {
@@ -206,7 +206,7 @@ TEST_F(GpuHolder, GoesOnWhenNobodyReadsItsLog) {
   const std::string source = small().string();
   ASSERT_EQ(load(source + "::a").status, 0);
 
-  kill_and_wait(copier());  // which is logged
+  kill_and_wait(copier());  // logged
 
   EXPECT_EQ(load(source + "::b").status, 0);
   EXPECT_EQ(holder(), pid);
@@ -231,7 +231,7 @@ TEST_F(GpuHolder, AHolderKilledInMidLoadIsToldAndItsCopierGoes) {
 TEST_F(GpuHolder, ADescriptorWithoutRoomInMidLoadFailsThatLoadAlone) {
   MidLoad load = mid_load();
   const pid_t pid = holder();
-  allow_descriptors(pid, 6);  // that are open; poll(2) takes no more of them at a time either
+  allow_descriptors(pid, 6);  // the open ones; poll(2) refuses more too
   load.signal_copier(SIGCONT);
 
   expect_one_line(load.client->wait(), 5, "too many open files in the holder");
@@ -326,7 +326,7 @@ TEST_F(GpuHolder, LeavesTheSocketOfItsSuccessorAlone) {
   }
 }
 
-// poll(2) fails with EINVAL when it is given more descriptors than may be open.
+// poll(2) fails with EINVAL for more descriptors than RLIMIT_NOFILE.
 TEST_F(GpuHolder, AnErrorOfPollEndsItWithALine) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
@@ -337,7 +337,7 @@ TEST_F(GpuHolder, AnErrorOfPollEndsItWithALine) {
   allow_no_descriptors(running.pid());
 
   try {
-    client->status();  // so that poll is called again, if it was not in the meantime
+    client->status();  // makes the holder call poll(2) again
   } catch (const Error&) {
   }
 
@@ -354,7 +354,7 @@ TEST_F(GpuHolder, ACopierWhosePollFailsIsReplaced) {
   ASSERT_GT(failing, 0);
   allow_no_descriptors(failing);
 
-  load(source.string() + "::b");  // so that poll is called again, if it was not in the meantime
+  load(source.string() + "::b");  // makes the holder call poll(2) again
 
   EXPECT_TRUE(eventually([&] { return copier() != failing; }));
   EXPECT_EQ(load(source.string() + "::b").status, 0);
@@ -371,7 +371,7 @@ TEST_F(GpuHolder, EndsCleanlyOnSigterm) {
 }
 
 TEST_F(GpuHolder, SignalsThatWereIgnoredStayIgnored) {
-  // What nohup(1) does.
+  // As nohup(1) does.
   Process process(
       {"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return holder() > 0; })) << process.err();
@@ -436,19 +436,19 @@ TEST_F(GpuHolder, ADirectoryOfAnotherUserIsRefused) {
     return gpu({"load", "--device", device(), source.string() + "::a"}, there);
   };
   ASSERT_EQ(::chmod(theirs.c_str(), 0777), 0);
-  expect_one_line(load_there(), 5, "not a directory of this user alone");
+  expect_one_line(load_there(), 5, "not a directory that this user alone can write to");
   ASSERT_EQ(::chmod(theirs.c_str(), 0700), 0);
   if (::geteuid() != 0) return;
   ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
 
-  expect_one_line(load_there(), 5, "not a directory of this user alone");
+  expect_one_line(load_there(), 5, "not a directory that this user alone can write to");
 }
 
 TEST_F(GpuHolder, AForeignUserIsRefusedAndLogged) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be someone else";
   Process running({STFS_GPU_BINARY, "holder"});
   ASSERT_TRUE(eventually([&] { return holder() > 0; }));
-  // As open as it can be made from outside: the holder itself must refuse.
+  // Let everyone connect, so that the holder itself must refuse.
   ASSERT_EQ(::chmod(socket().c_str(), 0777), 0);
   ASSERT_EQ(::chmod(file("").c_str(), 0755), 0);
 
@@ -475,7 +475,7 @@ TEST_F(GpuHolder, AClientDoesNotTalkToAForeignHolder) {
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(socket()) || !theirs.running(); }));
   if (!theirs.running()) GTEST_SKIP() << "the other user cannot run the program here";
 
-  expect_one_line(load(source.string() + "::a"), 5, "another user's");
+  expect_one_line(load(source.string() + "::a"), 5, "another user");
 }
 
 TEST_F(GpuHolder, TakesASocketThatWasHandedOver) {
@@ -493,7 +493,7 @@ TEST_F(GpuHolder, TakesASocketThatWasHandedOver) {
   gpu({"evict", "--all"});
 
   EXPECT_EQ(activated.wait().status, 0);
-  EXPECT_TRUE(std::filesystem::exists(socket())) << "it belongs to who made it";
+  EXPECT_TRUE(std::filesystem::exists(socket())) << "systemd owns the path";
 }
 
 TEST_F(GpuHolder, WhatWasHandedOverMustListen) {

@@ -1,4 +1,4 @@
-// What is asked for, and when two of those are the same bytes.
+// Items: valid requests, and keys that are equal for equal bytes.
 #include "tools/gpu/copier/item.h"
 
 #include "core/base/error.h"

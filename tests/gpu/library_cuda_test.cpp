@@ -1,4 +1,4 @@
-// libstfs_gpu with tensors on GPUs: two of them, of the fake driver.
+// libstfs_gpu with tensors on two GPUs of the fake driver.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
 #include "tools/gpu/device/driver.h"
@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::IsSubstring;
 
-// What a CUDA program would see at a pointer that it was given.
+// Reads device memory as a CUDA program does.
 std::string read_device(std::uint64_t pointer, std::size_t size, int ordinal) {
   const CudaDriver& cuda = cuda_driver();
   CUdevice device = 0;
@@ -41,7 +41,7 @@ std::string read_device(std::uint64_t pointer, std::size_t size, int ordinal) {
 class LibraryCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    // Of the process: the driver is loaded once.
+    // Once per process, because the driver is loaded once.
     const std::string space = "library" + std::to_string(::getpid());
     ::setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 1);
     ::setenv("STFS_FAKE_CUDA_SPACE", space.c_str(), 1);
@@ -64,7 +64,7 @@ class LibraryCuda : public ::testing::Test {
 
   std::string source() const { return dir_ / "m.safetensors"; }
 
-  // Acquires, loading what is missing where a device is named. Null on failure.
+  // Acquires tensors; with a device, loads missing ones. Null on failure.
   stfs_gpu_tensors* acquire(const std::vector<std::string>& tensors, const char* device) {
     std::vector<std::string> names;
     std::vector<const char*> pointers;

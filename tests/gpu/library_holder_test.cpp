@@ -1,4 +1,4 @@
-// libstfs_gpu with a holder of its own: loads, shares, leases; on host memory.
+// libstfs_gpu with a holder: loads, shared segments, leases; on host memory.
 #include "tests/gpu/failing_new.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
@@ -89,14 +89,14 @@ class LibraryHolder : public ::testing::Test {
     return {reinterpret_cast<const char*>(info.pointer), info.bytes};
   }
 
-  // The number that the next file gets.
+  // The number of the next opened descriptor.
   static rlim_t lowest_descriptor() {
     const int lowest = ::dup(STDIN_FILENO);
     ::close(lowest);
     return static_cast<rlim_t>(lowest);
   }
 
-  // The processes that lease a tensor, by `stfs-gpu ls`; nothing when it is not resident.
+  // Processes with a lease on a tensor, from `stfs-gpu ls`; nothing if it is not resident.
   std::optional<std::vector<pid_t>> users(const std::string& tensor) const {
     for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out)) {
       if (row.at("label") == name(tensor)) return row.at("users").get<std::vector<pid_t>>();
@@ -188,7 +188,7 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) 
   GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
 #endif
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
-  // Two segments, and room for one descriptor.
+  // Two segments, and a limit that allows one descriptor.
   for (const char* tensor : {"a.b", "c"}) {
     ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name(tensor)}).status, 0);
   }
@@ -198,9 +198,9 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsLeasesNothingAndEndsNoLease) 
   stfs_gpu_tensors* tensors = nullptr;
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  rlimit low = limit;
-  low.rlim_cur = lowest_descriptor() + 1;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  rlimit lowered = limit;
+  lowered.rlim_cur = lowest_descriptor() + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
 
   const int status = stfs_gpu_acquire(connection_, names, 2, &options, &tensors);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -233,7 +233,7 @@ TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
   EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
-// A process that acquires a tensor, says so, and waits to be killed.
+// A process that acquires a tensor, reports it, and waits to be killed.
 class Lessee {
  public:
   explicit Lessee(const std::string& name) {
@@ -302,7 +302,7 @@ TEST_F(LibraryHolder, AnAcquireAfterTheHoldersDeathFindsTheNextHolder) {
 
   ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
 
-  // The next holder numbers segments and tensors from the beginning again.
+  // The next holder numbers segments and tensors from 1 again.
   EXPECT_EQ(bytes_of(acquired_, 0), tensors_[2].bytes);
   EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
   stfs_gpu_release(kept);

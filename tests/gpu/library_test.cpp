@@ -1,4 +1,4 @@
-// libstfs_gpu through its C ABI, on what `stfs-gpu run` gives: no holder, no mount, no GPU.
+// libstfs_gpu's C ABI with inherited tensors: no holder, no mount, no GPU.
 #include "tests/gpu/failing_new.h"
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
@@ -35,7 +35,7 @@ const std::vector<GivenTensor> kTwo{
 
 std::string label(const std::string& name) { return "/w/model.safetensors::" + name; }
 
-// A connection and what was acquired on it, in a scope.
+// A connection and its tensors, during a scope.
 struct Connection {
   Connection() { EXPECT_EQ(stfs_gpu_connect(nullptr, 0, &handle), STFS_GPU_OK) << error(); }
   ~Connection() { close(); }
@@ -77,7 +77,7 @@ struct Tensors {
   stfs_gpu_tensors* handle = nullptr;
 };
 
-// How often the segment that was given is mapped here.
+// The number of mappings of the inherited segment in this process.
 std::size_t mappings() {
   const std::string maps = read_file("/proc/self/maps");
   std::size_t count = 0;
@@ -169,7 +169,7 @@ TEST(Library, OptionsOfAnEarlierProgramMeanTheirDefaults) {
   Connection connection;
   Tensors tensors;
   stfs_gpu_acquire_options options{};
-  options.size = offsetof(stfs_gpu_acquire_options, as);  // it knew of `device` alone
+  options.size = offsetof(stfs_gpu_acquire_options, as);  // an earlier version with only `device`
   options.device = "cpu";
   options.as = "nonsense";
 
@@ -204,7 +204,7 @@ TEST(Library, AnInfoIsFilledAsFarAsTheCallerKnowsIt) {
   earlier.size = offsetof(stfs_gpu_tensor_info, label);
   ASSERT_EQ(stfs_gpu_info(tensors.handle, 0, &earlier), STFS_GPU_OK);
   EXPECT_STREQ(earlier.name, "w");
-  EXPECT_EQ(earlier.bytes, 0x5555555555555555U);  // beyond what it knew: untouched
+  EXPECT_EQ(earlier.bytes, 0x5555555555555555U);  // beyond its size: untouched
   EXPECT_EQ(earlier.size, offsetof(stfs_gpu_tensor_info, label));
 
   struct Later {
@@ -244,7 +244,7 @@ TEST(Library, NullIsAnErrorAndNeverACrash) {
   EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 0, nullptr), STFS_GPU_USAGE);
   EXPECT_EQ(stfs_gpu_export_unversioned(tensors.handle, 0, 0, nullptr), STFS_GPU_USAGE);
   tensors.release();
-  EXPECT_EQ(mappings(), 0U);  // what could not be given is not kept
+  EXPECT_EQ(mappings(), 0U);  // a failed acquire leaves no mapping
   EXPECT_EQ(stfs_gpu_count(nullptr), 0U);
   stfs_gpu_release(nullptr);
   stfs_gpu_disconnect(nullptr);
@@ -346,7 +346,7 @@ TEST(Library, AnExportedCopyIsTheConsumersOwn) {
   std::memset(copy->dl_tensor.data, 0, 24);
   EXPECT_EQ(tensors.bytes(0), kTwo[0].bytes);
   tensors.release();
-  EXPECT_EQ(mappings(), 0U);  // it does not keep the original
+  EXPECT_EQ(mappings(), 0U);  // a copy does not keep the original
   copy->deleter(copy);
 }
 
@@ -376,7 +376,7 @@ void PrintTo(const DLPackType& type, std::ostream* out) { *out << type.dtype; }
 
 class LibraryDtypes : public ::testing::TestWithParam<DLPackType> {};
 
-// The codes as dlpack.h numbers them, written out: not from the header under test.
+// The codes as numbers from DLPack's specification, independent of our header.
 INSTANTIATE_TEST_SUITE_P(
     All, LibraryDtypes,
     ::testing::Values(DLPackType{"BOOL", 6, 8}, DLPackType{"F4", 17, 4},
@@ -457,7 +457,7 @@ TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {
     stfs_gpu_release(tensors.handle);
     stfs_gpu_disconnect(connection.handle);
     wrong |= (mappings() != 1) << 2;
-    // It may connect for itself.
+    // A child may connect for itself.
     Connection own;
     Tensors others;
     wrong |= (others.acquire(own.handle, {label("b")}) != STFS_GPU_OK) << 3;
@@ -524,7 +524,7 @@ TEST(Library, AListThatNamesMemoryOutsideItsSegmentIsRefused) {
 
     EXPECT_EQ(stfs_gpu_connect(nullptr, 0, &connection), STFS_GPU_DEVICE) << text;
   }
-  // A segment that is shorter than said is found out when it is mapped: never SIGBUS.
+  // Mapping a segment that is shorter than stated fails: no later SIGBUS.
   std::string longer = honest.json();
   for (std::size_t at; (at = longer.find(":2097152")) != std::string::npos;)
     longer.replace(at, 8, ":4194304");

@@ -1,4 +1,4 @@
-// Tensors of a mount, or of a source, on the host's device: named, loaded, seen, and gone again.
+// The commands on host memory: names in a mount or a source, load, ls, evict, run.
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
@@ -64,15 +64,45 @@ TEST_F(GpuLoad, EachViewThatHasATensorsBytes) {
   };
   for (const char* path :
        {"dir/b.npy/c", ".stfs/f32/a", ".stfs/f32/dir/b.npy/c", ".stfs/f32/x.y",
-        ".stfs/slice/a/1:3,::2", ".stfs/slice/dir/b.npy/c/0", ".stfs/tree/x/y", ".stfs/tree/a"}) {
+        ".stfs/slice/a/1:3,::2", ".stfs/slice/dir/b.npy/c/0", ".stfs/tree/x/y", ".stfs/tree/a",
+        ".stfs/f32-slice/dir/b.npy/c/:,1", ".stfs/f32-slice/x.y/::2"}) {
     load({mount / path});
     EXPECT_TRUE(got({mount / path}) == read_file(mount / path)) << path;
   }
   for (const char* path : {".stfs/npy/a.npy", ".stfs/npy/x.y.npy", ".stfs/npy/dir/b%2Enpy/c.npy",
-                           ".stfs/npy-f32/x.y.npy", ".stfs/npy-slice/a/3:5,:.npy"}) {
+                           ".stfs/npy-f32/x.y.npy", ".stfs/npy-slice/a/3:5,:.npy",
+                           ".stfs/npy-f32-slice/dir/b.npy/c/-1.npy"}) {
     load({mount / path});
     EXPECT_TRUE(got({mount / path}) == without_header(read_file(mount / path))) << path;
   }
+}
+
+TEST_F(GpuLoad, AFileOfASingleTensorIsThatTensor) {
+  const auto source = small();
+  const Mounted mount({source});
+  load({mount / "a"});
+
+  EXPECT_EQ(load({mount / ".stfs/safetensors/a.safetensors"})["copied_bytes"], 0);
+}
+
+TEST_F(GpuLoad, WhatAMountSaysOfAFileIsKnownByAnyPathOfIt) {
+  const auto source = small();
+  const Mounted mount({source});
+  std::filesystem::create_symlink(mount / ".stfs/npy-f32/layers.0.w.npy", file("link"));
+
+  EXPECT_EQ(load({file("link")})["tensors"][0]["dtype"], "F32");
+  EXPECT_EQ(load({mount / ".stfs/npy-f32/layers.0.w.npy"})["copied_bytes"], 0);
+}
+
+TEST_F(GpuLoad, APartThatBeginsInsideOfAByteIsRefused) {
+  write_safetensors(file("m.safetensors"), {random_tensor("f", "F4", {4, 6})});
+  const Mounted mount({file("m.safetensors")});
+
+  load({mount / ".stfs/f32-slice/f/1:3"});
+  expect_one_line(gpu({"load", "--device", device(), mount / ".stfs/f32-slice/f/:,1"}), 2,
+                  "not a slice");
+
+  EXPECT_TRUE(got({mount / ".stfs/f32-slice/f/1:3"}) == read_file(mount / ".stfs/f32-slice/f/1:3"));
 }
 
 TEST_F(GpuLoad, AViewAndAnOptionThatMeanTheSameAreOneTensor) {
@@ -277,7 +307,7 @@ TEST_F(GpuLoad, AChangedSourceIsLoadedAnewAndNeverServedStale) {
   EXPECT_FALSE(got({tensor}) == before);
 }
 
-// What the other commands say.
+// Output of the other commands.
 
 TEST_F(GpuLoad, ADryRunSaysWhatWouldBeDoneAndStartsNothing) {
   const auto source = small();
@@ -339,7 +369,7 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu_json({"unpin", "--all"})["count"], 1);
   EXPECT_FALSE(gpu_json({"doctor"}).empty());
   EXPECT_GT(gpu_json({"bench", "--device", device(), "--rounds", "1", mount / "a"})["ratio"], 0.0);
-  // What is computed on its way has no plain copy to be compared with.
+  // bench needs a plain copy to compare with, and computed views have none.
   for (const char* computed : {".stfs/slice/a/0:2,:", ".stfs/f32/layers.0.w"}) {
     expect_one_line(gpu({"bench", "--device", device(), mount / computed}), 2, "whole tensors");
   }
@@ -351,7 +381,7 @@ TEST_F(GpuLoad, EveryVerbHasJsonAndEchoesTheDevice) {
   EXPECT_EQ(gpu({"load", "--device", uuid, mount / "a"}).status, 0) << "the UUID is a name too";
 }
 
-// More than stdio keeps: what is written at once does not fail again when the rest is.
+// More than stdio's buffer: the first write fails, and the flush at exit then writes less.
 TEST_F(GpuLoad, OutputThatCannotBeWrittenIsAnErrorHoweverLongItIs) {
   std::vector<stfs::test::Tensor> tensors;
   for (unsigned i = 0; i < 100; ++i) {
@@ -424,7 +454,7 @@ TEST_F(GpuLoad, WhatIsEvictedMayHaveLostItsSource) {
   EXPECT_EQ(resident(), Names{});
 }
 
-// run.
+// The verb run.
 
 TEST_F(GpuLoad, RunGivesTheCommandTheTensorsAndNothingIsLeft) {
   const auto source = small();

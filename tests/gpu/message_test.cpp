@@ -1,4 +1,4 @@
-// The protocol: what is sent arrives, and what is no message ends the connection.
+// The protocol: messages arrive whole, and malformed ones end the connection.
 #include "tools/gpu/copier/message.h"
 
 #include "core/base/error.h"
@@ -83,21 +83,21 @@ void write_rights(const UniqueFd& fd, std::string bytes, const std::vector<int>&
   ASSERT_EQ(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
 }
 
-// What a channel makes of bytes: the number of messages, or -1 when it ends the connection.
+// The number of messages that a channel reads from bytes; -1 when it ends the connection.
 int messages_in(const std::string& bytes, Channel::Limits limits = {}) {
   Ends ends = connected();
   std::jthread writer([&] {
     std::string_view rest = bytes;
     while (!rest.empty()) {
       const ssize_t n = ::send(ends.a.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-      if (n <= 0) break;  // cut off
+      if (n <= 0) break;  // disconnected
       rest.remove_prefix(static_cast<std::size_t>(n));
     }
     ::shutdown(ends.a.get(), SHUT_WR);
   });
   Channel channel(std::move(ends.b), limits);
-  // At the end of what came in whole the connection has ended in either case: what tells is
-  // whether a message more would have been taken.
+  // The connection ends after complete messages in either case. The difference: whether the channel
+  // would have read one more message.
   int count = 0;
   std::size_t taken = 0;
   bool is_open = true;
@@ -394,9 +394,9 @@ TEST(GpuChannel, TooManyOpenFilesLoseTheDescriptorsOfThatMessageAlone) {
   for (std::size_t i = 0; i < 100; ++i) descriptors.push_back(numbered_file(i));
   a.send_now({{"n", 1}}, std::move(descriptors));
   descriptors.clear();
-  rlimit low = limit;
-  low.rlim_cur = open_descriptors() + 10;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  rlimit lowered = limit;
+  lowered.rlim_cur = open_descriptors() + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
 
   const Message lacking = b.wait();
   ::setrlimit(RLIMIT_NOFILE, &limit);

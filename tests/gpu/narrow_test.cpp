@@ -1,4 +1,4 @@
-// Rounding, against long double arithmetic that knows nothing of bits, and against the processor.
+// Rounding, compared with long double arithmetic and with the processor's conversions.
 #include "tools/gpu/device/narrow.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::uint32_t kBits32Infinity = 0x7f800000;
 
-// The value rounded to `precision` significant bits and exponents from `smallest` (that of the
-// least normal number) up, to nearest, ties to even; too large becomes infinite.
+// `value` rounded to nearest, ties to even, with `precision` significant bits and exponents from
+// `smallest` (the least normal number's) to `largest`; larger values become infinite.
 long double rounded(long double value, int precision, int smallest, int largest) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), smallest);
@@ -34,7 +34,7 @@ long double rounded(long double value, int precision, int smallest, int largest)
 long double reference_f16(long double value) { return rounded(value, 11, -14, 15); }
 long double reference_bf16(long double value) { return rounded(value, 8, -126, 127); }
 
-// What 16 bits mean.
+// The value of 16 bits.
 long double value_of(std::uint16_t bits, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -61,16 +61,16 @@ void expect_same(long double found, long double expected, std::uint64_t bits) {
   EXPECT_EQ(std::signbit(found), std::signbit(expected)) << std::hex << bits;
 }
 
-// Every exponent and sign, with fractions about every place where rounding turns over.
+// Every exponent and sign, with fractions around every rounding boundary.
 template <class Visit>
 void visit_binary32(const Visit& visit) {
   for (std::uint32_t head = 0; head < 512; ++head) {
-    for (std::uint32_t place = 0; place < 24; ++place) {
+    for (std::uint32_t bit = 0; bit < 24; ++bit) {
       for (std::int32_t around = -2; around <= 2; ++around) {
         for (const std::uint32_t fill : {0u, 0x7fffffu, 0x2aaaaau, 0x555555u, 0x400000u}) {
-          const std::uint32_t fraction = ((fill & ~((1u << place) - 1)) + (1u << place) / 2 +
-                                          static_cast<std::uint32_t>(around)) &
-                                         0x7fffffu;
+          const std::uint32_t fraction =
+              ((fill & ~((1u << bit) - 1)) + (1u << bit) / 2 + static_cast<std::uint32_t>(around)) &
+              0x7fffffu;
           visit(head << 23 | fraction);
         }
       }
@@ -152,7 +152,7 @@ TEST(GpuNarrow, ToHalfIsWhatTheProcessorDoes) {
   asm("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
   if ((c & (1u << 29)) == 0) GTEST_SKIP() << "this processor has no F16C";
   std::uint64_t different = 0;
-  // A step that is coprime to 2^32: every value of the upper half, and of the lower.
+  // The step is coprime to 2^32, so both halves take every value.
   for (std::uint64_t i = 0, bits = 0; i < (1u << 24); ++i, bits += 0x9e3779b1u) {
     const auto in = static_cast<std::uint32_t>(bits);
     different += by_processor(in) != to_f16(in) ? 1 : 0;
@@ -174,11 +174,11 @@ void expect_rounded_once(double wide) {
 TEST(GpuNarrow, Binary64IsRoundedOnceAndNotTwice) {
   std::mt19937_64 random(7);
   for (int exponent = -1080; exponent <= 1023; ++exponent) {
-    for (const int place : {7, 8, 9, 10, 11, 12, 13, 23, 24, 25, 28, 29, 30, 52}) {
-      // A tie of either narrow type, and just beside it by less than binary32 can tell.
-      const double tie = std::ldexp(1.0 + std::ldexp(1.0, -place), exponent);
+    for (const int bit : {7, 8, 9, 10, 11, 12, 13, 23, 24, 25, 28, 29, 30, 52}) {
+      // A tie of a narrow type, and a value beside it that binary32 rounds to the tie.
+      const double tie = std::ldexp(1.0 + std::ldexp(1.0, -bit), exponent);
       const double odd_tie =
-          std::ldexp(1.0 + std::ldexp(1.0, -place + 1) + std::ldexp(1.0, -place), exponent);
+          std::ldexp(1.0 + std::ldexp(1.0, -bit + 1) + std::ldexp(1.0, -bit), exponent);
       for (const double value : {tie, odd_tie}) {
         for (const double beside :
              {value, std::nextafter(value, 0.0), std::nextafter(value, HUGE_VAL)}) {

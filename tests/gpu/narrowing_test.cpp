@@ -1,4 +1,4 @@
-// Every type to every type that --as takes, against a model of each type.
+// Conversion of every type to each target of --as, compared with a model of each type.
 #include "tools/gpu/device/narrowing.h"
 
 #include "core/source/local_file.h"
@@ -41,7 +41,7 @@ std::vector<std::byte> bytes_of_doubles(const std::vector<double>& values) {
   return bytes;
 }
 
-// What the elements of `in` are as `to`, one at a time, and what that meets.
+// The model: converts elements one at a time and counts out-of-range values and NaNs.
 ConversionCounts reference(DType from, DType to, std::uint64_t count, std::span<const std::byte> in,
                            std::vector<std::byte>& out) {
   std::vector<float> floats(count);
@@ -87,7 +87,7 @@ TEST(GpuNarrowing, TakesEveryFloatingTypeButComplexToThree) {
 }
 
 TEST(GpuNarrowing, EveryTypeToEveryTarget) {
-  // More than a block, of every bit pattern of the narrow types, and no whole number of blocks.
+  // Every bit pattern of the narrow types, in more than one block and not whole blocks.
   constexpr std::uint64_t kCount = 70'008;
   for (const DType from : kFloating) {
     const std::vector<std::byte> in =
@@ -126,7 +126,7 @@ TEST(GpuNarrowing, CountsWhatBecameInfiniteAndNotWhatWas) {
 
 class Converted : public ::testing::Test {
  protected:
-  // `bytes` as a file, and of that the elements of `from`.
+  // Writes `bytes` to a file; returns the recipe of its elements of `from`.
   Content raw(const std::string& bytes) {
     write_file(dir_ / "raw", bytes);
     file_ = std::make_unique<LocalFile>((dir_ / "raw").string());

@@ -1,4 +1,4 @@
-"""The Python module, with a holder of its own, NumPy, and consumers of DLPack.
+"""The Python module, with a holder, NumPy, and DLPack consumers.
 
 Run by ctest with STFS_GPU_BINARY, STFS_GPU_LIBRARY and PYTHONPATH set.
 """
@@ -59,7 +59,7 @@ RAW = {
 }
 
 
-# A consumer of DLPack, written from its specification and not from the module under test.
+# A DLPack consumer, written from the specification and not from the module under test.
 class DLTensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
                 ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
@@ -94,7 +94,7 @@ capsule_rename = api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes
 
 
 class Consumer:
-    """Looks into a capsule, and counts how often its deleter is called."""
+    """Reads a capsule, and counts the calls of its deleter."""
 
     def __init__(self, capsule, kind):
         self.kind, self.calls = kind, 0
@@ -124,7 +124,7 @@ class PythonTest(unittest.TestCase):
                    for name, (dtype, array) in ARRAYS.items()}
         write_checkpoint(cls.source, {**tensors, **RAW})
         path = os.environ["STFS_GPU_SOCKET"] = os.path.join(cls.directory.name, "socket")
-        # Activated by its socket, so that it can be connected to before it runs.
+        # Socket activation: clients can connect before the holder runs.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
@@ -174,7 +174,7 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(tensor.__array_interface__["version"], 3)
         self.assertFalse(hasattr(tensor, "__cuda_array_interface__"))
         with open("/proc/self/maps") as maps:
-            self.assertNotIn("libcuda", maps.read())  # host memory needs no driver
+            self.assertNotIn("libcuda", maps.read())  # host memory loads no driver
 
     def test_a_type_that_numpy_lacks_is_never_another(self):
         tensors = self.acquire("bf16", "f8", "f4")
@@ -355,7 +355,7 @@ class PythonTest(unittest.TestCase):
             view = numpy.from_dlpack(tensor)
             self.assertFalse(view.flags.writeable)
             self.assertEqual(view.ctypes.data, tensor.ptr)
-        else:  # it knows no DLPack 1.0
+        else:  # a NumPy without DLPack 1.0
             with self.assertRaises(BufferError):
                 numpy.from_dlpack(tensor)
 

@@ -1,4 +1,4 @@
-// The holder's mind, with a copier and clients that the test plays.
+// Residency; the test plays the copier and the clients.
 #include "tools/gpu/holder/residency.h"
 
 #include "core/base/error.h"
@@ -26,10 +26,10 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kLarge = 32 * kMiB;  // has a segment to itself
 const std::string kUuid = "CPU-test";
 
-// What arrives at the other end.
+// A message as the receiver parses it.
 Json wire(const Json& body) { return Json::parse(body.dump()); }
 
-// Keeps what is said to clients and copiers.
+// Records the messages to clients and copiers.
 class Record : public Outlet {
  public:
   struct Reply {
@@ -92,7 +92,7 @@ class ResidencyTest : public ::testing::Test {
 
   void request(ClientId client, const Json& body) { residency_->request(client, wire(body)); }
 
-  // The copier's word for the last order: done.
+  // The copier answers an order: done.
   void done(std::size_t order) {
     const Json body = record_.orders.at(order).body;
     std::vector<std::uint64_t> sizes;
@@ -141,7 +141,7 @@ class ResidencyTest : public ::testing::Test {
     return body.contains("error") ? body["error"]["message"].get<std::string>() : "";
   }
 
-  // The numbers of what the last answer to a client gave.
+  // The tensor ids in the last answer to a client.
   Json leased(ClientId client) const {
     Json ids = Json::array();
     const Json reply = last(client);
@@ -149,7 +149,7 @@ class ResidencyTest : public ::testing::Test {
     return ids;
   }
 
-  // The names of what is resident, sorted.
+  // The names of resident tensors, sorted.
   std::vector<std::string> resident() {
     request(4, {{"request", "list"}});
     std::vector<std::string> names;
@@ -277,7 +277,7 @@ TEST_F(ResidencyTest, WhatIsResidentElsewhereIsSaidToBeThere) {
   EXPECT_NE(error(1).find("it is on GPU-1"), std::string::npos) << error(1);
 }
 
-// Memory.
+// Memory limits.
 
 TEST_F(ResidencyTest, TheLeastRecentlyUsedIsEvictedForANewLoad) {
   start(3 * kLarge);
@@ -296,7 +296,7 @@ TEST_F(ResidencyTest, SmallTensorsGoWithTheirSegment) {
   start(4 * kMiB);
   loaded({item(1, kMiB / 2), item(2, kMiB / 2)});
   loaded({item(3, kMiB)});
-  ask(1, {item(2, kMiB / 2)});  // of the first segment
+  ask(1, {item(2, kMiB / 2)});  // in the first segment
 
   loaded({item(4, kMiB)});
 
@@ -547,7 +547,7 @@ TEST_F(ResidencyTest, EvictionDuringALoadLeavesWhatTheLoadNeeds) {
   evict(all());
   done();
 
-  // Either the load failed and says so, or it has all of what it asked for.
+  // The load either failed with an error or has all its tensors.
   const bool failed = !error(2).empty();
   if (!failed) {
     EXPECT_EQ(last(2)["tensors"].size(), 2u);
@@ -557,7 +557,7 @@ TEST_F(ResidencyTest, EvictionDuringALoadLeavesWhatTheLoadNeeds) {
   EXPECT_EQ(held(), 0u) << "and nothing is lost";
 }
 
-// Ends.
+// Ends of clients and copiers.
 
 TEST_F(ResidencyTest, AClientThatGoesWhileItWaitsIsForgotten) {
   ask(1, {item(1)});
@@ -675,7 +675,7 @@ TEST_F(ResidencyTest, ItIsIdleWhenNothingIsHeldAndNobodyIsThere) {
   EXPECT_TRUE(residency_->is_idle());
 }
 
-// What is wrong.
+// Wrong messages.
 
 TEST_F(ResidencyTest, RequestsThatAreNoneGetAnError) {
   const Json items = Json::array({to_json(item(1))});

@@ -1,5 +1,5 @@
-// stfs-gpu on a terminal: the progress bar comes, counts the bytes of tensors alone, and has gone
-// when anything else is written.
+// stfs-gpu on a terminal: the progress bar counts only bytes of tensors, and disappears before
+// other output.
 #include "tests/gpu/tool.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/pseudo_terminal.h"
@@ -22,7 +22,7 @@ constexpr unsigned kWidths[] = {40, 80, 200};
 
 class GpuOnATerminal : public GpuToolTest {
  protected:
-  // A source of 64 tensors of a byte each: in a segment there are 511 bytes between two of them.
+  // A source of 64 one-byte tensors: in a segment 511 bytes lie between two of them.
   std::string many_small() const {
     std::vector<stfs::test::Tensor> tensors;
     for (unsigned i = 0; i < 64; ++i) {
@@ -60,7 +60,7 @@ TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwice) {
 
   EXPECT_EQ(result.status, 0) << result.out;
   ASSERT_FALSE(progress_texts(result.out).empty()) << result.out;
-  // One tile holds all of them, so the first half is the copy.
+  // One tile holds all tensors, so the first half of the progress is the copy.
   EXPECT_NE(progress_texts(result.out)[0].find(" 50%  64 B of 128 B"), std::string::npos)
       << result.out;
   EXPECT_TRUE(screen(result.out, 80).empty()) << result.out;
@@ -84,14 +84,12 @@ TEST_F(GpuOnATerminal, LoadShowsABarThatGoes) {
   const std::size_t end = std::filesystem::file_size(source);
   const FaultyDisk disk(file("disk"));
   for (const unsigned columns : kWidths) {
-    // The last tile waits for the disk until the bar is there.
+    // Stall the last tile's read until the bar is visible.
     disk.fail_or_stall("stall", "m.safetensors", end - 1, end);
     Process load({STFS_GPU_BINARY, "load", "--device", "cpu", "--tile", "65536", "--workers", "1",
                   (disk / "m.safetensors").string() + "::*"},
                  {.terminal_columns = columns});
-    EXPECT_TRUE(
-        eventually([&] { return !progress_texts(load.out()).empty(); }))
-        << load.out();
+    EXPECT_TRUE(eventually([&] { return !progress_texts(load.out()).empty(); })) << load.out();
     disk.tell("release");
     const Outcome result = load.wait();
 

@@ -21,7 +21,7 @@ std::string device() {
 }
 
 void kill_and_wait(pid_t pid) {
-  if (pid <= 0) return;  // kill(2) takes these for many processes
+  if (pid <= 0) return;  // kill(2) would signal many processes
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;
   ::kill(pid, SIGKILL);
@@ -105,7 +105,7 @@ void GpuToolTest::MidLoad::signal_copier(int number) const {
 }
 
 GpuToolTest::MidLoad GpuToolTest::mid_load() const {
-  // Holes, converted in the smallest of tiles and compared afterwards: long enough.
+  // A sparse source, with the smallest tiles, a conversion and --verify, takes long enough to stop.
   const std::uint64_t bytes = 256 << 20;
   HeaderBuilder header;
   header.add("large", "BF16", {bytes / 2}, bytes);

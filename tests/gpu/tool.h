@@ -1,4 +1,4 @@
-// The real stfs-gpu, with a holder of the test's own that ends with the test.
+// Runs the real stfs-gpu, with a holder that ends with the test.
 #pragma once
 
 #include "tests/support/checkpoint_writer.h"
@@ -23,7 +23,7 @@ using nlohmann::json;
 // The device that these tests load to: $STFS_TEST_DEVICE, else "cpu".
 std::string device();
 
-// Kills a process, whoever's child it is, and waits for its end.
+// Kills a process, not only a child, and waits for its end.
 void kill_and_wait(pid_t pid);
 
 class GpuToolTest : public MountTest {
@@ -34,36 +34,36 @@ class GpuToolTest : public MountTest {
   std::string socket() const { return (dir_ / "gpu.sock").string(); }
   std::filesystem::path file(std::string_view name) const { return dir_ / name; }
 
-  // stfs-gpu with these arguments, to its end.
+  // Runs stfs-gpu with these arguments until it exits.
   Outcome gpu(std::vector<std::string> arguments, const RunOptions& options = {}) const;
-  // The same, in JSON; fails the test unless it is done.
+  // The same with --json; fails the test unless the exit status is 0.
   json gpu_json(std::vector<std::string> arguments) const;
   std::unique_ptr<Process> start(std::vector<std::string> arguments) const;
-  // A holder with these options, listening.
+  // Starts a holder and waits until it listens.
   void start_holder(std::vector<std::string> options);
 
-  // 0 when none runs.
+  // The holder's pid; 0 without one.
   pid_t holder() const;
-  // The holder's child that copies, 0 when there is none.
+  // The copier's pid; 0 without one.
   pid_t copier() const;
-  // The names of what is resident.
+  // The names of resident tensors.
   std::vector<std::string> resident() const;
 
-  // A source of two F32 tensors "a" [64,48] and "b" [10], and a BF16 one "layers.0.w" [128,32].
+  // A source with F32 tensors "a" [64,48] and "b" [10], and a BF16 tensor "layers.0.w" [128,32].
   std::filesystem::path small(std::string_view name = "m.safetensors") const;
 
-  // A load that is in its middle, its copier stopped: some of the tensor "large" of the source has
-  // been copied, and not all.
+  // A load in progress with a stopped copier: a part of the source's tensor "large" has been
+  // copied.
   struct MidLoad {
     std::unique_ptr<Process> client;
-    pid_t copier;  // 0 when there is none, which fails the test
+    pid_t copier;  // 0 without one, which fails the test
     // kill(2) takes 0 for the test's own process group.
     void signal_copier(int number) const;
   };
   MidLoad mid_load() const;
   std::filesystem::path large() const { return dir_ / "large.safetensors"; }
 
-  // The bytes of a tensor that is resident, read as another process may: by what get says.
+  // The bytes of a resident tensor, read by the path that `get` prints.
   static std::string bytes_of(const json& row);
 
  private:

@@ -1,4 +1,5 @@
-// The copy: on the host's own device, and on one of the test's that is late, short, or lies.
+// transfer(), on host memory and on a test device that is late, runs out of memory, or corrupts
+// bytes.
 #include "tools/gpu/copier/transfer.h"
 
 #include "core/base/error.h"
@@ -87,7 +88,7 @@ TEST(GpuLayout, SmallItemsShareASegmentAndLargeOnesDoNot) {
 }
 
 TEST(GpuLayout, WorkThatOverflowsIsTheMostThereIsAndNotWrapped) {
-  constexpr std::uint64_t kBytes = (std::uint64_t{1} << 61) - 1;  // the largest tensor there is
+  constexpr std::uint64_t kBytes = (std::uint64_t{1} << 61) - 1;  // the largest possible tensor
   const std::vector<Item> items(9, Item({.path = "/w/m.safetensors",
                                          .tensor = "w",
                                          .version = "v1",
@@ -118,11 +119,11 @@ TEST(GpuLayout, SizesThatOverflowAreRefusedAndNotWrapped) {
   }
 }
 
-// A source and what is wanted of it.
+// A source and its items.
 
 class TransferTest : public ::testing::Test {
  protected:
-  // A source of these many bytes, without zeros.
+  // Writes a source of `bytes` bytes, none of them zero.
   void source(std::size_t bytes) {
     bytes_ = RandomBytes(11).bytes(bytes);
     write_file(path(), bytes_);
@@ -159,7 +160,7 @@ class TransferTest : public ::testing::Test {
     return transfer(device, items_, layout_, options);
   }
 
-  // What stands in a published segment for an item.
+  // An item's bytes in the published segment.
   std::string found(const Transferred& result, std::size_t item) const {
     const auto [segment, offset] = layout_.placements[item];
     std::string out(static_cast<std::size_t>(items_[item].bytes()), '\0');
@@ -170,7 +171,7 @@ class TransferTest : public ::testing::Test {
     return out;
   }
 
-  // What should.
+  // An item's expected bytes.
   std::string expected(std::size_t item) const {
     const LocalFile file(path());
     const Content content = items_[item].content(file);
@@ -373,10 +374,10 @@ TEST_F(TransferTest, WhatIsNamedMustBeThatVersion) {
   EXPECT_EQ(code_of([&] { copy(*device); }), ErrorCode::kUnreadable);
 }
 
-// In the middle of a copy: what happens after the first tile, before the others.
+// Events during a copy, after the first tile.
 class InTheMiddle : public TransferTest, public ::testing::WithParamInterface<bool> {
  protected:
-  // Does `what` once, when the first tile has been copied (or compared).
+  // Calls `what` once, after the first tile is copied (or compared).
   ErrorCode after_first_tile(const std::function<void()>& what) {
     source(1 << 20);
     add(0, 1 << 20);
@@ -474,14 +475,13 @@ TEST_F(TransferTest, WhatMustStayFreeIsNotTaken) {
   }
 }
 
-// A device whose copies arrive late and out of step, as a GPU's do, and whose memory tells when it
-// is used wrongly.
+// A device whose copies arrive late and out of order, as on a GPU, and whose memory detects misuse.
 
 struct Fault {
-  int allocations = -1;       // that many succeed
-  int sends = -1;             // that many do, of all lanes; the next fails
+  int allocations = -1;       // number that succeed; -1: all
+  int sends = -1;             // likewise, over all lanes
   int drains = -1;            // likewise
-  bool loses_a_byte = false;  // one byte of the first copy arrives wrong
+  bool loses_a_byte = false;  // corrupts one byte of the first copy
   bool converts = false;      // whether lanes convert
   std::uint64_t free = std::uint64_t{1} << 40;
 };
@@ -530,7 +530,7 @@ class FakeDevice : public Device {
   }
   std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
 
-  // Whether this is one too many of what may succeed `most` times (-1: always).
+  // Whether this call fails: call number `most` + 1 and later; never for -1.
   static bool fails(int most, std::atomic<int>& count) { return most >= 0 && count++ >= most; }
 
   const Fault fault_;
@@ -621,7 +621,7 @@ class FakeLane : public Lane {
   }
 
   void drain() override {
-    // The last sent arrives first: nothing says that copies keep their order.
+    // The last copy arrives first: copies have no guaranteed order.
     std::ranges::reverse(copies_);
     while (!copies_.empty()) arrive();
     if (FakeDevice::fails(device_.fault_.drains, device_.drains)) {

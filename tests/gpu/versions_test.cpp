@@ -1,5 +1,5 @@
-// Holder, copier and client of different versions, as after an upgrade in place: one line that says
-// so, and what to do.
+// Holder, copier and client of different versions, as after an upgrade in place: one line names the
+// versions and what to do.
 #include "tests/gpu/tool.h"
 #include "tools/gpu/copier/message.h"
 
@@ -29,10 +29,10 @@ std::string frame(const std::string& body) {
   return bytes + std::string(4, '\0') + body;
 }
 
-// The answer of a holder to a request.
+// A holder's answers, by request.
 using Answers = std::map<std::string, Json>;
 
-// Listens where a holder does, and serves one client.
+// A fake holder of another version: serves one client.
 class OtherHolder {
  public:
   OtherHolder(const std::string& path, Answers answers) : answers_(std::move(answers)) {
@@ -45,7 +45,7 @@ class OtherHolder {
     thread_ = std::thread([this] { serve(); });
   }
   ~OtherHolder() {
-    ::shutdown(listener_.get(), SHUT_RDWR);  // accept ends
+    ::shutdown(listener_.get(), SHUT_RDWR);  // ends accept(2)
     thread_.join();
   }
   OtherHolder(const OtherHolder&) = delete;
@@ -73,8 +73,8 @@ Json error_of(int status, const std::string& message) {
 
 class GpuVersions : public GpuToolTest {
  protected:
-  // A load by a holder whose stfs-gpu has been replaced by a program that says this to the holder
-  // and reads until it goes.
+  // A load by a holder whose stfs-gpu was replaced by a program that sends `says` and reads until
+  // the holder closes the socket.
   Outcome load_with_copier(const std::string& says) {
     const auto program = file("stfs-gpu-copy");
     std::filesystem::copy_file(STFS_GPU_BINARY, program);
@@ -87,7 +87,7 @@ class GpuVersions : public GpuToolTest {
     return gpu({"load", "--device", "cpu", small().string() + "::a"});
   }
 
-  // The line after "stfs-gpu: ".
+  // The expected error text after "stfs-gpu: ".
   std::string line(const std::string& holders, pid_t pid, const std::string& peer) const {
     return "the holder (process " + std::to_string(pid) + ") speaks version " + holders +
            " of the protocol, " + peer;
@@ -131,7 +131,7 @@ TEST_F(GpuVersions, AHolderThatCannotAnswerAHelloNowIsNotCalledOld) {
 TEST_F(GpuVersions, AnOlderClientIsTold) {
   start_holder({});
   const pid_t pid = holder();
-  Client::connect("");  // of this version: is served
+  Client::connect("");  // this version is served
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -168,7 +168,7 @@ TEST_F(GpuVersions, AnOlderCopierFailsTheLoadAndNotTheHolder) {
   EXPECT_EQ(holder(), pid);
 }
 
-// It is this process that plays the holder.
+// This process plays the holder.
 TEST_F(GpuVersions, ACopierOfAnOlderHolderFailsTheLoad) {
   int ends[2] = {-1, -1};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);

@@ -158,6 +158,16 @@ TEST_F(Attributes, XattrsDescribeTheTensor) {
   EXPECT_EQ(xattr(mount / "empty", "user.stfs.length"), "0");
 }
 
+TEST_F(Attributes, TheVersionIsAnotherOnceTheSourceIsAnother) {
+  const auto version = [&] { return xattr(Mounted({checkpoint()}) / "big", "user.stfs.version"); };
+  const auto before = version();
+
+  EXPECT_EQ(version(), before);
+  std::filesystem::last_write_time(checkpoint(), std::filesystem::file_time_type::clock::now());
+
+  EXPECT_NE(version(), before);
+}
+
 TEST_F(Attributes, TheSourceIsAbsoluteEvenIfItWasGivenRelatively) {
   const std::filesystem::path file = checkpoint();
   TempDir dir;
@@ -172,7 +182,7 @@ TEST_F(Attributes, TheSourceIsAbsoluteEvenIfItWasGivenRelatively) {
   EXPECT_EQ(source, std::filesystem::canonical(file).string());
 }
 
-TEST_F(Attributes, ListxattrNamesExactlyTheSix) {
+TEST_F(Attributes, ListxattrNamesExactlyTheSeven) {
   const Mounted mount({checkpoint()});
   std::string names(4096, '\0');
 
@@ -186,10 +196,63 @@ TEST_F(Attributes, ListxattrNamesExactlyTheSix) {
   std::set<std::string> found;
   for (std::size_t at = 0; at < static_cast<std::size_t>(size); at += names.find('\0', at) - at + 1)
     found.insert(names.c_str() + at);
-  const std::set<std::string> expected = {"user.stfs.name",   "user.stfs.dtype",
-                                          "user.stfs.shape",  "user.stfs.source",
-                                          "user.stfs.offset", "user.stfs.length"};
+  const std::set<std::string> expected = {
+      "user.stfs.name",   "user.stfs.dtype",  "user.stfs.shape",  "user.stfs.source",
+      "user.stfs.offset", "user.stfs.length", "user.stfs.version"};
   EXPECT_EQ(found, expected);
+}
+
+// The attributes of a file, by their names without "user.stfs.".
+std::map<std::string, std::string> all_xattrs(const std::filesystem::path& file) {
+  std::string names(4096, '\0');
+  const ssize_t size = ::listxattr(file.c_str(), names.data(), names.size());
+  EXPECT_GE(size, 0) << file << ": " << errno;
+  std::map<std::string, std::string> found;
+  for (std::size_t at = 0; size > 0 && at < static_cast<std::size_t>(size);) {
+    const std::string name = names.c_str() + at;
+    EXPECT_TRUE(name.starts_with("user.stfs.")) << name;
+    found[name.substr(10)] = xattr(file, name.c_str()).value_or("none");
+    at += name.size() + 1;
+  }
+  return found;
+}
+
+TEST_F(Attributes, AViewsFileNamesTheTensorThatItShows) {
+  const Mounted mount({checkpoint()});
+  const auto tensor = all_xattrs(mount / "big");
+
+  for (const char* file :
+       {"tree/big", "npy/big.npy", "f32/big", "npy-f32/big.npy", "safetensors/big.safetensors"}) {
+    EXPECT_EQ(all_xattrs(mount / (".stfs/" + std::string(file))), tensor) << file;
+  }
+  for (const char* file : {"", "info.json", "json/big.json", "merged.safetensors", "slice/big",
+                           "subset/b*.safetensors", "stats/big.json", "sha256/big"}) {
+    EXPECT_TRUE(all_xattrs(mount / (".stfs/" + std::string(file))).empty()) << file;
+  }
+}
+
+TEST_F(Attributes, AViewsFileSaysWhichPartItShowsAndAsWhat) {
+  const Mounted mount({checkpoint()});
+
+  for (const auto& [file, slice] :
+       std::map<std::string, std::string>{{"slice/big/1:3,::2", "1:3,::2"},
+                                          {"slice/big/...", "..."},
+                                          {"npy-slice/big/-1,+0.npy", "-1,+0"},
+                                          {"slice/empty/:0", ":0"}}) {
+    auto expected = all_xattrs(mount / (file.find("big") != std::string::npos ? "big" : "empty"));
+    expected["slice"] = slice;
+    EXPECT_EQ(all_xattrs(mount / (".stfs/" + file)), expected) << file;
+  }
+  for (const auto& [file, tensor] :
+       std::map<std::string, std::string>{{"f32/scalar", "scalar"},
+                                          {"npy-f32/empty.npy", "empty"},
+                                          {"f32-slice/scalar/...", "scalar"},
+                                          {"npy-f32-slice/scalar/....npy", "scalar"}}) {
+    auto expected = all_xattrs(mount / tensor);
+    expected["as"] = "F32";
+    if (file.find("slice") != std::string::npos) expected["slice"] = "...";
+    EXPECT_EQ(all_xattrs(mount / (".stfs/" + file)), expected) << file;
+  }
 }
 
 TEST_F(Attributes, AnUnknownXattrIsENODATA) {

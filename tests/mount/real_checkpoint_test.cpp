@@ -46,7 +46,7 @@ TEST_F(RealCheckpoint, CmpFindsTwoMountsOfTheSameTensorsEqual) {
   EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
 }
 
-TEST_F(RealCheckpoint, GetfattrShowsTheSixAttributes) {
+TEST_F(RealCheckpoint, GetfattrShowsTheAttributes) {
   const Mounted mount({test_data("sharded")});
   const TensorEntry entry =
       entries_of(test_data("sharded/model-00005-of-00006.safetensors")).at("bfloat16_35");
@@ -62,7 +62,11 @@ TEST_F(RealCheckpoint, GetfattrShowsTheSixAttributes) {
                                "\""
                                "\nuser.stfs.shape=\"[3,5]\""
                                "\nuser.stfs.source=\"" +
-                               std::filesystem::canonical(entry.source).string() + "\"\n\n";
+                               std::filesystem::canonical(entry.source).string() +
+                               "\""
+                               "\nuser.stfs.version=\"" +
+                               xattr(mount / "bfloat16_35", "user.stfs.version").value_or("") +
+                               "\"\n\n";
   EXPECT_EQ(getfattr.out, expected) << getfattr.err;
 }
 

@@ -173,10 +173,10 @@ TEST_F(Views, AreAllInTheDirectory) {
   const Mounted mount({test_data("sharded")});
 
   EXPECT_EQ(names_in(mount / ".stfs"),
-            (std::vector<std::string>{"f32", "header", "info.json", "json", "merged.safetensors",
-                                      "metadata", "npy", "npy-f32", "npy-slice", "safetensors",
-                                      "sha256", "slice", "stats", "subset", "tensors.json",
-                                      "tensors.tsv", "tree"}));
+            (std::vector<std::string>{
+                "f32", "f32-slice", "header", "info.json", "json", "merged.safetensors", "metadata",
+                "npy", "npy-f32", "npy-f32-slice", "npy-slice", "safetensors", "sha256", "slice",
+                "stats", "subset", "tensors.json", "tensors.tsv", "tree"}));
   EXPECT_EQ(names_in(mount / ".stfs/npy").size(), 36U);
   EXPECT_EQ(names_in(mount / ".stfs/slice").size(), 36U);
   EXPECT_TRUE(names_in(mount / ".stfs/slice/float32_357").empty());
@@ -216,7 +216,8 @@ TEST_F(Views, AreCompletedByAShell) {
   std::set<std::string> found;
   std::istringstream lines(completed.out);
   for (std::string line; std::getline(lines, line);) found.insert(fs::path(line).filename());
-  EXPECT_EQ(found, (std::set<std::string>{"npy", "npy-f32", "npy-slice", "tokens.npy"}));
+  EXPECT_EQ(found,
+            (std::set<std::string>{"npy", "npy-f32", "npy-f32-slice", "npy-slice", "tokens.npy"}));
 }
 
 // npy, f32
@@ -389,6 +390,33 @@ print('ok')
                        "sharded");
 }
 
+TEST_F(Views, Float32SlicesEqualNumpys) {
+  REQUIRE_NUMPY();
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", every_type());
+  const Mounted mount({dir / "m.safetensors"});
+
+  expect_nothing_wrong(python(R"PY(
+for name, tensor in tensors.items():
+    if tensor[0] not in FLOATING:
+        assert not os.path.exists(stfs + 'f32-slice/' + name), name
+        continue
+    whole = floats(tensor)
+    for expression in ['...', '0', '-1', '::2', ':,1', '1:,::3', ':,-3:-1', '3,5', '::3,1:4', '...,0', '1:1', '::5,::5']:
+        if expression.count(',') >= len(tensor[1]) and expression != '...': continue
+        if not whole.size and expression[-1] != ':' and expression != '...': continue
+        expected = eval('whole[' + expression + ']')
+        raw = numpy.fromfile(stfs + 'f32-slice/' + name + '/' + expression, '<f4')
+        assert numpy.array_equal(raw, expected.ravel(), equal_nan=True), (name, expression)
+        found = numpy.load(stfs + 'npy-f32-slice/' + name + '/' + expression + '.npy')
+        assert found.dtype == numpy.dtype('<f4') and found.shape == expected.shape, (name, expression)
+        assert numpy.array_equal(found, expected, equal_nan=True), (name, expression)
+print('ok')
+)PY",
+                              mount, dir / "m.safetensors"),
+                       "float32 slices");
+}
+
 TEST_F(Views, DdReadsASlice) {
   const TempDir dir;
   const Tensor w = random_tensor("W", "BF16", {512, 100});
@@ -432,20 +460,25 @@ TEST_F(Views, ABadSliceHasItsErrno) {
   EXPECT_EQ(error("slice/f4/:,1:3"), EINVAL);
   EXPECT_EQ(error("slice/f6/0"), 0);
   EXPECT_EQ(error("slice/f6/0,0"), EINVAL);
+  EXPECT_EQ(error("f32-slice/f4/:,1:3"), 0);
+  EXPECT_EQ(error("npy-f32-slice/f6/0,0.npy"), 0);
+  EXPECT_EQ(error("f32-slice/f6/0,4"), ERANGE);
 }
 
 TEST_F(Views, ASliceOfMillionsOfRunsIsReadInBoundedMemory) {
   const TempDir dir;
   constexpr std::uint64_t kBytes = 40'000'000;
-  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {kBytes})});
+  write_safetensors(dir / "m.safetensors",
+                    {random_tensor("w", "U8", {kBytes}), random_tensor("f", "F4", {kBytes})});
   const Mounted mount({dir / "m.safetensors"});
 
   const Outcome result = sh(R"(
     rss() { awk '/VmHWM/ { print $2 }' /proc/$2/status; }
-    before=$(rss x "$2"); wc -c < "$1"; after=$(rss x "$2"); echo $((after - before < 65536)))",
-                            {mount / ".stfs/slice/w/::2", std::to_string(mount.daemon())});
+    before=$(rss x "$2"); wc -c < "$1"; cat "$3" | wc -c; after=$(rss x "$2"); echo $((after - before < 65536)))",
+                            {mount / ".stfs/slice/w/::2", std::to_string(mount.daemon()),
+                             mount / ".stfs/f32-slice/f/1::2"});
 
-  EXPECT_EQ(result.out, "20000000\n1\n") << result.err;
+  EXPECT_EQ(result.out, "20000000\n80000000\n1\n") << result.err;
 }
 
 std::uint64_t resident_kib(pid_t pid) {
@@ -515,7 +548,7 @@ TEST_F(Views, TheTreeTurnsDotsIntoDirectories) {
       << found.err;
   EXPECT_EQ(xattr(mount / ".stfs/tree/model/layers/0/w", "user.stfs.name"), "model.layers.0.w");
   EXPECT_EQ(xattr(mount / ".stfs/tree/a%2Eb", "user.stfs.name"), "a.b");
-  EXPECT_EQ(xattr(mount / ".stfs/npy/a/b.npy", "user.stfs.name"), std::nullopt);
+  EXPECT_EQ(xattr(mount / ".stfs/json/a/b.json", "user.stfs.name"), std::nullopt);
 }
 
 // safetensors files
@@ -817,8 +850,10 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
   write_safetensors(dir / "m.safetensors", every_type(), Metadata{{"format", "pt"}});
   // Two mounts: one tells what is expected, the other meets every first time under load.
   std::map<std::string, std::string> expected;
+  std::vector<std::string> listed;
   {
     const Mounted quiet({dir / "m.safetensors"});
+    listed = names_in(quiet / ".stfs");
     for (const fs::path& root : {quiet.path(), quiet / ".stfs"}) {
       for (const auto& entry : fs::recursive_directory_iterator(root)) {
         if (!entry.is_regular_file()) continue;
@@ -851,7 +886,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
             paths[round < paths.size() ? round : random.next() % paths.size()];
         EXPECT_TRUE(read_file(mount / path) == expected[path]) << path;
         if (round % 50 == static_cast<std::size_t>(t)) {
-          EXPECT_EQ(names_in(mount / ".stfs").size(), 17U);
+          EXPECT_EQ(names_in(mount / ".stfs"), listed);
           EXPECT_EQ(names_in(mount / ".stfs/npy/type").size(), 19U);
         }
         const std::string index = std::to_string(random.next() % 24 / 6);
@@ -871,10 +906,10 @@ TEST_F(Views, AfterATruncationEveryViewIsESTALE) {
   const Mounted mount({source});
   fs::resize_file(source, 100);
 
-  for (const char* path :
-       {"npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4", "slice/w/:,2:4",
-        "npy-slice/w/2:4.npy", "npy-slice/w/:,2:4.npy", "tree/w", "safetensors/w.safetensors",
-        "merged.safetensors", "subset/*.safetensors", "stats/w.json", "sha256/w"}) {
+  for (const char* path : {"npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4", "slice/w/:,2:4",
+                           "npy-slice/w/2:4.npy", "npy-slice/w/:,2:4.npy", "f32-slice/w/0",
+                           "tree/w", "safetensors/w.safetensors", "merged.safetensors",
+                           "subset/*.safetensors", "stats/w.json", "sha256/w"}) {
     EXPECT_EQ(errno_of_open(mount / (".stfs/"s + path)), ESTALE) << path;
   }
   EXPECT_FALSE(read_file(mount / ".stfs/tensors.json").empty()) << "what needs no source goes on";

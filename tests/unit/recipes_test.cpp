@@ -1,4 +1,4 @@
-#include "fs/view/recipes.h"
+#include "fs/mount/recipes.h"
 
 #include <gtest/gtest.h>
 
@@ -14,12 +14,12 @@ namespace {
 // Recipes of which each is `number` bytes long, and how often one was made.
 class Counted {
  public:
-  Recipes::Recipe get(std::uint64_t number, std::size_t tensors = 1) {
+  Recipes::Shared get(std::uint64_t number, std::size_t tensors = 1) {
     return recipes_.get(number, [&] {
       ++made;
       Content content;
       content.literal(std::string(number, 'x'));
-      return Recipes::Made{std::move(content), tensors};
+      return Recipes::New{std::move(content), tensors};
     });
   }
   void drop(std::uint64_t number) { recipes_.drop(number); }
@@ -33,8 +33,8 @@ class Counted {
 TEST(Recipes, AreMadeOnceWhileTheyAreKept) {
   Counted recipes;
 
-  const Recipes::Recipe first = recipes.get(3);
-  const Recipes::Recipe again = recipes.get(3);
+  const Recipes::Shared first = recipes.get(3);
+  const Recipes::Shared again = recipes.get(3);
 
   EXPECT_EQ(first, again);
   EXPECT_EQ(first->size(), 3U);
@@ -71,7 +71,7 @@ TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
 
 TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
   Counted recipes;
-  const Recipes::Recipe read = recipes.get(5);
+  const Recipes::Shared read = recipes.get(5);
   for (std::uint64_t number = 100; number < 100 + Recipes::kMost; ++number) recipes.get(number);
   recipes.drop(5);
 
@@ -95,7 +95,7 @@ TEST(Recipes, AreMadeAgainAfterTheyWereDropped) {
 TEST(Recipes, ThatCannotBeMadeAreNull) {
   Recipes recipes;
 
-  EXPECT_EQ(recipes.get(1, [] { return Recipes::Made{std::nullopt, 0}; }), nullptr);
+  EXPECT_EQ(recipes.get(1, [] { return Recipes::New{std::nullopt, 0}; }), nullptr);
 }
 
 TEST(Recipes, AreMadeOnceForReadersThatComeAtOnce) {

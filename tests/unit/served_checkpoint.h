@@ -171,8 +171,8 @@ inline std::vector<Tensor> many() {
           {"a.json/b", "U8", {2}, "23"},    {"%", "I64", {1}, "01234567"}};
 }
 
-inline const std::vector<std::string> kXattrNames{"user.stfs.name",   "user.stfs.dtype",
-                                                  "user.stfs.shape",  "user.stfs.source",
-                                                  "user.stfs.offset", "user.stfs.length"};
+inline const std::vector<std::string> kXattrNames{
+    "user.stfs.name",   "user.stfs.dtype",  "user.stfs.shape",  "user.stfs.source",
+    "user.stfs.offset", "user.stfs.length", "user.stfs.version"};
 
 }  // namespace stfs::test

@@ -1,9 +1,11 @@
 // The arrows of the design, and the promises of the documents: what no compiler checks.
+#include "fs/view/registry.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -101,8 +103,6 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   const std::set<std::string> core =
       chain({}, {"core/base", "core/source", "core/format", "core/recipe", "core/checkpoint"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
-  // Arrows that still point back: the next changes turn them.
-  arrows["fs/view"].insert("fs/mount");
   const std::set<std::string> command = chain(core, {"tools/command"});
   chain(command, {"tools/info"});
   chain(command, {"tools/gpu/device", "tools/gpu/copier", "tools/gpu/holder", "tools/gpu/client",
@@ -122,6 +122,45 @@ TEST(Structure, AFolderIncludesWhatStandsBeforeItAlone) {
       EXPECT_TRUE(included == folder || kArrows.at(folder).contains(included))
           << file << " includes " << target;
     }
+  }
+}
+
+TEST(Structure, AMountKnowsViewsByTheirTableAlone) {
+  for (const fs::path& file : code_in({"fs/mount", "fs/fuse"})) {
+    EXPECT_EQ(read_file(kTree / file).find("View::k"), std::string::npos) << file;
+  }
+}
+
+// Whether `text` has a view's directory or file: "slice/", but not in "npy-slice/".
+bool has_view(std::string_view text, const std::string& name) {
+  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
+    const char before = at == 0 ? ' ' : text[at - 1];
+    if (std::isalnum(static_cast<unsigned char>(before)) == 0 && before != '-') return true;
+  }
+  return false;
+}
+
+TEST(Structure, EveryViewStandsInTheDocumentsAndHasATest) {
+  std::string tests;
+  for (const fs::path& file : code_in({"tests/mount"})) tests += read_file(kTree / file);
+  for (const ViewSpec& view : all_views()) {
+    if (view.name.empty()) continue;  // the root
+    const std::string name = std::string(view.name) + (view.names == Names::kFile ? "" : "/");
+    for (const char* document : {"README.md", "docs/SEMANTICS.md", "docs/man/stfs.1.in"}) {
+      EXPECT_TRUE(has_view(read_file(kTree / document), name)) << document << " lacks " << name;
+    }
+    EXPECT_TRUE(has_view(tests, name)) << "no test in tests/mount names " << name;
+  }
+}
+
+TEST(Structure, ViewsHaveNumbersAndNamesOfTheirOwn) {
+  std::set<std::pair<View, int>> numbers;
+  std::set<std::string_view> names;
+  for (const ViewSpec& view : all_views()) {
+    EXPECT_TRUE(numbers.emplace(view.id, view.file).second) << view.name;
+    EXPECT_TRUE(names.insert(view.name).second) << view.name;
+    EXPECT_NE(view.make == nullptr, view.compute == nullptr) << view.name;
+    EXPECT_EQ(view.names == Names::kFile, view.id == View::kControl) << view.name;
   }
 }
 

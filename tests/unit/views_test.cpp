@@ -1,11 +1,11 @@
 // What the views of a checkpoint hold, without a mount.
-#include "fs/view/views.h"
-
+#include "fs/view/registry.h"
 #include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
 
 #include <nlohmann/json.hpp>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -64,6 +64,8 @@ TEST(Views, ShowTheTypesThatTheyCanShow) {
   EXPECT_EQ(listed("npy-f32"), names_with(".npy", is_floating));
   EXPECT_EQ(listed("slice"), names_with("", any));
   EXPECT_EQ(listed("npy-slice"), names_with("", fits_numpy));
+  EXPECT_EQ(listed("f32-slice"), names_with("", is_floating));
+  EXPECT_EQ(listed("npy-f32-slice"), names_with("", is_floating));
   EXPECT_EQ(listed("tree"), names_with("", any));
   EXPECT_EQ(listed("safetensors"), names_with(".safetensors", any));
   EXPECT_EQ(listed("stats"), names_with(".json", any));
@@ -93,6 +95,8 @@ TEST(Views, OfNumpyLeaveOutATensorOfMoreDimensionsThanNumpyHas) {
   EXPECT_EQ(mounted.names(".stfs/npy-f32"), std::vector<std::string>{"64.npy"});
   EXPECT_EQ(mounted.names(".stfs/npy-slice"), std::vector<std::string>{"64"});
   EXPECT_EQ(mounted.names(".stfs/f32"), (std::vector<std::string>{"64", "65"}));
+  EXPECT_EQ(mounted.names(".stfs/f32-slice"), std::vector<std::string>{"64"});
+  EXPECT_EQ(mounted.names(".stfs/npy-f32-slice"), std::vector<std::string>{"64"});
   EXPECT_FALSE(mounted.at(".stfs/npy/65.npy"));
 }
 
@@ -148,7 +152,8 @@ TEST(Views, WithoutASuffixKeepTheNamesOfTheRoot) {
   const ServedCheckpoint mounted(
       {random_tensor("a", "F32", {1}), random_tensor("a.npy/b", "F32", {1})});
 
-  for (const std::string view : {"f32", "slice", "npy-slice", "sha256"}) {
+  for (const std::string view :
+       {"f32", "slice", "npy-slice", "f32-slice", "npy-f32-slice", "sha256"}) {
     EXPECT_EQ(mounted.names(".stfs/" + view), (std::vector<std::string>{"a", "a.npy"})) << view;
     EXPECT_TRUE(mounted.at(".stfs/" + view + "/a.npy/b"));
   }
@@ -163,6 +168,83 @@ TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
   mounted.walk_all([](const std::string& path, const Attributes&) {
     EXPECT_LE(path.size() - (path.rfind('/') + 1), 255U) << path;
   });
+}
+
+// A view that is no more than a row: the bytes of U8 tensors in upper case.
+
+int make_upper(const ViewFile& file, Content& content) {
+  const stfs::Tensor tensor = file.tensor();
+  std::string text(tensor.length, '\0');
+  tensor.content().copy(0, std::as_writable_bytes(std::span(text)));
+  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  content.literal(std::move(text));
+  return 0;
+}
+
+TEST(Views, AreAddedByARowAlone) {
+  std::vector<ViewSpec> views(all_views().begin(), all_views().end());
+  views.push_back({.id = static_cast<View>(200),
+                   .name = "upper",
+                   .suffix = ".txt",
+                   .shows = [](const stfs::Tensor& tensor) { return tensor.dtype == DType::kU8; },
+                   .make = make_upper,
+                   .shows_values = true});
+  const ServedCheckpoint mounted({{"a/b", "U8", {3}, "xyz"}, {"f", "F32", {1}, "1234"}},
+                                 {.views = views});
+
+  EXPECT_EQ(mounted.names(".stfs").back(), "upper");
+  EXPECT_EQ(mounted.names(".stfs/upper"), std::vector<std::string>{"a"});
+  EXPECT_EQ(mounted.text(".stfs/upper/a/b.txt"), "XYZ");
+  EXPECT_EQ(mounted.at(".stfs/upper/a/b.txt")->size, 3U);
+  EXPECT_EQ(mounted.at(".stfs/upper/a/b.txt")->mtime.tv_sec, 1'000'000'001);
+  EXPECT_EQ(mounted->open(mounted.inode(".stfs/upper/a/b.txt")), 0);
+  EXPECT_EQ(mounted.xattr(".stfs/upper/a/b.txt", "user.stfs.name"), "a/b");
+  EXPECT_FALSE(mounted.at(".stfs/upper/f.txt"));
+}
+
+TEST(Views, OfEveryKindOfNameAreAddedByARowAlone) {
+  std::vector<ViewSpec> views(all_views().begin(), all_views().end());
+  const auto make = [](const ViewFile& file, Content& content) {
+    content.literal("<" + std::string(file.expression) + " " + std::to_string(file.number) + " " +
+                    std::to_string(file.tensors.size()) + ">");
+    return 0;
+  };
+  const auto tensors = [](const ViewFile& file) {
+    return std::vector<std::uint32_t>(file.expression == "two" ? 2 : 0);
+  };
+  const auto list = [](const Checkpoint&) {
+    NameList names;
+    for (const char* name : {"second", "first"}) names.add(name);
+    names.sort();
+    return names;
+  };
+  views.push_back({.id = static_cast<View>(200),
+                   .name = "parts",
+                   .suffix = ".p",
+                   .names = Names::kExpressions,
+                   .make = make});
+  views.push_back({.id = static_cast<View>(201),
+                   .name = "globs",
+                   .suffix = ".g",
+                   .names = Names::kGlobs,
+                   .tensors = tensors,
+                   .make = make});
+  views.push_back({.id = static_cast<View>(202),
+                   .name = "list",
+                   .names = Names::kList,
+                   .list = list,
+                   .make = make});
+  views.push_back(
+      {.id = View::kControl, .file = 9, .name = "file.txt", .names = Names::kFile, .make = make});
+  const ServedCheckpoint mounted({{"a", "U8", {1}, "x"}, {"b", "U8", {1}, "y"}}, {.views = views});
+
+  EXPECT_EQ(mounted.text(".stfs/parts/b/x,y.p"), "<x,y 1 0>");
+  EXPECT_EQ(mounted.text(".stfs/globs/two.g"), "<two 0 2>");
+  EXPECT_FALSE(mounted.at(".stfs/globs/none.g"));
+  EXPECT_EQ(mounted.names(".stfs/list"), (std::vector<std::string>{"first", "second"}));
+  EXPECT_EQ(mounted.text(".stfs/list/second"), "< 0 0>");
+  EXPECT_EQ(mounted.text(".stfs/file.txt"), "< 9 0>");
+  EXPECT_EQ(mounted->looked_up_names(), 2U);
 }
 
 // Sizes and listings.
@@ -185,6 +267,7 @@ TEST(Views, HaveTheSizeOfTheirBytes) {
   };
   mounted.walk_all(check);
   for (const char* path : {".stfs/slice/F32/1,:", ".stfs/npy-slice/F32/:,1.npy",
+                           ".stfs/f32-slice/F4/:,1", ".stfs/npy-f32-slice/F16/0.npy",
                            ".stfs/subset/F*.safetensors", ".stfs/subset/*.safetensors"}) {
     check(path, *mounted.at(path));
   }
@@ -259,6 +342,30 @@ TEST(Slices, AreCutOutOfATensor) {
   EXPECT_NE(scalar.find("'shape': ()"), std::string::npos);
 }
 
+TEST(Slices, OfFloatsArePartsOfTheWholeTensorsFloats) {
+  const ServedCheckpoint mounted(every_type());
+
+  for (const std::string& name : kFloating) {
+    const std::string whole = mounted.text(".stfs/f32/" + name);  // of [2, 4]
+    const auto element = [&](std::size_t row, std::size_t column) {
+      return whole.substr((row * 4 + column) * sizeof(float), sizeof(float));
+    };
+    const std::string expected = element(0, 1) + element(0, 3) + element(1, 1) + element(1, 3);
+    EXPECT_EQ(mounted.text(".stfs/f32-slice/" + name + "/:,1::2"), expected) << name;
+    EXPECT_EQ(mounted.text(".stfs/f32-slice/" + name + "/-1,2"), element(1, 2)) << name;
+    EXPECT_EQ(mounted.text(".stfs/f32-slice/" + name + "/..."), whole) << name;
+    EXPECT_EQ(mounted.text(".stfs/f32-slice/" + name + "/1:1"), "") << name;
+    EXPECT_EQ(mounted.at(".stfs/f32-slice/" + name + "/:,1::2")->size, 16U) << name;
+    const std::string npy = mounted.text(".stfs/npy-f32-slice/" + name + "/:,1::2.npy");
+    EXPECT_EQ(npy.size(), 64 * 2 + expected.size()) << name;
+    EXPECT_TRUE(npy.ends_with(expected)) << name;
+    EXPECT_NE(npy.find("'descr': '<f4'"), std::string::npos) << name;
+    EXPECT_NE(npy.find("'shape': (2, 2)"), std::string::npos) << name;
+  }
+  EXPECT_FALSE(mounted.at(".stfs/f32-slice/U8"));
+  EXPECT_FALSE(mounted.at(".stfs/npy-f32-slice/C64"));
+}
+
 TEST(Slices, AnswerABadExpressionWithItsErrno) {
   const ServedCheckpoint mounted({{"w", "U8", {3, 4}, "abcdefghijkl"}, {"f", "F4", {2, 2}, "xy"}});
   const std::uint64_t w = mounted.inode(".stfs/slice/w");
@@ -267,12 +374,15 @@ TEST(Slices, AnswerABadExpressionWithItsErrno) {
   for (const char* bad : {"x", "0,0,0", "::-1", "0 ", "", "1:2:3:4"}) {
     EXPECT_EQ(mounted.look_up(w, bad), EINVAL) << bad;
     EXPECT_EQ(mounted.look_up(npy, bad + ".npy"s), EINVAL) << bad;
+    EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/f32-slice/f"), bad), EINVAL) << bad;
   }
   for (const char* outside : {"3", "-4", "0,4"}) {
     EXPECT_EQ(mounted.look_up(w, outside), ERANGE) << outside;
     EXPECT_EQ(mounted.look_up(npy, outside + ".npy"s), ERANGE) << outside;
   }
   EXPECT_EQ(mounted.look_up(npy, "0"), ENOENT);
+  EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/f32-slice/f"), "2"), ERANGE);
+  EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/npy-f32-slice/f"), "-3.npy"), ERANGE);
   EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0,0"), EINVAL);
   EXPECT_EQ(mounted.look_up(mounted.inode(".stfs/slice/f"), "0"), 0);
   EXPECT_EQ(mounted->looked_up_names(), 1U) << "what was refused is not kept";
@@ -282,7 +392,8 @@ TEST(Slices, AreInDirectoriesThatListNothingAndKnowTheirParent) {
   const ServedCheckpoint mounted(
       {random_tensor("a/b", "F32", {2}), random_tensor("c", "F32", {2})});
 
-  for (const std::string view : {".stfs/slice", ".stfs/npy-slice"}) {
+  for (const std::string view :
+       {".stfs/slice", ".stfs/npy-slice", ".stfs/f32-slice", ".stfs/npy-f32-slice"}) {
     for (const auto& [path, parent] :
          std::map<std::string, std::string>{{"/a/b", "/a"}, {"/c", ""}}) {
       const std::uint64_t directory = mounted.inode(view + path);
@@ -548,7 +659,8 @@ TEST_P(StaleViews, FailToReadAndLogThatOnce) {
 INSTANTIATE_TEST_SUITE_P(Views, StaleViews,
                          ::testing::Values("npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4",
                                            "slice/w/:,2:4", "npy-slice/w/2:4.npy",
-                                           "npy-slice/w/:,2:4.npy", "tree/w",
+                                           "npy-slice/w/:,2:4.npy", "f32-slice/w/:,1",
+                                           "npy-f32-slice/w/0.npy", "tree/w",
                                            "safetensors/w.safetensors", "merged.safetensors",
                                            "subset/*.safetensors", "header/s0.safetensors.json"),
                          [](const auto& parameter) {

@@ -29,18 +29,18 @@ namespace {
   throw Error(ErrorCode::kDeviceFailed, place, text);
 }
 
-// Throws unless `path` is a directory that this user alone can write to.
+// Throws unless `path` is a directory of this user that nobody else can write to.
 void check_private(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) {
     throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
-    holder_failed(path, "not a directory of this user alone");
+    holder_failed(path, "not a directory that this user alone can write to");
   }
 }
 
-// A connection to the socket; none when nobody listens there.
+// Returns a connection to the socket, or none when no process listens.
 UniqueFd connect_to(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -55,12 +55,12 @@ UniqueFd connect_to(const std::string& path) {
     result = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
-    // Whoever listens must be ours: the socket may lie where others can put one.
+    // The path may lie in a directory where other users can create a socket.
     ucred peer{};
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
         (peer.uid != ::geteuid() && peer.uid != 0)) {
-      holder_failed(path, "the holder there is another user's");
+      holder_failed(path, "the holder belongs to another user");
     }
     return fd;
   }
@@ -68,7 +68,7 @@ UniqueFd connect_to(const std::string& path) {
   throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
 }
 
-// All that comes from a pipe until nobody can write to it.
+// Reads a pipe until every writer has closed it.
 std::string text_from(const UniqueFd& pipe) {
   std::string text;
   std::array<char, 512> bytes;
@@ -80,8 +80,8 @@ std::string text_from(const UniqueFd& pipe) {
   }
 }
 
-// Runs `program holder --background`, which returns once it listens at `path`, or says in a line
-// why it does not.
+// Runs `program holder --background`. It exits when the holder listens at `path`, or after one line
+// of error text.
 void start_holder(const std::string& program, const std::string& path) {
   std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
   std::array<char*, 6> argv{};
@@ -110,7 +110,7 @@ void start_holder(const std::string& program, const std::string& path) {
   const std::string said = text_from(reading);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
-    // Else the caller ignores SIGCHLD: whether the holder listens is seen by connecting.
+    // ECHILD: the caller ignores SIGCHLD. The caller's connect() tells whether the holder listens.
     if (errno != EINTR) break;
   }
   const std::string_view prefix = "stfs-gpu: ";
@@ -137,7 +137,7 @@ Resident resident_of(const Json& row) {
   resident.key = text_of(row, "key");
   resident.label = text_of(row, "label");
   const auto dtype = dtype_from_name(text_of(row, "dtype"));
-  if (!dtype) holder_failed("", "the holder speaks of a type that is none");
+  if (!dtype) holder_failed("", "the holder's answer: unknown dtype");
   resident.dtype = *dtype;
   for (const Json& dimension : list_of(row, "shape")) {
     resident.shape.push_back(dimension.get<std::uint64_t>());
@@ -204,7 +204,7 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
   if (!connection) {
     start_holder(program, path);
     connection = connect_to(path);
-    if (!connection) holder_failed(path, "the holder that was started does not listen there");
+    if (!connection) holder_failed(path, "the new holder does not listen");
   }
   Client client(std::move(connection));
   client.say_hello();
@@ -216,7 +216,7 @@ void Client::say_hello() {
   const Message answer = channel_.wait();
   const std::uint64_t version = number_of(answer.body(), "version", 1);
   if (version == kProtocolVersion) return;
-  // A holder of version 1 calls a hello wrong usage. Its status says which process it is.
+  // A holder of version 1 rejects a hello as kUsage and gives its pid in its status.
   const bool knows_hello = answer.body().contains("version");
   if (!knows_hello && answer.body().contains("error")) {
     const Json& error = answer.body().at("error");
@@ -266,11 +266,11 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
     std::vector<std::uint64_t> leased;
     for (const Resident& tensor : loaded.tensors) leased.push_back(tensor.id);
     release(leased);
-    holder_failed("", "descriptors were lost: too many open files (ulimit -n)");
+    holder_failed("", "too many open files for the segments' descriptors (ulimit -n)");
   }
   const Json& numbers = list_of(answer.body(), "segments");
   if (numbers.size() != answer.descriptors.size())
-    holder_failed("", "the holder's answer lacks segments");
+    holder_failed("", "the holder's answer: segments are missing");
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
   }
@@ -283,7 +283,7 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
 
 void Client::release(std::span<const std::uint64_t> ids) noexcept {
   constexpr std::string_view kBegin = R"({"request":"release","ids":[)";
-  constexpr std::size_t kDigits = 20;  // of the largest number
+  constexpr std::size_t kDigits = 20;  // of the largest id
   constexpr std::size_t kAtOnce = 512;
   std::array<char, kBegin.size() + kAtOnce*(kDigits + 1) + 2> text;
   while (!ids.empty() && is_in_step_) {
@@ -300,7 +300,7 @@ void Client::release(std::span<const std::uint64_t> ids) noexcept {
 }
 
 bool Client::is_open() const {
-  // POLLIN is the end of the connection, or an answer that nobody asked for.
+  // POLLIN means end of connection or an unexpected answer.
   pollfd end{channel_.fd(), POLLIN, 0};
   return is_in_step_ && ::poll(&end, 1, 0) <= 0;
 }

@@ -1,4 +1,4 @@
-// devices doctor bench
+// The verbs devices, doctor and bench.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "tools/command/terminal.h"
@@ -43,7 +43,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// Runs `work` in so many threads, each told its number; the first failure is thrown.
+// Runs work(0) to work(count - 1), each on its own thread. Throws the first failure.
 void in_threads(unsigned count, const std::function<void(unsigned)>& work) {
   std::vector<std::exception_ptr> failures(count);
   {
@@ -63,7 +63,7 @@ void in_threads(unsigned count, const std::function<void(unsigned)>& work) {
   }
 }
 
-// Bytes a second of something, in each round.
+// A workload of bench and its rate in each round, bytes per second.
 struct Series {
   const char* name;
   std::function<void()> work;
@@ -76,8 +76,7 @@ struct Series {
   }
 };
 
-// The bytes of a source, copied to the device without anything that stfs adds: what a load is
-// measured against.
+// The fastest copy of the same bytes without stfs: bench compares a load with it.
 class Ceiling {
  public:
   Ceiling(Device& device, std::span<const Item> items, unsigned workers, std::size_t tile)
@@ -85,8 +84,8 @@ class Ceiling {
     for (const Item& item : items) bytes_ = sum_or_most(bytes_, item.bytes());
   }
 
-  // Read by plain threads straight to where it shall stand, a tile at a time: what is left of a
-  // load when nothing is planned, checked or shared. On a GPU there is no such thing.
+  // Host memory: threads read tiles with pread(2) straight into the segment, without planning or
+  // checks.
   void plain_copy() const {
     struct Piece {
       const UniqueFd* file;
@@ -114,15 +113,15 @@ class Ceiling {
       const std::unique_ptr<Lane> lane = device_.lane(tile_);
       for (std::size_t i = next++; i < pieces.size(); i = next++) {
         const Piece& piece = pieces[i];
-        const std::span<std::byte> place = lane->tile(*piece.segment, piece.at, piece.length);
-        if (const int error = pread_exact(piece.file->get(), place, piece.from)) {
+        const std::span<std::byte> tile = lane->tile(*piece.segment, piece.at, piece.length);
+        if (const int error = pread_exact(piece.file->get(), tile, piece.from)) {
           throw_errno(ErrorCode::kUnreadable, "the source", "", error);
         }
       }
     });
   }
 
-  // The same tiles sent again and again, without reading anything into them: the bus.
+  // GPU: sends the same pinned tiles again and again, without reading a source.
   void bus() const {
     const std::unique_ptr<DeviceSegment> segment = device_.allocate(rounded(tile_ * workers_));
     const std::uint64_t tiles = std::max<std::uint64_t>(bytes_ / tile_, 1);
@@ -243,9 +242,9 @@ int bench(const GpuArguments& arguments) {
       {"load", [&] { transfer(*device, items, layout, options); }},
       is_host ? Series{"plain copy by as many threads", [&] { ceiling.plain_copy(); }}
               : Series{"pinned memory to the device", [&] { ceiling.bus(); }}};
-  all[0].work();  // so that every round finds the source in the same place
+  all[0].work();  // brings the source into the page cache
   for (unsigned round = 0; round < arguments.rounds; ++round) {
-    // In turns, the first one changing, so that what else the machine does meets both.
+    // Alternate the order, so that other work of the machine slows both alike.
     for (std::size_t i = 0; i < all.size(); ++i) {
       Series& series = all[(i + round) % all.size()];
       const Clock::time_point begin = Clock::now();

@@ -1,4 +1,4 @@
-// plan load ls get evict pin unpin
+// The verbs plan, load, ls, get, evict, pin and unpin.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "tools/command/terminal.h"
@@ -64,16 +64,16 @@ Json json_of(const Resident& resident) {
           {"idle_seconds", resident.idle_seconds}};
 }
 
-// JSON for whoever asked, bytes that are not UTF-8 replaced.
+// Prints one line of JSON; replaces bytes that are not UTF-8.
 void print_json(const Json& json) {
   print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-// A progress bar that is told how far it is.
+// A progress bar that takes totals, not increments.
 class Progress {
  public:
   void operator()(std::uint64_t done, std::uint64_t total) {
-    if (done <= done_) return;  // the same figure again, or a copy that begins anew
+    if (done <= done_) return;  // no progress, or the copy started again
     if (!bar_) bar_ = std::make_unique<ProgressBar>(total);
     bar_->add(done - std::exchange(done_, done));
   }
@@ -83,14 +83,14 @@ class Progress {
   std::uint64_t done_ = 0;
 };
 
-// What evict, pin and unpin mean. A tensor is meant in whichever version is resident, so a source
-// that has changed or gone does not matter: its label will do.
+// The tensors that evict, pin and unpin select. A label selects every resident version of a tensor,
+// so an unreadable source does not matter: the argument is then the label.
 ResidentFilter filter_of(const GpuArguments& arguments) {
   ResidentFilter filter;
   if (!arguments.device.empty()) filter.device_uuid = find_device(arguments.device).uuid;
   filter.all = arguments.all;
   if (arguments.all != arguments.tensors.empty()) {
-    throw Error(ErrorCode::kUsage, "", "name tensors, or --all");
+    throw Error(ErrorCode::kUsage, "", "give either tensors or --all");
   }
   Selection selection;
   for (const std::string& tensor : arguments.tensors) {
@@ -270,7 +270,7 @@ int get(const GpuArguments& arguments) {
     row["device"] = device.id;
     row["holder_pid"] = pid;
     row["holder_fd"] = tensor.holder_fd;
-    // Host memory can be opened by this name; of a GPU it is what pidfd_getfd(2) takes.
+    // open(2) takes this path for host memory; a GPU's descriptor needs pidfd_getfd(2).
     row["path"] = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(tensor.holder_fd);
     rows.push_back(std::move(row));
   }
@@ -307,7 +307,7 @@ int evict(const GpuArguments& arguments) {
   }
   print("evicted " + tensors_text(evicted.count));
   if (evicted.used > 0) {
-    print("; the memory of " + std::to_string(evicted.used) + " goes when their users do");
+    print("; " + std::to_string(evicted.used) + " still leased: freed when the last lease ends");
   }
   if (evicted.pinned > 0) print("; left " + std::to_string(evicted.pinned) + " pinned");
   print("\n");

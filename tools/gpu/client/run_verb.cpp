@@ -1,4 +1,4 @@
-// run: no holder. The tensors belong to the command, and go with it.
+// The verb run, without a holder: the command owns the tensors, and they end with it.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "tools/command/terminal.h"
@@ -24,19 +24,19 @@
 namespace stfs::gpu {
 namespace {
 
-// Of env(1), and of shells.
+// The exit statuses of env(1) and shells.
 constexpr int kCannotRun = 126;
 constexpr int kNoSuchCommand = 127;
 
-// Makes a descriptor one that the command inherits, and lets go of it.
+// Returns a copy of the descriptor without close-on-exec, and closes the original.
 int inherit(UniqueFd fd) {
   const int copy = ::fcntl(fd.get(), F_DUPFD, 3);  // without close-on-exec
   if (copy < 0) throw_errno(ErrorCode::kDeviceFailed, "a segment", "", errno);
   return copy;
 }
 
-// Copies with a progress bar, which has gone when this returns. So has the device: the command gets
-// the memory, not a context.
+// Copies with a progress bar. Closes the device before it returns: the command gets the memory and
+// no context.
 Transferred copy(const DeviceInfo& info, std::span<const Item> items, const Layout& layout,
                  TransferOptions options) {
   const std::unique_ptr<Device> device = open_device(info);

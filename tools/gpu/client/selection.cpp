@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
@@ -33,55 +32,6 @@ struct stat status_of(const fs::path& path) {
 bool exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;
-}
-
-// The directory that the file system of `path` is mounted on.
-fs::path mount_of(const fs::path& path) {
-  const dev_t device = status_of(path).st_dev;
-  fs::path root = path;
-  while (root.has_relative_path() && status_of(root.parent_path()).st_dev == device) {
-    root = root.parent_path();
-  }
-  return root;
-}
-
-// What a file below .stfs/ shows: a tensor's file in the root, a part of it, a type.
-struct Shown {
-  fs::path raw;
-  std::string slice;
-  std::optional<DType> as;
-};
-
-std::optional<Shown> shown_by(const fs::path& path) {
-  const fs::path root = mount_of(path);
-  const fs::path inside = path.lexically_relative(root);
-  std::vector<std::string> parts;
-  for (const fs::path& part : inside) parts.push_back(part.string());
-  if (parts.size() < 3 || parts[0] != ".stfs") return std::nullopt;
-  const std::string view = parts[1];
-  const bool is_npy = view.starts_with("npy");
-  const bool is_slice = view.ends_with("slice");
-  if (!is_npy && view != "f32" && view != "slice") return std::nullopt;
-  constexpr std::string_view kSuffix = ".npy";
-  constexpr std::string_view kEscapedSuffix = "%2Enpy";  // of a directory's name
-  Shown shown{.raw = root, .slice = "", .as = std::nullopt};
-  if (view.ends_with("f32")) shown.as = DType::kF32;
-  for (std::size_t i = 2; i < parts.size(); ++i) {
-    std::string part = parts[i];
-    const bool is_last = i + 1 == parts.size();
-    if (is_npy && is_last) {
-      if (!part.ends_with(kSuffix)) return std::nullopt;
-      part.resize(part.size() - kSuffix.size());
-    } else if (is_npy && part.ends_with(kEscapedSuffix)) {
-      part.replace(part.size() - kEscapedSuffix.size(), kEscapedSuffix.size(), kSuffix);
-    }
-    if (is_slice && is_last) {
-      shown.slice = part;
-    } else {
-      shown.raw /= part;
-    }
-  }
-  return shown;
 }
 
 // Takes a whole number off the front of `text`.
@@ -203,35 +153,24 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
 
 void Selection::add_file(const std::string& path, const SelectionOptions& options,
                          std::vector<Item>& items) {
-  Shown shown{.raw = path, .slice = "", .as = std::nullopt};
-  std::optional<std::string> name = extended_attribute(path, "user.stfs.name");
-  if (!name) {
-    if (auto other = shown_by(path)) shown = std::move(*other);
-    name = extended_attribute(shown.raw.string(), "user.stfs.name");
-  }
-  const auto source = extended_attribute(shown.raw.string(), "user.stfs.source");
-  const auto offset = extended_attribute(shown.raw.string(), "user.stfs.offset");
-  if (!name || !source || !offset) {
+  const auto attribute = [&](const char* name) { return extended_attribute(path, name); };
+  const auto name = attribute("user.stfs.name");
+  const auto source = attribute("user.stfs.source");
+  const auto version = attribute("user.stfs.version");
+  if (!name || !source || !version) {
     refuse(path,
            "not a tensor in a mount of stfs (of a checkpoint that is not mounted: "
            "SOURCE::NAME)");
   }
   const Checkpoint& checkpoint = open(*source);
   const auto found = checkpoint.find(*name);
-  const struct stat mounted = status_of(shown.raw);
-  // The mount shows the source's times. What it has mounted may have been replaced since.
-  const auto is_mounted = [&](const Tensor& tensor) {
-    const timespec mtime = tensor.mtime();
-    return std::to_string(tensor.locator->offset) == *offset &&
-           tensor.length == static_cast<std::uint64_t>(mounted.st_size) &&
-           mtime.tv_sec == mounted.st_mtim.tv_sec && mtime.tv_nsec == mounted.st_mtim.tv_nsec;
-  };
-  if (!found || !is_mounted(checkpoint.tensor(*found))) {
+  if (!found || checkpoint.part_of(*found).source->version().token != *version) {
     throw Error(ErrorCode::kUnreadable, *source, "is another version than the one that is mounted");
   }
   SelectionOptions wanted = options;
-  if (!wanted.as) wanted.as = shown.as;
-  add(checkpoint.tensor(*found), shown.slice, wanted, path, items);
+  const auto as = attribute("user.stfs.as");
+  if (as && !wanted.as) wanted.as = dtype_from_name(*as);
+  add(checkpoint.tensor(*found), attribute("user.stfs.slice").value_or(""), wanted, path, items);
 }
 
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,

@@ -1,4 +1,4 @@
-// What stfs-gpu does: a function a verb. Each prints to standard output and returns the exit
+// The verbs of stfs-gpu, one function each. Each prints to standard output and returns the exit
 // status, or throws Error.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace stfs::gpu {
 
-// What the command line said; a verb looks at what concerns it.
+// The parsed command line. Each verb reads the members it needs.
 struct GpuArguments {
-  std::string program;               // stfs-gpu itself, to start the holder
-  std::string device;                // as find_device() takes it; empty: not named
-  std::vector<std::string> tensors;  // as Selection::resolve() takes them
-  std::vector<std::string> command;  // of run
+  std::string program;               // path of stfs-gpu, to start the holder
+  std::string device;                // for find_device(); empty: not given
+  std::vector<std::string> tensors;  // for Selection::resolve()
+  std::vector<std::string> command;  // for run
   SelectionOptions selection;
   bool all = false;
   bool force = false;
@@ -27,17 +27,17 @@ struct GpuArguments {
   bool json = false;
   std::uint64_t keep_free = 0;   // bytes
   std::uint64_t tile_bytes = 0;  // 0: the default
-  unsigned workers = 0;          // 0: what the device says
-  unsigned rounds = 5;           // of bench
+  unsigned workers = 0;          // 0: the device's default
+  unsigned rounds = 5;           // for bench
   HolderOptions holder;
 };
 
-// Of devices.
+// Verbs about devices.
 int devices(const GpuArguments& arguments);
 int doctor(const GpuArguments& arguments);
 int bench(const GpuArguments& arguments);
 
-// Of what is resident, by way of the holder.
+// Verbs about resident tensors, through the holder.
 int plan(const GpuArguments& arguments);
 int load(const GpuArguments& arguments);
 int list_resident(const GpuArguments& arguments);
@@ -46,7 +46,7 @@ int evict(const GpuArguments& arguments);
 int pin(const GpuArguments& arguments);
 int unpin(const GpuArguments& arguments);
 
-// Without a holder: copies, and becomes the command. Returns only by throwing.
+// Copies without a holder, then becomes the command (execvp(3)). Returns only when that fails.
 int run(const GpuArguments& arguments);
 
 // The table of the command line; its arguments are a GpuArguments.

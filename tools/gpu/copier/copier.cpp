@@ -22,7 +22,7 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr int kProgressMs = 100;  // between two words on progress
+constexpr int kProgressMs = 100;  // between two progress messages
 
 Json error_answer(std::uint64_t load, int status, const std::string& text) {
   return {{"load", load}, {"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -39,7 +39,7 @@ class Copier {
 
   int run(std::chrono::seconds idle) {
     channel_.send_now({{"load", 0}, {"hello", kProtocolVersion}});
-    int patience = -1;  // it was started for an order
+    int timeout_ms = -1;  // no limit: the first order is on its way
     for (;;) {
       while (std::optional<Message> message = channel_.next()) {
         if (message->body().contains("hello"))
@@ -47,16 +47,16 @@ class Copier {
         if (!message->body().contains("load")) continue;
         serve(message->body());
         if (holder_is_gone_) return 0;
-        patience = static_cast<int>(idle.count() * 1000);
+        timeout_ms = static_cast<int>(idle.count() * 1000);
       }
-      const int ready = wait(-1, patience);
+      const int ready = wait(-1, timeout_ms);
       if (ready == 0) return 0;
       if (!channel_.receive()) return 0;
     }
   }
 
  private:
-  // poll() for the holder, and for `fd` when it is one. The number of those that are ready.
+  // Waits for the holder, and for `fd` unless it is negative. Returns the number of ready ones.
   int wait(int fd, int milliseconds) {
     polled_[0] = {channel_.fd(), POLLIN, 0};
     polled_[1] = {fd, POLLIN, 0};
@@ -77,7 +77,7 @@ class Copier {
       try {
         watch(id, copied, stop);
       } catch (...) {
-        stop = true;  // the worker is waited for
+        stop = true;  // before ~jthread joins the worker
         throw;
       }
     }
@@ -85,14 +85,14 @@ class Copier {
     channel_.send_now(answer, std::move(descriptors));
   }
 
-  // Until the copy is done: says how far it is, and listens for the word that it is not wanted.
+  // Sends progress and reads messages until the worker signals done_.
   void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
     for (;;) {
       if (!holder_is_gone_ && !channel_.has_output()) {
         channel_.queue({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
       }
       if (!channel_.send()) holder_is_gone_ = stop = true;
-      // A holder that has gone is readable for ever.
+      // Do not poll a closed socket: it is always readable.
       const int ready =
           holder_is_gone_ ? poll_events({&done_poll_, 1}, -1) : wait(done_.get(), kProgressMs);
       if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
@@ -159,7 +159,7 @@ class Copier {
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
   std::unique_ptr<Device> device_;
-  std::uint64_t holder_version_ = 1;  // until it says hello
+  std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
 };
@@ -167,7 +167,7 @@ class Copier {
 }  // namespace
 
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
-  // The device was chosen by its UUID; what its user sees of the others does not matter here.
+  // `device` is a UUID: find it even if the client's CUDA_VISIBLE_DEVICES hides it.
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   return Copier(std::move(socket), device).run(idle);
 }

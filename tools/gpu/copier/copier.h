@@ -1,6 +1,18 @@
-// The copier: the process that touches a device on behalf of the holder. It owns the context and
-// the pinned memory, and goes when it has had nothing to do for a while, so that neither is held
-// for long; if the driver kills it, the holder and what it keeps stay.
+// The copier: a child process of the holder that copies tensors to one device. It owns the CUDA
+// context and the pinned memory, and exits when idle to free both. If the driver kills it, the
+// holder and the resident tensors survive.
+//
+//     starting ──1──> loading ──2──> idle ──1──> loading
+//        │               │            ├──3──> ended
+//        └───────4───────┴─────4──────┴──4──> ended
+//
+//   starting  has sent its hello and waits for the first order, without a time limit
+//   1  the holder, with an order: a worker thread opens the device if it is not open and runs
+//      transfer(); the main thread reports progress and reads the holder's messages
+//   2  the worker, when transfer() returns or throws; the copier then sends the segments or the
+//      error. The holder's "stop" makes transfer() throw.
+//   3  the copier, after `idle` without an order
+//   4  the holder, by closing the socket. The copier stops transfer() and joins the worker first.
 #pragma once
 
 #include "core/base/posix.h"
@@ -10,8 +22,9 @@
 
 namespace stfs::gpu {
 
-// Serves the holder at the other end of `socket` until that goes, or for `idle` without an order.
-// Returns the exit status.
+// Serves the holder at the other end of `socket` until state "ended". `device` is for
+// find_device(). Returns the exit status. Throws Error kDeviceFailed when poll(2), eventfd(2)
+// or a send fails, kUsage for a malformed order.
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle);
 
 }  // namespace stfs::gpu

@@ -16,9 +16,10 @@ namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
-constexpr std::size_t kMaxRights = 253;      // SCM_MAX_FD
-constexpr int kMaxDepth = 8;                 // of messages; they need five
-constexpr std::size_t kMaxValues = 3 << 20;  // of a message: each takes far more than its text
+constexpr std::size_t kMaxRights = 253;  // SCM_MAX_FD
+constexpr int kMaxDepth = 8;             // of JSON values; our messages need five
+constexpr std::size_t kMaxValues =
+    3 << 20;  // of one message: a parsed value takes far more memory than its text
 
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(ErrorCode::kUsage, "", "malformed message: " + what);
@@ -61,9 +62,9 @@ bool receive_all(int fd, std::span<char> bytes) noexcept {
   return true;
 }
 
-// Whether text that should be JSON nests deeper, or has more values, than a message does. Looked at
-// before a tree is built: that would take many times the memory of the text.
-bool is_monstrous(std::string_view text) {
+// Whether JSON text exceeds kMaxDepth or kMaxValues. Checked before parsing, because the parsed
+// tree takes many times the memory of the text.
+bool exceeds_limits(std::string_view text) {
   int depth = 0;
   std::size_t values = 0;
   bool is_quoted = false;
@@ -262,9 +263,9 @@ bool Channel::parse() {
     if (rest.size() < kHeaderBytes + length) break;
     const bool lacks = descriptors > 0 && has_lost_descriptors_;
     if (descriptors_.size() < descriptors && !lacks)
-      return false;  // they come with the first bytes
+      return false;  // descriptors arrive with the first bytes of the body
     const std::string_view body = rest.substr(kHeaderBytes, length);
-    if (is_monstrous(body)) return false;
+    if (exceeds_limits(body)) return false;
     Message message(Json::parse(body, nullptr, false), {});
     if (!message.body().is_object()) return false;
     message.lacks_descriptors = lacks;
@@ -292,7 +293,7 @@ std::optional<Message> Channel::next() {
 
 void Channel::queue(const Json& body, std::vector<UniqueFd> descriptors) {
   std::string text = body.dump();
-  // A byte for each batch of descriptors; JSON may end in white space.
+  // Pad with spaces: each batch of descriptors needs one byte of the body.
   text.resize(std::max(text.size(), descriptors.size() / kMaxRights + 1), ' ');
   const Header header = header_of(text.size(), descriptors.size());
   Frame frame;
@@ -310,7 +311,7 @@ bool Channel::send() {
     const std::size_t left = frame.descriptors.size() - frame.descriptors_sent;
     const std::size_t rights = std::min(left, kMaxRights);
     msghdr header{};
-    // Batches of descriptors go one to a byte, so that all are there when the body is.
+    // Send one byte with each full batch, so that every descriptor arrives before the body ends.
     const std::size_t length = left > kMaxRights ? 1 : frame.bytes.size() - frame.sent;
     iovec piece{frame.bytes.data() + frame.sent, length};
     header.msg_iov = &piece;

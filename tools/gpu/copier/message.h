@@ -1,24 +1,23 @@
-// What the processes of stfs-gpu say to each other: JSON objects over a UNIX stream socket, with
+// The messages between client, holder and copier: JSON objects over a UNIX stream socket, with
 // file descriptors beside them.
 //
-//   u32 LE: bytes of the body | u32 LE: descriptors that belong to it | the body
+//   u32 LE: bytes of the body | u32 LE: number of descriptors | the body
 //
-// Descriptors travel with the first bytes of the body (SCM_RIGHTS, unix(7)), 253 to a byte at most.
-// Text that need not be UTF-8 (paths) travels as the UTF-8 of as many code points under 256.
+// Descriptors travel with the first bytes of the body (SCM_RIGHTS, unix(7)), at most 253 per byte.
+// Text that need not be UTF-8 (paths) is encoded: each byte becomes the code point of its value.
 //
-// Each connection begins with a hello, so that an upgrade in place is noticed: a holder may outlive
-// the stfs-gpu that it was started from. The form of a hello is the same in every version; version
-// 1 says none.
+// Each connection begins with a hello, because a holder may outlive an upgrade of stfs-gpu. A hello
+// has the same form in every version; version 1 sends none.
 //
-//   client to holder   {"request":"hello","version":2}
-//   holder to client   {"version":2,"pid":123}, with an "error" when the versions differ
-//   holder to copier   {"hello":2}
-//   copier to holder   {"load":0,"hello":2}
+//   client to holder   {"request":"hello","version":3}
+//   holder to client   {"version":3,"pid":123}, with an "error" when the versions differ
+//   holder to copier   {"hello":3}
+//   copier to holder   {"load":0,"hello":3}
 //
-// When the versions differ, the user sees the line of version_error().
+// When the versions differ, the user sees version_error().
 //
-// Nothing that arrives is trusted: sizes are limited before anything is allocated, nesting is, and
-// a peer that may not send descriptors is cut off when it does.
+// Input is not trusted: sizes and nesting are limited before anything is allocated, and a peer that
+// may not send descriptors is disconnected when it sends one.
 #pragma once
 
 #include "core/base/posix.h"
@@ -41,10 +40,10 @@ namespace stfs::gpu {
 
 using Json = nlohmann::json;
 
-// Another one whenever a message changes in such a way that another version would misread it.
+// Increase it with every change that an older version would misread.
 inline constexpr std::uint64_t kProtocolVersion = 3;
 
-// The body lies behind a pointer: files that include this header need not compile the JSON library.
+// A pointer holds the body, so that this header need not include the JSON library.
 class Message {
  public:
   Message(Json body, std::vector<UniqueFd> received);
@@ -55,39 +54,39 @@ class Message {
   const Json& body() const { return *body_; }
 
   std::vector<UniqueFd> descriptors;
-  bool lacks_descriptors = false;  // they came, and this process has too many open files already
+  bool lacks_descriptors = false;  // lost: this process has too many open files
 
  private:
   std::unique_ptr<const Json> body_;
 };
 
-// Text of any bytes to text that JSON can hold, and back; back throws Error kUsage for what cannot
-// have been made so.
+// Encodes any bytes as text for JSON, and back. from_json_text throws Error kUsage for text that
+// to_json_text cannot have made.
 std::string to_json_text(std::string_view bytes);
 std::string from_json_text(const Json& text);
 
 Json to_json(const Item& item);
 Item item_from_json(const Json& json);  // throws Error kUsage
 
-// Members of an object that came from a peer. Each throws Error kUsage when it is not there, or not
-// of its type; the second form has a value for what is not there.
+// Members of a received object. Each throws Error kUsage when the member is absent or has another
+// type; number_of with `otherwise` and flag_of have a default for an absent member.
 std::uint64_t number_of(const Json& object, const char* name);
 std::uint64_t number_of(const Json& object, const char* name, std::uint64_t otherwise);
-bool flag_of(const Json& object, const char* name);  // false when it is not there
+bool flag_of(const Json& object, const char* name);  // absent: false
 std::string text_of(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);
 
-// The `peer` of version_error() when it is a copier. A copier is started from the holder's path,
-// where an upgrade may have put another program since.
+// The `peer` of version_error() for a copier: the holder starts the program at its own path, which
+// an upgrade may have replaced.
 inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
 
-// The line that says which versions differ, and what to do: end the holder, or use a newer `peer`
-// ("this program") when that is the older one and `holder_stays`.
+// The error text for different protocol versions. It tells the user to end the holder, or, when
+// `peer` ("this program") is older and `holder_stays`, to use a newer peer.
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
                           std::uint64_t version, bool holder_stays);
 
-// poll(2), again after EINTR. Throws Error kDeviceFailed for any other failure: a loop that went on
-// would never rest.
+// poll(2), repeated after EINTR. Throws Error kDeviceFailed for any other error, so that no loop
+// spins on it.
 int poll_events(std::span<pollfd> polled, int timeout_ms);
 
 // One end of a connection. Not thread-safe.
@@ -95,29 +94,29 @@ class Channel {
  public:
   struct Limits {
     std::size_t body_bytes = 16 << 20;
-    std::size_t descriptors = 65536;  // a message; 0: none may come
+    std::size_t descriptors = 65536;  // of one message; 0: the peer may send none
   };
   Channel(UniqueFd socket, Limits limits);
 
   int fd() const { return socket_.get(); }
 
-  // For a loop that must not wait. receive() takes in what is there, kMostAtOnce bytes at most, so
-  // that a peer that never stops cannot keep it; send() sends what it can. Both return false when
-  // the connection is at its end: closed, failed, or misused.
+  // Without blocking. receive() reads at most kMostAtOnce bytes, so that one busy peer cannot
+  // starve the others; send() writes what the socket takes. Both return false when the connection
+  // ends: closed, failed, or the peer broke a rule above.
   static constexpr std::size_t kMostAtOnce = 1 << 20;
   bool receive();
   bool send();
-  std::optional<Message> next();  // a message that has come in whole
+  std::optional<Message> next();  // the next complete message, if any
   void queue(const Json& body, std::vector<UniqueFd> descriptors = {});
   bool has_output() const { return !output_.empty(); }
   std::size_t buffered_bytes() const { return input_.size() + output_bytes_; }
 
-  // For those who wait. Both throw Error kDeviceFailed at the connection's end.
+  // Blocking. Both throw Error kDeviceFailed when the connection ends.
   void send_now(const Json& body, std::vector<UniqueFd> descriptors = {});
   Message wait();
 
-  // Sends a message and drops its answer, without allocating anything, on a socket that blocks and
-  // on which no other answer is due. False when the connection has ended.
+  // Sends a message and discards its answer, without allocating. The socket must block, and no
+  // other answer may be outstanding. Returns false when the connection has ended.
   bool tell(std::string_view body) const noexcept;
 
  private:
@@ -128,14 +127,14 @@ class Channel {
     std::size_t descriptors_sent = 0;
   };
 
-  bool parse();  // moves whole messages from input_; false for what breaks the rules
+  bool parse();  // moves complete messages to messages_; false: malformed
   [[noreturn]] void gone() const;
 
   UniqueFd socket_;
   Limits limits_;
   std::string input_;
-  std::deque<UniqueFd> descriptors_;   // that came in and belong to messages not whole yet
-  bool has_lost_descriptors_ = false;  // likewise
+  std::deque<UniqueFd> descriptors_;   // received for incomplete messages
+  bool has_lost_descriptors_ = false;  // some of descriptors_ were lost
   std::deque<Message> messages_;
   std::deque<Frame> output_;
   std::size_t output_bytes_ = 0;

@@ -18,7 +18,7 @@
 namespace stfs::gpu {
 namespace {
 
-// Pinned memory is bounded by these: workers, times three tiles.
+// Limits of the pinned memory: workers x three tiles.
 constexpr std::size_t kTileUnit = 4096;
 static_assert(kTileUnit % kItemAlignment == 0);
 constexpr std::size_t kMaxTile = 64 << 20;
@@ -26,13 +26,13 @@ constexpr unsigned kMaxWorkers = 64;
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
-// Sizes that nothing has are the largest there is, and never small ones.
+// Rounds up; near overflow, to the largest multiple.
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   if (value > kMost - multiple) return kMost / multiple * multiple;
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The sources of the items, each opened once and of the version that the items name.
+// The sources of the items, each opened once and checked against the items' version.
 class Sources {
  public:
   explicit Sources(std::span<const Item> items) {
@@ -54,7 +54,7 @@ class Sources {
     }
   }
 
-  // What a failed read is told as: `path` is where, unless another source is the reason.
+  // Throws for a failed read at `path`. ESTALE names the source that changed, if one did.
   [[noreturn]] void fail(const std::string& path, int error) const {
     if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
     const auto changed = std::ranges::find_if(
@@ -67,18 +67,18 @@ class Sources {
   std::map<std::string, std::unique_ptr<const Source>> sources_;
 };
 
-// A stretch of a segment that is copied in one way.
+// Adjacent bytes of a segment that are copied in one way: as they are, or converted.
 struct Run {
-  std::uint64_t begin = 0;     // in the segment
-  std::uint64_t length = 0;    // on the device, bytes
-  Content content;             // what the device shall hold
-  std::size_t first_item = 0;  // the first of those in it
+  std::uint64_t begin = 0;     // offset in the segment
+  std::uint64_t length = 0;    // bytes on the device
+  Content content;             // the bytes on the device
+  std::size_t first_item = 0;  // index of its first item
 
-  // A conversion on the device: of the raw recipe's elements, which are those of first_item.
+  // The device converts: `raw` is the recipe of the unconverted elements of first_item.
   bool converts = false;
   Content raw;
 
-  // Between items: (where one ends in the run, how many bytes until the next one).
+  // Padding between items: (offset in the run, bytes).
   std::vector<std::pair<std::uint64_t, std::uint64_t>> gaps;
 };
 
@@ -86,9 +86,9 @@ struct Run {
 struct Tile {
   const Run* run;
   std::size_t segment;
-  std::uint64_t offset;        // in the run, on the device
-  std::uint64_t length;        // on the device
-  std::uint64_t of_items = 0;  // of that, in items and not between them
+  std::uint64_t offset;        // in the run, bytes on the device
+  std::uint64_t length;        // bytes on the device
+  std::uint64_t of_items = 0;  // length without gaps
 };
 
 class Transfer {
@@ -117,7 +117,7 @@ class Transfer {
   }
 
  private:
-  using Step = void (Transfer::*)(Lane&, const Tile&, std::span<std::byte> scratch,
+  using Step = void (Transfer::*)(Lane&, const Tile&, std::span<std::byte> compared,
                                   std::vector<ConversionCounts>& counts);
 
   void plan() {
@@ -155,7 +155,7 @@ class Transfer {
     for (std::uint64_t at = 0; at < run.length; at += step) {
       Tile tile{&run, segment, at, std::min(step, run.length - at)};
       tile.of_items = tile.length;
-      // Items and tiles begin at multiples of kItemAlignment, so a gap lies in one tile.
+      // Items and tiles are aligned to kItemAlignment, so each gap lies in one tile.
       for (; gap != run.gaps.end() && gap->first < at + tile.length; ++gap) {
         tile.of_items -= gap->second;
       }
@@ -163,19 +163,19 @@ class Transfer {
     }
   }
 
-  // Bytes on the device that one tile gives.
+  // The largest tile of a run, bytes on the device.
   std::uint64_t tile_step(const Run& run) const {
     if (!run.converts) return options_.tile_bytes;
     const Item& item = items_[run.first_item];
     const std::uint64_t widest =
         std::max(type_info(item.request().dtype).bits(), type_info(item.dtype()).bits());
-    constexpr std::uint64_t kGroup = 64;  // elements: whole bytes of any type, and aligned
+    constexpr std::uint64_t kGroup = 64;  // elements: whole, aligned bytes in every dtype
     const std::uint64_t elements =
         std::max<std::uint64_t>(options_.tile_bytes * 8 / widest / kGroup * kGroup, kGroup);
     return type_info(item.dtype()).offset_of(elements);
   }
 
-  // Runs a step over all tiles with a few workers. Throws the first failure, when all have ended.
+  // Runs `step` for all tiles on several workers. Throws the first failure after all have ended.
   void work(Step step) {
     next_ = 0;
     std::exception_ptr failure;
@@ -184,16 +184,16 @@ class Transfer {
     const auto worker = [&] {
       try {
         std::vector<ConversionCounts> counts(items_.size());
-        std::vector<std::byte> scratch;
-        if (step == &Transfer::compare) scratch.resize(2 * options_.tile_bytes);
+        std::vector<std::byte> compared;  // two tiles: expected, found
+        if (step == &Transfer::compare) compared.resize(2 * options_.tile_bytes);
         const std::unique_ptr<Lane> lane = device_.lane(options_.tile_bytes);
         while (!stop) {
           if (options_.stop != nullptr && *options_.stop) {
-            throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was given up");
+            throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
           }
           const std::size_t i = next_.fetch_add(1);
           if (i >= tiles_.size()) break;
-          (this->*step)(*lane, tiles_[i], scratch, counts);
+          (this->*step)(*lane, tiles_[i], compared, counts);
           if (options_.progress) options_.progress(tiles_[i].of_items);
         }
         lane->drain();
@@ -212,7 +212,7 @@ class Transfer {
       try {
         for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(worker);
       } catch (const std::exception&) {
-        // There are too many already, or too little memory: the others do its work.
+        // No more threads: the running workers do all tiles.
       }
       worker();
     }
@@ -239,11 +239,11 @@ class Transfer {
     lane.send_converted(first.request().dtype, first.dtype(), elements, counts[run.first_item]);
   }
 
-  void compare(Lane& lane, const Tile& tile, std::span<std::byte> scratch,
+  void compare(Lane& lane, const Tile& tile, std::span<std::byte> compared,
                std::vector<ConversionCounts>&) {
     const auto length = static_cast<std::size_t>(tile.length);
-    const std::span expected = scratch.first(length);
-    const std::span found = scratch.subspan(options_.tile_bytes, length);
+    const std::span expected = compared.first(length);
+    const std::span found = compared.subspan(options_.tile_bytes, length);
     lane.read_back(*segments_[tile.segment], tile.run->begin + tile.offset, found);
     read(tile.run->content, tile, expected, tile.offset);
     if (std::memcmp(expected.data(), found.data(), length) == 0) return;
@@ -253,15 +253,15 @@ class Transfer {
     throw Error(ErrorCode::kDeviceFailed, device_.info().id,
                 in_quotes(items_[item].label()) + ": byte " +
                     std::to_string(at - layout_.placements[item].offset) +
-                    " on the device is not that of the source");
+                    " on the device differs from the source");
   }
 
-  // The last item of a segment that begins at or before a byte.
+  // The last item of a segment that begins at or before `offset`.
   std::size_t item_at(std::size_t segment, std::uint64_t offset) const {
     std::size_t found = 0;
     for (std::size_t i = 0; i < items_.size(); ++i) {
-      const Placement& place = layout_.placements[i];
-      if (place.segment == segment && place.offset <= offset) found = i;
+      const Placement& placement = layout_.placements[i];
+      if (placement.segment == segment && placement.offset <= offset) found = i;
     }
     return found;
   }
@@ -300,24 +300,24 @@ std::uint64_t Layout::bytes() const {
 
 Layout lay_out(std::span<const std::uint64_t> item_bytes) {
   Layout layout;
-  std::uint32_t shared = Placement::kNone;  // the segment that small items go into
-  std::uint64_t used = 0;                   // of it
+  std::uint32_t shared = Placement::kNone;  // the current segment for small items
+  std::uint64_t used = 0;                   // bytes of `shared`
   const auto segment = [&](std::uint64_t bytes) {
     layout.segment_bytes.push_back(bytes);
     return static_cast<std::uint32_t>(layout.segment_bytes.size() - 1);
   };
   for (const std::uint64_t bytes : item_bytes) {
-    Placement& place = layout.placements.emplace_back();
+    Placement& placement = layout.placements.emplace_back();
     if (bytes == 0) continue;
     if (bytes >= kOwnSegment) {
-      place.segment = segment(round_up(bytes, kSegmentGranularity));
+      placement.segment = segment(round_up(bytes, kSegmentGranularity));
       continue;
     }
     if (shared == Placement::kNone || used + bytes > kOwnSegment) {
       shared = segment(0);
       used = 0;
     }
-    place = {shared, used};
+    placement = {shared, used};
     used = round_up(used + bytes, kItemAlignment);
     layout.segment_bytes[shared] = round_up(used, kSegmentGranularity);
   }

@@ -1,4 +1,4 @@
-// The conversion of --as on the device. Compiled by nvcc into a fat binary that kernels.cpp embeds.
+// Converts elements for --as on the device. nvcc compiles this to a fat binary for kernels.cpp.
 #include "tools/gpu/device/convert_element.h"
 
 extern "C" __global__ void __launch_bounds__(stfs::gpu::kConvertThreads)
@@ -13,15 +13,15 @@ extern "C" __global__ void __launch_bounds__(stfs::gpu::kConvertThreads)
     nan += met == stfs::gpu::Met::kNan ? 1 : 0;
   }
 
-  // One addition a block, and none for a block that met neither.
-  __shared__ unsigned met_in_block[2];
-  if (threadIdx.x < 2) met_in_block[threadIdx.x] = 0;
+  // Add up per block, so that each block does at most two atomic additions in device memory.
+  __shared__ unsigned block_counts[2];
+  if (threadIdx.x < 2) block_counts[threadIdx.x] = 0;
   __syncthreads();
-  if (out_of_range != 0) atomicAdd(&met_in_block[0], out_of_range);
-  if (nan != 0) atomicAdd(&met_in_block[1], nan);
+  if (out_of_range != 0) atomicAdd(&block_counts[0], out_of_range);
+  if (nan != 0) atomicAdd(&block_counts[1], nan);
   __syncthreads();
-  if (threadIdx.x < 2 && met_in_block[threadIdx.x] != 0) {
+  if (threadIdx.x < 2 && block_counts[threadIdx.x] != 0) {
     atomicAdd(&task.counts[threadIdx.x],
-              static_cast<unsigned long long>(met_in_block[threadIdx.x]));
+              static_cast<unsigned long long>(block_counts[threadIdx.x]));
   }
 }

@@ -1,4 +1,4 @@
-// Memory of the host as a device: segments are sealed memfds, and a tile is the place itself.
+// Host memory as a device: a segment is a memfd, sealed when published; a tile is part of it.
 #include "core/base/error.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/host_memory.h"
@@ -22,7 +22,7 @@ namespace {
   throw_errno(ErrorCode::kDeviceFailed, "cpu", what, error);
 }
 
-// Empty where the system has no such file. Any other failure would make another device of this one.
+// Empty without such a file. Other errors must fail: the word identifies the device.
 std::string first_word(const char* path) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) cpu_failed(path, errno);
@@ -35,8 +35,8 @@ std::string first_word(const char* path) {
 class Mapped {
  public:
   Mapped(int fd, std::uint64_t bytes, int protection) : bytes_(bytes) {
-    // For reading a private mapping shows the same pages; kernels before 6.7 refuse a shared one of
-    // a memfd that is sealed against writing.
+    // Map privately for reading: kernels before 6.7 refuse a shared mapping of a memfd sealed with
+    // F_SEAL_WRITE.
     const int sharing = (protection & PROT_WRITE) != 0 ? MAP_SHARED : MAP_PRIVATE;
     void* data = ::mmap(nullptr, bytes, protection, sharing, fd, 0);
     if (data == MAP_FAILED) cpu_failed("mmap", errno);
@@ -59,7 +59,7 @@ class CpuSegment : public DeviceSegment {
       : bytes_(bytes), fd_(::memfd_create("stfs-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) cpu_failed("memfd", errno);
     mapped_ = std::make_unique<Mapped>(fd_.get(), bytes, PROT_READ | PROT_WRITE);
-    // Huge pages where the system grants them to shared memory (shmem_enabled); it may refuse.
+    // Ask for huge pages; shmem_enabled decides.
     ::madvise(mapped_->data(), bytes, MADV_HUGEPAGE);
   }
 
@@ -67,7 +67,7 @@ class CpuSegment : public DeviceSegment {
   std::byte* data() const { return mapped_->data(); }
 
   UniqueFd publish() override {
-    mapped_.reset();  // the kernel seals against writing only what nobody can write to
+    mapped_.reset();  // F_SEAL_WRITE fails while a writable mapping exists
     if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) !=
         0) {
       cpu_failed("sealing", errno);
@@ -104,7 +104,7 @@ class CpuDevice : public Device {
  public:
   DeviceInfo info() const override { return cpu_info(); }
   bool converts() const override { return false; }
-  // The copy is the processors' own work here, so all of them.
+  // The processors copy, so use all of them.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency(), 1U, 8U);
   }
@@ -143,10 +143,10 @@ DeviceInfo cpu_info() {
 std::unique_ptr<Device> open_cpu() { return std::make_unique<CpuDevice>(); }
 
 std::unique_ptr<MappedSegment> map_cpu_segment(int fd, std::uint64_t bytes) {
-  // A range beyond the file's end would be SIGBUS for whoever touches it.
+  // Reading beyond the file's end would raise SIGBUS.
   const struct stat status = stat_of(fd, "segment");
   if (static_cast<std::uint64_t>(status.st_size) < bytes)
-    cpu_failed("a segment is shorter than said", EINVAL);
+    cpu_failed("the segment is shorter than stated", EINVAL);
   return std::make_unique<MappedCpuSegment>(fd, bytes);
 }
 

@@ -1,8 +1,8 @@
-# The CUDA back end of stfs_gpu_core: compiled where there is cuda.h, with kernels where there is
-# nvcc too. The driver itself is looked for at run time. Not enable_language(CUDA): it fails where
-# there is no nvcc, and asks for a library to link with where there is one.
+# The CUDA back end of stfs_gpu_core: compiled if cuda.h is found, with kernels if nvcc is found too.
+# The driver is loaded at run time. enable_language(CUDA) is not used: it fails without nvcc, and
+# links a CUDA library with it.
 #
-#   -DSTFS_CUDA=OFF   as if there were no CUDA Toolkit
+#   -DSTFS_CUDA=OFF   ignores a CUDA Toolkit
 option(STFS_CUDA "Build the CUDA back end where the CUDA Toolkit is found" ON)
 
 set(toolkit_hints /usr/local/cuda $ENV{CUDA_HOME} $ENV{CUDA_PATH})
@@ -11,7 +11,7 @@ find_program(STFS_NVCC nvcc HINTS ${toolkit_hints} PATH_SUFFIXES bin)
 mark_as_advanced(STFS_CUDA_INCLUDE STFS_NVCC)
 
 if(STFS_CUDA AND STFS_CUDA_INCLUDE)
-  # Its types alone, for what includes driver.h. Where this target is, so is the back end.
+  # The types of cuda.h, for files that include driver.h. Exists if the back end is built.
   add_library(stfs_cuda_types INTERFACE)
   target_include_directories(stfs_cuda_types SYSTEM INTERFACE ${STFS_CUDA_INCLUDE})
   target_link_libraries(stfs_gpu_core PRIVATE stfs_cuda_types ${CMAKE_DL_LIBS})
@@ -21,7 +21,7 @@ if(STFS_CUDA AND STFS_CUDA_INCLUDE)
     set(kernels ${CMAKE_CURRENT_BINARY_DIR}/convert.fatbin)
     set(sources ${CMAKE_CURRENT_SOURCE_DIR}/device/convert.cu)
     set(headers ${CMAKE_CURRENT_SOURCE_DIR}/device/convert_element.h ${CMAKE_CURRENT_SOURCE_DIR}/device/narrow.h)
-    # Machine code for every major architecture that this nvcc knows, and PTX of the newest.
+    # Machine code for each major architecture that nvcc knows, and PTX for the newest.
     add_custom_command(OUTPUT ${kernels}
       COMMAND ${STFS_NVCC} -std=c++20 -O3 -fatbin -arch=all-major
               -I ${PROJECT_SOURCE_DIR} -o ${kernels} ${sources}

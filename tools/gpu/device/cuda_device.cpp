@@ -1,8 +1,7 @@
-// A GPU as device.h has it, through the driver's interface for virtual memory: a segment is an
-// allocation of its own (cuMemCreate), which a file descriptor names for other processes.
+// GPUs as devices, through the driver's virtual memory API: a segment is an allocation of
+// cuMemCreate, shared by a file descriptor.
 //
-// Whatever the driver gives is owned by an object whose destructor gives it back. Destructors do
-// not throw: what the driver says then is of no use to anyone.
+// Each driver resource has an owner that frees it in its destructor. Destructors ignore errors.
 #include "tools/gpu/device/convert_element.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
@@ -27,10 +26,10 @@ namespace {
   throw Error(ErrorCode::kDeviceFailed, place, message);
 }
 
-// --- what the driver gives, and what gives it back
+// --- owners of driver resources
 
-// Uses the device's primary context, the one that the CUDA runtime and every framework use, so
-// that addresses mean the same to them.
+// Retains the device's primary context, which the CUDA runtime and every framework use: addresses
+// are valid for them too.
 class PrimaryContext {
  public:
   PrimaryContext(const CudaDriver& cuda, CUdevice device) : cuda_(cuda), device_(device) {
@@ -48,14 +47,14 @@ class PrimaryContext {
   CUcontext context_ = nullptr;
 };
 
-// Makes a context current for this thread and this scope; what was current is again afterwards.
+// Makes a context current for this thread during this scope, then restores the previous one.
 class Current {
  public:
   Current(const CudaDriver& cuda, CUcontext context) : cuda_(cuda) {
     cuda_.check(cuda_.cuCtxPushCurrent(context), "cuCtxPushCurrent");
     is_pushed_ = true;
   }
-  // For destructors: once more when it fails, since what they give back must be idle first.
+  // For destructors: tries twice, because they must wait for the stream before they free memory.
   Current(const CudaDriver& cuda, CUcontext context, std::nothrow_t) noexcept
       : cuda_(cuda), is_pushed_(cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS) {
     if (!is_pushed_) is_pushed_ = cuda.cuCtxPushCurrent(context) == CUDA_SUCCESS;
@@ -72,7 +71,7 @@ class Current {
   bool is_pushed_ = false;
 };
 
-// Owns what `Destroy` takes: a stream, an event, a module, memory.
+// Owns the argument of `Destroy`: a stream, an event, a module, memory.
 template <class T, auto Destroy>
 class Owned {
  public:
@@ -102,7 +101,7 @@ class Owned {
 using Stream = Owned<CUstream, &CudaDriver::cuStreamDestroy>;
 using Event = Owned<CUevent, &CudaDriver::cuEventDestroy>;
 using Module = Owned<CUmodule, &CudaDriver::cuModuleUnload>;
-using Scratch = Owned<CUdeviceptr, &CudaDriver::cuMemFree>;
+using DeviceBuffer = Owned<CUdeviceptr, &CudaDriver::cuMemFree>;
 using PinnedBuffer = Owned<void*, &CudaDriver::cuMemFreeHost>;
 using Allocation = Owned<CUmemGenericAllocationHandle, &CudaDriver::cuMemRelease>;
 
@@ -118,9 +117,9 @@ Event make_event(const CudaDriver& cuda) {
   return {cuda, event};
 }
 
-// Waits for the stream before memory that it uses is given back. Its first answer may be of
-// something else that failed, without having waited: then the second one waits, or says again that
-// the context is dead and that nothing runs in it any more. Returns the first.
+// Waits for the stream, so that its memory can be freed. cuStreamSynchronize may return an earlier
+// error without waiting: the second call waits, or fails because the context is dead and runs
+// nothing. Returns the first result.
 CUresult wait_for(const CudaDriver& cuda, CUstream stream) noexcept {
   const CUresult result = cuda.cuStreamSynchronize(stream);
   if (result != CUDA_SUCCESS) cuda.cuStreamSynchronize(stream);
@@ -134,7 +133,7 @@ PinnedBuffer make_pinned(const CudaDriver& cuda, std::size_t bytes) {
   return {cuda, address};
 }
 
-// No room on the device is told from other failures: it may be answered by making some.
+// As check(), but throws OutOfDeviceMemory for CUDA_ERROR_OUT_OF_MEMORY.
 void check_room(const CudaDriver& cuda, CUresult result, std::string_view what,
                 const std::string& device_id, std::uint64_t needed) {
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -146,11 +145,11 @@ void check_room(const CudaDriver& cuda, CUresult result, std::string_view what,
   cuda.check(result, what);
 }
 
-// An allocation in this process's part of the device's address space.
+// An allocation, mapped into the device's address space.
 class MappedRange {
  public:
-  // Other errors than those of room keep the name of the call. With `read_only`, that is tried
-  // first: not every driver knows it for a device's own memory.
+  // Throws OutOfDeviceMemory, or an error with the name of the call. `read_only`: asks for read
+  // access first, which some drivers refuse for device memory; then for read and write.
   MappedRange(const CudaDriver& cuda, const std::string& device_id, CUdevice device,
               CUmemGenericAllocationHandle allocation, std::uint64_t bytes, bool read_only)
       : cuda_(cuda), bytes_(bytes) {
@@ -170,7 +169,7 @@ class MappedRange {
   MappedRange& operator=(const MappedRange&) = delete;
   ~MappedRange() { undo(); }
 
-  // What a destructor would keep to itself.
+  // Unmaps and reports errors, which the destructor ignores.
   void unmap() {
     is_mapped_ = false;
     cuda_.check(cuda_.cuMemUnmap(address_, bytes_), "cuMemUnmap");
@@ -238,7 +237,7 @@ DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device) {
 
   CUuuid uuid{};
   cuda.check(cuda.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
-  // A part of a GPU (MIG) has a UUID of its own, which its name alone tells from a whole one's.
+  // A MIG instance has its own UUID; only the name tells it from a whole GPU.
   info.uuid = (info.name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-") + hexadecimal(uuid);
 
   text.fill('\0');
@@ -267,7 +266,7 @@ CUdevice device_at(const CudaDriver& cuda, int ordinal) {
   return device;
 }
 
-// By UUID: an ordinal means another device where CUDA_VISIBLE_DEVICES differs.
+// Finds a device by UUID: ordinals depend on CUDA_VISIBLE_DEVICES.
 CUdevice device_of(const CudaDriver& cuda, const DeviceInfo& info) {
   const int count = device_count(cuda);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
@@ -284,7 +283,7 @@ CUmemAllocationProp allocation_properties(const CudaDriver& cuda, CUdevice devic
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
-  // So that a network card may be given the memory by whoever maps it.
+  // Allow RDMA by network cards, if the device supports it.
   properties.allocFlags.gpuDirectRDMACapable =
       attribute(cuda, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
   return properties;
@@ -307,15 +306,15 @@ class CudaSegment : public DeviceSegment {
 
   std::uint64_t bytes() const override { return bytes_; }
 
-  // Where [offset, offset+length) stands.
+  // The address of [offset, offset + length).
   CUdeviceptr at(std::uint64_t offset, std::uint64_t length) const {
-    if (!range_) fail("cuda", "segment: it is published");
-    if (offset > bytes_ || length > bytes_ - offset) fail("cuda", "segment: out of its range");
+    if (!range_) fail("cuda", "segment: already published");
+    if (offset > bytes_ || length > bytes_ - offset) fail("cuda", "segment: range out of bounds");
     return range_->address() + offset;
   }
 
   UniqueFd publish() override {
-    if (!range_) fail("cuda", "segment: it is published");
+    if (!range_) fail("cuda", "segment: already published");
     const Current current(cuda_, context_);
     int fd = -1;
     cuda_.check(cuda_.cuMemExportToShareableHandle(&fd, allocation_.get(),
@@ -326,7 +325,7 @@ class CudaSegment : public DeviceSegment {
       throw_errno(ErrorCode::kDeviceFailed, "cuda", "exported descriptor", errno);
     range_->unmap();
     range_.reset();
-    allocation_ = {};  // from here on the memory lives by the descriptor
+    allocation_ = {};  // the descriptor keeps the memory
     return descriptor;
   }
 
@@ -338,7 +337,7 @@ class CudaSegment : public DeviceSegment {
   std::optional<MappedRange> range_;
 };
 
-// The kernel, and the tables it has been given so far.
+// The conversion kernel and its lookup tables on the device.
 class Converter {
  public:
   explicit Converter(const CudaDriver& cuda) : cuda_(cuda) {
@@ -350,8 +349,8 @@ class Converter {
 
   CUfunction kernel() const { return kernel_; }
 
-  // The device's table for a type of 16 bits or fewer. The device's context is current; `stream` is
-  // waited for when the table is new, so that every stream may use it.
+  // The device's table for a dtype of at most 16 bits. The caller makes the context current. A new
+  // table is complete on return, so every stream may read it.
   CUdeviceptr table(const std::string& device_id, DType from, CUstream stream) {
     const std::scoped_lock lock(mutex_);
     if (const auto known = tables_.find(from); known != tables_.end()) return known->second.get();
@@ -360,7 +359,7 @@ class Converter {
     const std::size_t bytes = values.size() * sizeof(float);
     CUdeviceptr address = 0;
     check_room(cuda_, cuda_.cuMemAlloc(&address, bytes), "cuMemAlloc", device_id, bytes);
-    Scratch table(cuda_, address);
+    DeviceBuffer table(cuda_, address);
     const CUresult sent = cuda_.cuMemcpyHtoDAsync(address, values.data(), bytes, stream);
     const CUresult arrived = wait_for(cuda_, stream);
     cuda_.check(sent, "cuMemcpyHtoDAsync");
@@ -370,7 +369,7 @@ class Converter {
   }
 
  private:
-  // Every code of the type, in order, as binary32.
+  // The value of every code of the dtype, in order, as binary32.
   static std::vector<float> table_of(DType from) {
     const unsigned bits = type_info(from).bits();
     const std::size_t codes = std::size_t{1} << bits;
@@ -391,7 +390,7 @@ class Converter {
   Module module_;
   CUfunction kernel_ = nullptr;
   std::mutex mutex_;  // tables_
-  std::map<DType, Scratch> tables_;
+  std::map<DType, DeviceBuffer> tables_;
 };
 
 class CudaDevice : public Device {
@@ -404,7 +403,7 @@ class CudaDevice : public Device {
 
   DeviceInfo info() const override;
   bool converts() const override { return !embedded_kernels().empty(); }
-  // Half of the processors read; more than eight gain nothing on one bus.
+  // Half of the processors: they only read. More than eight do not fill the bus faster.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
   }
@@ -415,7 +414,7 @@ class CudaDevice : public Device {
   const std::string& id() const { return info_.id; }
   CUcontext context() const { return context_.get(); }
 
-  // Loaded when it is first needed. The device's context is current.
+  // Loaded on first use. The caller makes the context current.
   Converter& converter() {
     const std::scoped_lock lock(mutex_);
     if (!converter_) converter_.emplace(cuda_);
@@ -446,8 +445,8 @@ class CudaLane : public Lane {
   ~CudaLane() override {
     const Current current(cuda_, device_.context(), std::nothrow);
     settle();
-    tallied_ = {};
-    scratch_ = {};
+    counters_ = {};
+    raw_ = {};
     for (Tile& tile : tiles_) tile = {};
     stream_ = {};
   }
@@ -491,17 +490,17 @@ class CudaLane : public Lane {
       cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
       collect();
     });
-    for (Tile& tile : tiles_) tile.is_under_way = false;
+    for (Tile& tile : tiles_) tile.is_being_copied = false;
   }
 
  private:
   struct Tile {
     PinnedBuffer buffer;
     Event sent;
-    bool is_under_way = false;  // the device may still read it
+    bool is_being_copied = false;  // a copy may still read it
   };
 
-  // Pairs of counters that one drain can tell apart; another comes when all are taken.
+  // Pairs of counters on the device. When all are taken, collect() frees them.
   static constexpr std::size_t kSlots = 256;
   using SlotValues = std::array<std::array<unsigned long long, 2>, kSlots>;
 
@@ -509,15 +508,15 @@ class CudaLane : public Lane {
 
   std::span<std::byte> hand_out(DeviceSegment& segment, std::uint64_t offset, std::size_t bytes,
                                 std::size_t length) {
-    if (bytes > tile_bytes_) fail(device_.id(), "tile: more is asked for than it holds");
+    if (bytes > tile_bytes_) fail(device_.id(), "tile: larger than the lane's tiles");
     CudaSegment& target = of(segment);
     target.at(offset, length);
     Tile& tile = tiles_[next_];
-    if (tile.is_under_way) {
+    if (tile.is_being_copied) {
       const Current current(cuda_, device_.context());
       guarded(
           [&] { cuda_.check(cuda_.cuEventSynchronize(tile.sent.get()), "cuEventSynchronize"); });
-      tile.is_under_way = false;
+      tile.is_being_copied = false;
     }
     segment_ = &target;
     offset_ = offset;
@@ -525,7 +524,7 @@ class CudaLane : public Lane {
     return {static_cast<std::byte*>(tile.buffer.get()), bytes};
   }
 
-  // Gives the stream what is to be done with the tile that was handed out.
+  // Queues `work` on the stream, for the tile that was handed out.
   template <class Work>
   void submit(const Work& work) {
     if (segment_ == nullptr) fail(device_.id(), "lane: no tile was handed out");
@@ -535,12 +534,12 @@ class CudaLane : public Lane {
       work(tile);
       cuda_.check(cuda_.cuEventRecord(tile.sent.get(), stream_.get()), "cuEventRecord");
     });
-    tile.is_under_way = true;
+    tile.is_being_copied = true;
     segment_ = nullptr;
     next_ = (next_ + 1) % tiles_.size();
   }
 
-  // Nothing is under way any more when what `work` throws leaves the lane.
+  // Runs `work`. If it throws, waits for the stream first: the caller may free the memory.
   template <class Work>
   void guarded(const Work& work) {
     try {
@@ -551,11 +550,11 @@ class CudaLane : public Lane {
     }
   }
 
-  // Waits for the stream, whatever it says. After a fault of its context nothing runs any more.
+  // Waits for the stream and ignores errors.
   void settle() noexcept {
     wait_for(cuda_, stream_.get());
-    for (Tile& tile : tiles_) tile.is_under_way = false;
-    tallies_.clear();
+    for (Tile& tile : tiles_) tile.is_being_copied = false;
+    slots_.clear();
   }
 
   CUdeviceptr slot_for(ConversionCounts& counts);
@@ -568,14 +567,14 @@ class CudaLane : public Lane {
   std::array<Tile, 3> tiles_;
   std::size_t next_ = 0;
 
-  // Of the tile that is handed out.
+  // The tile that is handed out: its target.
   CudaSegment* segment_ = nullptr;
   std::uint64_t offset_ = 0;
   std::size_t length_ = 0;
 
-  Scratch scratch_;  // a tile on the device; the stream's order lets all of them share it
-  Scratch tallied_;  // SlotValues on the device
-  std::vector<ConversionCounts*> tallies_;  // whose the slots are
+  DeviceBuffer raw_;       // one tile of raw bytes; the stream runs copies and kernels in order
+  DeviceBuffer counters_;  // SlotValues on the device
+  std::vector<ConversionCounts*> slots_;  // by slot
 };
 
 void CudaLane::send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) {
@@ -591,14 +590,14 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
 
     Converter& converter = device_.converter();
     const CUdeviceptr table = bits <= 16 ? converter.table(device_.id(), from, stream_.get()) : 0;
-    if (!scratch_) {
+    if (!raw_) {
       CUdeviceptr address = 0;
       check_room(cuda_, cuda_.cuMemAlloc(&address, tile_bytes_), "cuMemAlloc", device_.id(),
                  tile_bytes_);
-      scratch_ = {cuda_, address};
+      raw_ = {cuda_, address};
     }
     const CUdeviceptr slot = slot_for(counts);
-    const CUdeviceptr in = scratch_.get();
+    const CUdeviceptr in = raw_.get();
     static_assert(sizeof(CUdeviceptr) == sizeof(void*));
     std::memcpy(&task.in, &in, sizeof in);
     std::memcpy(&task.out, &out, sizeof out);
@@ -607,7 +606,7 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
 
     cuda_.check(cuda_.cuMemcpyHtoDAsync(in, tile.buffer.get(), length_, stream_.get()),
                 "cuMemcpyHtoDAsync");
-    constexpr std::uint64_t kMostBlocks = 4096;  // the kernel strides over what they leave
+    constexpr std::uint64_t kMostBlocks = 4096;  // each thread loops over further elements
     const std::uint64_t blocks = (count + kConvertThreads - 1) / kConvertThreads;
     void* parameters[] = {&task};
     cuda_.check(cuda_.cuLaunchKernel(converter.kernel(),
@@ -617,41 +616,41 @@ void CudaLane::send_converted(DType from, DType to, std::uint64_t count, Convers
   });
 }
 
-// Where the device counts for `counts` until the next drain.
+// The device's counters for `counts` until the next collect().
 CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
-  if (!tallied_) {
+  if (!counters_) {
     CUdeviceptr address = 0;
     check_room(cuda_, cuda_.cuMemAlloc(&address, sizeof(SlotValues)), "cuMemAlloc", device_.id(),
                sizeof(SlotValues));
-    tallied_ = {cuda_, address};
+    counters_ = {cuda_, address};
   }
-  auto known = std::ranges::find(tallies_, &counts);
-  if (known == tallies_.end()) {
-    if (tallies_.size() == kSlots) {
+  auto known = std::ranges::find(slots_, &counts);
+  if (known == slots_.end()) {
+    if (slots_.size() == kSlots) {
       cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
       collect();
     }
-    if (tallies_.empty()) {
-      cuda_.check(cuda_.cuMemsetD8Async(tallied_.get(), 0, sizeof(SlotValues), stream_.get()),
+    if (slots_.empty()) {
+      cuda_.check(cuda_.cuMemsetD8Async(counters_.get(), 0, sizeof(SlotValues), stream_.get()),
                   "cuMemsetD8Async");
     }
-    tallies_.push_back(&counts);
-    known = tallies_.end() - 1;
+    slots_.push_back(&counts);
+    known = slots_.end() - 1;
   }
-  const auto slot = static_cast<std::size_t>(known - tallies_.begin());
-  return tallied_.get() + slot * sizeof(SlotValues::value_type);
+  const auto slot = static_cast<std::size_t>(known - slots_.begin());
+  return counters_.get() + slot * sizeof(SlotValues::value_type);
 }
 
-// Adds up what the device counted. The stream has nothing left to do.
+// Adds the device's counters to their ConversionCounts. The stream must be idle.
 void CudaLane::collect() {
-  if (tallies_.empty()) return;
+  if (slots_.empty()) return;
   SlotValues values{};
-  cuda_.check(cuda_.cuMemcpyDtoH(values.data(), tallied_.get(),
-                                 tallies_.size() * sizeof(SlotValues::value_type)),
+  cuda_.check(cuda_.cuMemcpyDtoH(values.data(), counters_.get(),
+                                 slots_.size() * sizeof(SlotValues::value_type)),
               "cuMemcpyDtoH");
-  for (std::size_t i = 0; i < tallies_.size(); ++i)
-    *tallies_[i] += ConversionCounts{.out_of_range = values[i][0], .nan = values[i][1]};
-  tallies_.clear();
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    *slots_[i] += ConversionCounts{.out_of_range = values[i][0], .nan = values[i][1]};
+  slots_.clear();
 }
 
 CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
@@ -669,8 +668,8 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
                                                   CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               "cuMemGetAllocationGranularity");
   if (granularity == 0 || kSegmentGranularity % granularity != 0)
-    fail(info.id, "its driver gives memory in units of " + std::to_string(granularity) +
-                      " bytes, and stfs in units of " + std::to_string(kSegmentGranularity));
+    fail(info.id, "its driver allocates in units of " + std::to_string(granularity) +
+                      " bytes, stfs in units of " + std::to_string(kSegmentGranularity));
 }
 
 DeviceInfo CudaDevice::info() const {
@@ -705,12 +704,12 @@ class MappedCudaSegment : public MappedSegment {
       : cuda_(cuda), device_(device_of(cuda, info)), context_(cuda, device_) {
     const Current current(cuda_, context_.get());
     CUmemGenericAllocationHandle handle = 0;
-    // The descriptor itself stands where Windows has the address of a handle.
+    // The parameter holds the descriptor itself, not its address.
     void* const shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
     cuda_.check(cuda_.cuMemImportFromShareableHandle(&handle, shareable,
                                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                 "cuMemImportFromShareableHandle");
-    // The mapping keeps the memory, so the handle goes when this is done.
+    // Release the handle on return: the mapping keeps the memory.
     const Allocation allocation(cuda_, handle);
     range_.emplace(cuda_, info.id, device_, handle, bytes, true);
   }

@@ -28,7 +28,7 @@ std::vector<DeviceInfo> list_devices(std::string* why_no_cuda) {
 
 DeviceInfo find_device(const std::string& name) {
   if (name == "cpu") return cpu_info();
-  // A part of a GPU (MIG) has a UUID of its own.
+  // A MIG instance (part of a GPU) has its own UUID.
   const bool is_uuid = (name.starts_with("GPU-") || name.starts_with("MIG-")) && name.size() > 4;
   const bool is_number = name.starts_with("cuda:") && name.size() > 5 && name.size() < 10 &&
                          name.find_first_not_of("0123456789", 5) == std::string::npos;
@@ -45,7 +45,8 @@ DeviceInfo find_device(const std::string& name) {
     throw Error(ErrorCode::kDeviceFailed, "", "device " + in_quotes(name) + ": no such device");
   }
   if (found.size() > 1) {
-    throw Error(ErrorCode::kUsage, "", "device " + in_quotes(name) + ": several devices begin so");
+    throw Error(ErrorCode::kUsage, "",
+                "device " + in_quotes(name) + ": several UUIDs begin with it");
   }
   return std::move(found.front());
 }

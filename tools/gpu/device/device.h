@@ -1,16 +1,22 @@
-// Memory that tensors are copied into: that of a GPU, or of the host.
+// Memory that tensors are copied into: a GPU's, or the host's.
 //
-//   Device          one of them; says what it is and how much is free
-//   DeviceSegment   an allocation that a file descriptor keeps alive and that other processes map
-//   Lane            the way bytes take to it: a worker's own tiles, and its own order of copies
+//   Device          one GPU, or the host; reports its size and free memory
+//   DeviceSegment   an allocation that a file descriptor keeps alive and other processes can map
+//   Lane            one worker's way to the device: its staging tiles and its stream
 //
-// A lane hands out a tile, the caller fills it, the lane sends it on. Of a GPU's lane the tiles are
-// pinned memory and what is sent is an asynchronous copy; of the host's, a tile is the place in the
-// segment itself and nothing is left to send.
+// A lane hands out a tile, the caller fills it, the lane sends it. On a GPU a tile is pinned memory
+// and send() starts an asynchronous copy. On the host a tile is part of the segment itself, and
+// send() does nothing.
 //
-// Everything throws Error kDeviceFailed. Thread safety: a Device may be used by many threads, a
-// Lane by one at a time. Lifetime: the device outlives its segments and lanes, a segment the lanes
-// that were used with it, or their drain().
+//     free ──1──> handed out ──2──> being copied ──3──> free      (the tile of a GPU's lane)
+//
+//   1  tile() or raw_tile(), after waiting for a free tile    2  send() or send_converted()
+//   3  the device, when the copy is done; drain() waits for all. A tile that was handed out and not
+//      sent is handed out again by the next tile().
+//
+// Every function throws Error kDeviceFailed. Thread safety: a Device is for many threads, a Lane
+// for one at a time. Lifetime: a device outlives its segments and lanes; a segment outlives the
+// lanes that used it, or their next drain().
 #pragma once
 
 #include "core/base/posix.h"
@@ -27,15 +33,15 @@
 namespace stfs::gpu {
 
 struct DeviceInfo {
-  std::string id;    // what --device takes: "cuda:0", "cpu"
+  std::string id;    // argument of --device: "cuda:0", "cpu"
   std::string name;  // "NVIDIA H200"
-  std::string uuid;  // "GPU-6f4ed8fb-...", as nvidia-smi prints it; "CPU-" and the boot's id
+  std::string uuid;  // "GPU-6f4ed8fb-...", as in nvidia-smi; "CPU-" and the boot id
   std::string pci;   // "0000:3b:00.0"; empty for the host
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  // of a GPU known only when it is open: from Device::info()
+  std::uint64_t free_bytes = 0;  // for a GPU only from Device::info()
 };
 
-// No room for an allocation: what may be answered by making some.
+// An allocation failed for lack of device memory. The holder may evict and try again.
 class OutOfDeviceMemory : public Error {
  public:
   OutOfDeviceMemory(std::string_view place, std::uint64_t needed, std::uint64_t free);
@@ -48,8 +54,8 @@ class OutOfDeviceMemory : public Error {
   std::uint64_t free_;
 };
 
-// What segments are multiples of on every device, bytes: huge pages of the host, and what drivers
-// give on all GPUs that stfs supports. Who lays out (the holder) has no device to ask.
+// Segment sizes are multiples of this on every device, bytes: a huge page of the host, and a
+// multiple of every supported GPU's granularity. A constant, because the holder opens no device.
 inline constexpr std::uint64_t kSegmentGranularity = 2 << 20;
 
 class DeviceSegment {
@@ -61,13 +67,13 @@ class DeviceSegment {
 
   virtual std::uint64_t bytes() const = 0;  // a multiple of kSegmentGranularity
 
-  // No more is written: gives up this object's own mapping and returns the descriptor that the
-  // memory lives by. Host memory is sealed, so that no one who maps it can change it. Call once,
-  // after the lanes have drained.
+  // Ends writing: unmaps the segment here and returns the descriptor that keeps its memory. Host
+  // memory is sealed (F_SEAL_WRITE), so nobody can change it. Call once, after the lanes have
+  // drained.
   virtual UniqueFd publish() = 0;
 };
 
-// What a conversion met: values that are finite in the source and not in the result, and NaNs.
+// Counts of a conversion: finite values that became infinite, and NaNs.
 struct ConversionCounts {
   std::uint64_t out_of_range = 0;
   std::uint64_t nan = 0;
@@ -84,29 +90,30 @@ class Lane {
   Lane() = default;
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
-  virtual ~Lane() = default;  // drains; what fails then is lost
+  virtual ~Lane() = default;  // drains; ignores errors
 
-  // A place to put what shall stand at [offset, offset+length) of the segment. length is at most
-  // the tile size that the lane was made with. Waits until a tile is free. Valid until send().
+  // Returns a tile for the bytes of [offset, offset + length) of the segment. `length` is at most
+  // the lane's tile size. Waits for a free tile. Valid until send().
   virtual std::span<std::byte> tile(DeviceSegment& segment, std::uint64_t offset,
                                     std::size_t length) = 0;
 
-  // Sends the tile that was handed out last.
+  // Sends the last tile handed out.
   virtual void send() = 0;
 
-  // The same for bytes that the device shall convert: `raw_bytes` of them, `count` elements of
-  // `from`, a TypeKind::kFloat, become elements of `to` (F32, F16 or BF16) at `offset`. Only when
-  // Device::converts(). The counts are added to, at the latest by drain().
+  // As tile() and send(), for bytes that the device converts: `count` elements of `from`, a
+  // TypeKind::kFloat, in `raw_bytes` bytes, become elements of `to` (F32, F16 or BF16) at `offset`
+  // of the segment. Only if Device::converts(). Adds to `counts`, at the latest in drain();
+  // `counts` must live until then.
   virtual std::span<std::byte> raw_tile(DeviceSegment& segment, std::uint64_t offset,
                                         std::size_t raw_bytes) = 0;
   virtual void send_converted(DType from, DType to, std::uint64_t count,
                               ConversionCounts& counts) = 0;
 
-  // Fills `out` (at most a tile) from the segment, after everything that was sent has arrived.
+  // Fills `out` (at most one tile) from the segment, after all sent tiles have arrived.
   virtual void read_back(DeviceSegment& segment, std::uint64_t offset,
                          std::span<std::byte> out) = 0;
 
-  // Waits until everything that was sent has arrived. Throws what failed since the last time.
+  // Waits until all sent tiles have arrived. Throws the error of any of them.
   virtual void drain() = 0;
 };
 
@@ -119,22 +126,21 @@ class Device {
 
   virtual DeviceInfo info() const = 0;
 
-  // Whether lanes convert: there are kernels for this device in this build.
+  // Whether lanes can convert: this build has kernels for the device.
   virtual bool converts() const = 0;
 
-  // Workers that a copy takes when nobody says how many.
+  // The number of workers when TransferOptions names none.
   virtual unsigned default_workers() const = 0;
 
-  // A new segment of `bytes`, a multiple of kSegmentGranularity. Throws OutOfDeviceMemory too. What
-  // the host promises is not checked against what it has: ask info() before.
+  // Allocates `bytes`, a multiple of kSegmentGranularity. Throws also OutOfDeviceMemory. The host
+  // overcommits: check info() first.
   virtual std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) = 0;
 
   // A lane with three tiles of `tile_bytes` each.
   virtual std::unique_ptr<Lane> lane(std::size_t tile_bytes) = 0;
 };
 
-// A segment in this process's address space, by the descriptor it was published as: what a user of
-// resident tensors holds.
+// A published segment, mapped into this process for reading.
 class MappedSegment {
  public:
   MappedSegment() = default;
@@ -142,28 +148,27 @@ class MappedSegment {
   MappedSegment& operator=(const MappedSegment&) = delete;
   virtual ~MappedSegment() = default;  // unmaps
 
-  // Where it begins: a host address (mapped read-only) or a CUdeviceptr.
+  // The first byte: a host address or a CUdeviceptr.
   virtual std::uint64_t address() const = 0;
 };
 
-// Every device of this machine that can be used, the host last. `why_no_cuda`, when given, is told
-// in a line why no GPU is among them.
+// All usable devices, the host last. Sets `why_no_cuda`, if given, to one line when the CUDA driver
+// fails.
 std::vector<DeviceInfo> list_devices(std::string* why_no_cuda = nullptr);
 
-// The device that --device names: "cuda:N", a UUID ("GPU-...", or its beginning when that is
-// unambiguous), or "cpu". Throws Error kUsage for what is no device's name, kDeviceFailed when it
-// is not there.
+// Finds the device for --device: "cuda:N", a UUID ("GPU-...") or an unambiguous prefix of one, or
+// "cpu". Throws Error kUsage for a malformed or ambiguous name, kDeviceFailed for an absent device.
 DeviceInfo find_device(const std::string& name);
 
-// Opens it: for a GPU, makes its context current for the calls made through it.
+// Opens a device. For a GPU, retains its primary context while the Device lives.
 std::unique_ptr<Device> open_device(const DeviceInfo& info);
 
-// Maps a segment of `bytes` that was published by the device with this UUID. The descriptor may be
-// closed afterwards.
+// Maps a published segment of `bytes` bytes on the device of `info`. The caller may close `fd`
+// afterwards.
 std::unique_ptr<MappedSegment> map_segment(const DeviceInfo& info, int fd, std::uint64_t bytes);
 
-// The back ends. The second throws kDeviceFailed, with the reason, where there is no driver, and
-// where stfs was built without the CUDA Toolkit.
+// The back ends. Those for CUDA throw kDeviceFailed, with the reason, without a driver or when stfs
+// was built without the CUDA Toolkit.
 DeviceInfo cpu_info();
 std::unique_ptr<Device> open_cpu();
 std::unique_ptr<MappedSegment> map_cpu_segment(int fd, std::uint64_t bytes);
@@ -173,7 +178,7 @@ std::unique_ptr<Device> open_cuda(const DeviceInfo& info);
 std::unique_ptr<MappedSegment> map_cuda_segment(const DeviceInfo& info, int fd,
                                                 std::uint64_t bytes);
 
-// What doctor says of the CUDA back end: lines of "subject: finding".
+// Lines of "subject: finding" about the CUDA back end, for `stfs-gpu doctor`.
 std::vector<std::string> cuda_findings();
 
 }  // namespace stfs::gpu

@@ -9,7 +9,7 @@
 namespace stfs::gpu {
 namespace {
 
-// Of the macro's expansion, not of its name.
+// The text of the macro's expansion, not of its name.
 #define STFS_TEXT_OF(text) #text
 #define STFS_TEXT(name) STFS_TEXT_OF(name)
 
@@ -25,12 +25,12 @@ CudaDriver load_driver() {
                 std::string("there is no NVIDIA driver: ") +
                     (reason != nullptr ? reason : driver.library.c_str()));
   }
-#define STFS_LOOK_UP(name)                                                                      \
-  driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, STFS_TEXT(name)));       \
-  if (driver.name == nullptr) {                                                                 \
-    throw Error(                                                                                \
-        ErrorCode::kDeviceFailed, "cuda",                                                       \
-        driver.library + ": no function " STFS_TEXT(name) ": no driver of CUDA 11.4 or later"); \
+#define STFS_LOOK_UP(name)                                                                         \
+  driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, STFS_TEXT(name)));          \
+  if (driver.name == nullptr) {                                                                    \
+    throw Error(                                                                                   \
+        ErrorCode::kDeviceFailed, "cuda",                                                          \
+        driver.library + ": no function " STFS_TEXT(name) ": not a driver of CUDA 11.4 or later"); \
   }
   STFS_CUDA_FUNCTIONS(STFS_LOOK_UP)
 #undef STFS_LOOK_UP

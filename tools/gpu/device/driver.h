@@ -1,9 +1,9 @@
-// The CUDA driver, found at run time: one table of the functions that stfs calls, with the types
-// that cuda.h gives them. The binary links with no library of CUDA, so it runs, and says what is
-// missing, where there is none.
+// The CUDA driver, loaded with dlopen(3): a table of the functions that stfs calls, with the types
+// of cuda.h. The binary links no CUDA library, so it also runs without a driver and reports the
+// missing part.
 //
-// It is libcuda.so.1, or the library that $STFS_GPU_DRIVER names. It is never unloaded: a driver
-// keeps threads of its own.
+// The library is $STFS_GPU_DRIVER, else libcuda.so.1. It is never unloaded, because a driver keeps
+// its own threads.
 //
 // Thread safety: all of it. The table is immutable.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace stfs::gpu {
 
-// cuda.h renames some of these to the version that it describes (cuMemGetInfo is cuMemGetInfo_v2):
-// members and symbols have the names that it renames them to.
+// cuda.h renames some functions to versioned symbols (cuMemGetInfo to cuMemGetInfo_v2): members and
+// symbols have the versioned names.
 #define STFS_CUDA_FUNCTIONS(F)      \
   F(cuInit)                         \
   F(cuDriverGetVersion)             \
@@ -66,19 +66,20 @@ namespace stfs::gpu {
   F(cuLaunchKernel)
 
 struct CudaDriver {
-  std::string library;  // as it was asked for
-  int version = 0;      // of CUDA: 13000 is 13.0
-// NOLINTNEXTLINE(bugprone-macro-parentheses): it declares what it is given
+  std::string library;  // the name given to dlopen(3)
+  int version = 0;      // of CUDA: 13000 means 13.0
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the macro declares `name`
 #define STFS_MEMBER(name) decltype(&::name) name = nullptr;
   STFS_CUDA_FUNCTIONS(STFS_MEMBER)
 #undef STFS_MEMBER
 
-  // Throws Error kDeviceFailed, "what: CUDA_ERROR_...: its description", unless it succeeded.
+  // Unless `result` is CUDA_SUCCESS, throws Error kDeviceFailed, "what: CUDA_ERROR_...:
+  // description".
   void check(CUresult result, std::string_view what) const;
 };
 
-// The driver, loaded and initialised when it is first asked for. Throws Error kDeviceFailed, each
-// time, when there is none, when it lacks a function, and when it finds no device.
+// The driver, loaded and initialised on the first call. Throws Error kDeviceFailed, on each call,
+// without a driver, when it lacks a function, or when cuInit finds no device.
 const CudaDriver& cuda_driver();
 
 }  // namespace stfs::gpu

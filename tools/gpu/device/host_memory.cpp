@@ -11,16 +11,16 @@
 namespace stfs::gpu {
 namespace {
 
-// The names of a control group's files.
+// The file names of a control group, by version.
 struct Names {
   const char* limit;
   const char* used;
-  const char* inactive;  // of memory.stat: page cache that nobody has used lately
+  const char* inactive;  // of memory.stat: page cache not used lately
 };
 constexpr Names kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr Names kV2{"memory.max", "memory.current", "inactive_file"};
 
-// None for a word that is not a number, such as "max".
+// Nothing for other words, such as "max".
 std::optional<std::uint64_t> number_in(const std::string& text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -35,7 +35,7 @@ std::optional<std::uint64_t> number_of_file(const std::string& path) {
   return number_in(word);
 }
 
-// The number behind a name in a file of such pairs.
+// The number after `name` in a file of "name number" lines.
 std::optional<std::uint64_t> number_behind(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -54,11 +54,11 @@ bool lists(const std::string& names, std::string_view name) {
   return false;
 }
 
-// Where control groups of memory are mounted: a line of mountinfo, see proc(5).
+// A mount of memory control groups: one line of mountinfo, see proc(5).
 struct Hierarchy {
   bool is_v2 = false;
   std::string mountpoint;
-  std::string group;  // the one that is seen there
+  std::string group;  // the group at the mountpoint
 };
 
 std::vector<Hierarchy> hierarchies(const std::string& root) {
@@ -95,8 +95,8 @@ std::string group_of_process(const std::string& root, bool is_v2) {
   return "";
 }
 
-// The part of `path` below `top`; empty where it lies elsewhere, as it does in a container that
-// sees its own group alone.
+// The part of `path` below `top`; empty when `path` lies outside, as in a container that sees only
+// its own group.
 std::string below(const std::string& path, const std::string& top) {
   if (path.find("/..") != std::string::npos || path == "/") return "";
   if (top == "/") return path;
@@ -120,7 +120,7 @@ HostMemory host_memory(const std::string& root) {
   };
   HostMemory memory{.total = meminfo("MemTotal:"), .available = meminfo("MemAvailable:")};
   for (const Hierarchy& hierarchy : hierarchies(root)) {
-    // A group's limit holds for all below it, so those above count too.
+    // The limits of all parent groups apply too.
     std::string group = below(group_of_process(root, hierarchy.is_v2), hierarchy.group);
     for (;;) {
       limit_to_group(root + hierarchy.mountpoint + group, hierarchy.is_v2 ? kV2 : kV1, memory);

@@ -1,5 +1,5 @@
-// How much memory of the host this process may take: what the machine has, and what the limits of
-// its control groups (cgroups v1 and v2) leave of it.
+// How much host memory this process may use: the machine's memory, and the limits of its control
+// groups (cgroups v1 and v2).
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace stfs::gpu {
 
 struct HostMemory {
-  std::uint64_t total = 0;      // bytes: the machine's, or the least limit
-  std::uint64_t available = 0;  // bytes that can be taken without swapping; page cache counts
+  std::uint64_t total = 0;      // bytes of the machine, or the lowest limit
+  std::uint64_t available = 0;  // bytes usable without swapping, with reclaimable page cache
 };
 
-// Reads /proc/meminfo, /proc/self/mountinfo, /proc/self/cgroup and the files of the control groups,
-// all of them below `root`. A file that cannot be read or understood limits nothing.
+// Reads /proc/meminfo, /proc/self/mountinfo, /proc/self/cgroup and the control groups' files, all
+// below `root`. An unreadable or malformed file sets no limit.
 HostMemory host_memory(const std::string& root = "");
 
 }  // namespace stfs::gpu

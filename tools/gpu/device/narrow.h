@@ -1,10 +1,10 @@
-// binary32 to a narrower type, rounded to nearest, ties to even (IEEE 754, 4.3.1): one definition
-// for the host and, through nvcc, for the device, so that both give the same bits.
+// Converts binary32 to a narrower type, rounding to nearest, ties to even (IEEE 754, 4.3.1). The
+// host compiler and nvcc compile the same code, so both give the same bits.
 //
-//   binary16   over 65504 (65520 and more) becomes infinite; below 2^-14 subnormal, gradually
+//   binary16   65520 and more becomes infinite; below 2^-14 the result is subnormal
 //   bfloat16   the upper half of binary32
 //
-// A NaN stays one, quiet, with the upper bits of its payload and its sign.
+// A NaN becomes a quiet NaN with the same sign and the upper bits of its payload.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ STFS_HOST_DEVICE constexpr std::uint16_t to_f16(std::uint32_t bits) {
     return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
   }
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520
-  if (magnitude < 0x33000000u) return sign;  // under half of the smallest subnormal, 2^-25
+  if (magnitude < 0x33000000u) return sign;  // below 2^-25, half of the smallest subnormal
   std::uint32_t half = 0;
-  std::uint32_t rest = 0;  // what is cut off, and half of the last place that is kept
+  std::uint32_t rest = 0;  // rest: the bits cut off; tie: half of the last kept bit
   std::uint32_t tie = 0;
   if (magnitude >= 0x38800000u) {  // 2^-14: normal
     half = (magnitude - 0x38000000u) >> 13;
@@ -50,9 +50,9 @@ STFS_HOST_DEVICE constexpr std::uint16_t to_bf16(std::uint32_t bits) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// The bits of a binary64 as those of a binary32, rounded to odd: cut off, with the last bit set
-// when anything was. Narrowing the result once more then rounds as if it were done at once (Boldo
-// and Melquiond, 2008).
+// The bits of a binary64 as those of a binary32, rounded to odd: truncated, with the last bit set
+// if the result is inexact. Rounding that to a narrower type gives the correctly rounded result
+// (Boldo and Melquiond, 2008).
 STFS_HOST_DEVICE constexpr std::uint32_t to_odd_f32(std::uint64_t bits) {
   const auto sign = static_cast<std::uint32_t>(bits >> 32) & 0x80000000u;
   const std::uint64_t magnitude = bits & 0x7fffffffffffffffu;

@@ -1,4 +1,4 @@
-// What stands for the CUDA back end where stfs is built without the CUDA Toolkit.
+// Replaces the CUDA back end when stfs is built without the CUDA Toolkit.
 #include "core/base/error.h"
 #include "tools/gpu/device/device.h"
 

@@ -31,13 +31,13 @@ namespace stfs::gpu {
 namespace {
 
 constexpr std::size_t kMostClients = 1024;
-constexpr int kMostAccepted = 64;                 // connections between two looks at the others
-constexpr std::size_t kMostInRequest = 64 << 20;  // bytes: some hundred thousand tensors
-constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages, of all clients
-constexpr int kCopierSocket = 3;                  // its number in the copier
+constexpr int kMostAccepted = 64;                 // connections accepted per turn of the loop
+constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
+constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
+constexpr int kCopierSocket = 3;                  // descriptor number in the copier
 constexpr int kFirstInherited = 3;                // the first after standard error
-constexpr int kAcceptAgainMs = 1000;              // after accept4 has failed
-constexpr int kCopierEndMs = 2000;  // a copier that has closed its socket is at its end
+constexpr int kAcceptAgainMs = 1000;              // pause after accept4(2) has failed
+constexpr int kCopierEndMs = 2000;  // time for a copier to exit after it has closed its socket
 
 [[noreturn]] void fail(const std::string& place, int error) {
   throw_errno(ErrorCode::kDeviceFailed, place, "", error);
@@ -49,8 +49,7 @@ void log(const std::string& text) {
 
 UniqueFd null_device() { return UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)); }
 
-// Leaves the terminal and the caller; what is logged goes to a file beside the socket. True in the
-// process that goes on.
+// Forks a daemon that logs to `log_path`. Returns true in the daemon, false in the caller.
 bool become_daemon(const std::string& log_path) {
   const pid_t child = ::fork();
   if (child < 0) fail("fork", errno);
@@ -106,23 +105,23 @@ class Holder : public Outlet {
         if (polled[2 + clients.size() + i].revents != 0) serve_copier(copiers[i]);
       }
       if (polled[1].revents != 0) accept();
-      start_failed();
+      report_failed_starts();
       for (auto& [id, client] : clients_) answer(id, client);
-      start_failed();
-      cut_off_largest();
+      report_failed_starts();
+      disconnect_largest();
     }
   }
 
   void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) override {
     const auto found = clients_.find(client);
     if (found == clients_.end()) return;
-    // Progress that nobody reads is not kept.
+    // Drop progress while the client has unread output.
     Channel& channel = found->second.channel;
     const bool is_progress = body.contains("progress");
     if (is_progress && channel.has_output()) return;
     if (!is_progress) found->second.waits = false;
     channel.queue(body, std::move(descriptors));
-    // What cannot be sent now, or fails, is found by the loop.
+    // poll(2) reports a socket that is full or broken.
     if (channel.send()) return;
   }
 
@@ -137,24 +136,25 @@ class Holder : public Outlet {
  private:
   struct Client {
     Channel channel;
-    bool waits = false;  // for the answer to a request
+    bool waits = false;  // for the answer to its request
 
-    // Then nothing more is read of it: one request at a time, and answers that it does not take
-    // do not pile up here.
+    // The holder reads nothing from a busy client: one request at a time, and unread answers do not
+    // pile up.
     bool is_busy() const { return waits || channel.has_output(); }
   };
   struct Copier {
     pid_t pid;
     UniqueFd process;  // pidfd
     Channel channel;
-    bool has_said_hello = false;  // in our version
+    bool has_said_hello = false;  // of our version
   };
 
   void accept() {
     for (int i = 0; i < kMostAccepted; ++i) {
       UniqueFd fd = accepted();
       if (!fd && (errno == EMFILE || errno == ENFILE)) {
-        // Left in the queue, poll(2) would report it for ever.
+        // Free the spare descriptor to accept and close the connection: poll(2) would report it
+        // again.
         spare_ = UniqueFd();
         fd = accepted();
         if (fd) {
@@ -191,32 +191,32 @@ class Holder : public Outlet {
     return UniqueFd(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   }
 
-  // The connection stays in the queue, and poll(2) would report it again at once.
+  // Unless the queue is empty, pauses accept4: poll(2) would report the connection again at once.
   void pause_unless_done(int error) {
     if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
     pauses_ = true;
     if (std::exchange(accept_has_failed_, true)) return;
-    log("accept4: " + errno_text(error) + ": clients wait, and it is tried again each second");
+    log("accept4: " + errno_text(error) + ": clients wait; trying again each second");
   }
 
   void serve_client(ClientId id, short events) {
     Client& client = clients_.at(id);
     const bool is_open = client.is_busy() ? (events & ~POLLOUT) == 0 && client.channel.send()
                                           : received(client.channel);
-    if (!is_open) cut_off(id);
+    if (!is_open) disconnect(id);
   }
 
-  // False when the connection is at its end, or there is no memory for the bytes that came in.
+  // Returns false when the connection has ended, or memory for the message is lacking.
   static bool received(Channel& channel) {
     try {
       return channel.receive();
     } catch (const std::bad_alloc&) {
-      log("cut off a peer: there is no memory for its message");
+      log("disconnected a peer: no memory for its message");
       return false;
     }
   }
 
-  // Hands on the requests that have come in, one after the other.
+  // Passes complete requests on, one at a time.
   void answer(ClientId id, Client& client) {
     while (!client.is_busy()) {
       const std::optional<Message> message = client.channel.next();
@@ -226,13 +226,13 @@ class Holder : public Outlet {
     }
   }
 
-  void cut_off(ClientId id) {
+  void disconnect(ClientId id) {
     clients_.erase(id);
     residency_.disconnected(id);
   }
 
-  // When all clients together have too much here that is half read or half sent.
-  void cut_off_largest() {
+  // Disconnects clients with the largest buffers until all buffers fit into kMostBuffered.
+  void disconnect_largest() {
     for (;;) {
       std::size_t buffered = 0;
       std::size_t most = 0;
@@ -244,8 +244,8 @@ class Holder : public Outlet {
         most = std::max(most, bytes);
       }
       if (buffered <= kMostBuffered) return;
-      log("cut off a client: too much is waiting to be read");
-      cut_off(largest);
+      log("disconnected a client: the buffers of all clients are full");
+      disconnect(largest);
     }
   }
 
@@ -258,7 +258,7 @@ class Holder : public Outlet {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return failed(errno);
     UniqueFd mine(ends[0]);
     const UniqueFd original(ends[1]);
-    // Above the number that it is given there: dup2 onto itself would leave it close-on-exec.
+    // Use a number above kCopierSocket: dup2(2) onto the same number would keep close-on-exec.
     const UniqueFd theirs(::fcntl(ends[1], F_DUPFD_CLOEXEC, kCopierSocket + 1));
     if (!theirs) return failed(errno);
     const std::string idle = std::to_string(options_.copier_idle.count());
@@ -296,9 +296,9 @@ class Holder : public Outlet {
                 .first->second;
   }
 
-  // Copiers that could not be started; told afterwards, not in the middle of an order.
-  void start_failed() {
-    while (!failed_.empty()) {  // the next load may fail likewise
+  // Reports failed starts after the order that caused them: Residency is not reentrant.
+  void report_failed_starts() {
+    while (!failed_.empty()) {  // each report may start the next load, which may fail too
       for (const auto& [uuid, why] : std::exchange(failed_, {})) {
         residency_.copier_gone(uuid, "it could not be started: " + why);
       }
@@ -308,7 +308,7 @@ class Holder : public Outlet {
   void serve_copier(const std::string& uuid) {
     Copier& copier = copiers_.at(uuid);
     const bool is_open = received(copier.channel);
-    std::string useless;  // the line that says why
+    std::string useless;  // version error for the user
     while (std::optional<Message> message = copier.channel.next()) {
       if (copier.has_said_hello) {
         residency_.answer(uuid, std::move(*message));
@@ -323,7 +323,7 @@ class Holder : public Outlet {
     if (useless.empty() && is_open && copier.channel.send()) return;
     const pid_t pid = copier.pid;
     const UniqueFd process = std::move(copier.process);
-    copiers_.erase(uuid);  // closes the socket: a copier that is still there leaves
+    copiers_.erase(uuid);  // closes the socket, so the copier exits
     pollfd end{process.get(), POLLIN, 0};
     if (::poll(&end, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
     const std::string why = end_of(pid);
@@ -332,13 +332,13 @@ class Holder : public Outlet {
     residency_.copier_gone(uuid, why);
   }
 
-  // The version of a copier, by its first message.
+  // The protocol version in a copier's first message.
   static std::uint64_t version_in(const Json& body) {
     const auto hello = body.find("hello");
     return hello != body.end() && hello->is_number_unsigned() ? hello->get<std::uint64_t>() : 1;
   }
 
-  // Waits for the end of a copier. Returns how it ended, if that was a failure.
+  // Reaps a copier. Returns its failure, or "" for exit status 0.
   static std::string end_of(pid_t pid) {
     int status = 0;
     while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -352,11 +352,11 @@ class Holder : public Outlet {
   HolderSocket& socket_;
   UniqueFd signals_;
   UniqueFd spare_ = null_device();
-  bool pauses_ = false;  // does not look at the listening socket until the next second
+  bool pauses_ = false;  // skip accept4 for kAcceptAgainMs
   bool accept_has_failed_ = false;
   std::map<ClientId, Client> clients_;
-  std::map<std::string, Copier> copiers_;  // by UUID
-  std::vector<std::pair<std::string, std::string>> failed_;
+  std::map<std::string, Copier> copiers_;                    // by UUID
+  std::vector<std::pair<std::string, std::string>> failed_;  // (UUID, error) of starts
   Residency residency_;
   ClientId next_client_ = 1;
 };
@@ -365,11 +365,11 @@ class Holder : public Outlet {
 
 int run_holder(const HolderOptions& options) {
   std::optional<HolderSocket> socket = HolderSocket::handed_over();
-  // A daemon must not keep what its starter happened to have open.
+  // Close the caller's open files: a daemon would keep them.
   if (!socket && options.background) ::close_range(kFirstInherited, ~0U, 0);
-  // The caller may ignore it. Then waitpid(2) does not tell how a copier ended.
+  // If SIGCHLD is ignored, waitpid(2) does not return a copier's status.
   ::signal(SIGCHLD, SIG_DFL);
-  // Before anybody can connect: a client may send one.
+  // Block the signals before a client can connect and send one.
   UniqueFd signals = take_ending_signals(ErrorCode::kDeviceFailed);
   if (!socket) socket = HolderSocket::listen_at(options.socket_path);
   if (!socket) return 0;
@@ -380,9 +380,9 @@ int run_holder(const HolderOptions& options) {
     limit.rlim_cur = limit.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
-  // A client must not be able to end it by what is logged where nobody reads any more.
+  // A log line to a closed pipe must not kill the holder.
   ::signal(SIGPIPE, SIG_IGN);
-  // In the process that serves, however it ends; its parent, which became no daemon, is gone.
+  // Removes the path at every end of the serving process. The caller of become_daemon has returned.
   struct Removed {
     HolderSocket& socket;
     ~Removed() { socket.remove(); }

@@ -48,7 +48,7 @@ UniqueFd locked(const std::string& socket_path) {
   return lock;
 }
 
-// Whether somebody listens there. A listener with a full queue gives EAGAIN.
+// Whether a process listens at `path`. A full queue gives EAGAIN.
 bool has_listener(const std::string& path) {
   const sockaddr_un address = address_of(path);
   const UniqueFd fd = stream_socket();
@@ -83,27 +83,27 @@ std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
   const sockaddr_un address = address_of(path);
   const UniqueFd lock = locked(path);
   if (has_listener(path)) return std::nullopt;
-  HolderSocket made(stream_socket());
+  HolderSocket socket(stream_socket());
   struct stat status {};
   if (::lstat(path.c_str(), &status) == 0) {
-    if (!S_ISSOCK(status.st_mode)) socket_failed(path, ENOTSOCK);  // somebody may want to keep it
+    if (!S_ISSOCK(status.st_mode)) socket_failed(path, ENOTSOCK);  // never delete a user's file
     ::unlink(path.c_str());
   }
   const mode_t mask = ::umask(0177);
   const bool bound =
-      ::bind(made.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+      ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   const int error = errno;
   ::umask(mask);
   if (!bound) socket_failed(path, error);
   if (::lstat(path.c_str(), &status) != 0) socket_failed(path, errno);
-  made.path_ = path;
-  made.inode_ = {status.st_dev, status.st_ino};
-  if (::listen(made.fd(), SOMAXCONN) != 0) socket_failed(path, errno);
-  return made;
+  socket.path_ = path;
+  socket.inode_ = {status.st_dev, status.st_ino};
+  if (::listen(socket.fd(), SOMAXCONN) != 0) socket_failed(path, errno);
+  return socket;
 }
 
-// First aside, where no client finds it: one that has connected until then is seen in the queue.
-bool HolderSocket::take_away(bool even_if_wanted) {
+// Rename, then check the queue: no client can connect between the check and the unlink.
+bool HolderSocket::unlink_path(bool even_if_client_waits) {
   if (path_.empty()) return true;
   const UniqueFd lock = locked(path_);
   const std::string aside = path_ + ".gone";
@@ -112,7 +112,7 @@ bool HolderSocket::take_away(bool even_if_wanted) {
                        Inode{status.st_dev, status.st_ino} == inode_ &&
                        ::rename(path_.c_str(), aside.c_str()) == 0;
   pollfd waiting{listener_.get(), POLLIN, 0};
-  if (!even_if_wanted && ::poll(&waiting, 1, 0) != 0) {
+  if (!even_if_client_waits && ::poll(&waiting, 1, 0) != 0) {
     if (is_ours) ::rename(aside.c_str(), path_.c_str());
     return false;
   }
@@ -123,8 +123,8 @@ bool HolderSocket::take_away(bool even_if_wanted) {
 
 void HolderSocket::remove() noexcept {
   try {
-    take_away(true);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a directory that has gone, say
+    unlink_path(true);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the directory may be gone
   }
 }
 

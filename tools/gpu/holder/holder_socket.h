@@ -1,12 +1,16 @@
-// The socket that the holder listens on, and its path.
+// The holder's listening socket and its path.
 //
-//   listen_at ──> listening ──retire, remove──> path taken away
-//                     └───────────────────────> path is another's: left alone
+//     listen_at ───┬──> listening ──1──> retired
+//     handed_over ─┘        └───────2──> removed
 //
-// A process that looks at the path or changes it holds a lock (flock(2)) on a file beside it.
-// A holder takes the path away only while it still leads to the socket that this holder bound: by
-// then somebody may have removed it, and a successor may listen there. Device and inode number tell
-// them apart: a socket keeps its inode until it is closed, so no other file can have that number.
+//   1  retire(), by an idle holder: renames the path, so that no client finds it, then checks the
+//      queue. If a client waits, renames the path back and keeps listening; else unlinks it.
+//   2  remove(), at the holder's end: the same without the check
+//
+// flock(2) on a file beside the path serialises all processes that read or change it. Both
+// transitions leave the path alone when systemd owns it (handed_over), or when its device and inode
+// number differ from the bound socket's: a successor may listen there. An open socket keeps its
+// inode, so no other file can have that number.
 //
 // Not thread-safe.
 #pragma once
@@ -23,20 +27,21 @@ namespace stfs::gpu {
 
 class HolderSocket {
  public:
-  // What systemd listens on for this process (sd_listen_fds(3)); nothing when it does not. The path
-  // is systemd's. Throws Error kDeviceFailed for a descriptor that is no listening socket.
+  // The socket that systemd passes to this process (sd_listen_fds(3)); nothing without one. Throws
+  // Error kDeviceFailed when the descriptor is not a listening socket.
   static std::optional<HolderSocket> handed_over();
 
-  // A socket at `path` that this user alone can reach; nothing when somebody listens there. A
-  // socket without a listener is replaced, any other file is an error. Throws Error kDeviceFailed.
+  // A new socket at `path`, mode 0600; nothing when another process listens there. Replaces a
+  // socket without a listener; any other file is an error. Throws Error kDeviceFailed.
   static std::optional<HolderSocket> listen_at(const std::string& path);
 
   int fd() const { return listener_.get(); }
 
-  // Takes the path away, so that the next client starts another holder; false, and nothing changes,
-  // when a client has connected meanwhile.
-  bool retire() { return take_away(false); }
-  // Takes the path away, for the end of the holder. When that fails, the next one replaces it.
+  // Unlinks the path, so that the next client starts another holder. Returns false, and changes
+  // nothing, when a client waits in the queue.
+  bool retire() { return unlink_path(false); }
+  // Unlinks the path without checking the queue. If that fails, the next holder replaces the
+  // socket.
   void remove() noexcept;
 
  private:
@@ -44,11 +49,11 @@ class HolderSocket {
 
   explicit HolderSocket(UniqueFd listener) : listener_(std::move(listener)) {}
 
-  bool take_away(bool even_if_wanted);
+  bool unlink_path(bool even_if_client_waits);
 
   UniqueFd listener_;
-  std::string path_;  // empty: not ours to take away
-  Inode inode_{};     // of the path, as it was bound
+  std::string path_;  // empty: systemd's, or unlinked
+  Inode inode_{};     // of the path after bind(2)
 };
 
 }  // namespace stfs::gpu

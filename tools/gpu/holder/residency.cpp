@@ -14,9 +14,9 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr unsigned kMaxAttempts = 3;     // of an order that a copier never saw
-constexpr std::size_t kMaxNamed = 8;     // tensors that one message names
-constexpr std::size_t kMaxDevices = 64;  // that are loaded to at a time
+constexpr unsigned kMaxAttempts = 3;     // to send an order that no copier has read
+constexpr std::size_t kMaxNamed = 8;     // tensors named in one error text
+constexpr std::size_t kMaxDevices = 64;  // with loads at a time
 constexpr const char* kNoMemory = "the holder is out of memory";
 constexpr const char* kNoDescriptors = "too many open files in the holder";
 
@@ -44,7 +44,7 @@ void Residency::disconnected(ClientId client) {
     Load& current = loads.front();
     if (current.client == client && current.id != 0) {
       outlet_.order(uuid, current.device, {{"stop", current.id}});
-      current.client = 0;  // its answer is for nobody
+      current.client = 0;  // discard the answer
     }
     std::erase_if(loads, [&](const Load& load) { return load.client == client; });
   }
@@ -80,7 +80,7 @@ void Residency::dispatch(ClientId client, const Json& body) {
   if (verb == "pin") return pin(client, body);
   if (verb == "list") return list(client);
   if (verb == "status") return status(client);
-  throw Error(ErrorCode::kUsage, "", "malformed message: no request " + in_quotes(verb));
+  throw Error(ErrorCode::kUsage, "", "malformed message: unknown request " + in_quotes(verb));
 }
 
 void Residency::hello(ClientId client, const Json& body) {
@@ -214,7 +214,7 @@ void Residency::answer(const std::string& uuid, Message message) {
   if (loads.empty()) return;
   Load& load = loads.front();
   try {
-    if (number_of(message.body(), "load") != load.id) return;  // of one that was given up
+    if (number_of(message.body(), "load") != load.id) return;  // a stopped load
     load.begun = true;
     if (message.body().contains("progress")) {
       if (load.client != 0) {
@@ -245,7 +245,7 @@ void Residency::answer(const std::string& uuid, Message message) {
   } catch (const std::bad_alloc&) {
     fail(load, device_failed(), kNoMemory);
   } catch (const std::exception& error) {
-    fail(load, device_failed(), std::string("the copier answered nonsense: ") + error.what());
+    fail(load, device_failed(), std::string("malformed answer of the copier: ") + error.what());
   }
   end_first(uuid);
 }
@@ -254,7 +254,7 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
   std::deque<Load>& loads = loads_[uuid];
   if (loads.empty()) return;
   Load& load = loads.front();
-  // It left because it had nothing to do, while the order was on its way.
+  // An idle copier exited before it read the order: send it again.
   if (why.empty() && !load.begun && load.client != 0 && load.attempts < kMaxAttempts)
     return order(load);
   copier_useless(uuid,
@@ -271,13 +271,13 @@ void Residency::publish(Load& load, Message message) {
   const Json& counts = list_of(message.body(), "counts");
   if (message.descriptors.size() != load.layout.segment_bytes.size() ||
       counts.size() != load.copied.size()) {
-    throw Error(ErrorCode::kDeviceFailed, "", "another number of segments than was asked for");
+    throw Error(ErrorCode::kDeviceFailed, "", "wrong number of segments");
   }
-  std::vector<ConversionCounts> met;
+  std::vector<ConversionCounts> converted;
   for (const Json& count : counts) {
-    met.push_back({number_of(count, "out_of_range"), number_of(count, "nan")});
+    converted.push_back({number_of(count, "out_of_range"), number_of(count, "nan")});
   }
-  // What was said is what was asked for: from here on nothing fails.
+  // The answer is valid: nothing below fails, so the load is published whole.
   std::vector<std::uint64_t> segments;
   for (std::size_t i = 0; i < message.descriptors.size(); ++i) {
     segments.push_back(next_id_++);
@@ -287,7 +287,7 @@ void Residency::publish(Load& load, Message message) {
   }
   for (std::size_t i = 0; i < load.copied.size(); ++i) {
     const Item& item = load.items[load.copied[i]];
-    const Placement& place = load.layout.placements[i];
+    const Placement& placement = load.layout.placements[i];
     const std::uint64_t id = next_id_++;
     Tensor& tensor = tensors_[id];
     tensor = {.uuid = load.uuid,
@@ -296,14 +296,14 @@ void Residency::publish(Load& load, Message message) {
               .dtype = item.dtype(),
               .shape = item.shape(),
               .bytes = item.bytes(),
-              .offset = place.offset};
-    if (place.segment != Placement::kNone) {
-      tensor.segment = segments[place.segment];
+              .offset = placement.offset};
+    if (placement.segment != Placement::kNone) {
+      tensor.segment = segments[placement.segment];
       segments_.at(tensor.segment).tenants.insert(id);
     }
     index_[{load.uuid, tensor.key}] = id;
     load.copied_bytes += tensor.bytes;
-    const auto [out_of_range, nan] = met[i];
+    const auto [out_of_range, nan] = converted[i];
     const std::string name = in_quotes(item.label());
     if (out_of_range > 0) {
       load.warnings.push_back(to_json_text(name + ": " + std::to_string(out_of_range) +
@@ -313,7 +313,7 @@ void Residency::publish(Load& load, Message message) {
   }
 }
 
-// Every item is resident.
+// Every item is resident: answers the client.
 void Residency::finish(Load& load) {
   const auto client = clients_.find(load.client);
   if (client == clients_.end()) return;
@@ -369,7 +369,7 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : ""));
 }
 
-// Finds leases by the numbers of their tensors: a key may name another tensor by now.
+// Leases are found by tensor id: the key may name a newer tensor.
 void Residency::release(ClientId client, const Json& body) {
   std::map<std::uint64_t, std::uint64_t>& leases = clients_.at(client).leases;
   std::uint64_t released = 0;
@@ -385,7 +385,7 @@ void Residency::release(ClientId client, const Json& body) {
   outlet_.reply(client, {{"count", released}}, {});
 }
 
-std::vector<std::uint64_t> Residency::meant(const Json& body) const {
+std::vector<std::uint64_t> Residency::selected(const Json& body) const {
   const bool all = flag_of(body, "all");
   const std::string uuid = body.contains("uuid") ? text_of(body, "uuid") : "";
   std::set<std::string> labels;
@@ -403,7 +403,7 @@ void Residency::evict(ClientId client, const Json& body) {
   std::uint64_t count = 0;
   std::uint64_t pinned = 0;
   std::uint64_t used = 0;
-  for (const std::uint64_t id : meant(body)) {
+  for (const std::uint64_t id : selected(body)) {
     if (tensors_.at(id).pinned && !force) {
       ++pinned;
       continue;
@@ -417,7 +417,7 @@ void Residency::evict(ClientId client, const Json& body) {
 
 void Residency::pin(ClientId client, const Json& body) {
   const bool pinned = flag_of(body, "pinned");
-  const std::vector<std::uint64_t> ids = meant(body);
+  const std::vector<std::uint64_t> ids = selected(body);
   for (const std::uint64_t id : ids) tensors_.at(id).pinned = pinned;
   outlet_.reply(client, {{"count", ids.size()}}, {});
 }

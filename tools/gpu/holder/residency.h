@@ -57,7 +57,7 @@ namespace stfs::gpu {
 
 using ClientId = std::uint64_t;
 
-// What the holder does for its mind.
+// Sends replies and orders. Implemented by the holder; its functions must not reenter Residency.
 class Outlet {
  public:
   Outlet() = default;
@@ -66,7 +66,7 @@ class Outlet {
   virtual ~Outlet() = default;
 
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
-  // To the copier of a device ("cuda:0"), which is started when it does not run.
+  // Sends an order to the copier of a device ("cuda:0"). Starts the copier if it does not run.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
 };
 
@@ -74,7 +74,7 @@ class Residency {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // memory_limit: bytes that may be held on each device; 0: as many as there is room for.
+  // memory_limit: bytes to hold per device; 0: no limit. `outlet` outlives this.
   Residency(Outlet& outlet, std::uint64_t memory_limit);
   ~Residency();
 
@@ -83,12 +83,12 @@ class Residency {
   void request(ClientId client, const Json& body);
 
   void answer(const std::string& uuid, Message message);
-  // The copier of a device has ended. `why` is for people; empty when it left of its own accord.
+  // The copier of a device has ended. `why` is text for the user; empty when the copier was idle.
   void copier_gone(const std::string& uuid, const std::string& why);
-  // Nothing can be loaded by the copier of a device: it fails the load under way, with this line.
+  // The copier of a device cannot load: fails the running load with this error text.
   void copier_useless(const std::string& uuid, const std::string& line);
 
-  // Nothing held, nobody connected, nothing under way.
+  // No tensors, no clients, no loads.
   bool is_idle() const;
 
  private:
@@ -96,7 +96,7 @@ class Residency {
     std::string uuid;
     UniqueFd fd = {};
     std::uint64_t bytes = 0;
-    std::set<std::uint64_t> tenants = {};  // tensors
+    std::set<std::uint64_t> tenants = {};  // tensors in it
   };
   struct Tensor {
     std::string uuid;
@@ -105,12 +105,12 @@ class Residency {
     DType dtype = DType::kU8;
     std::vector<std::uint64_t> shape;
     std::uint64_t bytes = 0;
-    std::uint64_t segment = 0;  // 0: none
+    std::uint64_t segment = 0;  // 0: the tensor has no bytes
     std::uint64_t offset = 0;
     bool pinned = false;
     bool indexed = true;
-    std::uint64_t users = 0;
-    std::uint64_t used = 0;  // when it was last asked for, by count
+    std::uint64_t users = 0;  // leases, and loads that need it
+    std::uint64_t used = 0;   // value of uses_ at the last load or get
     Clock::time_point used_at = {};
   };
   struct Load {
@@ -121,23 +121,23 @@ class Residency {
     bool pin = false;
     bool lease = false;
     bool only_resident = false;
-    bool verify = false;  // this and the next three are for the copier
+    bool verify = false;  // verify to tile_bytes: for the copier
     std::uint64_t keep_free = 0;
     std::uint64_t workers = 0;
     std::uint64_t tile_bytes = 0;
-    std::vector<std::size_t> copied;  // of items: what the copier was asked for
-    Layout layout;                    // of those
-    std::uint64_t id = 0;             // of the order; 0: none was given
+    std::vector<std::size_t> copied;  // indices of the items that the copier copies
+    Layout layout;                    // of the copied items
+    std::uint64_t id = 0;             // of the order; 0: none was sent
     unsigned attempts = 0;
-    bool begun = false;               // the copier has said so
-    std::vector<std::uint64_t> held;  // tensors that must stay until it has ended
+    bool begun = false;               // the copier has sent a message about it
+    std::vector<std::uint64_t> held;  // resident tensors that must stay until the load ends
     std::vector<std::string> warnings;
     std::uint64_t copied_bytes = 0;
   };
   struct Client {
     pid_t pid = 0;
-    bool has_said_hello = false;                    // in our version
-    std::map<std::uint64_t, std::uint64_t> leases;  // tensor -> how many
+    bool has_said_hello = false;                    // of our version
+    std::map<std::uint64_t, std::uint64_t> leases;  // tensor -> count
   };
   struct Room {
     std::uint64_t held = 0;
@@ -153,10 +153,10 @@ class Residency {
   void list(ClientId client);
   void status(ClientId client);
 
-  void advance(const std::string& uuid);    // gives the next load of a device a chance
-  void end_first(const std::string& uuid);  // the load that was under way has ended
+  void advance(const std::string& uuid);    // starts the next load of a device
+  void end_first(const std::string& uuid);  // removes the running load
   void let_go(Load& load);
-  bool begin(Load& load);  // false: it has ended
+  bool begin(Load& load);  // false: the load has ended
   void order(Load& load);
   void finish(Load& load);
   void publish(Load& load, Message message);
@@ -164,13 +164,13 @@ class Residency {
   void no_room(const Load& load, std::uint64_t needed, std::uint64_t free);
 
   std::optional<std::uint64_t> find(const std::string& uuid, const std::string& key) const;
-  std::vector<std::uint64_t> meant(const Json& body) const;  // by a filter
-  void remove(std::uint64_t id);                             // a tensor, from the index
+  std::vector<std::uint64_t> selected(const Json& body) const;  // by the request's filter
+  void remove(std::uint64_t id);                                // from the index
   void unlease(std::uint64_t id, std::uint64_t count);
   void drop_if_unused(std::uint64_t id);
   Room room(const std::string& uuid) const;
-  // Evicts least recently used segments until `bytes` are given back; nothing when there are not as
-  // many.
+  // Evicts least recently used segments until `bytes` are free. Returns false, and evicts nothing,
+  // when too few bytes are evictable.
   bool make_room(const std::string& uuid, std::uint64_t bytes);
   bool evictable(const Segment& segment, std::uint64_t& last_used) const;
   Json row(std::uint64_t id) const;
@@ -181,7 +181,7 @@ class Residency {
   std::map<std::uint64_t, Tensor> tensors_;
   std::map<std::pair<std::string, std::string>, std::uint64_t> index_;  // (uuid, key)
   std::map<ClientId, Client> clients_;
-  std::map<std::string, std::deque<Load>> loads_;  // by device; the first is under way
+  std::map<std::string, std::deque<Load>> loads_;  // by device; the first is running
   std::uint64_t next_id_ = 1;
   std::uint64_t uses_ = 0;
 };

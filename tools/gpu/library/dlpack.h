@@ -1,5 +1,5 @@
-// The structs of DLPack, version 1.1: how array libraries hand memory to each other. Written from
-// the specification (https://dmlc.github.io/dlpack/latest/c_api.html), layout and numbers alone.
+// The structs of DLPack 1.1, by which array libraries share memory. Written from the specification
+// (https://dmlc.github.io/dlpack/latest/c_api.html): layout and numbers alone.
 #pragma once
 
 #include <cstdint>

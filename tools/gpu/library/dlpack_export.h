@@ -1,8 +1,8 @@
-// A leased tensor as DLPack's structs, for array libraries. Each holds on to the tensor until its
-// deleter is called, which may be from any thread. What is no copy is read-only, on every device:
-// others see the same bytes.
+// Exports a leased tensor as DLPack's structs, for array libraries. The consumer owns the struct;
+// it keeps the tensor until the consumer calls the deleter, on any thread. Memory that is no copy
+// is read-only on every device, because other processes see the same bytes.
 //
-// `is_copy`: a copy that the consumer may write to. Only of host memory.
+// `is_copy`: a private copy that the consumer may write to; host memory only.
 #pragma once
 
 #include "tools/gpu/library/dlpack.h"
@@ -16,9 +16,9 @@ namespace stfs::gpu {
 DLManagedTensorVersioned* export_dlpack(const std::shared_ptr<const LeasedTensor>& tensor,
                                         bool is_copy);
 
-// For consumers older than DLPack 1.0. That struct cannot say read-only, and DLPack's Python
-// specification asks for a refusal then: throws Error kUsage for host memory too. Device memory is
-// exported all the same, since array libraries of GPUs have no read-only arrays anyway.
+// For consumers older than DLPack 1.0. This struct has no read-only flag, so DLPack's Python
+// specification requires a refusal: throws Error kUsage for host memory without a copy. Device
+// memory is exported, because GPU array libraries have no read-only arrays.
 DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTensor>& tensor,
                                            bool is_copy);
 

@@ -26,12 +26,13 @@ InheritedTensor parse_one(const Json& entry) {
   tensor.segment_bytes = entry.at("segment_bytes").get<std::uint64_t>();
   const std::string dtype = entry.at("dtype").get<std::string>();
   const std::optional<DType> known = dtype_from_name(dtype);
-  if (!known) throw Error(ErrorCode::kUsage, kInheritedVariable, in_quotes(dtype) + ": no dtype");
+  if (!known)
+    throw Error(ErrorCode::kUsage, kInheritedVariable, in_quotes(dtype) + ": unknown dtype");
   tensor.dtype = *known;
   tensor.shape = entry.at("shape").get<std::vector<std::uint64_t>>();
   tensor.device_uuid = entry.at("uuid").get<std::string>();
-  check_place(tensor.label, tensor.dtype, tensor.shape, tensor.bytes, tensor.offset,
-              tensor.segment_bytes);
+  check_placement(tensor.label, tensor.dtype, tensor.shape, tensor.bytes, tensor.offset,
+                  tensor.segment_bytes);
   return tensor;
 }
 
@@ -55,20 +56,22 @@ std::optional<std::vector<InheritedTensor>> inherited_tensors() {
   return parse_inherited(read_file(path, kLimit));
 }
 
-void check_place(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
-                 std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes) {
+void check_placement(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
+                     std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes) {
   const auto refuse = [&label](const char* rule) {
     throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
   };
   std::uint64_t elements = 1;
   for (const std::uint64_t extent : shape) {
-    // DLPack and NumPy count in signed numbers.
+    // DLPack and NumPy use signed 64-bit extents.
     if (extent > std::numeric_limits<std::int64_t>::max() ||
         __builtin_mul_overflow(elements, extent, &elements))
-      refuse("a shape beyond 64 bits");
+      refuse("its shape exceeds 64 bits");
   }
-  if (type_info(dtype).bytes_of(elements) != bytes) refuse("its bytes are not those of its shape");
-  if (bytes > segment_bytes || offset > segment_bytes - bytes) refuse("outside its segment");
+  if (type_info(dtype).bytes_of(elements) != bytes)
+    refuse("its size does not match its shape and dtype");
+  if (bytes > segment_bytes || offset > segment_bytes - bytes)
+    refuse("its bytes lie outside its segment");
 }
 
 }  // namespace stfs::gpu

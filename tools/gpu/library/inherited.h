@@ -1,13 +1,13 @@
-// The tensors that a process was given when it was started by `stfs-gpu run`: descriptors that it
-// inherited, and a list of what they hold.
+// The tensors that `stfs-gpu run` gave to this process: inherited descriptors, and a list of
+// the tensors in them.
 //
-// The list is a JSON array in a memfd that $STFS_GPU_TENSORS names, "/proc/self/fd/N":
+// The list is a JSON array in a memfd; $STFS_GPU_TENSORS is its path, "/proc/self/fd/N":
 //
 //   [{"name":"w","label":"/w/m.safetensors::w","key":"...","fd":5,"offset":0,"bytes":8,
 //     "segment_bytes":2097152,"dtype":"F32","shape":[2],"device":"cuda:0","uuid":"GPU-..."}]
 //
-// `label` is to_json_text() of Item::label(), `fd` is -1 for a tensor without bytes. The device is
-// the UUID: numbers depend on what a process may see. Thread safety: functions.
+// `label` is to_json_text() of Item::label(); `fd` is -1 for a tensor without bytes. `uuid` names
+// the device: "cuda:0" depends on CUDA_VISIBLE_DEVICES. Thread safety: functions without state.
 #pragma once
 
 #include "core/format/types.h"
@@ -36,17 +36,18 @@ struct InheritedTensor {
   std::string device_uuid;
 };
 
-// Throws Error kUsage for what is no such list, or names memory outside its segment.
+// Throws Error kUsage for a malformed list, kDeviceFailed for a tensor that check_placement
+// refuses.
 std::vector<InheritedTensor> parse_inherited(std::string_view json);
 
-// What this process was given; nothing when the variable is not set. Throws Error kUsage,
-// kUnreadable.
+// The list of this process; nothing when the variable is not set. Throws as parse_inherited, and
+// Error kUnreadable.
 std::optional<std::vector<InheritedTensor>> inherited_tensors();
 
-// Throws Error kDeviceFailed unless a tensor of this type and shape has `bytes` bytes and they lie
-// at [offset, offset+bytes) of a segment of this size: what another process said is checked before
-// memory is touched.
-void check_place(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
-                 std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes);
+// Checks another process's description of a tensor before its memory is touched. Throws Error
+// kDeviceFailed unless dtype and shape make `bytes` bytes and [offset, offset + bytes) lies in a
+// segment of `segment_bytes`.
+void check_placement(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
+                     std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes);
 
 }  // namespace stfs::gpu

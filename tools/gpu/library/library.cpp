@@ -1,4 +1,4 @@
-// The C ABI over TensorLeases: handles, structs with sizes, exceptions into statuses.
+// The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "tools/gpu/library/dlpack_export.h"
@@ -33,7 +33,7 @@ struct stfs_gpu_tensors {
 
 namespace {
 
-// Not a string: what keeps a message must not fail for want of memory.
+// A fixed buffer: storing a message must not allocate.
 thread_local char last_error[4096] = "";
 
 int fail(int status, std::string_view message) noexcept {
@@ -43,7 +43,7 @@ int fail(int status, std::string_view message) noexcept {
   return status;
 }
 
-// Runs a call. No exception leaves it.
+// Runs a call and returns its status; catches every exception.
 template <class Call>
 int guarded(Call&& call) noexcept {
   try {
@@ -66,19 +66,19 @@ template <class Handle>
 Handle& checked(Handle* handle, const char* what) {
   if (handle == nullptr) refuse(std::string(what) + ": NULL");
   if (handle->process != ::getpid())
-    refuse(std::string(what) + ": of the process that forked this one");
+    refuse(std::string(what) + ": belongs to the parent process (fork)");
   return *handle;
 }
 
-// To be called before anything is made that could be lost.
+// Clears the result. Called first, so that nothing leaks when `pointer` is NULL.
 template <class T>
 void prepare(T* pointer) {
-  if (pointer == nullptr) refuse("the place for the result: NULL");
+  if (pointer == nullptr) refuse("the result pointer: NULL");
   *pointer = {};
 }
 
-// A struct of the caller's as this library knows it: what the caller does not know is zero, what
-// only the caller knows must be.
+// Copies a caller's struct of any version: members that the caller lacks are zero; members that
+// this library lacks must be zero.
 template <class Struct>
 Struct read_sized(const Struct* given, const char* what) {
   Struct known{};
@@ -89,12 +89,12 @@ Struct read_sized(const Struct* given, const char* what) {
   const auto* bytes = reinterpret_cast<const char*>(given);
   if (size > sizeof known &&
       !std::all_of(bytes + sizeof known, bytes + size, [](char byte) { return byte == 0; }))
-    refuse(std::string(what) + ": options that this version of the library does not know");
+    refuse(std::string(what) + ": this version of the library does not know some options");
   std::memcpy(&known, bytes, std::min(size, sizeof known));
   return known;
 }
 
-// And one that the library fills.
+// Fills a caller's struct of any version; members that this library lacks become zero.
 template <class Struct>
 void write_sized(const Struct& known, Struct* given, const char* what) {
   if (given == nullptr) refuse(std::string(what) + ": NULL");
@@ -131,7 +131,7 @@ bool is_copy(unsigned flags) {
   return (flags & STFS_GPU_EXPORT_COPY) != 0;
 }
 
-// stfs-gpu as it was built or installed with this library; otherwise the one in PATH.
+// The stfs-gpu built or installed with this library, else the one in $PATH.
 std::string program() {
   namespace fs = std::filesystem;
   Dl_info self;
@@ -156,11 +156,11 @@ int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** con
   return guarded([&] {
     prepare(connection);
     if ((flags & ~STFS_GPU_START_HOLDER) != 0) refuse("an unknown flag");
-    auto made = std::make_unique<stfs_gpu_connection>();
-    made->process = ::getpid();
-    made->leases = stfs::gpu::TensorLeases::connect(
+    auto handle = std::make_unique<stfs_gpu_connection>();
+    handle->process = ::getpid();
+    handle->leases = stfs::gpu::TensorLeases::connect(
         path == nullptr ? "" : path, (flags & STFS_GPU_START_HOLDER) != 0 ? program() : "");
-    *connection = made.release();
+    *connection = handle.release();
   });
 }
 
@@ -187,11 +187,11 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     request.verify = given.verify != 0;
     request.pin = given.pin != 0;
 
-    auto made = std::make_unique<stfs_gpu_tensors>();
-    made->process = ::getpid();
-    made->leases = connected.leases;
-    made->tensors = connected.leases->acquire(request);
-    *tensors = made.release();
+    auto handle = std::make_unique<stfs_gpu_tensors>();
+    handle->process = ::getpid();
+    handle->leases = connected.leases;
+    handle->tensors = connected.leases->acquire(request);
+    *tensors = handle.release();
   });
 }
 
@@ -214,7 +214,7 @@ int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor
     known.key = tensor.key().c_str();
     known.pointer = tensor.address();
     known.bytes = tensor.bytes();
-    known.dtype = stfs::dtype_name(tensor.dtype()).data();  // of a literal
+    known.dtype = stfs::dtype_name(tensor.dtype()).data();  // views a literal: terminated
     known.rank = tensor.shape().size();
     known.shape = tensor.shape().data();
     known.device = tensor.device().id.c_str();

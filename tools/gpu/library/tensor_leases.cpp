@@ -17,7 +17,7 @@ constexpr std::size_t kNamesInMessage = 8;
 
 bool is_host(std::string_view device) { return device == "cpu" || device.starts_with("CPU-"); }
 
-// Whether both name one device. The driver is asked only about two names of GPUs.
+// Whether both names mean one device. Only two different GPU names load the driver.
 bool is_same_device(const std::string& a, const std::string& b) {
   if (a == b) return true;
   if (is_host(a) || is_host(b)) return is_host(a) && is_host(b);
@@ -40,11 +40,11 @@ std::string device_text(const std::string& device) { return is_host(device) ? "c
 
 LeasedTensor::~LeasedTensor() {
   if (::getpid() != process_) {
-    // Neither the mapping nor the connection is this process's to end, so they never end here.
+    // After fork(2) the mapping and the connection belong to the parent: leak them.
     static_cast<void>(kept_.release());
     return;
   }
-  kept_->segment.reset();  // before the holder gives the memory away
+  kept_->segment.reset();  // unmap before the holder may free the memory
   if (kept_->leases != nullptr) kept_->leases->give_back(std::move(lease_));
 }
 
@@ -91,8 +91,8 @@ Client& TensorLeases::client() {
 
 TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
   if (::getpid() != process_)
-    throw Error(ErrorCode::kUsage, "", "the connection is of the process that forked this one");
-  // Behind the lock: what other threads gave back meanwhile, and what ends when this fails.
+    throw Error(ErrorCode::kUsage, "", "the connection belongs to the parent process (fork)");
+  // Runs after calls_ is unlocked: sends leases that ended meanwhile, or by a failure below.
   struct Sender {
     TensorLeases& leases;
     ~Sender() { leases.send_given_back(); }
@@ -125,7 +125,7 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
   }
   const bool is_changed = request.selection.as || request.selection.shard;
   for (const std::string& name : request.names) {
-    // By its label what was given is found without its source, which may be gone.
+    // A label finds an inherited tensor without its source, which may be gone.
     const InheritedTensor* labelled =
         is_changed ? nullptr : find_inherited(inherited_labels_, name, request.device);
     if (labelled != nullptr) {
@@ -143,7 +143,7 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
   return wanted;
 }
 
-// The one device that all of them are on, or shall be.
+// The one device where all wanted tensors are, or will be loaded.
 DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const AcquireRequest& request) {
   std::map<std::string, std::set<std::string>> resident;  // key -> UUIDs
   const auto is_for_holder = [](const Wanted& one) { return one.item.has_value(); };
@@ -151,26 +151,26 @@ DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const Acquire
     for (const Resident& tensor : client().list()) resident[tensor.key].insert(tensor.device_uuid);
   }
 
-  std::map<std::string, std::vector<std::string>> labels;  // by where they are
+  std::map<std::string, std::vector<std::string>> labels;  // by device
   std::vector<std::string> nowhere;
   std::optional<std::set<std::string>> common;
   for (const Wanted& one : wanted) {
-    std::set<std::string> places;
+    std::set<std::string> candidates;
     if (one.inherited != nullptr) {
-      places.insert(one.inherited->device_uuid);
+      candidates.insert(one.inherited->device_uuid);
     } else if (request.device) {
-      places.insert(*request.device);
+      candidates.insert(*request.device);
     } else {
-      places = resident[one.item->key()];
+      candidates = resident[one.item->key()];
     }
-    if (places.empty()) nowhere.push_back(one.label());
-    for (const std::string& place : places) labels[place].push_back(one.label());
+    if (candidates.empty()) nowhere.push_back(one.label());
+    for (const std::string& name : candidates) labels[name].push_back(one.label());
     if (!common) {
-      common = places;
+      common = candidates;
     } else {
-      std::erase_if(*common, [&places](const std::string& place) {
+      std::erase_if(*common, [&candidates](const std::string& name) {
         return std::ranges::none_of(
-            places, [&place](const std::string& other) { return is_same_device(place, other); });
+            candidates, [&name](const std::string& other) { return is_same_device(name, other); });
       });
     }
   }
@@ -183,9 +183,9 @@ DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const Acquire
                             !is_same_device(*common->begin(), *request.device);
   if (!common || common->size() != 1 || is_elsewhere) {
     std::string text;
-    for (const auto& [place, names] : labels) {
-      text += (text.empty() ? "" : "; ") + list_of(names) +
-              (names.size() == 1 ? " is on " : " are on ") + device_text(place);
+    for (const auto& [device, there] : labels) {
+      text += (text.empty() ? "" : "; ") + list_of(there) +
+              (there.size() == 1 ? " is on " : " are on ") + device_text(device);
     }
     const bool is_ambiguous = common && common->size() > 1;
     throw Error(ErrorCode::kUsage,
@@ -215,7 +215,7 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
   for (const Wanted& one : wanted) {
     if (one.item) items.push_back(*one.item);
   }
-  // Every lease has its owner before it is taken: whatever fails then gives them all back.
+  // Create the owners before the leases: on failure their destructors give every lease back.
   std::vector<std::shared_ptr<LeasedTensor>> leased;
   for (const Item& item : items) {
     auto tensor = std::make_shared<LeasedTensor>();
@@ -250,8 +250,8 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     LeasedTensor& tensor = *leased[i];
     const Resident& resident = loaded.tensors[i];
     if (tensor.bytes_ == 0) continue;
-    check_place(tensor.label_, tensor.dtype_, tensor.shape_, tensor.bytes_, resident.offset,
-                resident.segment_bytes);
+    check_placement(tensor.label_, tensor.dtype_, tensor.shape_, tensor.bytes_, resident.offset,
+                    resident.segment_bytes);
     const auto segment = loaded.segments.find(resident.segment);
     if (segment == loaded.segments.end() || resident.key != tensor.key_)
       throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
@@ -260,7 +260,7 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     tensor.address_ = tensor.kept_->segment->address() + resident.offset;
   }
 
-  // And those that were inherited, each in its place.
+  // Add the inherited tensors, in request order.
   Tensors ordered;
   auto next = tensors.begin();
   for (const Wanted& one : wanted) {
@@ -309,12 +309,12 @@ void TensorLeases::give_back(std::forward_list<Lease> lease) noexcept {
   {
     const std::lock_guard lock(ends_);
     given_back_.splice_after(given_back_.before_begin(), lease);
-    if (releases_ > 0) return;  // the one that ends last tells the holder
+    if (releases_ > 0) return;  // release() sends them together
   }
   send_given_back();
 }
 
-// Tells the holder what was given back, unless a call is under way: that one does so at its end.
+// Sends ended leases to the holder. When another thread holds calls_, that thread does it.
 void TensorLeases::send_given_back() noexcept {
   for (;;) {
     {
@@ -331,7 +331,7 @@ void TensorLeases::send_given_back() noexcept {
     std::array<std::uint64_t, 512> ids;
     std::size_t count = 0;
     for (const Lease& lease : ended) {
-      if (lease.connection != connection_ || !client_) continue;  // it ended with its connection
+      if (lease.connection != connection_ || !client_) continue;  // ended with its connection
       ids[count++] = lease.id;
       if (count == ids.size()) client_->release(std::span(ids).first(std::exchange(count, 0)));
     }

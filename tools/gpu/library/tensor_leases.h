@@ -1,18 +1,25 @@
-// The tensors that this process uses: what libstfs_gpu is made of.
+// The tensors that this process uses, for libstfs_gpu.
 //
-//   TensorLeases   a connection to the holder, made when it is needed; what was inherited
-//   LeasedTensor   one tensor, mapped here; a lease on it as long as it is referred to
+//   TensorLeases   a connection to the holder, made on demand; the inherited tensors
+//   LeasedTensor   one mapped tensor, with its lease
 //
-// Both are referred to from several places whose ends come in any order (handles of callers,
-// arrays of other libraries), so they are shared: the last one unmaps, and gives the lease back.
+// Both are shared_ptr: handles of callers and arrays of other libraries refer to them and end in
+// any order. The last reference unmaps the tensor and ends the lease:
 //
-// Thread safety: all of it may be used by many threads; calls of acquire() take turns, and the end
-// of a LeasedTensor never waits for one. In a child of fork() acquire() throws kUsage, and ends do
-// nothing: the connection is the parent's, and the device may not work here at all.
+//     none ──1──> held ──2──> given back ──3──> ended
+//                   └──────4──────┴──────4────> ended
 //
-// Ends allocate nothing, so that they cannot fail. A lease is of one connection: when the holder
-// has died, acquire() connects to the next one, what is mapped stays mapped, and the next holder is
-// not told of the end of leases that it never gave.
+//   1  acquire(), with the holder's answer: lease_ has the id and the connection
+//   2  ~LeasedTensor: unmaps the segment, moves lease_ to given_back_
+//   3  send_given_back(), on any thread that gets calls_: tells the holder
+//   4  the end of the connection, usually the holder's death: the holder knows no such lease any
+//      more. The mapping stays, acquire() connects to the next holder, and step 3 skips the lease.
+//
+// Thread safety: all of it. Calls of acquire() take turns; ~LeasedTensor never waits for one, and
+// allocates nothing, so it cannot fail.
+//
+// fork(2): in a child, acquire() throws kUsage and destructors do nothing: the connection is the
+// parent's, and CUDA may not work in the child.
 #pragma once
 
 #include "tools/gpu/client/client.h"
@@ -40,13 +47,13 @@ namespace stfs::gpu {
 
 class TensorLeases;
 
-// A lease, in the terms in which the holder is told of its end.
+// A lease, as release() names it to the holder.
 struct Lease {
-  std::uint64_t connection = 0;  // which one it was taken on; 0: none was
+  std::uint64_t connection = 0;  // TensorLeases::connection_ at step 1; 0: no lease
   std::uint64_t id = 0;          // Resident::id
 };
 
-// Immutable.
+// Immutable, except that its destructor moves the lease.
 class LeasedTensor {
  public:
   LeasedTensor() = default;
@@ -63,7 +70,7 @@ class LeasedTensor {
   std::uint64_t address() const { return address_; }  // 0 when it has no bytes
   const DeviceInfo& device() const { return device_; }
   bool is_on_host() const { return device_.id == "cpu"; }
-  int ordinal() const;  // N of "cuda:N"; 0 of the host
+  int ordinal() const;  // N of "cuda:N"; 0 for the host
 
  private:
   friend class TensorLeases;
@@ -76,18 +83,18 @@ class LeasedTensor {
   std::uint64_t bytes_ = 0;
   std::uint64_t address_ = 0;
   DeviceInfo device_;
-  // In memory of its own: a child of fork() leaves it as it is.
+  // Behind a pointer: a child of fork(2) leaks it, so that nothing is unmapped or released twice.
   struct Kept {
     std::shared_ptr<const MappedSegment> segment;
-    std::shared_ptr<TensorLeases> leases;  // when the holder leased it to us
+    std::shared_ptr<TensorLeases> leases;  // null for an inherited tensor
   };
   std::unique_ptr<Kept> kept_ = std::make_unique<Kept>();
-  std::forward_list<Lease> lease_;  // one, when the holder leased it; its end moves it elsewhere
+  std::forward_list<Lease> lease_;  // one, or none for an inherited tensor
   pid_t process_ = 0;
 };
 
 struct AcquireRequest {
-  std::vector<std::string> names;  // as Selection takes them; none: all that was inherited
+  std::vector<std::string> names;  // for Selection; empty: all inherited tensors
   std::optional<std::string> device;
   SelectionOptions selection;
   bool load_if_missing = false;
@@ -99,24 +106,24 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
  public:
   using Tensors = std::vector<std::shared_ptr<const LeasedTensor>>;
 
-  // Reads what was inherited, and connects unless something was. `socket` empty: this user's
-  // holder; `program` as Client::connect() has it. Throws Error.
+  // Reads the inherited tensors; without any, connects to the holder. `socket` empty: this user's
+  // holder; `program` as for Client::connect(). Throws Error.
   static std::shared_ptr<TensorLeases> connect(std::string socket, std::string program);
 
   TensorLeases(const TensorLeases&) = delete;
   TensorLeases& operator=(const TensorLeases&) = delete;
   ~TensorLeases() = default;
 
-  // All of them or none, on one device, in the order asked for. Throws Error.
+  // Acquires all tensors or none, on one device, in request order. Throws Error.
   Tensors acquire(const AcquireRequest& request);
 
-  // Ends them, in one message to the holder.
+  // Drops the references, and sends the ended leases to the holder together.
   void release(Tensors tensors) noexcept;
 
  private:
   friend class LeasedTensor;
 
-  // What was asked for: a tensor that was inherited, or one for the holder.
+  // One requested tensor: `inherited`, or `item` for the holder.
   struct Wanted {
     const InheritedTensor* inherited = nullptr;
     std::optional<Item> item;
@@ -126,7 +133,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
 
   TensorLeases(std::string socket, std::string program);
 
-  Client& client();  // connected; anew when the holder has ended since the last call
+  Client& client();  // connects again when the holder has ended
   std::vector<Wanted> resolve(const AcquireRequest& request);
   const InheritedTensor* find_inherited(const std::multimap<std::string_view, std::size_t>& index,
                                         const std::string& name,
@@ -139,7 +146,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
                                               const InheritedTensor& inherited);
 
-  // These allocate nothing.
+  // Both allocate nothing.
   void give_back(std::forward_list<Lease> lease) noexcept;
   void send_given_back() noexcept;
 
@@ -150,19 +157,18 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   std::multimap<std::string_view, std::size_t> inherited_keys_;
   std::multimap<std::string_view, std::size_t> inherited_labels_;
 
-  std::mutex calls_;  // held for a whole call to the holder; guards what follows
+  std::mutex calls_;  // held during a call to the holder; guards the members below
   std::optional<Client> client_;
-  std::uint64_t connection_ = 0;  // which one client_ is, counted from 1
+  std::uint64_t connection_ = 0;  // number of client_, from 1
   Selection selection_;
-  // Mapped once, however many tensors lie in it: by the device's UUID and the holder's number, or
-  // the inherited descriptor as a negative one.
+  // Each segment is mapped once. The key is the device's UUID and the holder's number, or -1 - fd
+  // for an inherited descriptor.
   std::map<std::pair<std::string, std::int64_t>, std::weak_ptr<const MappedSegment>> segments_;
 
-  std::mutex ends_;  // held for moments, also by who holds calls_; guards what follows
-  // Leases that have ended and that the holder has not been told of. It counts them, one for each
-  // tensor of each acquire.
+  std::mutex ends_;  // held briefly, also under calls_; guards the members below
+  // State "given back". The holder counts leases: one per tensor and acquire.
   std::forward_list<Lease> given_back_;
-  unsigned releases_ = 0;  // that are under way
+  unsigned releases_ = 0;  // running release() calls
 };
 
 }  // namespace stfs::gpu

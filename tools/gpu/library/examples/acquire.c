@@ -1,11 +1,11 @@
-/* acquire.c: what is in a tensor that stfs-gpu keeps in device memory.
+/* acquire.c: prints the first values of tensors that stfs-gpu keeps in device memory.
  *
  *   cc acquire.c $(pkg-config --cflags --libs stfs_gpu) -o acquire
  *   stfs-gpu load --device cpu /mnt/w/model.norm.weight
  *   ./acquire /mnt/w/model.norm.weight
  *
- * acquire [--device DEVICE] NAME...: with a device, what is not there yet is loaded; without names,
- * everything that `stfs-gpu run` gave.
+ * acquire [--device DEVICE] NAME...: with --device, loads tensors that are not resident. Without
+ * names, takes every tensor that `stfs-gpu run` gave to this process.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int failed(int status) {
   return status;
 }
 
-/* The first values of a tensor in host memory; others are shown as bytes. */
+/* Prints the first values of a tensor in host memory; F32 and BF16 as numbers, others as bytes. */
 static void print_values(const stfs_gpu_tensor_info* info) {
   const unsigned char* bytes = (const unsigned char*)(uintptr_t)info->pointer;
   const int is_f32 = strcmp(info->dtype, "F32") == 0;

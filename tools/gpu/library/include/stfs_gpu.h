@@ -7,22 +7,20 @@
  *       stfs_gpu_acquire(connection, &name, 1, NULL, &tensors) != STFS_GPU_OK)
  *     fprintf(stderr, "%s\n", stfs_gpu_last_error());
  *
- * What was acquired stays where it is, and its memory mapped, until it is released, or the process
- * ends, however it ends. Pointers into device memory are for the device. All of it is for reading,
- * since others see the same bytes: a store to host memory is a fault (SIGSEGV), and a kernel's
- * store to device memory is one where the driver can protect it. The values never change.
+ * An acquired tensor stays in device memory, mapped into this process, until it is released or the
+ * process ends, for any reason. Pointers to GPU memory are for the device. All memory is read-only
+ * and its values never change, because other processes see the same bytes: a store to host memory
+ * raises SIGSEGV, and a kernel's store to GPU memory fails where the driver can protect it.
  *
- * Threads: a connection, and what was acquired on it, may be used by many threads at once; acquires
- * on one connection take turns. Freeing is as free(3): once, and when no other thread is in a call
- * with the same handle.
+ * Threads: many threads may use a connection and its tensors at once; acquires on one connection
+ * take turns. Free a handle once, and not during another thread's call with it.
  *
- * fork(2): in the child the handles of its parent are of no use, and harmless: functions that can
- * fail say STFS_GPU_USAGE, those that free do nothing. Leases last while either process has not
- * ended or executed another program. The child may connect for itself, but CUDA works in a child
- * only when its parent had not begun to use it.
+ * fork(2): a child cannot use its parent's handles: functions that can fail return STFS_GPU_USAGE,
+ * functions that free do nothing. Leases last until both processes have ended or called execve(2).
+ * The child may connect for itself, but CUDA works in a child only if its parent has not used it.
  *
- * Structs begin with their size, so that a program works with later versions of the library and
- * with earlier ones: what the other side does not know is as if it were zero.
+ * Structs begin with their size, so that programs and libraries of different versions work
+ * together: members that the other side lacks count as zero.
  */
 #pragma once
 
@@ -39,11 +37,11 @@ extern "C" {
 #define STFS_GPU_API
 #endif
 
-/* What functions return: the exit status of stfs-gpu for the same failure. */
+/* Return values: 0, or the exit status of stfs-gpu for the same failure. */
 enum {
   STFS_GPU_OK = 0,
   STFS_GPU_INVALID = 1,    /* the checkpoint breaks its format */
-  STFS_GPU_USAGE = 2,      /* what was asked cannot be meant */
+  STFS_GPU_USAGE = 2,      /* the request is invalid */
   STFS_GPU_UNREADABLE = 3, /* the source cannot be read, or has changed */
   STFS_GPU_DEVICE = 5      /* the device, or the holder, failed; not resident; out of memory */
 };
@@ -51,67 +49,67 @@ enum {
 /* A connection to the holder. */
 typedef struct stfs_gpu_connection stfs_gpu_connection;
 
-/* What one call of stfs_gpu_acquire gave: tensors, numbered from 0 in the order asked for. */
+/* The tensors of one stfs_gpu_acquire, numbered from 0 in request order. */
 typedef struct stfs_gpu_tensors stfs_gpu_tensors;
 
-/* The message of the last call of this thread that failed: one line without its end, safe for a
- * terminal. Empty before the first. Valid until the next call that fails in this thread. */
+/* The message of this thread's last failed call: one line without a newline, safe for a terminal.
+ * Empty before the first failure. Valid until the next failed call in this thread. */
 STFS_GPU_API const char* stfs_gpu_last_error(void);
 
-/* The version of stfs that the library is of, "0.1.0". */
+/* The version of the library, "0.1.0". Never freed. */
 STFS_GPU_API const char* stfs_gpu_version(void);
 
 /* Flags of stfs_gpu_connect. */
 #define STFS_GPU_START_HOLDER 1u /* start a holder when there is none */
 
-/* Connects to the holder that listens on the socket at `path`; NULL: this user's. When
- * STFS_GPU_TENSORS is in the environment (this process was started by `stfs-gpu run`) the tensors
- * that it was given are read, and the holder is looked for only when another is asked for. When the
- * holder has died, what is mapped stays mapped, and the next stfs_gpu_acquire connects again. */
+/* Connects to the holder on the socket at `path`; NULL: this user's. The caller frees the handle
+ * with stfs_gpu_disconnect. With STFS_GPU_TENSORS in the environment (set by `stfs-gpu run`), reads
+ * the inherited tensors instead, and connects only when another tensor is acquired. After the
+ * holder's death mapped tensors stay mapped, and the next stfs_gpu_acquire connects again. */
 STFS_GPU_API int stfs_gpu_connect(const char* path, unsigned flags,
                                   stfs_gpu_connection** connection);
 
-/* Gives the handle back; NULL is allowed. What was acquired stays until it is released. */
+/* Frees the handle; NULL is allowed. Acquired tensors stay until they are released. */
 STFS_GPU_API void stfs_gpu_disconnect(stfs_gpu_connection* connection);
 
 typedef struct stfs_gpu_acquire_options {
   size_t size;             /* sizeof(stfs_gpu_acquire_options) */
   const char* device;      /* "cuda:0", a UUID, "cpu"; NULL: where they are resident */
   const char* as;          /* "f32", "f16", "bf16"; NULL: in their own type */
-  const char* shard;       /* "RANK/WORLD@DIM": a part of each; NULL: all of it */
-  int32_t load_if_missing; /* nonzero: copy what is not resident; `device` must be named */
-  int32_t verify;          /* nonzero: compare what is copied with the source */
-  int32_t pin;             /* nonzero: keep them resident when no one uses them any more */
+  const char* shard;       /* "RANK/WORLD@DIM": a part of each tensor; NULL: all */
+  int32_t load_if_missing; /* nonzero: load tensors that are not resident; needs `device` */
+  int32_t verify;          /* nonzero: compare loaded tensors with the source */
+  int32_t pin;             /* nonzero: never evict them to make room */
 } stfs_gpu_acquire_options;
 
 #define STFS_GPU_ACQUIRE_OPTIONS_INIT \
   { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0 }
 
-/* Acquires tensors, all of them or none. Each of `count` names is what stfs-gpu takes: a path in a
- * mount (a tensor, a slice, a view; a directory names every tensor below it), SOURCE::NAME, or
- * SOURCE::GLOB. `count` 0 with STFS_GPU_TENSORS in the environment means all that this process was
- * given. All must be on one device: otherwise the call fails with STFS_GPU_USAGE, and the message
- * says which are where. options NULL: every one its default. */
+/* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
+ * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, or SOURCE::GLOB.
+ * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on
+ * one device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices.
+ * options NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */
 STFS_GPU_API int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names,
                                   size_t count, const stfs_gpu_acquire_options* options,
                                   stfs_gpu_tensors** tensors);
 
-/* Releases them; NULL is allowed. Their pointers are invalid from then on, unless an export of
- * theirs is still in use. May be called before or after stfs_gpu_disconnect. */
+/* Releases the tensors; NULL is allowed. Their pointers become invalid, unless an export of theirs
+ * is still in use. May be called before or after stfs_gpu_disconnect. */
 STFS_GPU_API void stfs_gpu_release(stfs_gpu_tensors* tensors);
 
-/* How many there are. 0 for NULL. */
+/* The number of tensors. 0 for NULL. */
 STFS_GPU_API size_t stfs_gpu_count(const stfs_gpu_tensors* tensors);
 
-/* Numbers of DLPack's DLDeviceType. */
+/* Values of DLPack's DLDeviceType. */
 #define STFS_GPU_DEVICE_CPU 1
 #define STFS_GPU_DEVICE_CUDA 2
 
 typedef struct stfs_gpu_tensor_info {
   size_t size;             /* sizeof(stfs_gpu_tensor_info), set by the caller */
-  const char* name;        /* its name in the checkpoint, "model.norm.weight" */
-  const char* label;       /* and with its source, slice and type: "/w/m.safetensors::w[0:2,:]" */
-  const char* key;         /* equal exactly when the bytes are the same */
+  const char* name;        /* in the checkpoint, "model.norm.weight" */
+  const char* label;       /* with source, slice and type: "/w/m.safetensors::w[0:2,:]" */
+  const char* key;         /* equal if and only if the bytes are the same */
   uint64_t pointer;        /* a host address or a CUdeviceptr; 0 when there are no bytes */
   uint64_t bytes;          /* row-major, little-endian, without gaps */
   const char* dtype;       /* as the format names it, "BF16" */
@@ -123,28 +121,28 @@ typedef struct stfs_gpu_tensor_info {
   int32_t device_ordinal;  /* 0 for cpu */
 } stfs_gpu_tensor_info;
 
-/* Fills `info`, whose size is set. What it points to lives as long as `tensors`. */
+/* Fills `info`; the caller sets its size first. Its pointers are valid as long as `tensors`. */
 STFS_GPU_API int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index,
                                stfs_gpu_tensor_info* info);
 
-/* The pointer alone: a host address or a CUdeviceptr (of the device's primary context). */
+/* Returns only the pointer: a host address or a CUdeviceptr of the device's primary context. */
 STFS_GPU_API int stfs_gpu_pointer(const stfs_gpu_tensors* tensors, size_t index, uint64_t* pointer);
 
-/* DLPack's structs, of version 1: see <dlpack/dlpack.h>, which this header does not need. */
+/* DLPack's structs, version 1, declared in <dlpack/dlpack.h>. */
 struct DLManagedTensorVersioned;
 struct DLManagedTensor;
 
 /* Flags of exports. */
-#define STFS_GPU_EXPORT_COPY 1u /* a copy that the consumer may write to; of host memory alone */
+#define STFS_GPU_EXPORT_COPY 1u /* a writable private copy; host memory only */
 
-/* The tensor for another library. The memory and the lease live until the consumer has called the
- * deleter, from any thread, whatever was released or disconnected by then. What is not a copy has
- * the flag READ_ONLY. No stream has to be waited for. */
+/* Exports a tensor to another library. Memory and lease live until the consumer calls the deleter,
+ * on any thread, even after a release or disconnect. Without STFS_GPU_EXPORT_COPY the struct has
+ * the flag READ_ONLY. The consumer need not wait for a stream. */
 STFS_GPU_API int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flags,
                                  struct DLManagedTensorVersioned** exported);
 
-/* The same for consumers older than DLPack 1.0. That struct cannot say that memory is read-only, so
- * host memory is refused with STFS_GPU_USAGE unless it is a copy. */
+/* As stfs_gpu_export, for consumers older than DLPack 1.0. This struct has no READ_ONLY flag, so
+ * host memory without STFS_GPU_EXPORT_COPY is refused with STFS_GPU_USAGE. */
 STFS_GPU_API int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index,
                                              unsigned flags, struct DLManagedTensor** exported);
 

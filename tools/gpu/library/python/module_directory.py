@@ -1,5 +1,5 @@
-"""module_directory.py PREFIX: where this Python looks for modules below the prefix; if nowhere, where
-one that is installed there would."""
+"""module_directory.py PREFIX: prints the directory below the prefix where this Python looks for
+modules; without one, the directory where a Python installed in the prefix would look."""
 
 import os
 import sys

@@ -6,15 +6,14 @@
         w.numpy()                       # host memory: a read-only view, nothing is copied
         torch.from_dlpack(w)            # device memory (or host memory, see below): the same
 
-One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). What is acquired stays in
-memory while anything refers to it: the Tensors that acquire() returned, or an array made from one
-of them, whichever ends last.
+One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). A tensor stays in memory
+while a Tensors that acquire() returned, or an array made from one of its tensors, exists.
 
-Nothing here may be written to: other processes see the same bytes. Host memory is mapped read-only,
-and a store to it is a fault (SIGSEGV); so is a kernel's store to device memory, where the driver
-can protect it. NumPy knows and raises instead; PyTorch and CuPy have no read-only arrays: do not
-write to what they give. A consumer that predates DLPack 1.0 cannot be told, and is refused for host
-memory with BufferError; `w.__dlpack__(copy=True)` gives it a copy of its own.
+Memory is read-only, because other processes see the same bytes. A store to host memory raises
+SIGSEGV; a kernel's store to device memory fails where the driver can protect it. NumPy raises an
+exception instead. PyTorch and CuPy have no read-only arrays: do not write to theirs. Consumers older
+than DLPack 1.0 get BufferError for host memory, because they cannot know that it is read-only;
+`w.__dlpack__(copy=True)` gives them a private copy.
 """
 
 import collections.abc
@@ -32,13 +31,13 @@ _START_HOLDER = 1
 _EXPORT_COPY = 1
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
 
-# dtype -> the code of NumPy's array interface. BF16 and the 8-bit floats have none.
+# dtype -> typestr of NumPy's array interface. BF16 and the 8-bit floats have none.
 _CODES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2",
     "U32": "<u4", "I32": "<i4", "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8",
     "U64": "<u8",
 }
-# dtype -> its name in ml_dtypes, and what it is without: bytes of the same width.
+# dtype -> its name in ml_dtypes, and the void type of its width for use without that package.
 _ML_DTYPES = {
     "BF16": ("bfloat16", "V2"), "F8_E4M3": ("float8_e4m3fn", "V1"),
     "F8_E5M2": ("float8_e5m2", "V1"), "F8_E8M0": ("float8_e8m0fnu", "V1"),
@@ -47,7 +46,7 @@ _ML_DTYPES = {
 
 
 class Error(Exception):
-    """A call that failed. `status` is what stfs-gpu would have exited with."""
+    """A failed call. `status` is the exit status of stfs-gpu for the same failure."""
 
     def __init__(self, status, message):
         super().__init__(message)
@@ -73,7 +72,7 @@ class _Info(ctypes.Structure):  # stfs_gpu_tensor_info
     ]
 
 
-class _DLTensor(ctypes.Structure):  # DLPack 1.1; without its nested structs
+class _DLTensor(ctypes.Structure):  # DLPack 1.1, with its nested structs flattened
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
@@ -99,14 +98,14 @@ class _ManagedVersioned(ctypes.Structure):  # DLManagedTensorVersioned
 
 
 def _load_library():
-    """$STFS_GPU_LIBRARY; or what was installed with this file; or where the linker finds it."""
+    """$STFS_GPU_LIBRARY, else the library installed with this file, else the dynamic linker's."""
     chosen = os.environ.get("STFS_GPU_LIBRARY")
     if chosen:
         return ctypes.CDLL(chosen)
     # PREFIX/lib/python3/dist-packages/stfs_gpu.py, or one like it
     prefix = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 3))
-    for place in ("lib", "lib64", "lib/*"):
-        for path in glob.glob(os.path.join(glob.escape(prefix), place, "libstfs_gpu.so.0")):
+    for directory in ("lib", "lib64", "lib/*"):
+        for path in glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs_gpu.so.0")):
             return ctypes.CDLL(path)
     return ctypes.CDLL("libstfs_gpu.so.0")
 
@@ -143,7 +142,7 @@ def version():
     return _library.stfs_gpu_version().decode()
 
 
-# Prototypes of our own: those of ctypes.pythonapi are shared with every other module.
+# Own prototypes: every module shares those of ctypes.pythonapi.
 def _python_api(name, result, *arguments):
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
@@ -151,22 +150,22 @@ def _python_api(name, result, *arguments):
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _capsule_new = _python_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
                            _CapsuleDestructor)
-# The destructor has a capsule that nothing refers to any more: it must not become an object again.
+# c_void_p, not py_object: a reference would revive the capsule in its destructor.
 _capsule_is_valid = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 _capsule_pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p,
                                ctypes.c_char_p)
 
 
 def _destructor_of(managed):
-    # What it needs are defaults: at the interpreter's end the module's names go first.
+    # Bind names as defaults: at interpreter exit the module's globals are cleared first.
     def destroy(capsule, managed=managed, name=managed.capsule, is_valid=_capsule_is_valid,
                 pointer=_capsule_pointer):
-        if is_valid(capsule, name):  # a consumer renames it, and calls the deleter itself
+        if is_valid(capsule, name):  # else a consumer renamed it, and calls the deleter
             address = pointer(capsule, name)
             managed.from_address(address).deleter(address)
 
     destructor = _CapsuleDestructor(destroy)
-    # Capsules hold its address and not a reference: it is never freed.
+    # Never free it: capsules hold its address, not a reference.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(destructor))
     return destructor
 
@@ -175,7 +174,7 @@ _destructors = {managed: _destructor_of(managed) for managed in (_Managed, _Mana
 
 
 class _View:
-    """A tensor's memory as long as this lives, for an array that refers to it."""
+    """Keeps a tensor's memory for the array that refers to this object."""
 
     def __init__(self, tensor, code, shape):
         exported = tensor._export(_library.stfs_gpu_export, 0)
@@ -192,12 +191,12 @@ class _View:
 
 
 class _Handle:
-    """A handle of the library, freed when it is closed and no call uses it, or forgotten."""
+    """A handle of the library, freed when closed and no call uses it, or garbage collected."""
 
     def __init__(self, handle, free):
         self._value, self._lock, self._calls, self._is_closed = handle, threading.Lock(), 0, False
         self._free = weakref.finalize(self, free, handle)
-        self._free.atexit = False  # the end of the process frees it too
+        self._free.atexit = False  # the process's end frees it
 
     def __enter__(self):
         with self._lock:
@@ -224,12 +223,12 @@ class _Handle:
 class Tensor:
     """One tensor in device memory.
 
-    name           in the checkpoint; `label` says the source, the slice and the type too
+    name           in the checkpoint; `label` also has the source, the slice and the type
     dtype          as the safetensors format names it, "BF16"
     shape, nbytes
     device, uuid   "cuda:0" or "cpu"; "GPU-..."
-    ptr            the address there, 0 when there are no bytes; valid while the Tensors are
-    key            equal exactly when the bytes are the same
+    ptr            address on the device, 0 without bytes; valid until the Tensors are released
+    key            equal if and only if the bytes are the same
     """
 
     def __init__(self, handle, index):
@@ -264,9 +263,9 @@ class Tensor:
     def numpy(self):
         """A read-only NumPy array of host memory, without a copy.
 
-        BF16 and the 8-bit floats, which NumPy lacks, are of their ml_dtypes type where that package
-        is installed, else void of the same width ("V2", "V1"): never another type's numbers. The
-        types of 4 and 6 bits have no array: see raw().
+        NumPy lacks BF16 and the 8-bit floats: they get their ml_dtypes type if that package is
+        installed, else void of the same width ("V2", "V1"). Types of 4 and 6 bits have no array: use
+        raw().
         """
         import numpy
 
@@ -285,7 +284,7 @@ class Tensor:
         return array if ml_dtype is None else array.view(ml_dtype)
 
     def raw(self):
-        """The bytes, as a read-only array of unsigned bytes, whatever the type."""
+        """The bytes of any dtype, as a read-only array of unsigned bytes."""
         import numpy
 
         return self._array(numpy, "|u1", (self.nbytes,))
@@ -303,43 +302,43 @@ class Tensor:
         array = self.numpy()
         if dtype is not None and array.dtype != dtype:
             if copy is False:
-                raise ValueError("another dtype takes a copy")
+                raise ValueError("another dtype needs a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
 
     def _interface(self, device_type):
-        # Absent where it cannot be: consumers ask whether there is one.
+        # Raise AttributeError: consumers test with hasattr().
         if self._device_type != device_type:
             raise AttributeError(f"on {self.device}")
         if self.dtype not in _CODES:
             raise AttributeError(f"{self.dtype} has no code in the array interface")
-        if self._view is None:  # whoever reads it refers to this object, and this to the memory
+        if self._view is None:  # readers refer to this object, which keeps the memory
             self._view = _View(self, _CODES[self.dtype], self.shape)
         return self._view.interface
 
     @property
     def __array_interface__(self):
-        if self.nbytes == 0:  # NumPy takes no null pointer: it asks __array__ next
+        if self.nbytes == 0:  # NumPy refuses a null pointer and calls __array__ next
             raise AttributeError("no bytes")
         return self._interface(_DLPACK_CPU)
 
     @property
     def __cuda_array_interface__(self):
-        # No "stream": the values were there before the tensor could be acquired.
+        # No "stream": all copies end before a tensor can be acquired.
         return dict(self._interface(_DLPACK_CUDA))
 
     def __dlpack_device__(self):
         return (self._device_type, self._device_ordinal)
 
     def __dlpack__(self, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule; any stream will do, since no copy is under way.
+        """A DLPack capsule, for any stream: all copies have ended.
 
-        Versioned when `max_version` says that the consumer knows DLPack 1.0.
+        Versioned if `max_version` is at least 1.0.
         """
         if self._device_type == _DLPACK_CPU and stream is not None:
             raise ValueError("host memory has no streams: stream must be None")
         if dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__():
-            raise BufferError(f"on {self.device}, and cannot be exported to {tuple(dl_device)}")
+            raise BufferError(f"on {self.device}, not exportable to {tuple(dl_device)}")
         is_versioned = max_version is not None and max_version[0] >= 1
         managed = _ManagedVersioned if is_versioned else _Managed
         function = (_library.stfs_gpu_export if is_versioned
@@ -352,10 +351,9 @@ class Tensor:
 
 
 class Tensors(collections.abc.Sequence):
-    """What one acquire() gave, in the order asked for; tensors["w"] finds one by its name or label.
+    """The tensors of one acquire(), in request order; tensors["w"] finds one by its name or label.
 
-    Leaving a `with` block, or release(), lets go of them; arrays that were made from them stay
-    valid.
+    release(), or the end of a `with` block, releases them; arrays made from them stay valid.
     """
 
     def __init__(self, handle):
@@ -389,19 +387,19 @@ class Tensors(collections.abc.Sequence):
 
 
 class Connection:
-    """A connection to the holder. May be used by many threads."""
+    """A connection to the holder, for many threads."""
 
     def __init__(self, handle):
         self._handle = _Handle(handle, _library.stfs_gpu_disconnect)
 
     def acquire(self, *names, device=None, as_=None, shard=None, load_if_missing=False,
                 verify=False, pin=False):
-        """Acquires what the names name (as for stfs-gpu), all of it or nothing, as Tensors.
+        """Acquires the tensors of these names (as for stfs-gpu), all or none, as Tensors.
 
         device   "cuda:0", a UUID, "cpu"; None: where they are resident
         as_      "f32", "f16", "bf16": converted
-        shard    "RANK/WORLD@DIM": a part of each
-        load_if_missing   copy what is not resident to the device that is named
+        shard    "RANK/WORLD@DIM": a part of each tensor
+        load_if_missing   load tensors that are not resident to `device`
         verify, pin       as the options of `stfs-gpu load`
 
         Without names: everything that `stfs-gpu run` gave this process.
@@ -417,7 +415,7 @@ class Connection:
         return Tensors(tensors.value)
 
     def close(self):
-        """Ends the connection; what was acquired stays until it is released."""
+        """Ends the connection; acquired tensors stay until they are released."""
         self._handle.close()
 
     def __enter__(self):

@@ -1,4 +1,4 @@
-#include "fs/view/recipes.h"
+#include "fs/mount/recipes.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,7 +6,7 @@
 
 namespace stfs {
 
-Recipes::Recipe Recipes::find(std::uint64_t number) {
+Recipes::Shared Recipes::find(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find(kept_, number, &Kept::number);
   if (found == kept_.end()) return nullptr;
@@ -14,18 +14,18 @@ Recipes::Recipe Recipes::find(std::uint64_t number) {
   return found->recipe;
 }
 
-Recipes::Recipe Recipes::get(std::uint64_t number, const std::function<Made()>& make) {
-  if (Recipe known = find(number)) return known;
+Recipes::Shared Recipes::get(std::uint64_t number, const std::function<New()>& make) {
+  if (Shared known = find(number)) return known;
   const std::lock_guard one_at_a_time(making_);
-  if (Recipe known = find(number)) return known;
-  Made made = make();
-  if (!made.content) return nullptr;
-  Recipe recipe = std::make_shared<const Content>(std::move(*made.content));
+  if (Shared known = find(number)) return known;
+  New fresh = make();
+  if (!fresh.content) return nullptr;
+  Shared recipe = std::make_shared<const Content>(std::move(*fresh.content));
 
   std::list<Kept> thrown_out;  // ends without the lock
   const std::lock_guard lock(mutex_);
-  kept_.push_front({number, made.tensors, recipe});
-  tensors_ += made.tensors;
+  kept_.push_front({number, fresh.tensors, recipe});
+  tensors_ += fresh.tensors;
   while (kept_.size() > 1 && (kept_.size() > kMost || tensors_ > kMostTensors)) {
     tensors_ -= kept_.back().tensors;
     thrown_out.splice(thrown_out.begin(), kept_, std::prev(kept_.end()));

@@ -1,0 +1,400 @@
+#include "fs/mount/nodes.h"
+
+#include "fs/view/mirror.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::string_view kControlName = ".stfs";
+
+// Numbers have 32 bits, but those of looked-up names and of the directories that tensors are.
+std::uint32_t index_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
+
+// The number of the directory that a tensor is in a view of expressions.
+constexpr std::uint64_t kTensorDirectory = 1ULL << 32;
+bool is_tensor_directory(Node node) {
+  return node.is_directory && (node.number & kTensorDirectory) != 0;
+}
+
+bool is_mirror(const ViewSpec& row) {
+  return row.names == Names::kTensors || row.names == Names::kExpressions;
+}
+bool shows(const ViewSpec& row, const Checkpoint& checkpoint, std::uint32_t tensor) {
+  return row.shows == nullptr || row.shows(checkpoint.tensor(tensor));
+}
+// The suffix of the files in the tree.
+std::string_view tree_suffix(const ViewSpec& row) {
+  return row.names == Names::kTensors ? row.suffix : std::string_view{};
+}
+Node mirrored_node(const ViewSpec& row, const PathTree::Entry& entry) {
+  if (entry.is_directory) return {row.id, true, entry.number};
+  if (row.names == Names::kTensors) return {row.id, false, entry.number};
+  return {row.id, true, kTensorDirectory | entry.number};
+}
+Node node_of(const ViewSpec& row) {
+  return row.names == Names::kFile ? Node{row.id, false, row.file}
+                                   : Node{row.id, true, PathTree::kRoot};
+}
+
+// Whether the recipe of a file would hold much text itself, or a read of it would make as much.
+bool holds_much(const Tensor& tensor) {
+  constexpr std::size_t kMuch = 1 << 20;  // bytes
+  return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() > kMuch;
+}
+
+// `file` with its tensors, which `tensors` holds.
+ViewFile with_tensors(const ViewSpec& row, ViewFile file, std::vector<std::uint32_t>& tensors) {
+  if (row.tensors != nullptr) tensors = row.tensors(file);
+  file.tensors = tensors;
+  return file;
+}
+
+int size_of(const ViewSpec& row, const ViewFile& file, std::uint64_t& bytes) {
+  bytes = 0;
+  if (row.make == nullptr) return 0;
+  std::vector<std::uint32_t> tensors;
+  const ViewFile whole = with_tensors(row, file, tensors);
+  if (row.names == Names::kGlobs && tensors.empty()) return ENOENT;
+  if (row.size != nullptr) return row.size(whole, bytes);
+  Content content;
+  const int error = row.make(whole, content);
+  if (error == 0) bytes = content.size();
+  return error;
+}
+
+}  // namespace
+
+Nodes::Nodes(const Checkpoint& checkpoint, std::span<const ViewSpec> views,
+             ControlDirectory control, Ledger* ledger)
+    : checkpoint_(checkpoint),
+      registry_(views),
+      control_(control),
+      files_(checkpoint),
+      looked_up_(ledger),
+      of_rows_(views.size()) {
+  for (const Part& part : checkpoint.parts()) {
+    const timespec& mtime = part.source->mtime();
+    if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
+      newest_ = mtime;
+    }
+  }
+  for (const ViewSpec& row : registry_.rows()) {
+    if (row.names == Names::kList) of(row).names = row.list(checkpoint);
+  }
+  looked_up_.restore();
+}
+
+template <class T, class Make>
+const std::optional<T>& Nodes::keep(Kept<T>& kept, const Make& make) {
+  std::call_once(kept.made, [&] { kept.value = make(); });
+  return kept.value;
+}
+
+const PathTree* Nodes::tree_of(const ViewSpec& row) const {
+  if (row.style == PathStyle::kSlashes) return &checkpoint_.tree();
+  std::call_once(dotted_.made, [this] {
+    try {
+      dotted_.value.emplace(
+          PathTree::with_dots([this](std::uint32_t number) { return checkpoint_.name(number); },
+                              checkpoint_.tensor_count()));
+    } catch (const Error&) {
+      // A collision of two digests: this view stays empty.
+    }
+  });
+  return dotted_.value ? &*dotted_.value : nullptr;
+}
+
+// What exists
+
+bool Nodes::exists(Node node) const {
+  if (node.view != kRootNode.view && control_ == ControlDirectory::kOff) return false;
+  if (node == kControlNode) return true;
+  const ViewSpec* const row = registry_.find(node);
+  if (row == nullptr) return false;
+  if (is_looked_up(node)) return kept_name(node) != nullptr;
+  switch (row->names) {
+    case Names::kFile:
+      return true;
+    case Names::kGlobs:
+      return node.number == 0;
+    case Names::kList:
+      return node.number < (node.is_directory ? 1 : of(*row).names.size());
+    default:
+      break;
+  }
+  if (node.is_directory && !is_tensor_directory(node)) {
+    const PathTree* tree = tree_of(*row);
+    return node.number < (tree == nullptr ? 1 : tree->directory_count());
+  }
+  if (node.is_directory && row->names != Names::kExpressions) return false;
+  const std::uint64_t tensor = node.is_directory ? node.number ^ kTensorDirectory : node.number;
+  return tensor < checkpoint_.tensor_count() && shows(*row, checkpoint_, index_of(tensor));
+}
+
+bool Nodes::is_looked_up(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  return row != nullptr && (row->names == Names::kExpressions || row->names == Names::kGlobs);
+}
+
+const LookedUpNames::Name* Nodes::kept_name(Node node) const {
+  const LookedUpNames::Name* name = looked_up_.find(node.number);
+  return name != nullptr && static_cast<View>(name->view) == node.view ? name : nullptr;
+}
+
+// Names
+
+int Nodes::lookup(Node directory, std::string_view name, Node& node) {
+  if (directory == kControlNode) {
+    const ViewSpec* const found = registry_.find(name);
+    if (found == nullptr) return ENOENT;
+    node = node_of(*found);
+    return 0;
+  }
+  if (directory == kRootNode && name == kControlName && control_ != ControlDirectory::kOff) {
+    node = kControlNode;
+    return 0;
+  }
+  const ViewSpec& row = *registry_.find(directory);
+  if (row.names == Names::kGlobs) return look_up_name(row, 0, name, node);
+  if (is_tensor_directory(directory)) {
+    return look_up_name(row, index_of(directory.number), name, node);
+  }
+  if (is_mirror(row)) return lookup_mirrored(row, directory, name, node);
+  const auto number = of(row).names.find(name);
+  if (!number) return ENOENT;
+  node = {row.id, false, *number};
+  return 0;
+}
+
+int Nodes::lookup_mirrored(const ViewSpec& row, Node directory, std::string_view name,
+                           Node& node) const {
+  const PathTree* tree = tree_of(row);
+  if (tree == nullptr) return ENOENT;
+  const auto entry = find_mirrored(*tree, index_of(directory.number), name, tree_suffix(row));
+  if (!entry) return ENOENT;
+  if (!entry->is_directory && !shows(row, checkpoint_, entry->number)) return ENOENT;
+  node = mirrored_node(row, *entry);
+  return 0;
+}
+
+int Nodes::look_up_name(const ViewSpec& row, std::uint32_t tensor, std::string_view name,
+                        Node& node) {
+  const auto expression = without_suffix(name, row.suffix);
+  if (!expression) return ENOENT;
+  int error = 0;
+  const auto size = [&]() -> std::optional<std::uint64_t> {
+    std::uint64_t bytes = 0;
+    error = size_of(row, {checkpoint_, files_, tensor, *expression}, bytes);
+    if (error == EFBIG) error = 0;  // it is there, and cannot be opened
+    return error == 0 ? std::optional(bytes) : std::nullopt;
+  };
+  const auto number =
+      looked_up_.look_up(static_cast<std::uint8_t>(row.id), tensor, *expression, size);
+  if (!number) return error;
+  node = {row.id, false, *number};
+  return 0;
+}
+
+void Nodes::open(Node file) {
+  if (is_looked_up(file)) looked_up_.open(file.number);
+}
+
+void Nodes::release(Node file) {
+  if (is_looked_up(file)) looked_up_.release(file.number);
+}
+
+void Nodes::forget(Node node, std::uint64_t lookups) {
+  if (!is_looked_up(node)) return;
+  looked_up_.forget(node.number, lookups);
+  if (registry_.find(node)->names == Names::kGlobs && kept_name(node) == nullptr) {
+    recent_.drop(node.number);
+  }
+}
+
+std::optional<Node> Nodes::wait_for_surplus() {
+  const auto surplus = looked_up_.wait_for_surplus();
+  if (!surplus) return std::nullopt;
+  return Node{static_cast<View>(surplus->view), false, surplus->number};
+}
+
+// Directories
+
+Node Nodes::parent(Node directory) const {
+  if (directory == kControlNode || directory == kRootNode) return kRootNode;
+  const ViewSpec& row = *registry_.find(directory);
+  const PathTree* tree = is_mirror(row) ? tree_of(row) : nullptr;
+  if (is_tensor_directory(directory)) {
+    // The directory in which the tensor stands.
+    std::uint32_t above = PathTree::kRoot;
+    std::string_view path = checkpoint_.tensor(index_of(directory.number)).path;
+    for (std::size_t slash; (slash = path.find('/')) != std::string_view::npos;) {
+      const auto entry = tree->lookup(above, path.substr(0, slash));
+      if (!entry || !entry->is_directory) break;
+      above = entry->number;
+      path.remove_prefix(slash + 1);
+    }
+    return {directory.view, true, above};
+  }
+  if (tree != nullptr && directory.number != PathTree::kRoot) {
+    return {directory.view, true, tree->parent(index_of(directory.number))};
+  }
+  return kControlNode;
+}
+
+std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
+                                        std::uint64_t& next) const {
+  next = cursor + 1;
+  if (directory == kControlNode) {
+    // The row of the root has no name, and is the only one.
+    const auto rows = registry_.rows();
+    std::uint64_t at = cursor;
+    while (at < rows.size() && rows[static_cast<std::size_t>(at)].name.empty()) ++at;
+    next = at + 1;
+    if (at >= rows.size()) return std::nullopt;
+    const ViewSpec& row = rows[static_cast<std::size_t>(at)];
+    return Entry{node_of(row), std::string(row.name)};
+  }
+  const ViewSpec& row = *registry_.find(directory);
+  if (is_tensor_directory(directory) || row.names == Names::kGlobs) return std::nullopt;
+  if (is_mirror(row)) return list_mirrored(row, directory, cursor, next);
+  const NameList& names = of(row).names;
+  if (cursor >= names.size()) return std::nullopt;
+  const auto [number, name] = names.at(static_cast<std::size_t>(cursor));
+  return Entry{{row.id, false, number}, std::string(name)};
+}
+
+std::optional<Nodes::Entry> Nodes::list_mirrored(const ViewSpec& row, Node directory,
+                                                 std::uint64_t cursor, std::uint64_t& next) const {
+  const PathTree* tree = tree_of(row);
+  if (tree == nullptr) return std::nullopt;
+  while (const auto entry = tree->list(index_of(directory.number), cursor, next)) {
+    cursor = next;
+    if (!entry->is_directory && !shows(row, checkpoint_, entry->number)) continue;
+    return Entry{mirrored_node(row, *entry), mirrored_name(*entry, tree_suffix(row))};
+  }
+  next = cursor + 1;
+  if (directory == kRootNode && control_ == ControlDirectory::kVisible &&
+      cursor == checkpoint_.tensor_count()) {
+    return Entry{kControlNode, std::string(kControlName)};
+  }
+  return std::nullopt;
+}
+
+// Files
+
+std::optional<ViewFile> Nodes::file_of(Node file) const {
+  if (!is_looked_up(file)) return ViewFile{checkpoint_, files_, index_of(file.number)};
+  const LookedUpNames::Name* name = kept_name(file);
+  if (name == nullptr) return std::nullopt;
+  return ViewFile{checkpoint_, files_, name->tensor, name->expression};
+}
+
+const std::optional<Content>& Nodes::lasting_content(const ViewSpec& row,
+                                                     const ViewFile& file) const {
+  return keep(of(row).content, [&]() -> std::optional<Content> {
+    std::vector<std::uint32_t> tensors;
+    Content content;
+    if (row.make(with_tensors(row, file, tensors), content) != 0) return std::nullopt;
+    return content;
+  });
+}
+
+int Nodes::content(Node node, Recipe& recipe) const {
+  const ViewSpec& row = *registry_.find(node);
+  if (row.make == nullptr) return 0;
+  const std::optional<ViewFile> file = file_of(node);
+  if (!file) return ENOENT;
+  if (row.names == Names::kFile) {
+    const std::optional<Content>& lasting = lasting_content(row, *file);
+    if (lasting) recipe.lasting = &*lasting;
+    return lasting ? 0 : EFBIG;
+  }
+  std::vector<std::uint32_t> tensors;
+  if (row.names == Names::kGlobs) {
+    if (size(node) == 0) return EFBIG;
+    recipe.shared = recent_.get(node.number, [&]() -> Recipes::New {
+      Content content;
+      if (row.make(with_tensors(row, *file, tensors), content) != 0) return {std::nullopt, 0};
+      return {std::move(content), tensors.size()};
+    });
+    return recipe.shared ? 0 : EFBIG;
+  }
+  if (row.holds_text && holds_much(file->tensor())) {
+    turn_.acquire();
+    recipe.turn.reset(&turn_);
+  }
+  return row.make(with_tensors(row, *file, tensors), recipe.own);
+}
+
+std::optional<Extent> Nodes::extent(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  if (row == nullptr || row->extent == nullptr || !exists(node)) return std::nullopt;
+  return row->extent({checkpoint_, files_, index_of(node.number)});
+}
+
+int Nodes::verify(Node node) const {
+  const ViewSpec& row = *registry_.find(node);
+  if (row.verify != nullptr) {
+    const std::optional<ViewFile> file = file_of(node);
+    return file ? row.verify(*file) : ENOENT;
+  }
+  Recipe recipe;
+  if (const int error = content(node, recipe)) return error;
+  return recipe.content().verify();
+}
+
+bool Nodes::is_computed(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  return row != nullptr && row->compute != nullptr;
+}
+
+int Nodes::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
+  const std::optional<ViewFile> file = file_of(node);
+  return file ? registry_.find(node)->compute(*file, stop, text) : ENOENT;
+}
+
+std::uint64_t Nodes::size(Node node) const {
+  if (is_looked_up(node)) {
+    const LookedUpNames::Name* name = kept_name(node);
+    return name == nullptr ? 0 : name->size;
+  }
+  const ViewSpec& row = *registry_.find(node);
+  const ViewFile file = *file_of(node);
+  std::uint64_t bytes = 0;
+  if (row.names != Names::kFile) {
+    size_of(row, file, bytes);
+    return bytes;
+  }
+  if (row.size == nullptr) {
+    const std::optional<Content>& lasting = lasting_content(row, file);
+    return lasting ? lasting->size() : 0;
+  }
+  return *keep(of(row).size, [&]() -> std::optional<std::uint64_t> {
+    size_of(row, file, bytes);
+    return bytes;
+  });
+}
+
+timespec Nodes::mtime(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const std::optional<ViewFile> file = row == nullptr ? std::nullopt : file_of(node);
+  if (!file) return newest_;
+  if (row->mtime != nullptr) return row->mtime(*file);
+  return is_mirror(*row) ? file->tensor().mtime() : newest_;
+}
+
+std::optional<Nodes::Shown> Nodes::shown(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  if (row == nullptr || !row->shows_values) return std::nullopt;
+  const std::optional<ViewFile> file = file_of(node);
+  if (!file) return std::nullopt;
+  Shown shown{file->tensor(), file->expression, row->as};
+  if (shown.as == shown.tensor.dtype) shown.as.reset();
+  return shown;
+}
+
+}  // namespace stfs

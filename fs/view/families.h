@@ -1,0 +1,71 @@
+// The functions that the rows of the table point to, by the file of their family. view.h says what
+// each kind of function does.
+#pragma once
+
+#include "fs/view/view.h"
+
+namespace stfs {
+
+// tensor_views.cpp: a tensor's bytes and values, whole
+
+bool fits_numpy(const Tensor& tensor);
+bool is_floating(const Tensor& tensor);
+bool is_floating_and_fits_numpy(const Tensor& tensor);
+int verify_tensor(const ViewFile& file);
+int raw_size(const ViewFile& file, std::uint64_t& bytes);
+int make_raw(const ViewFile& file, Content& content);
+std::optional<Extent> raw_extent(const ViewFile& file);
+int npy_size(const ViewFile& file, std::uint64_t& bytes);
+int make_npy(const ViewFile& file, Content& content);
+int f32_size(const ViewFile& file, std::uint64_t& bytes);
+int make_f32(const ViewFile& file, Content& content);
+int npy_f32_size(const ViewFile& file, std::uint64_t& bytes);
+int make_npy_f32(const ViewFile& file, Content& content);
+
+// slice_views.cpp: a part of a tensor
+
+bool can_be_sliced(const Tensor& tensor);
+bool is_floating_and_can_be_sliced(const Tensor& tensor);
+int slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_slice(const ViewFile& file, Content& content);
+int npy_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_npy_slice(const ViewFile& file, Content& content);
+int f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_f32_slice(const ViewFile& file, Content& content);
+int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int make_npy_f32_slice(const ViewFile& file, Content& content);
+
+// safetensors_views.cpp: some tensors as a file of the format
+
+std::vector<std::uint32_t> the_tensor(const ViewFile& file);
+std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
+std::vector<std::uint32_t> all_tensors(const ViewFile& file);
+int verify_safetensors(const ViewFile& file);
+int safetensors_size(const ViewFile& file, std::uint64_t& bytes);
+int make_safetensors(const ViewFile& file, Content& content);
+
+// catalogue_views.cpp: what the checkpoint says of itself
+
+int needs_no_source(const ViewFile& file);
+int json_size(const ViewFile& file, std::uint64_t& bytes);
+int make_json(const ViewFile& file, Content& content);
+int info_json_size(const ViewFile& file, std::uint64_t& bytes);
+int make_info_json(const ViewFile& file, Content& content);
+int make_tensors_json(const ViewFile& file, Content& content);
+int make_tensors_tsv(const ViewFile& file, Content& content);
+NameList header_names(const Checkpoint& checkpoint);
+int verify_header(const ViewFile& file);
+timespec header_mtime(const ViewFile& file);
+int header_size(const ViewFile& file, std::uint64_t& bytes);
+int make_header(const ViewFile& file, Content& content);
+std::optional<Extent> header_extent(const ViewFile& file);
+NameList metadata_names(const Checkpoint& checkpoint);
+int metadata_size(const ViewFile& file, std::uint64_t& bytes);
+int make_metadata(const ViewFile& file, Content& content);
+
+// computed_views.cpp: what takes a pass over the values
+
+int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+
+}  // namespace stfs

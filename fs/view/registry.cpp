@@ -1,0 +1,95 @@
+#include "fs/view/registry.h"
+
+#include "fs/view/families.h"
+
+#include <algorithm>
+
+namespace stfs {
+namespace {
+
+// clang-format off
+constexpr ViewSpec kViews[] = {
+    {.id = View::kRaw, .name = {},  // the root
+     .make = make_raw, .extent = raw_extent, .size = raw_size, .verify = verify_tensor, .shows_values = true},
+
+    {.id = View::kControl, .file = 0, .name = "info.json", .names = Names::kFile,
+     .make = make_info_json, .size = info_json_size, .verify = needs_no_source},
+    {.id = View::kControl, .file = 1, .name = "tensors.json", .names = Names::kFile,
+     .make = make_tensors_json, .verify = needs_no_source},
+    {.id = View::kControl, .file = 2, .name = "tensors.tsv", .names = Names::kFile,
+     .make = make_tensors_tsv, .verify = needs_no_source},
+    {.id = View::kControl, .file = 3, .name = "merged.safetensors", .names = Names::kFile,
+     .tensors = all_tensors, .make = make_safetensors, .size = safetensors_size},
+    {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
+     .make = make_header, .extent = header_extent, .size = header_size, .verify = verify_header, .mtime = header_mtime},
+    {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,
+     .make = make_metadata, .size = metadata_size, .verify = needs_no_source},
+    {.id = View::kJson, .name = "json", .suffix = ".json",
+     .make = make_json, .size = json_size, .verify = needs_no_source, .holds_text = true},
+
+    {.id = View::kNpy, .name = "npy", .suffix = ".npy", .shows = fits_numpy,
+     .make = make_npy, .size = npy_size, .verify = verify_tensor, .shows_values = true},
+    {.id = View::kF32, .name = "f32", .shows = is_floating,
+     .make = make_f32, .size = f32_size, .verify = verify_tensor,
+     .shows_values = true, .as = DType::kF32},
+    {.id = View::kNpyF32, .name = "npy-f32", .suffix = ".npy", .shows = is_floating_and_fits_numpy,
+     .make = make_npy_f32, .size = npy_f32_size, .verify = verify_tensor,
+     .shows_values = true, .as = DType::kF32},
+
+    {.id = View::kSlice, .name = "slice", .names = Names::kExpressions, .shows = can_be_sliced,
+     .make = make_slice, .size = slice_size, .verify = verify_tensor, .shows_values = true},
+    {.id = View::kNpySlice, .name = "npy-slice", .suffix = ".npy", .names = Names::kExpressions,
+     .shows = fits_numpy,
+     .make = make_npy_slice, .size = npy_slice_size, .verify = verify_tensor,
+     .shows_values = true},
+    {.id = View::kF32Slice, .name = "f32-slice", .names = Names::kExpressions,
+     .shows = is_floating_and_can_be_sliced,
+     .make = make_f32_slice, .size = f32_slice_size, .verify = verify_tensor,
+     .shows_values = true, .as = DType::kF32},
+    {.id = View::kNpyF32Slice, .name = "npy-f32-slice", .suffix = ".npy",
+     .names = Names::kExpressions, .shows = is_floating_and_can_be_sliced,
+     .make = make_npy_f32_slice, .size = npy_f32_slice_size, .verify = verify_tensor,
+     .shows_values = true, .as = DType::kF32},
+
+    {.id = View::kTree, .name = "tree", .style = PathStyle::kDots,
+     .make = make_raw, .extent = raw_extent, .size = raw_size, .verify = verify_tensor, .shows_values = true},
+    {.id = View::kSafetensors, .name = "safetensors", .suffix = ".safetensors",
+     .tensors = the_tensor, .make = make_safetensors, .size = safetensors_size,
+     .verify = verify_safetensors, .shows_values = true, .holds_text = true},
+    {.id = View::kSubset, .name = "subset", .suffix = ".safetensors", .names = Names::kGlobs,
+     .tensors = matching_tensors, .make = make_safetensors, .size = safetensors_size},
+
+    {.id = View::kStats, .name = "stats", .suffix = ".json",
+     .verify = verify_tensor, .compute = compute_stats},
+    {.id = View::kSha256, .name = "sha256",
+     .verify = verify_tensor, .compute = compute_sha256},
+};
+// clang-format on
+
+}  // namespace
+
+std::span<const ViewSpec> all_views() { return kViews; }
+
+Registry::Registry(std::span<const ViewSpec> rows) : rows_(rows) {
+  for (const ViewSpec& row : rows) {
+    if (row.names != Names::kFile) {
+      by_view_[static_cast<std::size_t>(row.id)] = &row;
+      continue;
+    }
+    files_.resize(std::max<std::size_t>(files_.size(), row.file + 1U));
+    files_[row.file] = &row;
+  }
+}
+
+const ViewSpec* Registry::find(Node node) const {
+  if (node.view != View::kControl) return by_view_[static_cast<std::size_t>(node.view)];
+  if (node.is_directory || node.number >= files_.size()) return nullptr;
+  return files_[static_cast<std::size_t>(node.number)];
+}
+
+const ViewSpec* Registry::find(std::string_view name) const {
+  const auto found = std::ranges::find(rows_, name, &ViewSpec::name);
+  return found == rows_.end() || name.empty() ? nullptr : &*found;
+}
+
+}  // namespace stfs

@@ -1,0 +1,43 @@
+#include "fs/view/families.h"
+
+#include <cerrno>
+
+namespace stfs {
+namespace {
+
+std::vector<std::uint32_t> tensors_in(const ViewFile& file) {
+  return {file.tensors.begin(), file.tensors.end()};
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> the_tensor(const ViewFile& file) { return {file.number}; }
+
+std::vector<std::uint32_t> matching_tensors(const ViewFile& file) {
+  const auto glob = decode_path(file.expression);
+  if (!glob || glob->find('\0') != std::string::npos) return {};
+  return file.checkpoint.match(std::span(&*glob, 1));
+}
+
+std::vector<std::uint32_t> all_tensors(const ViewFile& file) { return file.checkpoint.match({}); }
+
+// Of a single tensor the source is known without the recipe.
+int verify_safetensors(const ViewFile& file) {
+  if (!file.files.size({file.number})) return EFBIG;
+  return file.tensor().verify();
+}
+
+int safetensors_size(const ViewFile& file, std::uint64_t& bytes) {
+  const auto size = file.files.size(tensors_in(file));
+  bytes = size.value_or(0);
+  return size ? 0 : EFBIG;
+}
+
+int make_safetensors(const ViewFile& file, Content& content) {
+  auto made = file.files.make(tensors_in(file));
+  if (!made) return EFBIG;
+  content = std::move(*made);
+  return 0;
+}
+
+}  // namespace stfs
