@@ -46,7 +46,7 @@ gid_t parse_group(const std::string& text) {
 
 Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
 
-// What may follow -o. A row without a setter tells of an option that is handed on or ignored.
+// The options behind -o. A row without a setter is for an option that is handed on or ignored.
 constexpr std::array kMountOptions = {
     OptionRow{
         .flags = "views",
@@ -58,57 +58,53 @@ constexpr std::array kMountOptions = {
                                : value == "visible" ? ControlDirectory::kVisible
                                                     : ControlDirectory::kOff;
             },
-        .help = "the directory .stfs is reachable by its path (the default), listed in the root, "
+        .help = "the directory .stfs: reachable by its path (the default), listed in the root, "
                 "or absent",
         .man = "Say whether the directory `.stfs` exists. "
-               "With `hidden`, the default, its path reaches it and the root does not list it, so "
-               "that programs that walk the mount see each tensor once. "
-               "With `visible` the root lists it; with `off` it does not exist."},
+               "With `hidden`, the default, it can be reached by its path, and the root does not "
+               "list it: programs that walk the mount see each tensor once. "
+               "With `visible` the root lists it. "
+               "With `off` it does not exist."},
     OptionRow{
         .flags = "cache",
         .argument = "kernel|direct",
         .value = Value::kChoice,
         .set = [](void* to, const std::string& value) { of(to).direct = value == "direct"; },
         .help = "keep pages in the kernel's cache (the default), or read around it",
-        .man = "With `kernel`, the default, the kernel keeps what was read in its page cache, so "
-               "that a second read does not reach `stfs`. "
-               "For root's mounts the kernel also reads 2 MiB ahead, or as much as has been set "
-               "for the device of the mount already if that is more. "
-               "With `direct` each read goes to the source, and the kernel caches the pages of the "
-               "source already. "
-               "That saves memory. "
+        .man = "With `kernel`, the default, the kernel keeps pages in its page cache, and a second "
+               "read does not reach `stfs`. "
+               "For root's mounts the kernel reads at least 2 MiB ahead. "
+               "With `direct` each read goes to the source, whose pages the kernel caches anyway. "
+               "This saves memory. "
                "It is faster for one pass over large tensors, and slower for small reads."},
     OptionRow{.flags = "allow_missing",
               .set = set<&Options::allow_missing>,
-              .help = "mount without the shards and tensors that an index names and that are not "
-                      "there",
-              .man = "Mount what is there although shards that the index names are missing, or "
-                     "tensors that their shards lack. "
-                     "Without this option either is an error. "
-                     "The file `.stfs/info.json` lists what is missing."},
+              .help = "mount without missing shards and tensors of an index",
+              .man = "Mount the rest when a shard of the index is missing, or a tensor of a shard. "
+                     "Without this option both are errors. "
+                     "The file `.stfs/info.json` lists the missing tensors."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
-              .help = "a second process starts the serving one anew when it dies; readers wait and "
-                      "see no error",
-              .man = "Let a second process, the supervisor, hold the mount and start the process "
-                     "that serves anew when it dies. "
-                     "Readers wait for that for some milliseconds and see no error; their open "
-                     "files stay open. "
-                     "A request that kills several processes, one after the other, fails with "
-                     "`EIO`. "
-                     "The supervisor never gives up a mount that has served once: the pause before "
+              .help =
+                  "a second process restarts the serving one when it dies; readers wait and see "
+                  "no error",
+              .man = "Let a second process, the supervisor, hold the mount and restart the serving "
+                     "process when it dies. "
+                     "Readers wait some milliseconds and see no error; their open files stay open. "
+                     "A request that kills two processes in a row fails with `EIO`. "
+                     "The supervisor never gives up a mount that has served once; the pause before "
                      "the next process grows to one second. "
                      "Each death is logged in one line. "
-                     "This option needs Linux 6.9; on an older kernel `stfs` prints a warning, and "
-                     "the mount is an ordinary one."},
+                     "This option needs Linux 6.9. "
+                     "On an older kernel `stfs` prints a warning and makes an ordinary mount."},
     OptionRow{.flags = "threads",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Options::threads>,
-              .help = "how many requests are answered at the same time",
+              .help = "the most requests answered at the same time",
               .man = "Answer at most <n> requests at the same time, from 1 to 1024; 64 by default. "
-                     "Threads beyond one for each processor are started while others wait for a "
-                     "slow source.",
+                     "Threads beyond one for each processor start while others wait for a slow "
+                     "source.",
               .least = 1,
               .most = 1024},
     OptionRow{.flags = "uid",
@@ -157,15 +153,15 @@ constexpr std::array kMountOptions = {
                      "For a user other than root, this needs the line `user_allow_other` in "
                      "`/etc/fuse.conf`."},
     OptionRow{.flags = "noexec",
-              .help = "let no program be run from the mount",
-              .man = "Let no program be run from the mount."},
+              .help = "forbid running programs from the mount",
+              .man = "Forbid running programs from the mount."},
     OptionRow{.flags = "ro,default_permissions",
               .help = "always set, as are nosuid and nodev",
               .man = "Always set, as are `nosuid` and `nodev`."},
 };
 
-// Words of mount(8) and fstab(5) that say nothing to this mount: it is read-only, nosuid and nodev
-// whatever they say, and the rest is for the programs that read fstab.
+// Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
+// and the others are for the programs that read fstab.
 bool is_ignored(std::string_view key) {
   constexpr std::array kIgnored{"ro",          "rw",
                                 "suid",        "nosuid",
@@ -257,7 +253,7 @@ constexpr std::array kOptions = {
               .set = apply_list,
               .help = "mount options, see below",
               .man = "Mount options, see below. "
-                     "May be given more than once."},
+                     "This option may be given more than once."},
     OptionRow{
         .flags = "-u,--unmount",
         .verbs = "unmount!",
@@ -269,14 +265,15 @@ constexpr std::array kOptions = {
               .verbs = "unmount",
               .set = set<&Options::lazy>,
               .help = "with -u: detach at once, end with the last open file",
-              .man = "With `-u`: detach a mount that is in use from the directory tree at once; it "
-                     "goes away when its last open file is closed."},
+              .man =
+                  "With `-u`: detach a mount from the directory tree at once, even while it is in "
+                  "use. "
+                  "It goes away when its last open file is closed."},
     OptionRow{.flags = "SOURCE...",
               .verbs = "mount!",
               .value = Value::kSource,
-              .help =
-                  "a .safetensors file, a *.safetensors.index.json, or a directory that holds a "
-                  "checkpoint; several are one namespace"},
+              .help = "a .safetensors file, a *.safetensors.index.json, or a directory with a "
+                      "checkpoint; several make one namespace"},
     OptionRow{.flags = "MOUNTPOINT",
               .verbs = "mount! unmount!",
               .value = Value::kMountpoint,
@@ -287,7 +284,7 @@ constexpr CommandRow kCommand = {
     .name = "stfs",
     .help = "Mount a safetensors checkpoint: every tensor is a file.",
     .notes =
-        "Other options go to libfuse and the kernel, as mount.fuse3(8) lists them.\n"
+        "Other options go to libfuse and the kernel; mount.fuse3(8) lists them.\n"
         "The mount is always read-only, nosuid, nodev and default_permissions.\n\n"
         "Exit status: 0 done, 1 the checkpoint breaks the format, 2 wrong usage,\n"
         "3 the source cannot be read, 4 the mount failed.\n",

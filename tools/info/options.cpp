@@ -7,12 +7,12 @@ namespace {
 
 constexpr std::array kVerbs = {
     VerbRow{"list", "print the tensors", run_verb<list>},
-    VerbRow{"show", "print what is known of one tensor", run_verb<show>},
+    VerbRow{"show", "print the properties of one tensor", run_verb<show>},
     VerbRow{"check", "check files against the format", run_verb<check>},
     VerbRow{"cat", "write a tensor's bytes to standard output", run_verb<cat>},
     VerbRow{"where", "print where the bytes of a mounted file are", run_verb<where>},
     VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
-    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does of a mount", run_verb<hash>},
+    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does for a mount", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
 };
@@ -30,7 +30,7 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "GLOB...",
               .verbs = "list stats hash extract!",
               .set = set<&Arguments::globs>,
-              .help = "only the tensors whose names match one"},
+              .help = "only tensors whose names match one of them"},
     OptionRow{.flags = "FILE...",
               .verbs = "check!",
               .value = Value::kSource,
@@ -63,8 +63,8 @@ constexpr std::array kOptions = {
               .verbs = "cat",
               .argument = "EXPR",
               .set = set<&Arguments::slice>,
-              .help = "a part, as between NumPy's brackets: 0:128,:",
-              .man = "A part, written as between the brackets of NumPy: `0:128,:`, `-1`, `::2`, "
+              .help = "a part, written as in NumPy's brackets: 0:128,:",
+              .man = "A part, written as in the brackets of NumPy: `0:128,:`, `-1`, `::2`, "
                      "`...,0`. "
                      "Steps are positive."},
     OptionRow{
@@ -73,7 +73,7 @@ constexpr std::array kOptions = {
         .argument = "f32",
         .value = Value::kChoice,
         .set = [](void* to, const std::string&) { static_cast<Arguments*>(to)->as_f32 = true; },
-        .help = "convert a floating type",
+        .help = "convert a floating type to float32",
         .man = "Convert a floating type to float32."},
     OptionRow{.flags = "--npy",
               .verbs = "cat",
@@ -92,8 +92,9 @@ constexpr std::array kOptions = {
                                                                             : Sort::kName;
                   },
               .help = "name, size (the largest first) or offset",
-              .man = "The order of the list: by name, which is the default; by size, the largest "
-                     "first; or by the position of the bytes."},
+              .man =
+                  "The order of the list: by name (the default), by size (the largest first), or "
+                  "by the position of the bytes."},
     OptionRow{.flags = "-j,--jobs",
               .verbs = "stats hash diff",
               .argument = "N",
@@ -112,7 +113,7 @@ constexpr std::array kOptions = {
               .verbs = "list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
-              .man = "Go on although shards that the index names are missing, or lack tensors."},
+              .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
 };
 
 constexpr CommandRow kCommand = {

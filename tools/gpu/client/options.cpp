@@ -24,17 +24,17 @@ int copy_for_holder(const GpuArguments& arguments) {
 
 constexpr std::array kVerbs = {
     VerbRow{"devices", "list the devices", run_verb<devices>},
-    VerbRow{"plan", "say what load would do", run_verb<plan>},
+    VerbRow{"plan", "print what load would do", run_verb<plan>},
     VerbRow{"load", "copy tensors to a device and keep them there", run_verb<load>},
-    VerbRow{"ls", "list what is resident", run_verb<list_resident>},
-    VerbRow{"get", "print what a process needs to map a resident tensor", run_verb<get>},
-    VerbRow{"evict", "give the memory of tensors back", run_verb<evict>},
-    VerbRow{"pin", "never evict tensors for others", run_verb<pin>},
-    VerbRow{"unpin", "let them be evicted again", run_verb<unpin>},
+    VerbRow{"ls", "list the resident tensors", run_verb<list_resident>},
+    VerbRow{"get", "print how a process can map a resident tensor", run_verb<get>},
+    VerbRow{"evict", "free the memory of tensors", run_verb<evict>},
+    VerbRow{"pin", "never evict tensors to make room for others", run_verb<pin>},
+    VerbRow{"unpin", "permit their eviction again", run_verb<unpin>},
     VerbRow{"run", "copy tensors and run a command that inherits them", run_verb<run>},
     VerbRow{"bench", "measure a load against the device's limit", run_verb<bench>},
-    VerbRow{"doctor", "say what would be used, and what is in the way", run_verb<doctor>},
-    VerbRow{"holder", "keep what is loaded (load starts one when none runs)", run_verb<hold>},
+    VerbRow{"doctor", "print driver, devices and holder, and find problems", run_verb<doctor>},
+    VerbRow{"holder", "keep loaded tensors (load starts a holder if none runs)", run_verb<hold>},
     VerbRow{"copier", "", run_verb<copy_for_holder>},
 };
 
@@ -55,7 +55,7 @@ constexpr std::array kOptions = {
               .value = Value::kDevice,
               .set = set<&GpuArguments::device>,
               .help = "cuda:N, a UUID of a GPU, or cpu",
-              .man = "The device."},
+              .man = "The device: `cuda:N`, a UUID of a GPU, or `cpu`."},
     OptionRow{.flags = "TENSOR...",
               .verbs = "plan! load! get! evict pin unpin run! bench!",
               .value = Value::kPath,
@@ -65,7 +65,7 @@ constexpr std::array kOptions = {
               .verbs = "run!",
               .argument = "COMMAND [ARGUMENT...]",
               .value = Value::kCommand,
-              .help = "what is run"},
+              .help = "the program to run"},
     OptionRow{.flags = "--as",
               .verbs = "plan load get evict pin unpin run",
               .argument = "f32|f16|bf16",
@@ -77,18 +77,21 @@ constexpr std::array kOptions = {
                                                           : DType::kBF16;
                   },
               .help = "convert floating types",
-              .man = "Convert floating-point elements, rounded to nearest, ties to even. "
-                     "Values that become infinite and NaNs are counted and reported on standard "
-                     "error."},
+              .man =
+                  "Convert floating-point elements, rounded to nearest, ties to even. "
+                  "Values that become infinite and NaNs are counted, and the counts go to standard "
+                  "error."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",
               .set = [](void* to,
                         const std::string& value) { of(to).selection.shard = parse_shard(value); },
-              .help = "a rank's part: 0/8@1 is the first of eight of dim 1",
-              .man = "The part of a rank in tensor parallelism: of <world> equal parts of "
-                     "dimension <dim>, counted from 0, the one numbered <rank>, counted from 0. "
-                     "A dimension that cannot be divided so is an error."},
+              .help = "a rank's part: 0/8@1 is the first eighth of dimension 1",
+              .man =
+                  "The part of a rank in tensor parallelism: part <rank> of <world> equal parts of "
+                  "dimension <dim>. "
+                  "Ranks and dimensions count from 0. "
+                  "A dimension that cannot be divided into equal parts is an error."},
     OptionRow{.flags = "--verify",
               .verbs = "load run",
               .set = set<&GpuArguments::verify>,
@@ -100,8 +103,8 @@ constexpr std::array kOptions = {
               .value = Value::kSize,
               .set = set<&GpuArguments::keep_free>,
               .help = "bytes of the device that stay free",
-              .man = "Leave so much of the device's memory free. "
-                     "A <size> is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+              .man = "Leave <size> of the device's memory free. "
+                     "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--workers",
               .verbs = "load run bench",
               .argument = "N",
@@ -125,29 +128,29 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "--pin",
               .verbs = "load",
               .set = set<&GpuArguments::pin>,
-              .help = "never evict them for others",
-              .man = "Pin what is loaded."},
+              .help = "never evict them to make room for others",
+              .man = "Pin the loaded tensors: they are never evicted to make room for others."},
     OptionRow{.flags = "-n,--dry-run",
               .verbs = "load",
               .set = set<&GpuArguments::dry_run>,
-              .help = "as plan",
+              .help = "do what plan does",
               .man = "Do what `plan` does."},
     OptionRow{.flags = "-a,--all",
               .verbs = "evict pin unpin",
               .set = set<&GpuArguments::all>,
-              .help = "everything that is resident",
-              .man = "Everything that is resident."},
+              .help = "all resident tensors",
+              .man = "All resident tensors."},
     OptionRow{.flags = "--force",
               .verbs = "evict",
               .set = set<&GpuArguments::force>,
-              .help = "pinned ones too",
+              .help = "evict pinned tensors too",
               .man = "Evict pinned tensors too."},
     OptionRow{.flags = "--rounds",
               .verbs = "bench",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&GpuArguments::rounds>,
-              .help = "measurements of each",
+              .help = "measurements of the load and of the limit",
               .man = "Measure the load and the limit <n> times each; 5 by default.",
               .least = 1,
               .most = 1000},
@@ -159,32 +162,33 @@ constexpr std::array kOptions = {
         .set = [](void* to,
                   const std::string& value) { of(to).holder.memory_limit = std::stoull(value); },
         .help = "bytes to hold on each device",
-        .man = "The most that is held on each device."},
+        .man = "The most bytes to hold on each device."},
     OptionRow{
         .flags = "--exit-idle",
         .verbs = "holder",
         .argument = "SECONDS",
         .value = Value::kNumber,
         .set = [](void* to, const std::string& value) { of(to).holder.exit_idle = seconds(value); },
-        .help = "leave after so many seconds without anything to keep",
-        .man = "Leave when there has been nothing to keep, and nobody connected, for so long. "
-               "A holder that `load` starts has 60.",
+        .help = "end after this time without tensors and clients",
+        .man = "End after this time without a tensor and without a connection. "
+               "For a holder that `load` starts it is 60.",
         .least = 1,
         .most = 1000000},
     OptionRow{.flags = "--background",
               .verbs = "holder",
               .set = [](void* to, const std::string&) { of(to).holder.background = true; },
-              .help = "return once it listens",
-              .man = "Return once the holder listens. "
+              .help = "return when it listens",
+              .man = "Return when the holder listens. "
                      "Messages then go to a file beside its socket, `stfs-gpu.sock.log`."},
     OptionRow{.flags = "--copier-idle",
               .verbs = "holder",
               .argument = "SECONDS",
               .value = Value::kNumber,
               .set = set_copier_idle,
-              .help = "how long a device's context is kept without a load (default 10)",
-              .man = "How long the process that copies, and with it the device's context and "
-                     "pinned memory, stays after a load; 10 by default.",
+              .help = "time to keep a device's context after a load (default 10)",
+              .man =
+                  "The time that the copying process stays after a load, with the device's context "
+                  "and pinned memory; 10 by default.",
               .least = 0,
               .most = 1000000},
     OptionRow{.flags = "--idle",
