@@ -164,7 +164,8 @@ TEST_F(CheckpointTest, OfADirectoryIsALoneFile) {
 }
 
 TEST_F(CheckpointTest, OfADirectoryWithNothingIsUnreadable) {
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "no *.safetensors and no index in it");
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
+                 "no .safetensors file and no index in this directory");
 }
 
 TEST_F(CheckpointTest, OfADirectoryWithSeveralFilesListsThem) {
