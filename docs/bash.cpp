@@ -9,7 +9,8 @@
 namespace stfs::documents {
 namespace {
 
-// What a shell offers for the values of one kind: a branch on $1 with the word in $2.
+// Branches of the shell function _offer, one for each kind of value: $1 is the kind, $word the text
+// to complete.
 constexpr const char* kSource = R"SH(    source)
       compopt -o filenames 2>/dev/null
       mapfile -t COMPREPLY < <(
@@ -25,8 +26,8 @@ constexpr const char* kPath = R"SH(    path)
       ;;
 )SH";
 constexpr const char* kMountpoint = R"SH(    mountpoint)
-      # The mounts of stfs, dead ones among them. The fifth field is the mountpoint, with white space
-      # and backslashes as \ooo; the type stands after a lone dash.
+      # The mounts of stfs, dead ones too (proc_pid_mountinfo(5)): field 5 is the mountpoint, with
+      # white space and backslashes as \ooo; the type follows a field "-".
       local mountpoint rest
       compopt -o filenames 2>/dev/null
       while read -r _ _ _ _ mountpoint rest; do
@@ -37,18 +38,18 @@ constexpr const char* kMountpoint = R"SH(    mountpoint)
       ;;
 )SH";
 constexpr const char* kDevice = R"SH(    device)
-      # The names that devices prints; a UUID may be typed too.
+      # Completes the names that the verb devices prints. A UUID is valid too.
       mapfile -t COMPREPLY < <(
         compgen -W "$("${COMP_WORDS[0]}" devices 2>/dev/null | cut -d ' ' -f 1)" -- "$word"
       )
       ;;
 )SH";
 constexpr const char* kCommand = R"SH(    command)
-      # What follows is a command of its own.
+      # The rest is another command.
       compopt -o default 2>/dev/null
       ;;
 )SH";
-// Options are separated by commas; the last is the one being typed.
+// Completes the last option of a list that is separated by commas.
 constexpr const char* kListBegin = R"SH(    list)
       local before=''
       [[ $word == *,* ]] && before=${word%,*},
@@ -65,14 +66,14 @@ constexpr const char* kListEnd = R"SH(        *=*) ;;
 )SH";
 
 constexpr const char* kBegin =
-    R"SH(# bash completion for @NAME@(1), made from the table of its options. Needs nothing but bash 4.4: it
-# can be sourced as it stands.
+    R"SH(# bash completion for @NAME@(1), generated from the table of its options. Needs bash 4.4, and no
+# bash-completion.
 
 )SH";
 constexpr const char* kValuesBegin = R"SH(
-# Puts into COMPREPLY what a value may be: KIND WORD.
+# Puts the completions of a value into COMPREPLY: KIND WORD.
 _@F@_offer() {
-  # What has been typed may be quoted; names are compared without quotes, and bash quotes the replies.
+  # Remove the quotes of the typed word to compare it with names. Bash quotes the replies itself.
   local word=${2#[\"\']}
   word=${word//\\/}
   COMPREPLY=()
@@ -86,7 +87,7 @@ constexpr const char* kValuesEnd =
 
 _@F@() {
   local words=() word last=$2 piece glue='' kind='' form='@FORM@' operand=0 operands=() options='' i
-  # Readline ends words at = and at colons: put them together again.
+  # Readline splits words at = and at colons: join them again.
   for ((i = 1; i <= COMP_CWORD; ++i)); do
     piece=${COMP_WORDS[i]}
     if [[ $piece && -z ${piece//[=:]/} ]]; then
@@ -111,7 +112,7 @@ _@F@() {
 @FORMS@    *) options='-h --help' ;;
   esac
 
-  # A value is the next word or follows a =.
+  # A value is the next word, or the rest of the word after a =.
   if [[ $word == --*=* && $last != --*=* ]] && _@F@_kind "${word%%=*}"; then
     word=${word#*=}
   elif ((i == ${#words[@]})); then
@@ -124,7 +125,7 @@ _@F@() {
       kind=${operands[-1]}
   fi
   _@F@_offer "${kind%...}" "$word"
-  # Readline replaces the last part alone.
+  # Readline replaces only the last part of a word.
   COMPREPLY=("${COMPREPLY[@]#"${word%"$last"}"}")
 }
 
@@ -172,10 +173,10 @@ std::string flags_of(std::span<const OptionRow> rows) {
   return out;
 }
 
-// Sets the variable `kind` for the value of a flag; fails for a flag without a value.
+// The shell function _kind.
 std::string kind_function(const CommandRow& command) {
   std::string out =
-      "# Sets `kind` to what the value of a flag is; fails for a flag without a value.\n"
+      "# Sets `kind` to the kind of a flag's value; fails for a flag without a value.\n"
       "_@F@_kind() {\n  case $1 in\n";
   for (const OptionRow& row : options_of(command)) {
     if (row.argument.empty()) continue;
@@ -229,7 +230,8 @@ std::string forms(const CommandRow& command) {
   return out;
 }
 
-// How typed words tell the form: by the flag that it requires, also among others in one word.
+// The branches that detect a form by the flag that it requires, alone ("-u") or with others in one
+// word ("-zu").
 std::string form_cases(const CommandRow& command) {
   std::string others;
   for (const OptionRow& row : command.options) {

@@ -1,5 +1,5 @@
-// stfs_documents SOURCE_DIR OUTPUT_DIR: writes the man pages and the completions of the three
-// commands.
+// stfs_documents SOURCE_DIR OUTPUT_DIR: writes the man pages and the completions of stfs, stfs-info
+// and stfs-gpu.
 #include "docs/documents.h"
 
 #include "fs/fuse/options.h"
@@ -55,7 +55,7 @@ std::string joined(const std::vector<std::string_view>& parts, std::string_view 
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 3) throw std::invalid_argument("SOURCE_DIR and OUTPUT_DIR are expected");
+    if (argc != 3) throw std::invalid_argument("usage: stfs_documents SOURCE_DIR OUTPUT_DIR");
     stfs::documents::write_all(argv[1], argv[2]);
     return 0;
   } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// What is made of the table of a command at build time: its man page and its completions.
+// Generates the man page and the completions of a command from its table, at build time.
 //
 // Thread safety: these functions may be called from any thread.
 #pragma once
@@ -11,11 +11,12 @@
 
 namespace stfs::documents {
 
-// The page with the lines @SYNOPSIS@, @OPTIONS@ and @MOUNT_OPTIONS@ filled in.
+// The man page (mdoc(7)): `page` with the lines @SYNOPSIS@, @OPTIONS@ and @MOUNT_OPTIONS@ replaced.
 std::string man_page(const CommandRow& command, std::string page);
 
 std::string joined(const std::vector<std::string_view>& parts, std::string_view between);
 
+// The completion scripts, whole files.
 std::string bash_completion(const CommandRow& command);
 std::string zsh_completion(const CommandRow& command);
 

@@ -13,7 +13,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// "N" as "Ar n", "GLOB..." as "Ar glob ...", "A [B...]" as "Ar a Op Ar b ...".
+// An argument in mdoc(7): "N" gives "Ar n", "GLOB..." "Ar glob ...", "A [B...]" "Ar a Op Ar b ...".
 std::string name_of(std::string_view argument) {
   std::string out;
   for (std::string_view word : parts_of(argument, ' ')) {
@@ -38,7 +38,7 @@ std::string flag_macro(std::string_view flag) {
   return flag.starts_with('-') ? "Fl " + std::string(flag.substr(1)) : "Cm " + std::string(flag);
 }
 
-// Sentences of a row, each on its lines.
+// The `man` text of a row in mdoc(7), each sentence on a new line.
 std::string sentences(std::string_view text) {
   std::string out;
   bool is_literal = false;
@@ -67,7 +67,7 @@ std::string sentences(std::string_view text) {
   return out + "\n";
 }
 
-// The lines of a synopsis behind the program and the verb.
+// The lines of a synopsis after the program and the verb.
 std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
   std::string options, operands;
   for (const OptionRow& row : command.options) {
@@ -81,7 +81,7 @@ std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
   return options + operands;
 }
 
-// Verbs that follow each other and take the same are one entry.
+// Neighbouring verbs with equal rows share an entry.
 std::string synopsis(const CommandRow& command) {
   std::vector<std::pair<std::string, std::string>> entries;  // verbs, their lines
   for (const VerbRow& verb : command.verbs) {
@@ -116,8 +116,8 @@ std::string list_of(std::span<const OptionRow> rows) {
 }
 
 void replace(std::string& page, std::string_view mark, const std::string& text) {
-  const std::size_t at = page.find(mark);
-  if (at != std::string::npos) page.replace(at, mark.size(), text);
+  const std::size_t begin = page.find(mark);
+  if (begin != std::string::npos) page.replace(begin, mark.size(), text);
 }
 
 }  // namespace

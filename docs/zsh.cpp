@@ -8,8 +8,8 @@ namespace stfs::documents {
 namespace {
 
 constexpr const char* kMountpoints = R"SH(
-# The mounts of stfs. The fifth field of a line is the mountpoint, with white space and backslashes
-# as \ooo; the type stands after a lone dash.
+# The mounts of stfs (proc_pid_mountinfo(5)): field 5 is the mountpoint, with white space and
+# backslashes as \ooo; the type follows a field "-".
 _stfs_mountpoints() {
   local line mountpoint expl
   local -a mountpoints
@@ -22,7 +22,7 @@ _stfs_mountpoints() {
 }
 )SH";
 
-// `text` with a backslash before each of `special`, to stand between single quotes.
+// `text` for single quotes, with a backslash before each character of `special`.
 std::string escaped(std::string_view text, std::string_view special) {
   std::string out;
   for (const char c : text) {
@@ -32,7 +32,7 @@ std::string escaped(std::string_view text, std::string_view special) {
   return out;
 }
 
-// What completes a value.
+// The action of _arguments that completes a value.
 std::string action_of(const OptionRow& row) {
   switch (row.value) {
     case Value::kChoice:
@@ -56,7 +56,7 @@ std::string action_of(const OptionRow& row) {
   return " ";
 }
 
-// "[help]:N:action" without the name before it.
+// "[help]:N:action": the part of a spec after the option's name.
 std::string meaning_of(const OptionRow& row) {
   std::string out = "[" + escaped(row.help, "[]") + "]";
   if (row.argument.empty()) return out;
@@ -64,7 +64,7 @@ std::string meaning_of(const OptionRow& row) {
   return out + ":" + escaped(name, ":[]") + ":" + action_of(row);
 }
 
-// Two rows exclude each other when no form takes both.
+// Whether two rows exclude each other: no form takes both.
 bool exclude(const CommandRow& command, const OptionRow& one, const OptionRow& other) {
   return !command.has_verbs && !one.verbs.empty() && !other.verbs.empty() &&
          std::ranges::none_of(command.verbs, [&](const VerbRow& form) {
@@ -72,7 +72,7 @@ bool exclude(const CommandRow& command, const OptionRow& one, const OptionRow& o
          });
 }
 
-// The words that _arguments takes for an option.
+// The spec of an option for _arguments.
 std::string spec_of(const CommandRow& command, const OptionRow& row) {
   const std::vector<std::string_view> flags = parts_of(row.flags, ',');
   std::vector<std::string_view> excluded;
@@ -100,9 +100,9 @@ std::string spec_of(const CommandRow& command, const OptionRow& row) {
 
 std::string specs_of(const CommandRow& command, const VerbRow* verb, std::string_view indent) {
   std::string out;
-  int place = 0;
+  int position = 0;
   for (const OptionRow& row : rows_of(command, verb)) {
-    if (row.value == Value::kCommand) continue;  // the words before it may be any number
+    if (row.value == Value::kCommand) continue;  // it has no fixed position
     out += " \\\n" + std::string(indent);
     if (!is_operand(row)) {
       out += spec_of(command, row);
@@ -110,7 +110,7 @@ std::string specs_of(const CommandRow& command, const VerbRow* verb, std::string
     }
     std::string name(row.flags);
     if (may_repeat(row)) name.resize(name.size() - 3);
-    out += "'" + (may_repeat(row) ? "*" : std::to_string(++place)) + ":" + name + ":" +
+    out += "'" + (may_repeat(row) ? "*" : std::to_string(++position)) + ":" + name + ":" +
            action_of(row) + "'";
   }
   return out;
@@ -132,7 +132,7 @@ std::string verbs_of(const CommandRow& command) {
          branches + "      esac\n      ;;\n  esac\n";
 }
 
-// The first operand of a form.
+// The action of a form's first operand.
 std::string operand_action(const CommandRow& command, const VerbRow& form) {
   const auto row = std::ranges::find_if(command.options, [&](const OptionRow& one) {
     return is_operand(one) && is_required(one, form);
@@ -140,7 +140,8 @@ std::string operand_action(const CommandRow& command, const VerbRow& form) {
   return action_of(*row);
 }
 
-// The state of a command without verbs: the list, and the operands of the form that a flag tells.
+// The states of a command without verbs: the list, and the operands. The flags that were typed
+// decide the form.
 std::string forms_of(const CommandRow& command) {
   std::string out = "  case $state in\n    list)\n      _values -s , 'options'";
   for (const OptionRow& row : command.list) {
@@ -149,30 +150,30 @@ std::string forms_of(const CommandRow& command) {
     }
   }
   out += " && ret=0\n      ;;\n    operand)\n";
-  std::string otherwise;
+  std::string usual_form;
   for (const VerbRow& form : command.verbs) {
     const std::string action = operand_action(command, form) + " && ret=0\n";
-    std::string given;
+    std::string condition;
     for (const OptionRow& row : command.options) {
       if (is_operand(row) || !is_required(row, form).value_or(false)) continue;
       for (const std::string_view flag : parts_of(row.flags, ',')) {
-        given += (given.empty() ? "" : " || ") + ("$+opt_args[" + std::string(flag)) + "]";
+        condition += (condition.empty() ? "" : " || ") + ("$+opt_args[" + std::string(flag)) + "]";
       }
     }
-    if (given.empty()) {
-      otherwise = "        " + action;
+    if (condition.empty()) {
+      usual_form = "        " + action;
     } else {
-      out += "      if (( " + given + " )); then\n        " + action;
+      out += "      if (( " + condition + " )); then\n        " + action;
     }
   }
-  return out + "      else\n" + otherwise + "      fi\n      ;;\n  esac\n";
+  return out + "      else\n" + usual_form + "      fi\n      ;;\n  esac\n";
 }
 
 }  // namespace
 
 std::string zsh_completion(const CommandRow& command) {
   const std::string name(command.name);
-  std::string out = "#compdef " + name + "\n# Made from the table of its options.\n";
+  std::string out = "#compdef " + name + "\n# Generated from the table of its options.\n";
   if (!command.has_verbs) out += kMountpoints;
   out += "\n_" + name + "() {\n  local curcontext=$curcontext ret=1\n" +
          "  local -a state line verbs\n  typeset -A opt_args\n\n  _arguments ";

@@ -24,29 +24,29 @@ std::string left_side(const OptionRow& row) {
   return text + (row.flags.starts_with('-') ? " " : "=") + std::string(row.argument);
 }
 
-// Lines of two columns: names, and what they mean.
+// Adds lines of two columns: a name and its meaning, broken to the width of a page.
 void add_columns(std::string& out,
                  const std::vector<std::pair<std::string, std::string_view>>& lines) {
-  constexpr std::size_t kMost = 26;
+  constexpr std::size_t kMaxName = 26;  // the meaning of a longer name begins on the next line
   std::size_t widest = 0;
   for (const auto& line : lines) {
-    if (line.first.size() <= kMost) widest = std::max(widest, line.first.size());
+    if (line.first.size() <= kMaxName) widest = std::max(widest, line.first.size());
   }
   const std::size_t indent = 2 + widest + 2;
   for (const auto& [name, meaning] : lines) {
     out += "  " + name;
     std::size_t column = 2 + name.size();
-    bool begins = true;
+    bool is_first_word = true;  // of its line
     for (const std::string_view word : parts_of(meaning, ' ')) {
-      if (column > kWidth - 1 - word.size() || (begins && column + 2 > indent)) {
+      if (column > kWidth - 1 - word.size() || (is_first_word && column + 2 > indent)) {
         out += '\n';
         column = 0;
-        begins = true;
+        is_first_word = true;
       }
-      const std::size_t spaces = begins ? indent - column : 1;
+      const std::size_t spaces = is_first_word ? indent - column : 1;
       out.append(spaces, ' ').append(word);
       column += spaces + word.size();
-      begins = false;
+      is_first_word = false;
     }
     out += '\n';
   }
@@ -63,7 +63,7 @@ void add_rows(std::string& out, std::string_view heading, std::span<const Option
   add_columns(out, lines);
 }
 
-// " list [OPTIONS] SOURCE [GLOB...]"; the options of a form are few, so they are named.
+// " list [OPTIONS] SOURCE [GLOB...]". A command without verbs has few options, so each is named.
 std::string usage(const CommandRow& command, const VerbRow& verb) {
   std::string text = command.has_verbs ? " " + std::string(verb.name) + " [OPTIONS]" : "";
   std::string operands;
@@ -122,10 +122,10 @@ std::vector<OptionRow> rows_of(const CommandRow& command, const VerbRow* verb) {
 std::vector<OptionRow> options_of(const CommandRow& command) {
   std::vector<OptionRow> rows;
   for (const OptionRow& row : command.options) {
-    const bool is_for_people = std::ranges::any_of(command.verbs, [&](const VerbRow& verb) {
+    const bool is_documented = std::ranges::any_of(command.verbs, [&](const VerbRow& verb) {
       return is_required(row, verb) && !verb.help.empty();
     });
-    if (is_for_people && !is_operand(row)) rows.push_back(row);
+    if (is_documented && !is_operand(row)) rows.push_back(row);
   }
   rows.push_back(kHelpRow);
   rows.push_back(kVersionRow);

@@ -1,7 +1,8 @@
-// A command line as a table: a row for each option, verb and operand. What a command takes, its
-// help, its man page and its completions all come from the rows.
+// A command line as a table with a row for each option, operand and verb. The parser, the help, the
+// man page and the completions are all made from these rows.
 //
-// Thread safety: rows are constants; functions may be called from any thread.
+// Thread safety: the functions may be called from any thread. Lifetime: rows are constants; their
+// texts are string literals.
 #pragma once
 
 #include <optional>
@@ -13,27 +14,28 @@
 
 namespace stfs {
 
-// What a value is: how it is checked, and what a shell offers for it.
+// The kind of a value. It decides how the parser checks a value and how a shell completes it.
 enum class Value {
   kText,
   kChoice,      // one of the words in `argument`: "name|size|offset"
   kNumber,      // from `least` to `most`
-  kSize,        // bytes, also "16G" or "512MiB"
+  kSize,        // bytes: "1000", "16G", "512MiB"
   kSource,      // a checkpoint: a .safetensors file, an index, a directory
   kPath,        // any file
   kMountpoint,  // of a mounted checkpoint
-  kDevice,      // of stfs-gpu
+  kDevice,      // a device of stfs-gpu: "cuda:0"
   kList,        // rows of CommandRow::list, separated by commas
-  kCommand,     // the words behind "--", which the program takes off before it parses
+  kCommand,     // the words after "--"; the program removes them before it calls parse_command
 };
 
-// Stores a value that was checked, "" for a flag, in the arguments of the command. Throws Error.
+// Stores a value that passed its check in the arguments of the command; "" stands for a flag.
+// Throws Error.
 using Setter = void (*)(void* arguments, const std::string& value);
 
 template <class Arguments, class T>
 Arguments owner_of(T Arguments::*);
 
-// The setter of a member: a flag becomes true, a number and a text are replaced, a vector grows.
+// The setter of a member: sets a bool to true, replaces a number or a text, appends to a vector.
 template <auto kMember>
 void set(void* arguments, const std::string& value) {
   auto& member = static_cast<decltype(owner_of(kMember))*>(arguments)->*kMember;
@@ -50,21 +52,21 @@ void set(void* arguments, const std::string& value) {
 }
 
 struct OptionRow {
-  // "-j,--jobs"; an operand: "SOURCE", "GLOB..."; an option of a list: "threads".
+  // An option "-j,--jobs"; an operand "SOURCE" or "GLOB..."; an option of a list "threads".
   std::string_view flags = {};
-  std::string_view verbs = {};  // that take it: "list extract!", where "!" says that it is required
-  std::string_view argument = {};  // "N"; "": none; with "...": may be given again
+  std::string_view verbs = {};     // verbs that take the row; "list extract!": extract requires it
+  std::string_view argument = {};  // "N"; "" for a flag; "KEY..." may be given several times
   Value value = Value::kText;
   Setter set = nullptr;
   std::string_view help = {};  // one line
   std::string_view man = {};   // sentences, with `literal` and <argument>
-  unsigned least = 0;
+  unsigned least = 0;          // of a kNumber, as is `most`
   unsigned most = 0;
 };
 
 struct VerbRow {
   std::string_view name = {};
-  std::string_view help = {};  // one line; "": not for people
+  std::string_view help = {};  // one line; "" hides the verb from help, man page and completions
   int (*run)(const void* arguments) = nullptr;
 };
 template <class Arguments>
@@ -77,38 +79,41 @@ int run_verb(const void* arguments) {
 struct CommandRow {
   std::string_view name = {};
   std::string_view help = {};   // one line
-  std::string_view notes = {};  // the end of the help
-  // Whether a verb is typed. If not, verbs are the forms of the command line, the usual one first,
-  // and the flag that one of them requires tells them apart.
+  std::string_view notes = {};  // printed at the end of the help
+  // True when the first word is a verb. False when `verbs` are the forms of one command line, the
+  // usual form first; each other form has a flag that it alone requires.
   bool has_verbs = true;
   std::span<const VerbRow> verbs = {};
   std::span<const OptionRow> options = {};
-  std::span<const OptionRow> list = {};  // what the value of the row kList is made of
+  std::span<const OptionRow> list = {};  // the options in the value of a kList row
 };
 
 bool is_operand(const OptionRow& row);
 bool may_repeat(const OptionRow& row);
-std::vector<std::string_view> parts_of(std::string_view text,
-                                       char separator);  // without empty parts
 
-// Whether a verb requires a row; nothing: the verb does not take it.
+// Splits a text; leaves out empty parts.
+std::vector<std::string_view> parts_of(std::string_view text, char separator);
+
+// Whether `verb` requires `row`; nullopt when it does not take it.
 std::optional<bool> is_required(const OptionRow& row, const VerbRow& verb);
-// The rows of a verb, or of the command itself, with --help and --version.
+// The rows that a verb takes, and --help. With a null verb: --help, --version and, of a command
+// without verbs, all its rows.
 std::vector<OptionRow> rows_of(const CommandRow& command, const VerbRow* verb);
-// All rows of options that people may use, with --help and --version; operands are none.
+// The options of all verbs that are not hidden, with --help and --version; no operands.
 std::vector<OptionRow> options_of(const CommandRow& command);
 
-// What --help prints, for 80 columns.
+// The text that --help prints, 80 columns wide.
 std::string help_text(const CommandRow& command, const VerbRow* verb = nullptr);
 
 struct Parsed {
-  enum class Wish { kRun, kHelp, kVersion };
+  enum class Action { kRun, kHelp, kVersion };
 
-  Wish wish = Wish::kRun;
-  const VerbRow* verb = nullptr;      // null: none was typed
+  Action action = Action::kRun;
+  const VerbRow* verb = nullptr;      // null without a verb on the command line
   std::vector<std::string> operands;  // of a command without verbs
 };
-// Parses the words behind the program's name and stores their values. Throws Error kUsage.
+// Parses the words after the program's name and stores their values in `arguments`, an object of
+// the type that the setters of the rows expect. Throws Error kUsage, and any Error of a setter.
 Parsed parse_command(const CommandRow& command, std::vector<std::string> words, void* arguments);
 
 }  // namespace stfs

@@ -67,7 +67,7 @@ int exit_status(ErrorCode code) {
 Error::Error(ErrorCode code, std::string_view place, std::string_view message)
     : code_(code), message_(message) {
   what_ = place.empty() ? message_ : printable(place).append(": ").append(message_);
-  // The rules of the format are named, so that a message can be looked up in the reference.
+  // A broken rule of the format is named, so that a user can look it up in the reference reader.
   if (exit_status(code) == 1) what_.append(" (").append(error_name(code)).push_back(')');
 }
 

@@ -1,5 +1,7 @@
-// The one exception of stfs. It is thrown while something is loaded (a checkpoint, a mount, the
-// arguments) and never while requests are served: requests answer with values and errno.
+// The one exception type of stfs. Loading throws it (a checkpoint, a mount, the arguments); serving
+// never does: requests return values and errno.
+//
+// Thread safety: an Error is immutable; the functions may be called from any thread.
 #pragma once
 
 #include <exception>
@@ -8,8 +10,8 @@
 
 namespace stfs {
 
-// What went wrong. The first group are the rules of the safetensors format; they carry the names
-// that the reference reader (safetensors/src/tensor.rs, SafeTensorError) gives them.
+// The first group are the rules of the safetensors format, with the names of the reference reader
+// (safetensors/src/tensor.rs, SafeTensorError).
 enum class ErrorCode {
   kHeaderTooSmall,
   kHeaderTooLarge,
@@ -21,15 +23,15 @@ enum class ErrorCode {
   kMisalignedSlice,
   kTensorInvalidInfo,
   kMetadataIncompleteBuffer,
-  kDuplicateTensor,  // ours: the reference keeps one of the two
+  kDuplicateTensor,  // a rule of stfs: the reference keeps one of the two
 
   kInvalidIndex,   // an index file that breaks its format, or names a shard outside its directory
   kMissingTensor,  // the index maps a tensor to a shard that does not hold it
-  kPathCollision,  // two names whose shortened paths are equal (a 64-bit hash collision)
+  kPathCollision,  // two names have the same shortened path (a 64-bit hash collision)
 
   kUsage,         // wrong arguments
   kUnreadable,    // the source cannot be read: absent, not permitted, not a regular file, I/O error
-  kMissingShard,  // the index names a file that is not there
+  kMissingShard,  // the index names a file that does not exist
   kMountFailed,
   kDeviceFailed,
 };
@@ -37,16 +39,18 @@ enum class ErrorCode {
 // The name that messages and `stfs-info check` print: "InvalidOffset".
 std::string_view error_name(ErrorCode code);
 
-// The exit status of a command that ends with this error: 1 the checkpoint breaks the format,
+// The exit status of a command that fails with this error: 1 the checkpoint breaks the format,
 // 2 wrong usage, 3 the source cannot be read, 4 the mount failed, 5 the device failed.
 int exit_status(ErrorCode code);
 
-// A failure to load. `what()` is one line, `place: subject: rule`, with the name of the rule in
-// brackets behind it when it is one of a checkpoint's. It is safe for a terminal: the place is
-// escaped here, and whoever makes the message escapes the names in it (see text.h).
+// A failure to load. `what()` is one line, "place: subject: rule", followed by "(RuleName)" for an
+// error of exit status 1. The place is the file or URL that the error is about; it may be "".
+//
+// The line is safe to print on a terminal: the constructor escapes the place, the caller escapes
+// names in the message (text.h).
 class Error : public std::exception {
  public:
-  // `message` is "subject: rule" (or "rule" alone), without the place and without a line end.
+  // `message` is "subject: rule" or "rule", without a line end.
   Error(ErrorCode code, std::string_view place, std::string_view message);
 
   ErrorCode code() const { return code_; }

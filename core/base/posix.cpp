@@ -31,7 +31,7 @@ UniqueFd open_regular(const std::string& path) {
   struct stat before {};
   if (::stat(path.c_str(), &before) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
   if (!S_ISREG(before.st_mode)) throw Error(ErrorCode::kUnreadable, path, "not a regular file");
-  // O_NONBLOCK: should the name become a FIFO between the two calls, open returns at once.
+  // O_NONBLOCK: open returns at once even if the name became a FIFO after the stat.
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   if (!fd) throw_errno(ErrorCode::kUnreadable, path, "", errno);
   if (!S_ISREG(stat_of(fd.get(), path).st_mode)) {
@@ -84,7 +84,7 @@ std::string read_file(const std::string& path, std::uint64_t limit) {
   const auto size = static_cast<std::uint64_t>(stat_of(fd.get(), path).st_size);
   if (size > limit) {
     throw Error(ErrorCode::kUnreadable, path,
-                "larger than " + std::to_string(limit) + " bytes, refused");
+                "larger than the limit of " + std::to_string(limit) + " bytes");
   }
   std::string text(size, '\0');
   if (const int error = pread_exact(fd.get(), std::as_writable_bytes(std::span(text)), 0)) {

@@ -1,5 +1,6 @@
-// The system calls that core makes, with errno translated into Error in this one place.
-// Thread safety: all functions are; a UniqueFd is owned by one thread at a time.
+// Wrappers of system calls. Those that load throw Error; those that serve return 0 or an errno.
+//
+// Thread safety: the functions may be called from any thread; one thread at a time uses a UniqueFd.
 #pragma once
 
 #include "core/base/error.h"
@@ -18,7 +19,7 @@
 
 namespace stfs {
 
-// Owns a file descriptor and closes it. -1 means none.
+// Owns a file descriptor and closes it; -1 when empty.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -39,50 +40,48 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// "No such file or directory", for the calling thread's locale.
+// strerror(3): "No such file or directory".
 std::string errno_text(int error);
 
-// An Error whose message is `subject: text of errno` (or the text alone when subject is empty).
+// Throws an Error with the message "subject: errno_text", or the text alone if `subject` is empty.
 [[noreturn]] void throw_errno(ErrorCode code, const std::string& place, const std::string& subject,
                               int error);
 
-// Opens a regular file for reading. Symbolic links are followed. Anything else (a directory, a
-// FIFO, a device) is refused with kUnreadable and is never opened, so that a FIFO cannot block and
-// a device is not touched.
+// Opens a regular file for reading; follows symbolic links. Throws kUnreadable for any other kind
+// of file, without opening it: opening a FIFO may block, and opening a device may act on it.
 UniqueFd open_regular(const std::string& path);
 
-// fstat that throws kUnreadable.
+// fstat(2). Throws kUnreadable.
 struct stat stat_of(int fd, const std::string& path);
 
-// Fills `buffer` from `offset` on; a short read is repeated, EINTR is retried.
-// Returns 0, or errno; ESTALE when the file ends first (it has been truncated since it was opened).
-// `filled` gets how many bytes were read, also when the rest could not be.
+// pread(2) until `buffer` is full. Returns 0 or an errno; ESTALE when the file ends first, since it
+// was truncated after it was opened. Sets `filled` to the bytes read, on an error too.
 int pread_exact(int fd, std::span<std::byte> buffer, std::uint64_t offset,
                 std::size_t* filled = nullptr);
 
-// Writes all of `bytes`; EINTR is retried. Returns 0 or errno.
+// write(2) until all of `bytes` are written. Returns 0 or an errno.
 int write_exact(int fd, std::span<const std::byte> bytes);
 
-// An extended attribute of the file at `path`; none when it has none of that name, or its file
-// system has none at all. Throws kUnreadable.
+// getxattr(2); follows symbolic links. Returns nullopt when the file has no attribute of this name
+// or its file system has no attributes. Throws kUnreadable.
 std::optional<std::string> extended_attribute(const std::string& path, const char* name);
 
-// A whole small file as a string (an index file). Throws kUnreadable; refuses over `limit` bytes.
+// The content of a small file. Throws kUnreadable, also for a file over `limit` bytes.
 std::string read_file(const std::string& path, std::uint64_t limit);
 
-// The names in a directory, in any order, "." and ".." too. Throws kUnreadable.
+// The names in a directory, unsorted, with "." and "..". Throws kUnreadable.
 std::vector<std::string> names_in(const std::string& path);
 
-// Starts a thread that takes no signals. Throws Error kMountFailed when there are too many.
+// Starts a thread in which all signals are blocked. Throws Error kMountFailed when the system
+// refuses a thread.
 std::thread start_thread(std::function<void()> body);
 
-// SIGHUP, SIGINT and SIGTERM as a signalfd(2); they are blocked from then on, in this thread and in
-// those that it starts, so that none comes at a wrong moment. A signal that the caller made this
-// process ignore (nohup(1), a shell's background) stays ignored, except SIGTERM. Throws Error
-// `failure`.
+// Blocks SIGHUP, SIGINT and SIGTERM in this thread, and so in the threads that it starts, and
+// returns a signalfd(2) that reads them. A signal that the process inherited as ignored (nohup(1),
+// a background job) stays ignored, except SIGTERM. Throws Error `failure`.
 UniqueFd take_ending_signals(ErrorCode failure);
 
-// The absolute path with symbolic links resolved. Throws kUnreadable.
+// realpath(3): absolute, without symbolic links. Throws kUnreadable.
 std::string absolute_path(const std::string& path);
 
 }  // namespace stfs

@@ -1,5 +1,5 @@
-// The functions that OpenSSL 3 calls deprecated: what it wants instead sets up the library when it
-// is first used, and crashes where there is no memory for that.
+// OpenSSL 3 deprecates these functions. Their successor, EVP, initialises the library on its first
+// use and crashes when memory runs out there.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "core/base/sha256.h"
 

@@ -1,4 +1,6 @@
-// SHA-256 (FIPS 180-4), a piece at a time. It cannot fail, and needs no memory but for its answer.
+// SHA-256 (FIPS 180-4) of bytes that come in pieces. Cannot fail; only hex() allocates memory.
+//
+// Thread safety: one thread at a time uses an object.
 #pragma once
 
 #include <openssl/sha.h>
@@ -14,7 +16,7 @@ class Sha256 {
   Sha256();
 
   void add(std::span<const std::byte> bytes);
-  // 64 lower-case digits. Call once, as the last.
+  // The digest as 64 lower-case digits. Ends the object: call it once.
   std::string hex();
 
  private:

@@ -1,4 +1,6 @@
-// Sorting many strings that share long beginnings, as the names of tensors do.
+// Sorts many strings with long common prefixes, such as the names of tensors.
+//
+// Thread safety: sorted_order() may be called from any thread; it starts threads of its own.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +20,7 @@
 namespace stfs {
 namespace detail {
 
-// A string with its number, and eight of its bytes as a number that sorts as the bytes do.
+// A text, its number, and eight of its bytes as an integer that compares as the bytes do.
 struct SortKey {
   std::uint64_t chunk;
   const char* data;
@@ -37,38 +39,37 @@ inline std::uint64_t chunk_at(std::string_view text, std::size_t depth) {
   return chunk;
 }
 
-// Sorts a few keys by the bytes of their texts from `depth` on; quick when they are in order.
-// Returns whether two are equal.
+// Sorts a few keys by their texts from byte `depth` on. Returns whether two texts are equal.
 inline bool insertion_sort(std::span<SortKey> keys, std::size_t depth) {
   bool any_equal = false;
   for (std::size_t i = 1; i < keys.size(); ++i) {
     const SortKey key = keys[i];
     const std::string_view text = key.text().substr(depth);
-    std::size_t to = i;
-    for (; to > 0; --to) {
-      const int order = text.compare(keys[to - 1].text().substr(depth));
+    std::size_t slot = i;
+    for (; slot > 0; --slot) {
+      const int order = text.compare(keys[slot - 1].text().substr(depth));
       any_equal = any_equal || order == 0;
       if (order >= 0) break;
-      keys[to] = keys[to - 1];
+      keys[slot] = keys[slot - 1];
     }
-    keys[to] = key;
+    keys[slot] = key;
   }
   return any_equal;
 }
 
-// Sorts keys, a range at a time.
+// A radix sort by chunks of eight bytes, most significant first (MSD).
 class KeySorter {
  public:
   struct Range {
-    std::size_t begin, end, depth;  // texts are equal up to `depth`
+    std::size_t begin, end, depth;  // the texts share their first `depth` bytes
   };
 
   explicit KeySorter(std::span<SortKey> keys) : keys_(keys) {}
 
-  // Sorts a range by the eight bytes from its depth on, or as a whole if it is small; adds what is
-  // left to be sorted to `work`.
+  // Sorts a range by the eight bytes at its depth and adds the ranges that are still unsorted to
+  // `work`. Sorts a small range completely.
   void split(Range range, std::vector<Range>& work);
-  bool any_equal() const { return any_equal_; }  // two texts were equal
+  bool any_equal() const { return any_equal_; }
 
  private:
   std::span<SortKey> keys_;
@@ -92,13 +93,14 @@ inline void KeySorter::split(Range range, std::vector<Range>& work) {
     is_equal = is_equal && part[i].chunk == part[i - 1].chunk;
     is_sorted = is_sorted && part[i].chunk >= part[i - 1].chunk;
   }
-  if (is_equal && !any_ended) {  // a common beginning goes on
+  if (is_equal && !any_ended) {  // the common prefix is longer
     work.push_back({range.begin, range.end, range.depth + 8});
     return;
   }
   if (!is_sorted) std::ranges::stable_sort(part, {}, &SortKey::chunk);
-  // Texts that end inside the chunk are zero-padded, so "a" and "a\0" share a chunk. Within a
-  // chunk the ended ones come first, shorter before longer; those of one length are equal.
+  // A text that ends inside the chunk is zero-padded, so "a" and "a\0" have the same chunk. Among
+  // equal chunks, ended texts come first, the shorter before the longer; equal lengths are equal
+  // texts.
   for (std::size_t begin = 0; begin < part.size();) {
     std::size_t end = begin + 1;
     while (end < part.size() && part[end].chunk == part[begin].chunk) ++end;
@@ -121,17 +123,15 @@ inline void KeySorter::split(Range range, std::vector<Range>& work) {
 
 }  // namespace detail
 
-// What sorted_order() found.
 struct SortedOrder {
   std::vector<std::uint32_t> order;
-  bool any_equal = false;  // two texts are equal, and so stand side by side
+  bool any_equal = false;  // some texts are equal; they are neighbours in `order`
 };
 
-// The numbers 0..count-1 in the bytewise order of text_of(number), a std::string_view of a text
-// that stays where it is and is shorter than 4 GiB; equal texts in the order of their numbers.
-// Eight bytes of every text are compared at a time, so that long common beginnings are passed over
-// once and not at every comparison. Recursion is by worklists: the depth of the stack does not
-// depend on the texts. Many texts are sorted by several threads.
+// The numbers 0..count-1 in the bytewise order of text_of(number); equal texts in the order of
+// their numbers. text_of returns a std::string_view of less than 4 GiB that stays valid during the
+// call, and may be called from several threads. A common prefix is compared once, not once a
+// comparison. The depth of the stack does not depend on the texts.
 template <class TextOf>
 SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
   SortedOrder result;
@@ -151,9 +151,9 @@ SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
     keys[i] = {0, text.data(), static_cast<std::uint32_t>(text.size()), i};
   }
 
-  // Split until there are parts to share out; then every thread takes one after the other.
+  // Split into enough parts to balance the threads; then each thread takes the next part.
   constexpr std::size_t kParts = 32;
-  constexpr std::size_t kMany = 1 << 16;  // texts that are worth a thread
+  constexpr std::size_t kTextsPerThread = 1 << 16;
   std::vector<detail::KeySorter::Range> parts{{0, count, 0}};
   detail::KeySorter splitter(keys);
   for (std::size_t i = 0; i < parts.size() && parts.size() - i < kParts; ++i) {
@@ -174,13 +174,13 @@ SortedOrder sorted_order(std::size_t count, const TextOf& text_of) {
     return sorter.any_equal();
   };
   std::vector<std::future<bool>> others;
-  const unsigned most = std::min(std::thread::hardware_concurrency(), 4U);
+  const unsigned max_threads = std::min(std::thread::hardware_concurrency(), 4U);
   try {
-    for (std::size_t i = 1; i < std::min<std::size_t>(most, count / kMany); ++i) {
+    for (std::size_t i = 1; i < std::min<std::size_t>(max_threads, count / kTextsPerThread); ++i) {
       others.push_back(std::async(std::launch::async, sort_parts));
     }
   } catch (const std::system_error&) {
-    // There are too many threads already: those that are here sort alone.
+    // The system refuses more threads: sort with those that started.
   }
   result.any_equal = sort_parts() || splitter.any_equal() || result.any_equal;
   for (std::future<bool>& other : others) result.any_equal = other.get() || result.any_equal;

@@ -12,12 +12,13 @@
 namespace stfs {
 namespace {
 
-// The code point at the start of `text` and its length in bytes; length 0 when it is not UTF-8.
+// A code point and its length in bytes; length 0 when the bytes are not UTF-8.
 struct CodePoint {
   char32_t value;
   std::size_t length;
 };
 
+// The first code point of a text, which is not empty (RFC 3629).
 CodePoint decode(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -35,7 +36,7 @@ CodePoint decode(std::string_view text) {
   return {value, length};
 }
 
-// Characters that change how a terminal or an editor shows the text around them.
+// Controls (C0, DEL, C1) and Unicode marks that reorder or hide the text around them.
 bool is_deceptive(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF;
@@ -61,8 +62,8 @@ void add_escape(TextWriter& out, char32_t c) {
   out.add(buffer.data());
 }
 
-// The bytes of json_string(text), by the rules of RFC 8259 as nlohmann/json follows them; none when
-// the text is not UTF-8.
+// The size of json_string(text) in bytes: nlohmann/json escapes as RFC 8259 requires and no more.
+// Returns nullopt when the text is not UTF-8.
 std::optional<std::uint64_t> json_string_size(std::string_view text) {
   std::uint64_t size = 2 + text.size();
   while (!text.empty()) {
@@ -172,7 +173,7 @@ std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  // A value that would be printed as 1024.0 is one of the next unit.
+  // 1023.95 would print as 1024.0: use the next unit.
   while (value >= (unit == 0 ? 1024 : 1023.95) && unit + 1 < kUnits.size()) {
     value /= 1024;
     ++unit;
@@ -187,12 +188,12 @@ std::string rfc3339(std::int64_t seconds, std::int64_t nanoseconds) {
   const std::time_t time = seconds;
   std::tm utc{};
   if (gmtime_r(&time, &utc) == nullptr || utc.tm_year > 9999 - 1900 || utc.tm_year < -1900) {
-    return "@" + std::to_string(seconds);  // a time that RFC 3339 cannot write
+    return "@" + std::to_string(seconds);  // RFC 3339 has years of four digits
   }
   std::array<char, 32> date{};
   std::strftime(date.data(), date.size(), "%m-%dT%H:%M:%S", &utc);
   std::array<char, 64> buffer{};
-  // strftime writes a year before 1000 with fewer digits than RFC 3339 wants.
+  // strftime(3) writes a year before 1000 with fewer than four digits.
   std::snprintf(buffer.data(), buffer.size(), "%04d-%s.%09lldZ", utc.tm_year + 1900, date.data(),
                 static_cast<long long>(nanoseconds));
   return buffer.data();

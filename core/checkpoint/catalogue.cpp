@@ -52,9 +52,8 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
     parameters += tensor.elements();
     by_dtype[tensor.dtype] += tensor.length;
   }
-  // Written by hand: metadata may have millions of keys, and as a document each would cost some
-  // hundred bytes.
-  bool is_empty = true;  // the list or object that is being written
+  // Without a JSON document, which takes hundreds of bytes a key: metadata may have millions.
+  bool is_empty = true;  // the open array or object
   const auto item = [&]() -> TextWriter& {
     out.add(is_empty ? "\n    " : ",\n    ");
     is_empty = false;
@@ -95,7 +94,7 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
 }
 
 std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint) {
-  // Row 0 is "[", the last is "]"; every tensor but the last ends in a comma.
+  // The first row is "[" and the last "]"; a comma ends each row but the last tensor's.
   const std::uint64_t count = checkpoint.tensor_count();
   const auto write_row = [&checkpoint, count](std::uint64_t row, TextWriter& out) {
     if (row == 0) {

@@ -1,5 +1,7 @@
-// What a checkpoint says of itself, as JSON and as tab-separated values. The mount serves these
+// A checkpoint's tensors and metadata as JSON and as tab-separated values. The mount serves these
 // texts under `.stfs/`; stfs-info prints them.
+//
+// Thread safety: the functions and the producers may be called from any thread.
 #pragma once
 
 #include "core/base/text.h"
@@ -17,18 +19,18 @@ void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
 std::string shape_json(std::span<const std::uint64_t> shape);
 
 // {"path":..,"name":..,"dtype":..,"shape":[..],"bytes":..,"source":..,"offset":..}, without a line
-// end. Bytes and offset are numbers of bytes, the offset counts from the start of the source.
-// Source and offset are null of a tensor without a locator; in tensors.tsv they are empty.
+// end. `offset` is in bytes from the start of the source. A tensor without a locator has a null
+// source and offset.
 void write_tensor_json(const Tensor& tensor, TextWriter& out);
 std::string tensor_json(const Tensor& tensor);
 
-// info.json: sources, counts, metadata, missing tensors. Ends in a line end.
+// info.json: sources, counts, metadata, missing tensors. Ends with a line end.
 void write_info_json(const Checkpoint& checkpoint, TextWriter& out);
 
-// tensors.json: an array with one tensor_json a line, in the order of the bytes.
-// tensors.tsv: the same fields under a line of their names. Control characters and backslashes in
-// the name and the source are escaped as printable() does, so that a line is a tensor.
-// The texts are computed as they are read and hold a few bytes a row; checkpoint must outlive them.
+// tensors.json: an array with one tensor_json() a line, in the order of the tensors' numbers.
+// tensors.tsv: a line of field names, then a line a tensor with the same fields. printable()
+// escapes name and source, so that a tensor is one line; without a locator, source and offset are
+// empty. Both compute their text when it is read (Table). The checkpoint outlives them.
 std::unique_ptr<const Producer> tensors_json(const Checkpoint& checkpoint);
 std::unique_ptr<const Producer> tensors_tsv(const Checkpoint& checkpoint);
 

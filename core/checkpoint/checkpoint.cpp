@@ -26,38 +26,39 @@ constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
 
-// The files in a directory whose names end in .safetensors or .safetensors.index.json, sorted.
-struct Found {
+// The names in a directory that end in .safetensors or .safetensors.index.json, sorted.
+struct Candidates {
   std::vector<std::string> indexes, files;
 };
 
-Found look_in(const std::string& path) {
-  Found found;
+Candidates candidates_in(const std::string& path) {
+  Candidates candidates;
   for (std::string& name : names_in(path)) {
     if (name.ends_with(kIndexSuffix)) {
-      found.indexes.push_back(std::move(name));
+      candidates.indexes.push_back(std::move(name));
     } else if (name.ends_with(kFileSuffix)) {
-      found.files.push_back(std::move(name));
+      candidates.files.push_back(std::move(name));
     }
   }
-  std::ranges::sort(found.indexes);
-  std::ranges::sort(found.files);
-  return found;
+  std::ranges::sort(candidates.indexes);
+  std::ranges::sort(candidates.files);
+  return candidates;
 }
 
-// The one to take: the usual name, or the only one.
+// The usual name, else the only name; nullopt when the choice is ambiguous.
 std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view usual) {
   if (std::ranges::find(names, usual) != names.end()) return std::string(usual);
   if (names.size() == 1) return names.front();
   return std::nullopt;
 }
 
-std::string listing(const Found& found) {
-  std::vector<std::string> names = found.indexes;
-  names.insert(names.end(), found.files.begin(), found.files.end());
-  if (names.empty()) return "no *.safetensors and no index in it";
+// The rule that a directory breaks when no checkpoint can be chosen.
+std::string no_choice(const Candidates& candidates) {
+  std::vector<std::string> names = candidates.indexes;
+  names.insert(names.end(), candidates.files.begin(), candidates.files.end());
+  if (names.empty()) return "no .safetensors file and no index in this directory";
   constexpr std::size_t kShown = 8;
-  std::string text = "more than one checkpoint in it, name one: ";
+  std::string text = "more than one checkpoint in this directory, name one: ";
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
     text += (i == 0 ? "" : ", ") + printable(names[i]);
   }
@@ -65,7 +66,7 @@ std::string listing(const Found& found) {
   return text;
 }
 
-// Gives back the memory of what was taken out of a header.
+// Rebuilds the arenas of a header without the names and shapes of removed tensors.
 void compact(Header& header) {
   std::string names;
   std::vector<std::uint64_t> dims;
@@ -83,10 +84,10 @@ void compact(Header& header) {
   header.by_name.shrink_to_fit();
 }
 
-// Shards that are links to one file become one: what is wanted of the others is wanted of the
-// first.
+// Treats shards that are links to one file as one: moves the names of the others to the first.
+// mapped[i] holds the names that the index maps to shard i, sorted.
 void join_links(const std::string& index_path, const Index& index,
-                std::vector<std::vector<std::string_view>>& wanted) {
+                std::vector<std::vector<std::string_view>>& mapped) {
   std::map<std::pair<dev_t, ino_t>, std::size_t> first;
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
     struct stat status {};
@@ -94,22 +95,22 @@ void join_links(const std::string& index_path, const Index& index,
     if (::stat(file.c_str(), &status) != 0) continue;
     const auto [entry, is_new] = first.try_emplace({status.st_dev, status.st_ino}, i);
     if (is_new) continue;
-    std::vector<std::string_view>& names = wanted[entry->second];
-    names.insert(names.end(), wanted[i].begin(), wanted[i].end());
+    std::vector<std::string_view>& names = mapped[entry->second];
+    names.insert(names.end(), mapped[i].begin(), mapped[i].end());
     std::ranges::sort(names);
-    wanted[i].clear();
+    mapped[i].clear();
   }
 }
 
-// Keeps those tensors of a shard that the index maps to it. `wanted` is sorted by name. Returns the
-// names that the shard lacks; `unnamed` counts the tensors that were dropped.
+// Removes the tensors of a shard whose names are not in `mapped`, which is sorted; sets `unmapped`
+// to their number. Returns the names in `mapped` that the shard lacks.
 std::vector<std::string_view> keep_mapped(Header& header,
-                                          const std::vector<std::string_view>& wanted,
-                                          std::size_t& unnamed) {
+                                          const std::vector<std::string_view>& mapped,
+                                          std::size_t& unmapped) {
   std::vector<std::string_view> missing;
   std::vector<bool> keep(header.tensors.size(), false);
   auto next = header.by_name.begin();
-  for (const std::string_view name : wanted) {
+  for (const std::string_view name : mapped) {
     const auto name_at = [&] { return header.name(header.tensors[*next]); };
     while (next != header.by_name.end() && name_at() < name) ++next;
     if (next == header.by_name.end() || name_at() != name) {
@@ -118,8 +119,8 @@ std::vector<std::string_view> keep_mapped(Header& header,
       keep[*next] = true;
     }
   }
-  unnamed = header.tensors.size() - (wanted.size() - missing.size());
-  if (unnamed == 0) return missing;
+  unmapped = header.tensors.size() - (mapped.size() - missing.size());
+  if (unmapped == 0) return missing;
 
   std::vector<std::uint32_t> renumbered(header.tensors.size());
   std::uint32_t kept = 0;
@@ -146,7 +147,7 @@ Part open_part(const std::string& path, std::string label, const LoadOptions& op
 
 std::uint64_t Tensor::elements() const {
   std::uint64_t product = 1;
-  for (const std::uint64_t dim : shape) product *= dim;  // does not overflow: validated
+  for (const std::uint64_t dim : shape) product *= dim;  // the header's check excludes overflow
   return product;
 }
 
@@ -187,33 +188,33 @@ void Checkpoint::load(const std::string& source, const LoadOptions& options) {
 }
 
 void Checkpoint::load_directory(const std::string& path, const LoadOptions& options) {
-  const Found found = look_in(path);
+  const Candidates candidates = candidates_in(path);
   const fs::path directory(path);
-  if (const auto index = choose(found.indexes, "model.safetensors.index.json")) {
+  if (const auto index = choose(candidates.indexes, "model.safetensors.index.json")) {
     load_index(directory / *index, options);
-  } else if (const auto file = choose(found.files, "model.safetensors");
-             file && found.indexes.empty()) {
+  } else if (const auto file = choose(candidates.files, "model.safetensors");
+             file && candidates.indexes.empty()) {
     add_part(open_part(directory / *file, *file, options));
   } else {
-    throw Error(ErrorCode::kUnreadable, path, listing(found));
+    throw Error(ErrorCode::kUnreadable, path, no_choice(candidates));
   }
 }
 
 void Checkpoint::load_index(const std::string& path, const LoadOptions& options) {
   const Index index = parse_index(read_file(path, kMaxIndexBytes), path);
-  std::vector<std::vector<std::string_view>> wanted(index.shards.size());
+  std::vector<std::vector<std::string_view>> mapped(index.shards.size());
   for (const Index::Entry& entry : index.entries) {
-    wanted[entry.shard].push_back(index.name(entry));
+    mapped[entry.shard].push_back(index.name(entry));
   }
-  join_links(path, index, wanted);
+  join_links(path, index, mapped);
   std::uint64_t bytes = 0;
-  bool complete = true;
+  bool is_complete = true;
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
-    if (wanted[i].empty()) continue;
+    if (mapped[i].empty()) continue;
     const std::string& shard = index.shards[i];
     const fs::path file = fs::path(path).parent_path() / shard;
-    const auto miss = [&](const std::vector<std::string_view>& names) {
-      complete = complete && names.empty();
+    const auto add_missing = [&](const std::vector<std::string_view>& names) {
+      is_complete = is_complete && names.empty();
       for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
     };
     std::error_code error;
@@ -221,38 +222,38 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
       if (!options.allow_missing) {
         throw Error(ErrorCode::kMissingShard, path, "shard " + in_quotes(shard) + ": missing");
       }
-      miss(wanted[i]);
+      add_missing(mapped[i]);
       continue;
     }
     Part part = open_part(file, shard, options);
-    std::size_t unnamed = 0;
-    const std::vector<std::string_view> lacking = keep_mapped(part.header, wanted[i], unnamed);
-    if (!lacking.empty() && !options.allow_missing) {
+    std::size_t unmapped = 0;
+    const std::vector<std::string_view> missing = keep_mapped(part.header, mapped[i], unmapped);
+    if (!missing.empty() && !options.allow_missing) {
       throw Error(ErrorCode::kMissingTensor, path,
-                  "tensor " + in_quotes(lacking.front()) + ": shard " + in_quotes(shard) +
+                  "tensor " + in_quotes(missing.front()) + ": shard " + in_quotes(shard) +
                       " does not hold it");
     }
-    miss(lacking);
-    if (unnamed > 0) {
+    add_missing(missing);
+    if (unmapped > 0) {
       warnings_.push_back(printable(path) + ": shard " + in_quotes(shard) + ": holds " +
-                          std::to_string(unnamed) + (unnamed == 1 ? " tensor" : " tensors") +
+                          std::to_string(unmapped) + (unmapped == 1 ? " tensor" : " tensors") +
                           " that the index does not name");
     }
     for (const TensorRecord& tensor : part.header.tensors) bytes += tensor.length;
     add_part(std::move(part));
   }
-  if (complete && index.total_size && *index.total_size != bytes) {
+  if (is_complete && index.total_size && *index.total_size != bytes) {
     warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
                         ", but the tensors have " + std::to_string(bytes) + " bytes");
   }
 }
 
 void Checkpoint::add_part(Part part) {
-  const auto taken = [&](const std::string& label) {
+  const auto is_used = [&](const std::string& label) {
     return std::ranges::find(parts_, label, &Part::label) != parts_.end();
   };
-  const std::string wanted = part.label;
-  for (int n = 2; taken(part.label); ++n) part.label = wanted + "~" + std::to_string(n);
+  const std::string first_choice = part.label;
+  for (int n = 2; is_used(part.label); ++n) part.label = first_choice + "~" + std::to_string(n);
   const std::uint64_t count = std::uint64_t{first_.back()} + part.header.tensors.size();
   if (count > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kUsage, part.source->path(), "more than 4294967295 tensors in all");
@@ -269,7 +270,8 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
     if (name(order[i]) != name(order[i - 1])) continue;
     throw Error(ErrorCode::kUsage, part_of(order[i]).source->path(),
                 "tensor " + in_quotes(name(order[i])) + ": " +
-                    printable(part_of(order[i - 1]).source->path()) + " has one of that name too");
+                    printable(part_of(order[i - 1]).source->path()) +
+                    " has a tensor of this name too");
   }
   return order;
 }
@@ -284,7 +286,7 @@ void Checkpoint::merge_metadata() {
     for (std::size_t i = 0; i < metadata.size(); ++i) all.push_back(metadata[i]);
   }
   if (parts_.size() > 1) std::ranges::sort(all);
-  // Entries of one key stand together. One is kept where all have one value.
+  // The entries of a key are neighbours, sorted by value: all are equal if the first and last are.
   auto to = all.begin();
   for (auto first = all.begin(); first != all.end();) {
     const std::string_view key = first->first;
@@ -300,8 +302,8 @@ void Checkpoint::merge_metadata() {
   metadata_ = std::move(all);
 }
 
-std::size_t Checkpoint::part_number(std::uint32_t tensor) const {
-  return static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, tensor)) -
+std::size_t Checkpoint::part_number(std::uint32_t number) const {
+  return static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, number)) -
                                   first_.begin());
 }
 
@@ -331,18 +333,18 @@ Tensor Checkpoint::tensor(std::uint32_t number) const {
           .locator = locator(number)};
 }
 
-std::optional<std::uint32_t> Checkpoint::find(std::string_view wanted) const {
-  const auto found = std::ranges::lower_bound(
-      by_name_, wanted, {}, [this](std::uint32_t number) { return name(number); });
-  if (found == by_name_.end() || name(*found) != wanted) return std::nullopt;
-  return *found;
+std::optional<std::uint32_t> Checkpoint::find(std::string_view tensor_name) const {
+  const auto number = std::ranges::lower_bound(
+      by_name_, tensor_name, {}, [this](std::uint32_t tensor) { return name(tensor); });
+  if (number == by_name_.end() || name(*number) != tensor_name) return std::nullopt;
+  return *number;
 }
 
 std::vector<std::uint32_t> Checkpoint::match(std::span<const std::string> globs) const {
   std::vector<std::uint32_t> matching;
   std::string text;
   const auto matches = [&](const std::string& glob) {
-    // fnmatch reads to the first NUL: a name with one in it is matched by no pattern.
+    // fnmatch(3) would compare a name only up to its first NUL: no glob matches such a name.
     return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
   };
   for (std::uint32_t i = 0; i < tensor_count(); ++i) {

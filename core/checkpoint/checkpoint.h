@@ -1,7 +1,9 @@
-// A checkpoint: the tensors of one safetensors file, of a sharded set, or of several of these as
-// one namespace. It owns the sources that everything else borrows from.
+// A checkpoint: the tensors of a safetensors file, of a sharded set, or of several of these in one
+// namespace.
 //
-// Immutable once loaded, and then safe to share between threads.
+// Thread safety: a Checkpoint is immutable once constructed; its members may be called from any
+// thread. Lifetime: it owns its sources, names and shapes. Every Tensor, Content and string_view
+// that it returns borrows from it.
 #pragma once
 
 #include "core/checkpoint/tree.h"
@@ -22,17 +24,18 @@
 
 namespace stfs {
 
-// A part of the checkpoint: one source and the tensors in it. Its label is what the user knows it
-// by: the name in the index, or the last component of the path that was given. Labels are unique: a
-// second one gets "~2".
+// One source of a checkpoint and its tensors.
 struct Part {
   std::unique_ptr<const Source> source;
   const Format* format;
-  Header header;  // holds the tensors that are part of the checkpoint, and no others
+  Header header;  // without tensors that the index does not map to this part
+  // The shard's path in the index, or the last component of the path that was loaded. Unique: the
+  // second part with a label gets "~2" appended.
   std::string label;
 };
 
-// The recipe of a tensor that stands in no source as it is: it is computed when it is read.
+// A tensor whose bytes are computed when they are read. Thread safety: its members may be called
+// from any thread.
 class ComputedTensor {
  public:
   ComputedTensor() = default;
@@ -41,70 +44,74 @@ class ComputedTensor {
   virtual ~ComputedTensor() = default;
 
   virtual Content content() const = 0;  // Tensor::length bytes
-  virtual timespec mtime() const = 0;   // of the newest source that it is computed from
+  virtual timespec mtime() const = 0;   // of the newest source that it reads
 };
 
-// One tensor, borrowed from the checkpoint. Exactly one of `locator` and `computed` is there.
+// One tensor. Has either a `locator` or a `computed`.
 struct Tensor {
   std::string_view name;
-  std::string_view path;  // as names.h says
+  std::string_view path;  // in the mount, relative to its root (names.h)
   DType dtype;
   std::span<const std::uint64_t> shape;
   std::uint64_t length;           // bytes
-  std::optional<Extent> locator;  // where its bytes are, of `length` bytes
+  std::optional<Extent> locator;  // its bytes in a source
   const ComputedTensor* computed = nullptr;
 
   std::uint64_t elements() const;
-  Content content() const;  // its bytes
+  Content content() const;  // the recipe of its bytes
   timespec mtime() const;
-  int verify() const;  // 0, or ESTALE when a source has changed, or an errno
+  int verify() const;  // Source::verify() of its sources
 };
 
-// A tensor that the index names and that is not there (with allow_missing).
+// A tensor that the index names but no shard holds. Only with LoadOptions::allow_missing.
 struct MissingTensor {
   std::string name;
   std::string source;  // the label of the shard that should hold it
 };
 
 struct LoadOptions {
-  bool allow_missing = false;  // go on without shards and tensors that an index names
-  // Opens a source by its path; throws Error kUnreadable.
+  bool allow_missing = false;  // accept an index that names missing shards or tensors
+  // Opens the source at a path. Throws Error kUnreadable.
   std::function<std::unique_ptr<const Source>(const std::string& path)> open = open_source;
 };
 
 class Checkpoint {
  public:
-  // Loads every source, which is a file, an index file, or a directory with one of
-  // them. Throws Error.
+  // Loads all sources. A source is a safetensors file, an index file (*.safetensors.index.json), or
+  // a directory. In a directory, an index is preferred to a file; "model" is preferred to other
+  // names; any other name must be the only one. Throws Error.
   explicit Checkpoint(std::span<const std::string> sources, const LoadOptions& options = {});
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // Tensors are numbered in the order of their bytes: by part, then by offset.
+  // Tensors are numbered in the order of their bytes: by part, then by offset. A `number` must be
+  // less than tensor_count().
   std::uint32_t tensor_count() const { return first_.back(); }
   Tensor tensor(std::uint32_t number) const;
   std::string_view name(std::uint32_t number) const;
-  std::optional<Extent> locator(std::uint32_t number) const;  // of its tensor
-  const Part& part_of(std::uint32_t number) const;  // in which its header stands
+  std::optional<Extent> locator(std::uint32_t number) const;  // Tensor::locator, nothing else
+  const Part& part_of(std::uint32_t number) const;            // the part with its header
 
-  std::optional<std::uint32_t> find(std::string_view wanted) const;
+  // The number of the tensor with this name; nullopt when there is none.
+  std::optional<std::uint32_t> find(std::string_view tensor_name) const;
 
-  // The tensors whose names match one of the globs, as fnmatch(3) without flags matches them (`*`
-  // crosses `/` and `.`), in the order of their bytes; all of them when there are no globs.
+  // The numbers, ascending, of the tensors whose names match a glob; all numbers without globs.
+  // Globs are those of fnmatch(3) without flags: `*` matches `/` and `.` too.
   std::vector<std::uint32_t> match(std::span<const std::string> globs) const;
 
   const PathTree& tree() const { return *tree_; }
 
   const std::vector<Part>& parts() const { return parts_; }
 
-  // `__metadata__` of all parts, sorted by key. A key with different values is left out.
+  // `__metadata__` of all parts, sorted by key. Keys to which parts give different values are in
+  // metadata_conflicts() instead.
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
 
   const std::vector<MissingTensor>& missing() const { return missing_; }
 
-  // What is odd and no error (a wrong total_size, tensors that an index does not name): each a line
-  // "place: subject: rule".
+  // Lines "place: subject: rule" about a wrong total_size and about tensors that an index does not
+  // name. Printable (text.h).
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -112,13 +119,13 @@ class Checkpoint {
   void load_directory(const std::string& path, const LoadOptions& options);
   void load_index(const std::string& path, const LoadOptions& options);
   void add_part(Part part);
-  std::size_t part_number(std::uint32_t tensor) const;
+  std::size_t part_number(std::uint32_t number) const;
   std::vector<std::uint32_t> number_tensors();
   void merge_metadata();
 
   std::vector<Part> parts_;
-  std::vector<std::uint32_t> first_{0};  // number of the first tensor of each part; then the count
-  std::vector<std::uint32_t> by_name_;
+  std::vector<std::uint32_t> first_{0};  // the first tensor of each part; then tensor_count()
+  std::vector<std::uint32_t> by_name_;   // numbers, bytewise by name
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;
   std::vector<std::string> metadata_conflicts_;

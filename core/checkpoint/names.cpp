@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kUpperHex = "0123456789ABCDEF";
 constexpr std::string_view kLowerHex = "0123456789abcdef";
 constexpr std::size_t kDigestDigits = 16;
-constexpr std::size_t kTail = 1 + kDigestDigits;  // `~` and the digits
+constexpr std::size_t kTail = 1 + kDigestDigits;  // `~` and the digits, bytes
 constexpr std::size_t kCutTo = kMaxComponent - kTail;
 
 void append_escaped(std::string& out, char c) {
@@ -29,7 +29,7 @@ bool has_cut_form(std::string_view component) {
   return tail[0] == '~' && tail.find_first_not_of(kLowerHex, 1) == std::string_view::npos;
 }
 
-// Where to cut: not inside a character, and not inside an escape.
+// The bytes to keep: a cut splits neither a UTF-8 character nor an escape.
 std::size_t cut_position(std::string_view component) {
   const std::size_t at = utf8_floor(component, std::min(kCutTo, component.size()));
   const std::size_t percent = component.substr(0, at).rfind('%');
@@ -66,16 +66,16 @@ void append_component(EncodedPath& out, std::string_view component, bool first,
 }
 
 int hex_value(char c) {
-  const std::size_t at = kUpperHex.find(c);
-  return at == std::string_view::npos ? -1 : static_cast<int>(at);
+  const std::size_t value = kUpperHex.find(c);
+  return value == std::string_view::npos ? -1 : static_cast<int>(value);
 }
 
 }  // namespace
 
 bool is_plain_name(std::string_view name) {
-  if (name.empty() || name.size() > kCutTo || name[0] == '.') return false;
-  // Eight bytes at a time: the top bit of a byte is set where it is one of those, and perhaps above
-  // such a byte.
+  if (name.empty() || name.size() > kCutTo || name[0] == '.' || has_cut_form(name)) return false;
+  // Eight bytes at a time. special() sets the top bit of a byte that encode_path() would change,
+  // and perhaps of bytes above it, but of none in a word without such a byte.
   constexpr std::uint64_t kOnes = 0x0101010101010101;
   const auto below = [](std::uint64_t word, unsigned char c) { return (word - kOnes * c) & ~word; };
   const auto equal = [&](std::uint64_t word, char c) {
@@ -84,17 +84,17 @@ bool is_plain_name(std::string_view name) {
   const auto special = [&](std::uint64_t word) {
     return below(word, 0x20) | equal(word, 0x7F) | equal(word, '%') | equal(word, '/');
   };
-  std::uint64_t found = 0;
+  std::uint64_t special_bits = 0;
   std::uint64_t word = kOnes * 'a';
   const std::size_t whole = name.size() / sizeof word * sizeof word;
   for (std::size_t i = 0; i < whole; i += sizeof word) {
     std::memcpy(&word, name.data() + i, sizeof word);
-    found |= special(word);
+    special_bits |= special(word);
   }
   word = kOnes * 'a';
   std::memcpy(&word, name.data() + whole, name.size() - whole);
-  found |= special(word);
-  return (found & kOnes * 0x80) == 0;
+  special_bits |= special(word);
+  return (special_bits & kOnes * 0x80) == 0;
 }
 
 EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes,
@@ -141,10 +141,10 @@ std::optional<std::string> decode_path(std::string_view path) {
       continue;
     }
     if (path.size() - i < 3) return std::nullopt;
-    const int high = hex_value(path[i + 1]);
-    const int low = hex_value(path[i + 2]);
-    if (high < 0 || low < 0) return std::nullopt;
-    const int byte = high * 16 + low;
+    const int high_digit = hex_value(path[i + 1]);
+    const int low_digit = hex_value(path[i + 2]);
+    if (high_digit < 0 || low_digit < 0) return std::nullopt;
+    const int byte = high_digit * 16 + low_digit;
     if (byte >= 0x20 && byte != 0x7F && byte != '%' && byte != '/' && byte != '.') {
       return std::nullopt;
     }

@@ -1,12 +1,18 @@
-// Tensor name <-> path.
+// Encodes tensor names as paths and decodes them.
 //
-// A name is its path: `/` makes directories. What a path cannot hold is percent-encoded in
-// upper-case hex (as RFC 3986 does): `%` itself, the control characters C0 and DEL, the dots of a
-// component that is `.` or `..`, the dot of a first component `.stfs`, and a `/` at the beginning,
-// at the end, after another `/`, or whose prefix is itself a tensor. The empty name is `%`. Other
-// bytes stand as they are. A component of more than 240 bytes is cut to 223 and ends in `~` and 16
-// hex digits of the SHA-256 of the whole encoded component; so is a shorter one that has that very
-// form, so that no name can be made to look like a cut one.
+// A `/` in a name separates directories. Percent-encoding in upper-case hex (as in RFC 3986)
+// replaces the bytes that a path cannot hold:
+//
+//   - `%`, and the control characters C0 and DEL
+//   - the dots of a component `.` or `..`, and the dot of a first component `.stfs`
+//   - a `/` at the beginning or the end, after another `/`, or after the name of a tensor
+//
+// The empty name is `%`. Other bytes are unchanged. A component over 240 bytes is cut to 223 bytes
+// or a little less, followed by `~` and 16 hex digits of the SHA-256 of the whole encoded
+// component. A shorter component that already ends in `~` and 16 hex digits is treated in the same
+// way: no name can imitate a cut one.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -19,33 +25,33 @@ namespace stfs {
 
 inline constexpr std::size_t kMaxComponent = 240;  // bytes; with a view's suffix under NAME_MAX
 
-// What makes directories of a name.
+// The characters that separate directories.
 enum class PathStyle {
-  kSlashes,  // `/`: the root
-  kDots,     // `.` too: the tree view. A `.` that may not separate, by the rules for `/`, stays.
-  kDotsEscaped,  // `/`, and every `.` is `%2E`: for a name that shares its kDots path with another
+  kSlashes,      // `/`: the root of the mount
+  kDots,         // `/` and `.`: the tree view. A `.` stays where a `/` would be encoded
+  kDotsEscaped,  // `/`; each `.` becomes `%2E`. For a name whose kDots path another name has too
 };
 
 struct EncodedPath {
   std::string path;
-  bool cut = false;  // a component was shortened, so the name cannot be read back from the path
+  bool cut = false;  // a component was cut, so decode_path() does not return the name
 };
 
-// The path of the tensor `name`. `tensor_prefixes` are the lengths of those proper prefixes of
-// `name` that are themselves names of tensors, ascending; with the styles of the tree view `.` and
-// `/` count as the same.
+// The path of the tensor `name`. `tensor_prefixes` are the lengths, ascending, of the proper
+// prefixes of `name` that are names of tensors too; for kDots and kDotsEscaped, `.` equals `/` in
+// prefixes.
 EncodedPath encode_path(std::string_view name, std::span<const std::size_t> tensor_prefixes = {},
                         PathStyle style = PathStyle::kSlashes);
 
-// Whether a name is its own path in the root, and no directory is in it. Most names are; it may say
-// no of one that is, too.
+// A fast check for most names: true only if the path of `name` is `name` itself, without a
+// directory. May return false for such a name.
 bool is_plain_name(std::string_view name);
 
-// `name` as one component: every `/` is encoded. For the entries of header/ and metadata/.
+// `name` as one component: encodes each `/`. For the entries of header/ and metadata/.
 std::string encode_component(std::string_view name);
 
-// The name whose path this is; none when an escape is malformed or not one that encode_path writes.
-// A cut component is returned as it stands.
+// The name of a path. Returns nullopt for an escape that encode_path() never writes. Returns a cut
+// component unchanged.
 std::optional<std::string> decode_path(std::string_view path);
 
 }  // namespace stfs

@@ -24,9 +24,8 @@ PathTree::PathTree(NameOf name_of, std::vector<std::uint32_t> by_name, bool all_
 
 namespace {
 
-// The names, among those that came before in sorted order, that are prefixes of the one at hand.
-// Every such name came before it, and whatever stood between begins with that prefix too, so that a
-// stack of open prefixes is enough.
+// For names that come in sorted order: the earlier names that are prefixes of the current name. A
+// stack is enough: all names between a prefix and the current name have that prefix too.
 class OpenPrefixes {
  public:
   void advance(std::string_view name) {
@@ -53,13 +52,13 @@ void PathTree::encode_names(const std::vector<std::uint32_t>& by_name) {
   for (const std::uint32_t tensor : by_name) {
     const std::string_view name = name_of_(tensor);
     prefixes.advance(name);
-    if (!is_plain_name(name)) keep(tensor, encode_path(name, prefixes.lengths()));
+    if (!is_plain_name(name)) add_path(tensor, encode_path(name, prefixes.lengths()));
     prefixes.open(name);
   }
   std::ranges::sort(encoded_, {}, &EncodedName::tensor);
 }
 
-void PathTree::keep(std::uint32_t tensor, const EncodedPath& path) {
+void PathTree::add_path(std::uint32_t tensor, const EncodedPath& path) {
   may_collide_ = may_collide_ || path.cut;
   if (path.path == name_of_(tensor)) return;
   encoded_.push_back({arena_.size(), static_cast<std::uint32_t>(path.path.size()), tensor});
@@ -67,7 +66,7 @@ void PathTree::keep(std::uint32_t tensor, const EncodedPath& path) {
 }
 
 void PathTree::encode_dotted_names(std::uint32_t count) {
-  // A name's key is the name with `/` for `.`: names with the same key would share a path.
+  // A name's key has `/` for each `.`: names with equal keys would have the same path.
   std::string keys;
   std::vector<std::uint64_t> begins{0};
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -89,8 +88,8 @@ void PathTree::encode_dotted_names(std::uint32_t count) {
       const std::string_view name = name_of_(by_key[i]);
       const bool is_shared = last - first > 1 && name.find('.') != std::string_view::npos;
       may_collide_ = may_collide_ || is_shared;
-      keep(by_key[i], encode_path(name, prefixes.lengths(),
-                                  is_shared ? PathStyle::kDotsEscaped : PathStyle::kDots));
+      add_path(by_key[i], encode_path(name, prefixes.lengths(),
+                                      is_shared ? PathStyle::kDotsEscaped : PathStyle::kDots));
     }
     prefixes.open(key);
     first = last;
@@ -111,9 +110,9 @@ PathTree PathTree::with_dots(NameOf name_of, std::uint32_t count) {
 
 std::string_view PathTree::path(std::uint32_t tensor) const {
   if (!encoded_.empty()) {
-    const auto found = std::ranges::lower_bound(encoded_, tensor, {}, &EncodedName::tensor);
-    if (found != encoded_.end() && found->tensor == tensor) {
-      return std::string_view(arena_).substr(found->begin, found->length);
+    const auto encoded = std::ranges::lower_bound(encoded_, tensor, {}, &EncodedName::tensor);
+    if (encoded != encoded_.end() && encoded->tensor == tensor) {
+      return std::string_view(arena_).substr(encoded->begin, encoded->length);
     }
   }
   return name_of_(tensor);
@@ -121,8 +120,8 @@ std::string_view PathTree::path(std::uint32_t tensor) const {
 
 void PathTree::build_directories() {
   if (any_special_) {
-    // More than there are, where directories are shared; what is not used stays virtual. Growing
-    // would take three times the memory of a name that is made of directories.
+    // An upper bound: memory that is never touched stays virtual. Growing the vector would triple
+    // the peak memory for a name of millions of directories.
     std::size_t slashes = 0;
     for (const std::uint32_t tensor : order_) {
       slashes += static_cast<std::size_t>(std::ranges::count(path(tensor), '/'));
@@ -131,7 +130,7 @@ void PathTree::build_directories() {
   }
   directories_.push_back({0, static_cast<std::uint32_t>(order_.size()), 0, 0});
   if (!any_special_) return;
-  std::uint32_t open = kRoot;  // the innermost one that is not complete
+  std::uint32_t open = kRoot;  // the innermost directory that holds the current path
   std::string_view previous;
   for (std::uint32_t i = 0; i < order_.size(); ++i) {
     const std::string_view path = this->path(order_[i]);
@@ -154,7 +153,7 @@ void PathTree::build_directories() {
 }
 
 void PathTree::refuse_collisions() const {
-  // Encoding is injective but for the 64 bits of the digest of cut components.
+  // Only cut components can collide, in 64 bits of their digests. Elsewhere encoding is injective.
   if (!may_collide_) return;
   OpenPrefixes files;
   for (const std::uint32_t tensor : order_) {
@@ -163,7 +162,7 @@ void PathTree::refuse_collisions() const {
     for (const std::size_t length : files.lengths()) {
       if (length == path.size() || path[length] == '/') {
         throw Error(ErrorCode::kPathCollision, "",
-                    "path " + in_quotes(path.substr(0, length)) + ": two tensors share it");
+                    "path " + in_quotes(path.substr(0, length)) + ": two tensors have this path");
       }
     }
     files.open(path);
@@ -173,9 +172,9 @@ void PathTree::refuse_collisions() const {
 std::uint32_t PathTree::lower_bound(const Directory& within, std::string_view path) const {
   const auto begin = order_.begin() + within.first;
   const auto end = order_.begin() + within.last;
-  const auto found = std::ranges::lower_bound(
+  const auto bound = std::ranges::lower_bound(
       begin, end, path, {}, [this](std::uint32_t tensor) { return this->path(tensor); });
-  return static_cast<std::uint32_t>(found - order_.begin());
+  return static_cast<std::uint32_t>(bound - order_.begin());
 }
 
 std::optional<std::uint32_t> PathTree::find(std::string_view path) const {
@@ -192,10 +191,10 @@ std::string_view PathTree::directory_path(std::uint32_t directory) const {
 }
 
 std::uint32_t PathTree::directory_at(std::uint32_t first, std::size_t prefix_length) const {
-  const auto found = std::ranges::lower_bound(
+  const auto directory = std::ranges::lower_bound(
       directories_, std::pair(first, static_cast<std::uint32_t>(prefix_length)), {},
       [](const Directory& d) { return std::pair(d.first, d.prefix_length); });
-  return static_cast<std::uint32_t>(found - directories_.begin());
+  return static_cast<std::uint32_t>(directory - directories_.begin());
 }
 
 std::optional<PathTree::Entry> PathTree::lookup(std::uint32_t directory,
@@ -233,7 +232,7 @@ std::optional<PathTree::Entry> PathTree::list(std::uint32_t directory, std::uint
       next = directories_[child].last - within.first;
       return Entry{true, child, path.substr(within.prefix_length, slash - within.prefix_length)};
     }
-    at = directories_[child].last;  // a cursor from nowhere, in the middle of a subdirectory
+    at = directories_[child].last;  // an invalid cursor, inside a subdirectory: skip to its end
   }
   return std::nullopt;
 }

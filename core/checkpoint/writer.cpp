@@ -12,7 +12,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMaxJsonLength = 100'000'000;
+constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HEADER_SIZE
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kAlignment = 4096;
 
@@ -29,9 +29,9 @@ void write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
   out.add("}");
 }
 
-// The rest of the JSON: a row for each tensor, and the last closes the object.
-struct Rows {
-  Rows(const Checkpoint& of, std::vector<std::uint32_t> numbers)
+// The rest of the JSON: a row for each tensor, and a last row that closes the object.
+struct HeaderRows {
+  HeaderRows(const Checkpoint& of, std::vector<std::uint32_t> numbers)
       : checkpoint(&of), tensors(std::move(numbers)) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
       return type_info(checkpoint->tensor(number).dtype).bits();
@@ -61,10 +61,10 @@ struct Rows {
 
   const Checkpoint* checkpoint;
   std::vector<std::uint32_t> tensors;
-  std::vector<std::uint64_t> begins;  // of each tensor's bytes in the data; then the end
+  std::vector<std::uint64_t> begins;  // offset of each tensor in the data; then the data's length
 };
 
-// The header's JSON with its padding, for a text of `json` bytes; none when that is too long.
+// The size of a JSON with its padding, in bytes; nullopt when it is over the format's limit.
 std::optional<std::uint64_t> padded(std::uint64_t json) {
   const std::uint64_t length =
       (kLengthBytes + json + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes;
@@ -80,7 +80,7 @@ SafetensorsFiles::SafetensorsFiles(const Checkpoint& checkpoint) : checkpoint_(c
 }
 
 const std::string& SafetensorsFiles::metadata() const {
-  std::call_once(metadata_made_, [this] {
+  std::call_once(metadata_written_, [this] {
     std::string text;
     text.reserve(static_cast<std::size_t>(metadata_size_));
     TextWriter out(text);
@@ -91,7 +91,7 @@ const std::string& SafetensorsFiles::metadata() const {
 }
 
 std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> tensors) const {
-  const Rows rows(checkpoint_, std::move(tensors));
+  const HeaderRows rows(checkpoint_, std::move(tensors));
   TextWriter counted;
   for (std::uint64_t row = 0; row < rows.count(); ++row) rows.write(row, counted);
   const auto length = padded(metadata_size_ + counted.size());
@@ -99,8 +99,8 @@ std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> t
 }
 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors) const {
-  // A std::function must be copyable, so the rows are shared by its copies.
-  const auto rows = std::make_shared<const Rows>(checkpoint_, std::move(tensors));
+  // Shared: a std::function is copyable, and its copies must not copy the rows.
+  const auto rows = std::make_shared<const HeaderRows>(checkpoint_, std::move(tensors));
   auto table = std::make_unique<Table>(
       rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });
   const std::uint64_t json = metadata_size_ + table->size();

@@ -9,7 +9,7 @@
 namespace stfs {
 namespace {
 
-// The first that recognises a file reads it.
+// In the order in which format_of() asks them. The last recognises every file.
 constexpr std::array<Format, 1> kFormats{{
     {"safetensors", [](std::span<const std::byte>) { return true; }, read_safetensors, ".json"},
 }};

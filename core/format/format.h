@@ -1,4 +1,6 @@
-// The formats that stfs reads, each a row of one table.
+// The file formats that stfs reads: a table with one row a format.
+//
+// Thread safety: the functions may be called from any thread. Lifetime: rows are constants.
 #pragma once
 
 #include "core/format/header.h"
@@ -12,17 +14,20 @@ namespace stfs {
 
 struct Format {
   std::string_view name;
-  // Whether a file is of this format, by its first bytes (kFirstBytes, or all of a shorter file).
+  // Whether a file that begins with these bytes is of this format. Gets kFirstBytes bytes, or all
+  // of a shorter file.
   bool (*recognises)(std::span<const std::byte> first);
-  // Reads and validates the header. `place` begins the messages. Throws Error.
+  // Reads and validates the header of a source. `place` begins the messages of errors. Throws
+  // Error: kUnreadable, or the rule of the format that the header breaks.
   Header (*read)(const Source& source, const std::string& place);
-  std::string_view raw_suffix;  // of the name of the file that shows Header::raw
+  std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json"
 };
 
 inline constexpr std::size_t kFirstBytes = 8;
 
-// The format of a source. A file that no other format recognises is read as safetensors, which has
-// no magic: the error then names the rule of safetensors that it breaks. Throws Error kUnreadable.
+// Reads the first bytes of a source and returns its format. safetensors has no magic number, so any
+// other file counts as safetensors, and reading its header reports the broken rule. Throws Error
+// kUnreadable.
 const Format& format_of(const Source& source);
 
 }  // namespace stfs

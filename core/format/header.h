@@ -1,5 +1,8 @@
-// What a file of tensors says before their bytes, whatever its format: which tensors lie where, and
-// metadata.
+// The parsed header of a file of tensors, of any format: metadata, and for each tensor its name,
+// dtype, shape and byte range.
+//
+// Thread safety: const members may be called from any thread. Lifetime: the string_views and spans
+// that members return are valid until the Header or the Metadata changes or is destroyed.
 #pragma once
 
 #include "core/format/types.h"
@@ -14,22 +17,22 @@
 
 namespace stfs {
 
-// One tensor, 48 bytes. Names and shapes lie in arenas of the Header that holds it.
+// One tensor, 48 bytes: checkpoints have millions. Its name and its shape lie in arenas of its
+// Header.
 struct TensorRecord {
-  std::uint64_t offset = 0;  // bytes, from the start of the source
-  std::uint64_t length = 0;  // bytes
-  std::uint64_t name_begin = 0;
-  std::uint64_t shape_begin = 0;
+  std::uint64_t offset = 0;       // bytes, from the start of the source
+  std::uint64_t length = 0;       // bytes
+  std::uint64_t name_begin = 0;   // in Header::names
+  std::uint64_t shape_begin = 0;  // in Header::dims
   std::uint32_t name_length = 0;  // bytes
   std::uint32_t rank = 0;
   DType dtype = DType::kBool;
 };
 
-// What the file says of itself, keys and values (`__metadata__`). In one arena, since a header may
-// be made of nothing else.
+// The keys and values of `__metadata__`. One arena holds them: a header may have millions of keys.
 class Metadata {
  public:
-  using Entry = std::pair<std::string_view, std::string_view>;  // key and value, borrowed
+  using Entry = std::pair<std::string_view, std::string_view>;  // key, value
 
   std::size_t size() const { return entries_.size(); }
   Entry operator[](std::size_t i) const {
@@ -39,7 +42,7 @@ class Metadata {
   }
 
   void add(std::string_view key, std::string_view value);
-  void sort();  // by key; equal keys stay in the order in which they were added
+  void sort();  // by key, bytewise; equal keys stay in the order of add()
 
  private:
   struct Lengths {
@@ -50,16 +53,13 @@ class Metadata {
   std::vector<Lengths> entries_;
 };
 
-// A parsed header: the tensors of one source. Immutable once the checkpoint is loaded; the views it
-// returns live as long as it.
 struct Header {
-  ByteRange raw;  // where it stands in its source, as text or as bytes
-  std::vector<TensorRecord>
-      tensors;                      // in the order of their bytes; ties as they stand in the header
-  std::string names;                // arena
-  std::vector<std::uint64_t> dims;  // arena
-  Metadata metadata;                // sorted by key, all different
-  std::vector<std::uint32_t> by_name;  // indices of `tensors` in the bytewise order of their names
+  ByteRange raw;                       // the header's text or bytes in its source
+  std::vector<TensorRecord> tensors;   // by offset; equal offsets in the order of the header
+  std::string names;                   // arena
+  std::vector<std::uint64_t> dims;     // arena
+  Metadata metadata;                   // sorted by key; keys are unique
+  std::vector<std::uint32_t> by_name;  // indices of `tensors`, bytewise by name; names are unique
 
   std::string_view name(const TensorRecord& tensor) const {
     return std::string_view(names).substr(tensor.name_begin, tensor.name_length);

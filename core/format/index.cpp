@@ -16,13 +16,13 @@
 namespace stfs {
 namespace {
 
-// The SAX events of an index. Only the two values that matter are looked at.
+// Receives the SAX events of an index; keeps `weight_map` and `metadata.total_size`.
 class IndexReader {
  public:
   using ShardNumbers = std::map<std::string, std::uint32_t, std::less<>>;
 
   Index index;
-  ShardNumbers shard_numbers;  // in the order in which they were first named
+  ShardNumbers shard_numbers;  // numbered in the order of their first occurrence
   std::string error;
   bool has_map = false;
 
@@ -34,7 +34,7 @@ class IndexReader {
     return scalar();
   }
   bool number_float(double value, const std::string&) {
-    // Some writers print the total as 1.5e10.
+    // Some writers write the total as 1.5e10.
     if (at_total_size() && value >= 0 && value < 0x1p63) {
       index.total_size = static_cast<std::uint64_t>(value);
     }
@@ -126,7 +126,7 @@ void check_shard(const std::string& shard, const std::string& place) {
 
 Index parse_index(std::string_view json, const std::string& place) {
   IndexReader reader;
-  // nlohmann takes a NUL for the end of its input.
+  // nlohmann/json would accept a NUL as the end of its input.
   const bool has_nul = std::memchr(json.data(), 0, json.size()) != nullptr;
   if (has_nul || !nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) {
     throw Error(ErrorCode::kInvalidIndex, place, has_nul ? "holds a NUL byte" : reader.error);
@@ -135,7 +135,7 @@ Index parse_index(std::string_view json, const std::string& place) {
 
   Index index = std::move(reader.index);
   std::vector<std::uint32_t> sorted_number(reader.shard_numbers.size());
-  std::map<std::string, std::uint32_t> normal;  // one shard may be spelled in several ways
+  std::map<std::string, std::uint32_t> normal;  // "a/./s" and "a/s" are one shard
   for (const auto& [shard, number] : reader.shard_numbers) {
     check_shard(shard, place);
     const auto [entry, is_new] =

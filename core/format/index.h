@@ -3,6 +3,8 @@
 //   {"metadata": {"total_size": 123}, "weight_map": {"tensor": "model-00001-of-00002.safetensors"}}
 //
 // (Hugging Face, "Sharded checkpoints"). Other keys are ignored.
+//
+// Thread safety: parse_index() and const members may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +17,14 @@ namespace stfs {
 
 struct Index {
   struct Entry {
-    std::uint64_t name_begin;
-    std::uint32_t name_length;
-    std::uint32_t shard;  // number in `shards`
+    std::uint64_t name_begin;   // in `names`
+    std::uint32_t name_length;  // bytes
+    std::uint32_t shard;        // index in `shards`
   };
 
-  std::vector<Entry> entries;               // sorted by name, all different
+  std::vector<Entry> entries;               // sorted by name; names are unique
   std::string names;                        // arena
-  std::vector<std::string> shards;          // file names relative to the index's directory, sorted
+  std::vector<std::string> shards;          // paths relative to the index's directory, sorted
   std::optional<std::uint64_t> total_size;  // bytes
 
   std::string_view name(const Entry& entry) const {
@@ -30,7 +32,8 @@ struct Index {
   }
 };
 
-// Throws Error kInvalidIndex, also for a shard that is an absolute path or has a `..` in it.
+// Parses the JSON of an index. `place` begins the messages of errors. Throws Error kInvalidIndex,
+// also for a shard whose path is absolute or has a `..` component.
 Index parse_index(std::string_view json, const std::string& place);
 
 }  // namespace stfs

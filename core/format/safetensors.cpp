@@ -24,8 +24,8 @@ constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HE
 constexpr std::size_t kMaxDepth = 127;                 // nesting that serde_json accepts
 constexpr std::string_view kMetadataField = "__metadata__";
 
-// Asks for large pages where memory is about to be filled: fewer faults. Whether there are any is
-// the kernel's affair.
+// madvise(2) with MADV_HUGEPAGE: fewer page faults in memory that is about to be filled. A hint, so
+// its errors do not matter.
 void use_huge_pages(void* data, std::size_t bytes) {
   constexpr std::uintptr_t kHugePage = 2 << 20;
   const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -35,7 +35,7 @@ void use_huge_pages(void* data, std::size_t bytes) {
   ::madvise(static_cast<std::byte*>(data) + (begin - address), end - begin, MADV_HUGEPAGE);
 }
 
-// The text of a header in pieces, so that a long one is never in memory as a whole.
+// The text of a header, read in pieces to save memory.
 class Text {
  public:
   Text() = default;
@@ -43,8 +43,8 @@ class Text {
   Text& operator=(const Text&) = delete;
   virtual ~Text() = default;
 
-  // The next piece, valid until the one after it is asked for; empty at the end, and after a NUL:
-  // nlohmann takes it for the end of its input, and JSON has none.
+  // The next piece, valid until the next call. Returns "" at the end and from the piece with the
+  // first NUL on: JSON has none, and nlohmann/json would accept it as the end of its input.
   std::string_view next() {
     if (has_nul_) return {};
     const std::string_view piece = read();
@@ -53,7 +53,6 @@ class Text {
   }
   bool has_nul() const { return has_nul_; }
 
-  // All of it, for a message.
   virtual std::string whole() const = 0;
 
  private:
@@ -112,7 +111,7 @@ class TextInSource : public Text {
   std::string buffer_;
 };
 
-// The bytes of a Text, as nlohmann takes its input. The end is an iterator without a text.
+// An input iterator over the bytes of a Text, for nlohmann/json. The end iterator has no text.
 class TextIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -136,7 +135,7 @@ class TextIterator {
     at_ = piece.data();
     end_ = piece.data() + piece.size();
   }
-  // Out of line, since the parser asks before every byte.
+  // Out of line: the parser compares iterators before each byte.
   [[gnu::noinline]] bool refill() {
     take(text_->next());
     return at_ != end_;
@@ -147,13 +146,13 @@ class TextIterator {
   const char* end_ = nullptr;
 };
 
-// The SAX events of nlohmann/json, written straight into a Header. Which JSON forms are accepted
-// follows what serde derives for the reference's structures: a tensor is an object of its fields or
-// an array of them in order; a dtype is its name or {name: null}; unknown fields are ignored.
+// Writes the SAX events of nlohmann/json straight into a Header. It accepts the JSON forms that
+// serde derives for the reference's structures: a tensor is an object, or an array of its fields in
+// order; a dtype is its name or {name: null}; unknown fields are ignored.
 class HeaderReader {
  public:
-  // `json_length` bytes are to come: a bound for the names, and with it an estimate of the tensors.
-  // Memory that is reserved and not used stays virtual.
+  // `json_length` is the size of the JSON in bytes. Reserves an upper bound for the names and an
+  // estimate for the tensors; memory that is never touched stays virtual.
   HeaderReader(std::string place, std::size_t json_length) : place_(std::move(place)) {
     constexpr std::size_t kBytesPerTensor = 80;  // of JSON, with a short name
     header_.names.reserve(json_length);
@@ -166,7 +165,7 @@ class HeaderReader {
   Header take() { return std::move(header_); }
   const std::optional<Error>& error() const { return error_; }
 
-  // What nlohmann::json_sax asks for. Each returns false to stop; error_ says why.
+  // The members of nlohmann::json_sax. Each sets error_ and returns false to stop the parser.
   bool null() {
     switch (expect_) {
       case Expect::kMetadata:
@@ -180,7 +179,9 @@ class HeaderReader {
   }
   bool boolean(bool) { return scalar("a boolean"); }
   bool number_integer(std::int64_t) { return scalar("a negative number"); }
-  bool number_float(double, const std::string&) { return scalar("a number that is no integer"); }
+  bool number_float(double, const std::string&) {
+    return scalar("a number that is not a 64-bit integer");
+  }
   bool number_unsigned(std::uint64_t value) {
     switch (expect_) {
       case Expect::kShapeItem:
@@ -330,7 +331,7 @@ class HeaderReader {
     kShapeItem,
     kOffsets,
     kOffsetItem,
-    kIgnored,  // inside the value of an unknown field
+    kIgnored,  // the value of an unknown field, or inside it
   };
   enum Field : unsigned { kHasDType = 1, kHasShape = 2, kHasOffsets = 4, kHasAll = 7 };
 
@@ -344,9 +345,9 @@ class HeaderReader {
   }
   bool duplicate_key(const std::string& key) { return refuse("duplicate key " + in_quotes(key)); }
 
-  // A value that only an unknown field may have.
-  bool scalar(const char* what) {
-    if (expect_ != Expect::kIgnored) return refuse(std::string(what) + " where " + expected());
+  // Accepts a scalar that only an unknown field may have.
+  bool scalar(const char* kind) {
+    if (expect_ != Expect::kIgnored) return refuse(std::string(kind) + " where " + expected());
     if (ignored_.empty()) expect_ = Expect::kField;
     return true;
   }
@@ -370,7 +371,7 @@ class HeaderReader {
       case Expect::kOffsetItem:
         return "data_offsets must be two unsigned integers";
       default:
-        return "nothing more is expected";
+        return "no value is expected";
     }
   }
 
@@ -417,7 +418,7 @@ class HeaderReader {
     expect_ = next;
     return true;
   }
-  // The next field of a tensor that is written as an array: dtype, shape, data_offsets.
+  // Expects the next field of a tensor that is an array: dtype, shape, data_offsets.
   bool next_element() {
     switch (fields_) {
       case 0:
@@ -443,11 +444,11 @@ class HeaderReader {
     return true;
   }
   bool dtype(const std::string& name) {
-    const std::optional<DType> found = dtype_from_name(name);
-    if (!found || type_info(*found).kind == TypeKind::kQuantized) {
+    const std::optional<DType> type = dtype_from_name(name);
+    if (!type || type_info(*type).kind == TypeKind::kQuantized) {
       return refuse("unknown dtype " + in_quotes(name));
     }
-    tensor_.dtype = *found;
+    tensor_.dtype = *type;
     return true;
   }
   bool ignored_done() {
@@ -473,7 +474,8 @@ class HeaderReader {
       return refuse("field " + std::string(missing) + " is missing");
     }
     tensor_.rank = rank_;
-    tensor_.offset = offsets_[0];  // still relative, begin and end: validate() makes them a range
+    // The begin and end of data_offsets; validate() turns them into an offset and a length.
+    tensor_.offset = offsets_[0];
     tensor_.length = offsets_[1];
     header_.tensors.push_back(tensor_);
     unknown_.clear();
@@ -498,13 +500,13 @@ class HeaderReader {
   std::uint32_t rank_ = 0;
   std::array<std::uint64_t, 2> offsets_{};
   std::size_t offset_count_ = 0;
-  std::set<std::string, std::less<>> unknown_;               // its unknown keys
-  std::vector<std::set<std::string, std::less<>>> ignored_;  // keys of each open ignored value
+  std::set<std::string, std::less<>> unknown_;               // its unknown fields
+  std::vector<std::set<std::string, std::less<>>> ignored_;  // keys of each open object or array
 };
 
 std::string subject(std::string_view name) { return "tensor " + in_quotes(name) + ": "; }
 
-// Fills header.by_name, which is where two equal names come to stand side by side.
+// Fills header.by_name. Throws Error kDuplicateTensor.
 void sort_by_name(Header& header, const std::string& place) {
   const auto name_of = [&header](std::uint32_t i) { return header.name(header.tensors[i]); };
   auto [order, any_equal] = sorted_order(header.tensors.size(), name_of);
@@ -517,8 +519,8 @@ void sort_by_name(Header& header, const std::string& place) {
   }
 }
 
-// Metadata::validate of the reference, tensor by tensor in the order of the bytes. Turns each
-// record's (begin, end) into (offset in the file, length).
+// Checks the tensors in the order of their bytes, as Metadata::validate of the reference does.
+// Turns each record's (begin, end) in the data into (offset in the file, length).
 void validate(Header& header, std::uint64_t data_length, const std::string& place) {
   const std::uint64_t data_begin = header.raw.offset + header.raw.length;
   std::uint64_t expected = 0;
@@ -571,14 +573,14 @@ void validate(Header& header, std::uint64_t data_length, const std::string& plac
                 "the tensors end at byte " + std::to_string(expected) +
                     " of the data, the file at " + std::to_string(data_length));
   }
-  // Every offset is now known to lie in the file, so this cannot overflow.
+  // Cannot overflow: every offset lies inside the file.
   for (TensorRecord& tensor : header.tensors) tensor.offset += data_begin;
 }
 
 Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
              const std::string& place) {
   HeaderReader reader(place, json_length);
-  // nlohmann skips a byte-order mark; JSON has none.
+  // nlohmann/json skips a byte-order mark; the reference refuses it.
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   const std::string_view first = text.next();
   const bool has_mark = first.starts_with(kByteOrderMark);
@@ -586,7 +588,7 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
       !has_mark && nlohmann::json::sax_parse(TextIterator(text, first), TextIterator(), &reader) &&
       !text.has_nul();
   if (!is_json) {
-    // The reference looks at the encoding of the whole header before it looks at the JSON.
+    // The reference checks the encoding of the whole header before it parses the JSON.
     if (!is_utf8(text.whole())) {
       throw Error(ErrorCode::kInvalidHeader, place, "header: not valid UTF-8");
     }

@@ -1,13 +1,15 @@
-// The header of a safetensors file: JSON text to validated tensors.
+// Reads and validates the header of a safetensors file.
 //
 // The layout of a file (the format's README, safetensors/src/tensor.rs):
 //
-//   0        8              8+N                                   end of file
-//   | N      | JSON, N bytes | tensor bytes, one after the other   |
+//   0        8               8+N                         end of file
+//   | N      | JSON, N bytes | tensor bytes, without gaps |
 //     u64 LE
 //
-// The rules, their order and their names are the reference reader's, with one addition: a JSON key
-// that occurs twice in the same object is refused wherever it stands.
+// The rules, their order and their names are those of the reference reader. stfs adds one rule: no
+// JSON object has the same key twice.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/format/header.h"
@@ -18,12 +20,13 @@
 
 namespace stfs {
 
-// Parses and validates the JSON of a header. `data_length` is the size of the file less 8+N, in
-// bytes. `place` begins the messages. Throws Error with the code of the first rule that is broken.
+// Parses and validates the JSON of a header. `data_length` is the number of bytes after it, the
+// file's size less 8+N. `place` begins the messages of errors. Throws Error with the code of the
+// first broken rule.
 Header parse_safetensors(std::string_view json, std::uint64_t data_length,
                          const std::string& place);
 
-// Reads and parses the header of a source.
+// Reads the header of a source and does the same. Also throws Error kUnreadable.
 Header read_safetensors(const Source& source, const std::string& place);
 
 }  // namespace stfs

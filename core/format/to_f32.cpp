@@ -13,7 +13,7 @@
 namespace stfs {
 namespace {
 
-// --- the small types, as tables made from their definitions
+// --- tables for types of 8 bits or fewer, computed from the definitions of the types
 
 constexpr float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
@@ -23,7 +23,8 @@ constexpr float power_of_two(int exponent) {
                           : from_bits(1U << (exponent + 149));
 }
 
-// A finite value of a format with this many exponent and significand bits.
+// The finite value of a code with these numbers of exponent and significand bits. Exponent 0 means
+// subnormal.
 constexpr float finite(unsigned code, unsigned exponent_bits, unsigned significand_bits, int bias) {
   const unsigned significand = code & ((1U << significand_bits) - 1);
   const unsigned exponent = (code >> significand_bits) & ((1U << exponent_bits) - 1);
@@ -82,7 +83,7 @@ constexpr auto kF6E3M2 = table<64>([](unsigned code) { return finite(code, 3, 2,
 
 // --- loops
 
-// Element i of an array of any alignment.
+// Element `i` of an array at an unaligned address.
 template <class T>
 T load(const std::byte* in, std::size_t i) {
   T value;
@@ -106,7 +107,7 @@ void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::
 }
 
 #if defined(__x86_64__)
-// Each converts as many elements as fill whole registers and returns their number.
+// Each converts the elements that fill whole registers and returns their number.
 [[gnu::target("avx2")]] std::size_t from_bf16_avx2(const std::byte* in, std::size_t elements,
                                                    float* out) {
   std::size_t i = 0;
@@ -138,7 +139,7 @@ void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::
   return i;
 }
 
-// F16C is not among the names that every compiler's __builtin_cpu_supports knows.
+// Not every compiler's __builtin_cpu_supports knows the name "f16c".
 bool has_f16c() {
   unsigned eax = 0;
   unsigned ebx = 0;
@@ -207,7 +208,7 @@ void f16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* o
 void bf16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out) {
   for (std::size_t i = 0; i < elements; ++i) {
     const std::uint32_t bits = static_cast<std::uint32_t>(load<std::uint16_t>(blocks, i)) << 16;
-    std::memcpy(&out[i], &bits, sizeof bits);  // as bits: a float register may quiet a NaN
+    std::memcpy(&out[i], &bits, sizeof bits);  // a copy through a float may quiet a NaN
   }
 }
 

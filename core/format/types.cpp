@@ -50,16 +50,16 @@ static_assert(
       }
       return true;
     }(),
-    "a row stands at the place of its enumerator");
+    "the rows are in the order of the enumerators of DType");
 
 }  // namespace
 
 const TypeInfo& type_info(DType dtype) { return kRows[static_cast<std::size_t>(dtype)].info; }
 
 std::optional<DType> dtype_from_name(std::string_view name) {
-  const auto found = std::ranges::find(kRows, name, [](const Row& row) { return row.info.name; });
-  if (found == kRows.end()) return std::nullopt;
-  return found->dtype;
+  const auto row = std::ranges::find(kRows, name, [](const Row& r) { return r.info.name; });
+  if (row == kRows.end()) return std::nullopt;
+  return row->dtype;
 }
 
 }  // namespace stfs

@@ -1,8 +1,9 @@
-// The element types of tensors: a table with one row a type, which is all that is known of it. A
-// new type is an enumerator, a row in types.cpp and a function in to_f32.cpp.
+// The element types of tensors: a table with one row a type. A new type needs an enumerator here, a
+// row in types.cpp and, if its values are real numbers, a function in to_f32.cpp.
 //
-// The first 22 are those of the safetensors format (safetensors/src/tensor.rs, enum Dtype), with
-// the names of the reference.
+// The types and their names are those of safetensors (safetensors/src/tensor.rs, enum Dtype).
+//
+// Thread safety: the functions may be called from any thread. Lifetime: rows are constants.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace stfs {
 
 enum class DType : std::uint8_t {
   kBool,
-  kF4,      // OCP MX E2M1, two elements a byte, low nibble first
+  kF4,      // OCP MX E2M1, two elements in a byte, the first in the low nibble
   kF6E2M3,  // OCP MX, four elements in three bytes
   kF6E3M2,  // OCP MX
   kU8,
@@ -45,36 +46,36 @@ enum class TypeKind : std::uint8_t {
   kSigned,
   kFloat,
   kComplex,
-  kQuantized,  // real numbers whose blocks hold scales too; none of these is in safetensors
+  kQuantized,  // real numbers in blocks with a scale; safetensors has no such type
 };
 
-// Elements lie in blocks: a block of F4 is 2 elements in 1 byte, one of F6 is 4 in 3 bytes, and one
-// of the types of whole bytes is a single element.
+// Elements lie in blocks: a block of F4 is 2 elements in 1 byte, a block of F6 is 4 elements in
+// 3 bytes, and a block of any type of whole bytes is 1 element.
 struct TypeInfo {
-  std::string_view name;  // in the format: "BF16"
+  std::string_view name;  // "BF16"
   std::uint16_t block_elements = 1;
   std::uint16_t block_bytes = 1;
   TypeKind kind = TypeKind::kFloat;
 
-  // The code of NumPy's array interface, "<f4"; empty when NumPy has none. A type that it lacks is
-  // never passed off as another: BF16 is "<V2" and the F8 types "|V1", as ml_dtypes writes them.
+  // The type string of NumPy's array interface, "<f4"; "" when elements share bytes. A type that
+  // NumPy lacks is opaque bytes, as ml_dtypes writes it: BF16 is "<V2", the F8 types are "|V1".
   std::string_view npy = {};
 
-  // DLDataTypeCode of DLPack 1.1; kNoDlpack when it has none. It packs types of fewer than 8 bits
-  // as safetensors does: the first element stands in the lowest bits.
+  // DLDataTypeCode of DLPack 1.1; kNoDlpack when DLPack lacks the type. Like safetensors, DLPack
+  // packs types of fewer than 8 bits from the lowest bit up.
   std::uint8_t dlpack = kNoDlpack;
   static constexpr std::uint8_t kNoDlpack = 255;
 
-  // Converts elements to binary32 (core/format/to_f32.h); null for kinds without real numbers.
-  // Elements are whole blocks; of kFloat any number, and only the bytes that hold them are read.
-  // The blocks may begin at any address.
+  // Converts `elements` elements to binary32 (core/format/to_f32.h); null unless the kind is kFloat
+  // or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks; of
+  // kFloat any number is allowed, and no byte after the last element is read.
   void (*to_f32)(const std::byte* blocks, std::size_t elements, float* out) = nullptr;
 
-  // Bits of one element. Not for kQuantized, whose elements share bits.
+  // Bits of one element. Not defined for kQuantized: its blocks hold a scale too.
   constexpr unsigned bits() const { return block_bytes * 8U / block_elements; }
 
-  // Bytes of this many elements; nothing when they do not fill whole blocks, or when the number of
-  // their bits exceeds 64 bits (a rule of safetensors).
+  // Bytes of `elements` elements. Returns nullopt when they do not fill whole blocks, or when the
+  // number of bits overflows 64 bits (a rule of safetensors).
   constexpr std::optional<std::uint64_t> bytes_of(std::uint64_t elements) const {
     std::uint64_t bits = 0;
     if (elements % block_elements != 0 ||
@@ -84,12 +85,13 @@ struct TypeInfo {
     return bits / 8;
   }
 
-  // Where the block of an element begins in a tensor that is known to fit, bytes.
+  // The byte offset of an element's block. Does not check for overflow: for an element of a
+  // validated tensor.
   constexpr std::uint64_t offset_of(std::uint64_t element) const {
     return element / block_elements * block_bytes;
   }
 
-  // The elements of whole blocks.
+  // The number of elements in the whole blocks of `bytes` bytes.
   constexpr std::uint64_t elements_in(std::uint64_t bytes) const {
     return bytes / block_bytes * block_elements;
   }
@@ -99,7 +101,7 @@ const TypeInfo& type_info(DType dtype);
 
 inline std::string_view dtype_name(DType dtype) { return type_info(dtype).name; }
 
-// The type with this exact name (case matters, as in the reference).
+// The type with this name, compared with case as the reference does; nullopt for any other name.
 std::optional<DType> dtype_from_name(std::string_view name);
 
 }  // namespace stfs

@@ -7,7 +7,7 @@
 namespace stfs {
 namespace {
 
-// Joins the handlers of a variant into one visitor.
+// A visitor for std::visit, made of one lambda for each alternative.
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
@@ -16,31 +16,32 @@ template <class... F>
 Overloaded(F...) -> Overloaded<F...>;
 
 iovec piece(const void* data, std::uint64_t length) {
-  return {const_cast<void*>(data), static_cast<std::size_t>(length)};  // iovec is not const-correct
+  return {const_cast<void*>(data), static_cast<std::size_t>(length)};  // iovec lacks const
 }
 
-// Adds a buffer of `length` bytes that `into` fills.
-template <class Into>
-int fill(Reading& reading, std::uint64_t length, const Into& into) {
+// Adds a piece: a buffer of `length` bytes, filled by `read`.
+template <class Read>
+int add_buffer(Reading& reading, std::uint64_t length, const Read& read) {
   const auto size = static_cast<std::size_t>(length);
   auto buffer = std::make_unique_for_overwrite<std::byte[]>(size);
-  if (const int error = into(std::span(buffer.get(), size))) return error;
+  if (const int error = read(std::span(buffer.get(), size))) return error;
   reading.pieces.push_back(piece(buffer.get(), size));
   reading.buffers.push_back(std::move(buffer));
   return 0;
 }
 
-// The bytes could change after the check, while they are copied or while the kernel waits for the
-// disk, for as long as a disk may take. So they are read, and checked afterwards.
-int read_into(Reading& reading, const Source& source, ByteRange range) {
-  return fill(reading, range.length,
-              [&](std::span<std::byte> buffer) { return source.read_ahead(buffer, range.offset); });
+// Reads an extent that cannot be pinned. A buffer keeps its bytes, so that verifying them after the
+// read is enough; the mapping could change between the check and the reply.
+int add_extent_buffer(Reading& reading, const Source& source, ByteRange range) {
+  return add_buffer(reading, range.length, [&](std::span<std::byte> buffer) {
+    return source.read_ahead(buffer, range.offset);
+  });
 }
 
-// Where byte 0 of a source is, pinned once for all pieces; null when it cannot be pinned.
+// Pins a source, once a reading. Returns the address of its byte 0; null when it cannot be pinned.
 const std::byte* pin(Reading& reading, const Source& source) {
-  const auto known = std::ranges::find(reading.pins, &source, &Reading::Pin::source);
-  if (known != reading.pins.end()) return known->pinned.data;
+  const auto existing = std::ranges::find(reading.pins, &source, &Reading::Pin::source);
+  if (existing != reading.pins.end()) return existing->pinned.data;
   Pinned pinned = source.try_pin();
   if (!pinned) return nullptr;
   reading.pins.push_back({&source, std::move(pinned)});
@@ -75,22 +76,22 @@ Content& Content::borrowed(std::string_view bytes) {
 Content& Content::extent(const Source& source, std::uint64_t offset, std::uint64_t length) {
   if (!spans_.empty()) {
     Span& last = spans_.back();
-    const From* before = std::get_if<From>(&last.kind);
+    const SourcePosition* before = std::get_if<SourcePosition>(&last.kind);
     if (before != nullptr && before->source == &source && before->offset + last.length == offset) {
       last.length += length;
       size_ += length;
       return *this;
     }
   }
-  add(length, From{&source, offset});
+  add(length, SourcePosition{&source, offset});
   return *this;
 }
 
 std::optional<Extent> Content::extent() const {
   if (spans_.size() != 1) return std::nullopt;
-  const From* from = std::get_if<From>(&spans_.front().kind);
-  if (from == nullptr) return std::nullopt;
-  return Extent{from->source, from->offset, size_};
+  const SourcePosition* position = std::get_if<SourcePosition>(&spans_.front().kind);
+  if (position == nullptr) return std::nullopt;
+  return Extent{position->source, position->offset, size_};
 }
 
 Content& Content::production(std::unique_ptr<const Producer> producer) {
@@ -101,8 +102,8 @@ Content& Content::production(std::unique_ptr<const Producer> producer) {
 
 Content& Content::append(Content other) {
   for (Span& span : other.spans_) {
-    if (const From* from = std::get_if<From>(&span.kind)) {
-      extent(*from->source, from->offset, span.length);
+    if (const SourcePosition* position = std::get_if<SourcePosition>(&span.kind)) {
+      extent(*position->source, position->offset, span.length);
     } else {
       add(span.length, std::move(span.kind));
     }
@@ -111,7 +112,6 @@ Content& Content::append(Content other) {
 }
 
 std::vector<Content::Span>::const_iterator Content::span_at(std::uint64_t offset) const {
-  // The last span that begins at or before offset.
   return std::prev(std::ranges::upper_bound(spans_, offset, {}, &Span::begin));
 }
 
@@ -122,9 +122,9 @@ std::vector<Extent> Content::missing(std::uint64_t offset, std::uint64_t length)
   for (auto span = span_at(offset); offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
-    if (const From* from = std::get_if<From>(&span->kind)) {
-      const ByteRange range{from->offset + skip, take};
-      if (!from->source->has(range)) missing.push_back({from->source, range.offset, take});
+    if (const SourcePosition* position = std::get_if<SourcePosition>(&span->kind)) {
+      const ByteRange range{position->offset + skip, take};
+      if (!position->source->has(range)) missing.push_back({position->source, range.offset, take});
     } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span->kind)) {
       (*producer)->missing(skip, take, missing);
     }
@@ -138,36 +138,37 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   const std::uint64_t begin = offset;
   const std::uint64_t end = offset + std::min(length, size_ - offset);
   const auto read_all = [&] {
-    return fill(reading, end - begin,
-                [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
+    return add_buffer(reading, end - begin,
+                      [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
   };
   const auto first = span_at(offset);
   if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) return read_all();
-  // Pinned last: filling a buffer may take long, and a writer waits for the pins.
-  std::array<std::optional<From>, kMaxPieces> to_pin;  // by piece
+  // Pin last: writers wait for the pins, and reading into a buffer may take long.
+  std::array<std::optional<SourcePosition>, kMaxPieces> to_pin;  // by piece
   for (auto span = first; offset < end; ++span) {
     const std::uint64_t skip = offset - span->begin;
     const std::uint64_t take = std::min(end, span->begin + span->length) - offset;
-    const int error =
-        std::visit(Overloaded{[&](std::string_view bytes) {
-                                reading.pieces.push_back(piece(bytes.data() + skip, take));
-                                return 0;
-                              },
-                              [&](const From& from) {
-                                const ByteRange range{from.offset + skip, take};
-                                if (!from.source->can_pin(range)) {
-                                  return read_into(reading, *from.source, range);
-                                }
-                                to_pin[reading.pieces.size()] = From{from.source, range.offset};
-                                reading.pieces.push_back(piece(nullptr, take));
-                                return 0;
-                              },
-                              [&](const std::unique_ptr<const Producer>& producer) {
-                                return fill(reading, take, [&](std::span<std::byte> buffer) {
-                                  return producer->produce(skip, buffer);
-                                });
-                              }},
-                   span->kind);
+    const int error = std::visit(
+        Overloaded{[&](std::string_view bytes) {
+                     reading.pieces.push_back(piece(bytes.data() + skip, take));
+                     return 0;
+                   },
+                   [&](const SourcePosition& position) {
+                     const Source& source = *position.source;
+                     const ByteRange range{position.offset + skip, take};
+                     if (!source.can_pin(range)) {
+                       return add_extent_buffer(reading, source, range);
+                     }
+                     to_pin[reading.pieces.size()] = SourcePosition{&source, range.offset};
+                     reading.pieces.push_back(piece(nullptr, take));
+                     return 0;
+                   },
+                   [&](const std::unique_ptr<const Producer>& producer) {
+                     return add_buffer(reading, take, [&](std::span<std::byte> buffer) {
+                       return producer->produce(skip, buffer);
+                     });
+                   }},
+        span->kind);
     if (error != 0) {
       const int changed = verify(begin, end - begin);
       return changed != 0 ? changed : error;
@@ -177,7 +178,7 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
   for (std::size_t i = 0; i < reading.pieces.size(); ++i) {
     if (!to_pin[i]) continue;
     const std::byte* data = pin(reading, *to_pin[i]->source);
-    if (data == nullptr) {  // somebody is about to write
+    if (data == nullptr) {  // the kernel asked for the lease since can_pin()
       reading.clear();
       return read_all();
     }
@@ -195,7 +196,7 @@ int read_extent(const Extent& extent, Reading& reading) {
   if (data != nullptr) {
     reading.pieces.push_back(piece(data + range.offset, range.length));
   } else {
-    error = read_into(reading, source, range);
+    error = add_extent_buffer(reading, source, range);
   }
   const int changed = source.verify();
   return changed != 0 ? changed : error;
@@ -214,18 +215,18 @@ int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) con
     const auto take =
         static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), span->length - skip));
     const std::span part = out.first(take);
-    const int error =
-        std::visit(Overloaded{[&](std::string_view bytes) {
-                                std::memcpy(part.data(), bytes.data() + skip, take);
-                                return 0;
-                              },
-                              [&](const From& from) {
-                                return from.source->read_unverified(part, from.offset + skip);
-                              },
-                              [&](const std::unique_ptr<const Producer>& producer) {
-                                return producer->produce(skip, part);
-                              }},
-                   span->kind);
+    const int error = std::visit(Overloaded{[&](std::string_view bytes) {
+                                              std::memcpy(part.data(), bytes.data() + skip, take);
+                                              return 0;
+                                            },
+                                            [&](const SourcePosition& position) {
+                                              return position.source->read_unverified(
+                                                  part, position.offset + skip);
+                                            },
+                                            [&](const std::unique_ptr<const Producer>& producer) {
+                                              return producer->produce(skip, part);
+                                            }},
+                                 span->kind);
     if (error != 0) return error;
     out = out.subspan(take);
     offset += take;
@@ -235,14 +236,14 @@ int Content::copy_unverified(std::uint64_t offset, std::span<std::byte> out) con
 
 int Content::verify(std::uint64_t offset, std::uint64_t length) const {
   if (length == 0) return 0;
-  const Source* verified = nullptr;
+  const Source* verified = nullptr;  // the last; neighbours often share a source
   const auto end = span_at(offset + length - 1) + 1;
   for (auto span = span_at(offset); span != end; ++span) {
     int error = 0;
-    if (const From* from = std::get_if<From>(&span->kind)) {
-      if (from->source == verified) continue;
-      error = from->source->verify();
-      verified = from->source;
+    if (const SourcePosition* position = std::get_if<SourcePosition>(&span->kind)) {
+      if (position->source == verified) continue;
+      error = position->source->verify();
+      verified = position->source;
     } else if (const auto* producer = std::get_if<std::unique_ptr<const Producer>>(&span->kind)) {
       error = (*producer)->verify();
     }

@@ -1,9 +1,7 @@
-// The recipe: what a virtual file is made of.
+// The recipe of a virtual file: a list of spans, which is immutable once built. A span is one of
 //
-// A Content is an immutable list of spans, each one of
-//
-//   literal     bytes that it holds itself          (the header of an npy file)
-//   borrowed    bytes that another holds            (a text that many recipes have)
+//   literal     bytes that the Content owns         (the header of an npy file)
+//   borrowed    bytes that another object owns      (a text that many recipes share)
 //   extent      a range of a source                 (a tensor)
 //   production  bytes computed when they are read   (a table, a conversion)
 //
@@ -11,14 +9,13 @@
 //   npy file     [ literal | extent ]
 //   merged file  [ literal | extent | extent | ... ]
 //
-// There is one way to read any of them. `missing` says what is still elsewhere; `read` yields what
-// to send, for the kernel; `copy` yields bytes that code of ours may look at. The last two answer 0
-// or an errno: ESTALE when a source is no longer the version that was opened, EIO and its like from
-// the source. Sources are verified last, when all bytes are there.
+// Every Content is read the same way. `missing` returns the extents to fetch first; `read` gives
+// the kernel pieces to send; `copy` gives our own code the bytes. read() and copy() verify the
+// sources after all bytes are there, and return 0 or an errno: ESTALE when a source is no longer
+// the version that was opened, or the errno of a source (EIO).
 //
-// Thread safety: const members may be called from any thread. Lifetime: the sources that extents
-// refer to, and borrowed bytes, outlive the Content; the pieces of a Reading are valid while
-// Content and Reading live.
+// Thread safety: const members may be called from any thread. Lifetime: sources and borrowed bytes
+// outlive the Content; the pieces of a Reading are valid while the Content and the Reading live.
 #pragma once
 
 #include "core/source/source.h"
@@ -40,20 +37,21 @@
 
 namespace stfs {
 
-// A range of a source that a recipe is made of.
+// A range of a source.
 struct Extent {
   const Source* source = nullptr;
   std::uint64_t offset = 0;  // bytes
   std::uint64_t length = 0;  // bytes
 
-  // The part of it from `from` on, of `most` bytes or up to its end.
+  // The part that begins `from` bytes into the extent: `most` bytes, or fewer at its end.
   Extent part(std::uint64_t from, std::uint64_t most) const {
     const std::uint64_t skip = std::min(from, length);
     return {source, offset + skip, std::min(most, length - skip)};
   }
 };
 
-// Computes a fixed number of bytes, any part of them on request and in any order.
+// Computes the bytes of a production, in any order. Thread safety: const members may be called from
+// any thread. Lifetime: the sources that it reads outlive it.
 class Producer {
  public:
   Producer() = default;
@@ -61,24 +59,24 @@ class Producer {
   Producer& operator=(const Producer&) = delete;
   virtual ~Producer() = default;
 
-  virtual std::uint64_t size() const = 0;  // bytes; never changes
+  virtual std::uint64_t size() const = 0;  // bytes; constant
 
-  // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). 0 or an errno. The
-  // bytes are good only if verify() returns 0 afterwards.
+  // Fills `out` with the bytes from `offset` on; offset + out.size() <= size(). Returns 0 or an
+  // errno. The bytes are valid only if verify() returns 0 afterwards.
   virtual int produce(std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  // Adds what produce() of this range would read and a source does not have here.
+  // Appends the extents that produce() of this range reads and that are not on this machine
+  // (Source::has). length > 0 and offset + length <= size().
   virtual void missing(std::uint64_t /*offset*/, std::uint64_t /*length*/,
                        std::vector<Extent>& /*missing*/) const {}
 
-  // 0, or ESTALE when a source that the bytes are computed from is not the version that was opened,
-  // or an errno.
+  // Source::verify() of every source that produce() reads: 0 or the first errno.
   virtual int verify() const { return 0; }
 };
 
-// What a read has to send: pieces that point into sources, literals, or buffers held here. While it
-// lives, the bytes that the pieces point to do not change. A usual reading allocates nothing but
-// its buffers.
+// The result of Content::read(): pieces that point into sources, literals, or buffers of the
+// Reading. The bytes do not change while it lives. A few pieces and pins fit inside, so that a
+// typical read allocates only its buffers.
 struct Reading {
   Reading() = default;
   Reading(const Reading&) = delete;
@@ -102,61 +100,64 @@ struct Reading {
 
 class Content {
  public:
-  // The builders; each returns *this. Extents that continue the one before are joined with it.
+  // Builders: each appends a span and returns *this. Adjacent extents of one source become one.
   Content& literal(std::string bytes);
   Content& borrowed(std::string_view bytes);
   Content& extent(const Source& source, std::uint64_t offset, std::uint64_t length);
   Content& production(std::unique_ptr<const Producer> producer);
 
-  Content& append(Content other);  // everything that `other` is made of
+  Content& append(Content other);  // all spans of `other`
 
   std::uint64_t size() const { return size_; }  // bytes
 
-  // The one extent that this is, if it is nothing else.
+  // The extent of a Content of one extent; nullopt for any other.
   std::optional<Extent> extent() const;
 
-  // What a read of a range needs and a source does not have here; nothing for local files.
+  // The extents that a read of [offset, offset+length) needs and that are not on this machine.
+  // Empty when all sources are local files. The range is cut at the end.
   std::vector<Extent> missing(std::uint64_t offset, std::uint64_t length) const;
 
-  // Fills `reading`, which is empty, with the pieces for [offset, offset+length), cut at the end.
-  // None when offset lies at or past the end. Every source that is touched is verified last. Pieces
-  // point into a source only where its bytes can be pinned until they are sent. A range of many
-  // small spans comes as one filled buffer, so that the number of pieces stays under kMaxPieces.
+  // Fills `reading`, which must be empty, with the pieces of [offset, offset+length), cut at the
+  // end; it stays empty at or past the end. Verifies the sources of the range last. A piece points
+  // into a source only if the source could be pinned. A range of more than kMaxPieces spans becomes
+  // one buffer.
   int read(std::uint64_t offset, std::uint64_t length, Reading& reading) const;
 
-  // Fills `out` from `offset` on; the range must lie inside. The bytes are good only if 0 returns.
+  // Fills `out` from `offset` on; offset + out.size() <= size(). Verifies the sources of the range.
   int copy(std::uint64_t offset, std::span<std::byte> out) const;
 
-  // As copy(), for many that are verified together: the bytes are good only if verify() returns 0
-  // afterwards. It is one question to the server of each source that is not on a local disk.
+  // As copy(), without verifying: the bytes are valid only if verify() returns 0 afterwards. For
+  // many copies, since verifying a source on a remote file system asks its server.
   int copy_unverified(std::uint64_t offset, std::span<std::byte> out) const;
 
-  // 0, or ESTALE when a source is not the version that was opened, or an errno.
+  // Verifies all sources: 0, ESTALE, or an errno (Source::verify).
   int verify() const { return verify(0, size_); }
 
   static constexpr std::size_t kMaxPieces = 64;  // well under IOV_MAX (1024)
 
  private:
-  struct From {
+  struct SourcePosition {
     const Source* source;
-    std::uint64_t offset;
+    std::uint64_t offset;  // bytes
   };
-  using Kind = std::variant<std::string, std::string_view, From, std::unique_ptr<const Producer>>;
+  using Kind =
+      std::variant<std::string, std::string_view, SourcePosition, std::unique_ptr<const Producer>>;
   struct Span {
-    std::uint64_t begin;   // in the virtual file
-    std::uint64_t length;  // never 0
+    std::uint64_t begin;   // in the virtual file, bytes
+    std::uint64_t length;  // bytes; never 0
     Kind kind;
   };
 
   int verify(std::uint64_t offset, std::uint64_t length) const;  // the sources of a range
   void add(std::uint64_t length, Kind kind);
+  // The span that holds byte `offset`, which is less than size_.
   std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;
 
   std::vector<Span> spans_;
   std::uint64_t size_ = 0;
 };
 
-// As Content::read(), of all of an extent.
+// Content::read() of a whole extent. Allocates no Content.
 int read_extent(const Extent& extent, Reading& reading);
 
 }  // namespace stfs

@@ -9,7 +9,7 @@
 namespace stfs {
 namespace {
 
-// Reads raw elements and converts them, a cacheful at a time.
+// Reads raw elements and converts them in chunks that fit into the first-level cache.
 class Float32 : public Producer {
  public:
   Float32(Content raw, const TypeInfo& type, std::uint64_t count)
@@ -25,21 +25,22 @@ class Float32 : public Producer {
     const std::uint64_t begin = type_.offset_of(offset / sizeof(float) / block * block);
     const std::uint64_t last = (offset + length - 1) / sizeof(float);
     const std::uint64_t end = std::min(raw_.size(), type_.offset_of((last / block + 1) * block));
-    const auto found = raw_.missing(begin, end - begin);
-    missing.insert(missing.end(), found.begin(), found.end());
+    const auto raw_missing = raw_.missing(begin, end - begin);
+    missing.insert(missing.end(), raw_missing.begin(), raw_missing.end());
   }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const std::uint64_t block = type_.block_elements;
-    const std::uint64_t most = type_.elements_in(kRawBytes);
+    const std::uint64_t max_elements = type_.elements_in(kRawBytes);
     const auto raw = std::make_unique_for_overwrite<std::byte[]>(kRawBytes);
-    std::vector<float> edge;  // for blocks of which a part is wanted
+    std::vector<float> edge;  // for blocks partly outside `out`, or an unaligned `out`
     while (!out.empty()) {
       const std::uint64_t first = offset / sizeof(float) / block * block;
       const auto skip = static_cast<std::size_t>(offset - first * sizeof(float));
       const std::uint64_t wanted = (skip + out.size() + sizeof(float) - 1) / sizeof(float);
       const std::uint64_t whole_blocks = (wanted + block - 1) / block * block;
-      auto elements = static_cast<std::size_t>(std::min({count_ - first, most, whole_blocks}));
+      auto elements =
+          static_cast<std::size_t>(std::min({count_ - first, max_elements, whole_blocks}));
       const std::uint64_t begin = type_.offset_of(first);
       const std::span bytes(
           raw.get(), static_cast<std::size_t>(
@@ -65,7 +66,7 @@ class Float32 : public Producer {
   }
 
  private:
-  static constexpr std::size_t kRawBytes = 48 << 10;  // read at a time; stays in the cache
+  static constexpr std::size_t kRawBytes = 48 << 10;  // read at a time
 
   Content raw_;
   const TypeInfo& type_;

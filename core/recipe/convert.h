@@ -1,4 +1,6 @@
-// Floating-point elements as binary32, converted as they are read.
+// Converts elements to binary32 while they are read.
+//
+// Thread safety: as_f32() may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -9,7 +11,8 @@
 
 namespace stfs {
 
-// The elements of `raw`, which are `count` of `type`. That has to_f32, and outlives the producer.
+// A producer of `count` binary32 values, converted from `raw`, which holds `count` elements of
+// `type`. The type has a to_f32 and outlives the producer, as the sources of `raw` do.
 std::unique_ptr<const Producer> as_f32(Content raw, const TypeInfo& type, std::uint64_t count);
 
 }  // namespace stfs

@@ -1,4 +1,6 @@
-// SHA-256 of a recipe's bytes, and the line that sha256sum(1) prints of a file.
+// The SHA-256 of a recipe's bytes, and the line that sha256sum(1) prints for a file.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/recipe/content.h"
@@ -11,15 +13,16 @@
 
 namespace stfs {
 
-// Told how many more bytes were looked at.
+// Called after each chunk, with the number of bytes in it.
 using Progress = std::function<void(std::uint64_t bytes)>;
 
-// Fills `hex` with 64 lower-case digits. 0; EINTR as soon as `stop` is set; or the errno of a read.
+// Reads all bytes and sets `hex` to their digest, 64 lower-case digits. Returns 0, EINTR soon after
+// `stop` was set, ESTALE when a source changed, or the errno of a read. `hex` is valid only with 0.
 int sha256(const Content& content, const std::atomic<bool>& stop, std::string& hex,
            const Progress& progress = {});
 
-// "DIGEST  NAME\n", as sha256sum prints it and reads it with -c: a name with a backslash or a line
-// end in it is escaped, and the line then begins with a backslash.
+// "DIGEST  NAME\n", for sha256sum -c. As sha256sum does, escapes backslashes and line ends in the
+// name and then begins the line with a backslash.
 std::string sha256sum_line(std::string_view hex, std::string_view name);
 
 }  // namespace stfs

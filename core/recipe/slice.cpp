@@ -20,10 +20,10 @@ struct Item {
   std::optional<Wide> start, stop, step;
 };
 
-// Bounds beyond any dimension stand for all larger ones.
+// Larger than any dimension. Larger bounds are cut to it: they have the same meaning.
 constexpr Wide kFar = Wide{1} << 65;
 
-// Takes an integer off the front of `text`; nothing when there is none.
+// Removes an integer from the front of `text`. Returns nullopt when `text` begins with none.
 std::optional<Wide> take_integer(std::string_view& text) {
   std::size_t i = 0;
   const bool negative = !text.empty() && text[0] == '-';
@@ -65,7 +65,7 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   if (expression.empty()) return false;
   bool has_ellipsis = false;
   while (!expression.empty()) {
-    if (items.size() > kSliceMaxRank) return false;  // one more than that, for `...`
+    if (items.size() > kSliceMaxRank) return false;  // kSliceMaxRank items and one `...`
     const std::size_t comma = expression.find(',');
     Item& item = items.emplace_back();
     if (!parse_item(expression.substr(0, comma), item)) return false;
@@ -76,12 +76,13 @@ bool parse_items(std::string_view expression, std::vector<Item>& items) {
   return true;
 }
 
-int take(const Item& item, std::uint64_t dimension, Range& taken) {
+// Applies an item to a dimension: NumPy's rules for negative and too large bounds.
+int resolve(const Item& item, std::uint64_t dimension, Range& range) {
   const Wide size = dimension;
   if (item.kind == Item::Kind::kIndex) {
     const Wide index = item.index < 0 ? item.index + size : item.index;
     if (index < 0 || index >= size) return ERANGE;
-    taken = {static_cast<std::uint64_t>(index), 1, 1, false};
+    range = {static_cast<std::uint64_t>(index), 1, 1, false};
     return 0;
   }
   const auto clamp = [&](const std::optional<Wide>& bound, Wide otherwise) {
@@ -90,15 +91,16 @@ int take(const Item& item, std::uint64_t dimension, Range& taken) {
   };
   const Wide start = clamp(item.start, 0);
   const Wide stop = clamp(item.stop, size);
-  // A step beyond the dimension takes the first element, as any such step does.
+  // A step over the dimension's size selects the first element alone, whatever its value.
   const Wide step = std::clamp<Wide>(item.step.value_or(1), 1, std::max<Wide>(size, 1));
   const Wide count = start < stop ? (stop - start + step - 1) / step : 0;
-  taken = {static_cast<std::uint64_t>(start), static_cast<std::uint64_t>(count),
+  range = {static_cast<std::uint64_t>(start), static_cast<std::uint64_t>(count),
            static_cast<std::uint64_t>(step), true};
   return 0;
 }
 
-// Gathers the runs of a slice.
+// Gathers the runs of a slice. A pass of the innermost loop is a row; runs that lie less than a
+// page apart are read together with the gaps between them.
 class Gather : public Producer {
  public:
   Gather(const Slice& slice, Content whole)
@@ -116,20 +118,20 @@ class Gather : public Producer {
     const Slice::Loop& inner = loops_.back();
     const std::uint64_t row = inner.count * run_;
     while (length > 0) {
-      // Of one pass of the innermost loop: at first all from its first run to its last.
+      // Ask for the row's runs as one range first: local sources miss nothing.
       const std::uint64_t take = std::min(length, row - offset % row);
       const std::uint64_t first = offset % row / run_;
       const std::uint64_t runs = (offset % row + take - 1) / run_ - first + 1;
       const std::uint64_t begin = position(offset / row) + first * inner.stride;
-      std::vector<Extent> found = whole_.missing(begin, (runs - 1) * inner.stride + run_);
-      if (!found.empty() && inner.stride - run_ >= kPage) {
-        found.clear();
+      std::vector<Extent> row_missing = whole_.missing(begin, (runs - 1) * inner.stride + run_);
+      if (!row_missing.empty() && inner.stride - run_ >= kPage) {
+        row_missing.clear();
         for (std::uint64_t i = 0; i < runs; ++i) {
-          const auto part = whole_.missing(begin + i * inner.stride, run_);
-          found.insert(found.end(), part.begin(), part.end());
+          const auto run_missing = whole_.missing(begin + i * inner.stride, run_);
+          row_missing.insert(row_missing.end(), run_missing.begin(), run_missing.end());
         }
       }
-      missing.insert(missing.end(), found.begin(), found.end());
+      missing.insert(missing.end(), row_missing.begin(), row_missing.end());
       offset += take;
       length -= take;
     }
@@ -138,7 +140,7 @@ class Gather : public Producer {
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     std::vector<std::byte> window;
     const Slice::Loop& inner = loops_.back();
-    const std::uint64_t row = inner.count * run_;  // bytes of one pass of the innermost loop
+    const std::uint64_t row = inner.count * run_;  // bytes
     const bool is_dense = inner.stride - run_ < kPage;
     while (!out.empty()) {
       const std::uint64_t row_begin = position(offset / row);
@@ -165,17 +167,18 @@ class Gather : public Producer {
   static constexpr std::uint64_t kPage = 4096;
   static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
 
-  // Where the given pass of the innermost loop begins in the tensor.
-  std::uint64_t position(std::uint64_t pass) const {
+  // The byte of the tensor at which a row begins.
+  std::uint64_t position(std::uint64_t row) const {
     std::uint64_t at = first_;
     for (std::size_t i = loops_.size() - 1; i-- > 0;) {
-      at += pass % loops_[i].count * loops_[i].stride;
-      pass /= loops_[i].count;
+      at += row % loops_[i].count * loops_[i].stride;
+      row /= loops_[i].count;
     }
     return at;
   }
 
-  // Fills the beginning of `out` with runs of one pass, read together with what lies between them.
+  // Reads runs of one row and the gaps between them into `window`, and copies the runs to the front
+  // of `out`. Sets `filled` to the bytes copied.
   int gather_dense(std::uint64_t row_begin, std::uint64_t first_run, std::uint64_t skip,
                    std::span<std::byte> out, std::vector<std::byte>& window,
                    std::size_t& filled) const {
@@ -230,7 +233,7 @@ int parse_ranges(std::string_view expression, std::span<const std::uint64_t> sha
 
   ranges.resize(shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (const int error = take(items[i], shape[i], ranges[i])) return error;
+    if (const int error = resolve(items[i], shape[i], ranges[i])) return error;
   }
   return 0;
 }
@@ -274,8 +277,8 @@ Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> 
   }
   if (is_empty) return slice;
 
-  // From the innermost dimension out: a loop whose steps are as long as what is inside it lengthens
-  // the run, or the loop inside it; any other is a loop of its own.
+  // From the innermost dimension out. A dimension whose stride equals the extent of the run, or of
+  // the loop inside it, extends that; any other dimension becomes a loop.
   std::uint64_t dimension_stride = 1;
   slice.run = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {

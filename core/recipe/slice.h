@@ -1,15 +1,18 @@
-// A part of a tensor, written as between NumPy's brackets.
+// Slices of tensors, in NumPy's notation.
 //
 //   EXPR    = item *("," item) [","]
 //   item    = integer | [integer] ":" [integer] [":" [integer]] | "..."
 //   integer = ["+" | "-"] digits
 //
-// without spaces. The rules are NumPy's basic indexing: an integer drops its dimension and counts
-// from the end when it is negative; slices clamp; `...` stands for the dimensions that are left
-// over, once at most; missing trailing dimensions are whole. Steps are positive.
+// without spaces. The rules are NumPy's basic indexing: an integer selects one element and drops
+// its dimension; a negative index counts from the end; bounds are clamped; one `...` stands for all
+// dimensions without an item; missing trailing dimensions are whole. Unlike NumPy's, a step is
+// positive.
 //
-// What is cut out is not a list of runs but a nest of loops over the runs, so that a slice of
-// millions of runs costs no more memory than one of two.
+// A slice is stored as nested loops over runs of contiguous bytes, so its memory does not grow with
+// the number of runs.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -23,10 +26,10 @@
 
 namespace stfs {
 
-// As many dimensions as NumPy has. A tensor of more has no slices.
+// The maximum rank of a tensor that can be sliced: NumPy's NPY_MAXDIMS.
 inline constexpr std::size_t kSliceMaxRank = 64;
 
-// What an expression takes of one dimension.
+// The elements that an expression selects of one dimension.
 struct Range {
   std::uint64_t start;
   std::uint64_t count;
@@ -34,14 +37,13 @@ struct Range {
   bool keeps_dimension;  // false for an integer
 };
 
-// Fills `ranges`, one a dimension. Returns 0; EINVAL for bad syntax and too many indices or
-// dimensions; ERANGE
-// for an integer outside its dimension.
+// Fills `ranges`, one a dimension. Returns 0; EINVAL for bad syntax, too many items or a rank over
+// kSliceMaxRank; ERANGE for an integer outside its dimension.
 int parse_ranges(std::string_view expression, std::span<const std::uint64_t> shape,
                  std::vector<Range>& ranges);
 
-// The one way to write ranges down, so that two expressions take the same elements exactly when
-// these are equal; empty for the whole tensor.
+// A normal form: two expressions select the same elements in the same shape exactly when their
+// canonical expressions are equal. "" for the whole tensor.
 std::string canonical_expression(std::span<const Range> ranges,
                                  std::span<const std::uint64_t> shape);
 
@@ -53,27 +55,27 @@ struct Slice {
   };
 
   std::vector<std::uint64_t> shape;  // of the result
-  std::uint64_t begin = 0;           // from the tensor's first byte or element to the first run
-  std::uint64_t run = 0;             // the length of each run; 0 when nothing is cut out
-  std::vector<Loop> loops;           // outermost first; runs that touch were joined
+  std::uint64_t begin = 0;           // of the first run in the tensor, bytes or elements
+  std::uint64_t run = 0;             // of each run, likewise; 0 for an empty slice
+  std::vector<Loop> loops;           // outermost first; adjacent runs are one run
 
   std::uint64_t size() const;
 };
 
-// What ranges take, in elements.
+// The slice of ranges of parse_ranges(), in elements.
 Slice elements_of(std::span<const Range> ranges, std::span<const std::uint64_t> shape);
 
-// Fills `slice`, in bytes. Returns 0, or EINVAL for runs that do not begin and end at a block's
-// boundary.
+// Fills `slice`, in bytes, from ranges of parse_ranges(). Returns 0, or EINVAL when a run would
+// begin or end inside a block (TypeInfo).
 int slice_of(std::span<const Range> ranges, const TypeInfo& info,
              std::span<const std::uint64_t> shape, Slice& slice);
 
-// The same for an expression: the errors of both.
+// parse_ranges() and slice_of() in one, with the errors of both.
 int parse_slice(std::string_view expression, DType dtype, std::span<const std::uint64_t> shape,
                 Slice& slice);
 
-// The recipe of a slice of a tensor whose bytes are `whole`: one extent when it is one run of one.
-// Of many runs only those bytes are read, and what lies between two when that is less than a page.
+// The recipe of a slice of a tensor with the bytes `whole`: an extent when the slice is one run of
+// an extent, else a production. Reads only the runs, and gaps of less than a page between them.
 Content slice_content(const Slice& slice, Content whole);
 
 }  // namespace stfs

@@ -13,14 +13,14 @@
 namespace stfs {
 namespace {
 
-// Collects chunk by chunk. The means and squared deviations of chunks are combined as in Chan,
-// Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979), so that neither a large
-// mean nor a large count costs precision.
+// Collects statistics chunk by chunk. Chan, Golub and LeVeque, "Updating formulae and a pairwise
+// algorithm" (1979), combine the means and squared deviations of chunks without losing precision to
+// a large mean or a large count.
 //
-// Squares of binary64 values beyond 2^+-400 could overflow or vanish. Chunks of such values are
-// multiplied by 2^-600 or 2^600 first, and so are the mean and the deviations that they give: a
-// power of two costs no precision. Moments of a smaller scale are brought to the larger one; the
-// bits that they lose lie far below the last bit of the result.
+// Squares of binary64 values outside 2^-400 to 2^400 could overflow or vanish. Such a chunk is
+// multiplied by 2^-600 or 2^600, which is exact, and its moments keep that scale. combine()
+// converts the moments of the smaller scale to the larger one; the bits lost lie far below the last
+// bit of the result.
 class Collector {
  public:
   template <class T>
@@ -57,15 +57,16 @@ class Collector {
     const auto count = static_cast<double>(finite);
     const double mean = sum / count;
     double squares = 0;
-    double left = 0;  // of the deviations: the error of the mean, since the sum was rounded
+    double residue = 0;  // sum of deviations: corrects the rounding error of the mean
     for (const T value : values) {
       const auto x = static_cast<double>(value);
       const double deviation = x * scale - mean;
       if (!std::isfinite(x)) continue;
       squares += deviation * deviation;
-      left += deviation;
+      residue += deviation;
     }
-    combine({exponent, finite, mean + left / count, std::max(0.0, squares - left * left / count)});
+    combine({exponent, finite, mean + residue / count,
+             std::max(0.0, squares - residue * residue / count)});
   }
 
   void add_complex(std::span<const float> parts) {
@@ -85,11 +86,11 @@ class Collector {
 
   ValueStats result() const {
     ValueStats stats = stats_;
-    const auto& [exponent, finite, mean, squares] = all_;
+    const auto& [exponent, finite, mean, squares] = total_;
     if (finite == 0) return stats;
     stats.min = min_;
     stats.max = max_;
-    // Rounding must not take them out of the values' range, nor over the largest double.
+    // Rounding must not move the mean out of [min, max] or std over its bound, half their distance.
     stats.mean = std::clamp(std::ldexp(mean, exponent), min_, max_);
     stats.std = std::min(std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent),
                          max_ / 2 - min_ / 2);
@@ -99,7 +100,7 @@ class Collector {
  private:
   static constexpr int kScale = 600;
   struct Moments {
-    int exponent = -kScale;  // mean is in units of 2^exponent, squares in units of its square
+    int exponent = -kScale;  // the unit of mean is 2^exponent; that of squares is its square
     std::uint64_t finite = 0;
     double mean = 0;
     double squares = 0;  // sum of squared deviations from the mean
@@ -110,27 +111,27 @@ class Collector {
     if (largest > 0x1p400) return kScale;
     return largest < 0x1p-400 ? -kScale : 0;
   }
-  static void bring_to(int exponent, Moments& moments) {
+  static void rescale(Moments& moments, int exponent) {
     moments.mean = std::ldexp(moments.mean, moments.exponent - exponent);
     moments.squares = std::ldexp(moments.squares, 2 * (moments.exponent - exponent));
     moments.exponent = exponent;
   }
   void combine(Moments chunk) {
-    const int exponent = std::max(all_.exponent, chunk.exponent);
-    bring_to(exponent, all_);
-    bring_to(exponent, chunk);
-    const auto before = static_cast<double>(all_.finite);
+    const int exponent = std::max(total_.exponent, chunk.exponent);
+    rescale(total_, exponent);
+    rescale(chunk, exponent);
+    const auto before = static_cast<double>(total_.finite);
     const auto added = static_cast<double>(chunk.finite);
-    const double difference = chunk.mean - all_.mean;
-    all_.mean += difference * added / (before + added);
-    all_.squares += chunk.squares + difference * difference * before * added / (before + added);
-    all_.finite += chunk.finite;
+    const double difference = chunk.mean - total_.mean;
+    total_.mean += difference * added / (before + added);
+    total_.squares += chunk.squares + difference * difference * before * added / (before + added);
+    total_.finite += chunk.finite;
   }
 
   ValueStats stats_;
   double min_ = std::numeric_limits<double>::infinity();
   double max_ = -std::numeric_limits<double>::infinity();
-  Moments all_;
+  Moments total_;
 };
 
 constexpr std::size_t kChunk = 192 << 10;  // bytes read at a time
@@ -144,7 +145,7 @@ void add_as(Collector& collector, std::span<const std::byte> bytes) {
   collector.add(std::span<const T>(values));
 }
 
-// Of 1, 2, 4 and 8 bytes.
+// For elements of 1, 2, 4 and 8 bytes.
 constexpr Add kAddUnsigned[] = {add_as<std::uint8_t>, add_as<std::uint16_t>, add_as<std::uint32_t>,
                                 add_as<std::uint64_t>};
 constexpr Add kAddSigned[] = {add_as<std::int8_t>, add_as<std::int16_t>, add_as<std::int32_t>,
@@ -168,7 +169,7 @@ void add_bytes(Collector& collector, const TypeInfo& info, std::span<const std::
       return collector.add_complex(parts);
     }
     case TypeKind::kFloat:
-      if (info.bits() == 64) return add_as<double>(collector, bytes);  // binary32 would round them
+      if (info.bits() == 64) return add_as<double>(collector, bytes);  // to_f32 would round F64
       [[fallthrough]];
     case TypeKind::kQuantized: {
       std::vector<float> values(static_cast<std::size_t>(info.elements_in(bytes.size())));

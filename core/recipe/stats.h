@@ -1,4 +1,6 @@
-// What the values of a tensor are like.
+// Statistics of the values of a tensor.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
@@ -12,10 +14,10 @@
 
 namespace stfs {
 
-// Counts are of elements. min to std are over the finite values, std being that of the population
-// (divided by their number, as NumPy does); none when there is no finite value, and none for C64,
-// whose values have no order. A C64 value is zero when both parts are, NaN when one is, infinite
-// when one is and none is NaN. BOOL counts as 0 and 1.
+// The counts count elements. min, max, mean and std are taken over the finite values; std is the
+// population's (divisor n, as NumPy's default). They are nullopt without a finite value, and for
+// C64, whose values have no order. A C64 value is NaN when a part is NaN, else infinite when a part
+// is infinite, else zero when both parts are zero. BOOL counts as 0 and 1.
 struct ValueStats {
   std::uint64_t count = 0;
   std::optional<double> min, max, mean, std;
@@ -24,13 +26,14 @@ struct ValueStats {
   std::uint64_t inf = 0;
 };
 
-// Of the elements of type `dtype` that `content` holds; reads it once. 0; EINTR as soon as `stop`
-// is set; or the errno of a read.
+// Reads the elements of type `dtype` in `content` once and sets `stats`. Returns 0, EINTR soon
+// after `stop` was set, ESTALE when a source changed, or the errno of a read. `stats` is valid only
+// with 0.
 int value_stats(const Content& content, DType dtype, const std::atomic<bool>& stop,
                 ValueStats& stats, const Progress& progress = {});
 
 // {"count":..,"min":..,"max":..,"mean":..,"std":..,"zeros":..,"nan":..,"inf":..} without a line
-// end. Numbers are printed so that they read back as the same double; what is none is null.
+// end. A number parses back to the same double; nullopt becomes null.
 std::string stats_json(const ValueStats& stats);
 
 }  // namespace stfs

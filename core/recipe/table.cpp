@@ -6,8 +6,8 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kBlock = 64;         // rows
-constexpr std::uint64_t kLong = 1ULL << 20;  // bytes of a block
+constexpr std::uint64_t kBlock = 64;              // rows
+constexpr std::uint64_t kLongBlock = 1ULL << 20;  // bytes
 
 }  // namespace
 
@@ -37,7 +37,7 @@ int Table::produce(std::uint64_t offset, std::span<std::byte> out) const {
     const std::uint64_t end = block + 1 < block_begin_.size() ? block_begin_[block + 1] : size_;
     const auto skip = static_cast<std::size_t>(offset - begin);
     const std::size_t take = std::min(out.size(), static_cast<std::size_t>(end - offset));
-    if (end - begin > kLong) {
+    if (end - begin > kLongBlock) {
       const std::lock_guard lock(long_mutex_);
       if (long_block_ != block) {
         long_block_.reset();

@@ -1,10 +1,8 @@
-// A text of many rows, each a function of its number: the catalogue, the header of a merged file.
-// Nothing is kept but where every 64th row begins, so a table of a million rows costs 128 KiB; and
-// of rows that are very long, the last 64 that were read, so that neither many readers nor many
-// small reads make them again and again.
+// A text of many rows, each computed from its number: the catalogue, the header of a merged file.
+// It stores the offset of every 64th row, so a table of a million rows takes 128 KiB. A block of 64
+// rows over 1 MiB is cached, one a table, so that small reads do not compute it again each time.
 //
-// Thread safety: all const members, if the function is safe to call from several threads. It must
-// give the same row for the same number for ever.
+// Thread safety: const members may be called from any thread.
 #pragma once
 
 #include "core/base/text.h"
@@ -21,10 +19,11 @@ namespace stfs {
 
 class Table : public Producer {
  public:
-  // Writes a row. All that it refers to must outlive the table.
+  // Writes a row; always the same text for the same number. May be called from several threads at
+  // once. The objects that it refers to outlive the table.
   using WriteRow = std::function<void(std::uint64_t row, TextWriter& out)>;
 
-  // Counts the bytes of every row once; makes no text.
+  // Calls `write_row` once for each row, to count its bytes.
   Table(std::uint64_t rows, WriteRow write_row);
 
   std::uint64_t size() const override { return size_; }
@@ -35,11 +34,11 @@ class Table : public Producer {
 
   std::uint64_t rows_;
   WriteRow write_row_;
-  std::vector<std::uint64_t> block_begin_;
+  std::vector<std::uint64_t> block_begin_;  // bytes
   std::uint64_t size_ = 0;
   mutable std::mutex long_mutex_;
   mutable std::string long_text_;
-  mutable std::optional<std::size_t> long_block_;  // whose text it is
+  mutable std::optional<std::size_t> long_block_;  // the block in long_text_
 };
 
 }  // namespace stfs

@@ -12,7 +12,7 @@ Leases::Leases(const std::vector<const Source*>& sources, std::chrono::milliseco
   for (const Source* source : sources) {
     if (const auto* file = dynamic_cast<const LocalFile*>(source)) files_.push_back(file);
   }
-  thread_ = start_thread([this] { watch(); });  // SIGIO waits there until it is asked for
+  thread_ = start_thread([this] { watch(); });  // blocks SIGIO, so that sigwait(3) can take it
   ready_.wait(false);
 }
 
@@ -29,7 +29,7 @@ void Leases::watch() {
   sigset_t io;
   sigemptyset(&io);
   sigaddset(&io, SIGIO);
-  // One signal may stand for several leases, so all are looked at.
+  // Standard signals do not queue: one SIGIO may stand for several leases.
   while (!stopping_) {
     int signal = 0;
     sigwait(&io, &signal);

@@ -18,10 +18,10 @@
 namespace stfs {
 namespace {
 
-// The file systems that keep a file on this machine, where nobody else writes to it: fstat is true
-// at any moment, and a lease stands in the way of every writer. Any other may answer fstat from a
-// cache while the file changes on a server: FUSE, network and cluster file systems. overlayfs is
-// left out since statfs does not tell on which file system the file's layer is.
+// Whether only this machine can write to the file system. There fstat(2) is exact, and a lease
+// stops every writer. FUSE, network and cluster file systems may answer fstat from a cache while
+// the file changes on a server. overlayfs is not in the list: statfs(2) does not report the file
+// system of its layers.
 bool is_known_local(int fd) {
   constexpr std::array<std::uint32_t, 22> kLocal{
       0xEF53,      // ext2, ext3, ext4
@@ -54,13 +54,12 @@ bool is_known_local(int fd) {
 
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
-// The attributes that verify() compares.
-struct Attributes {
+struct Attributes {  // compared by verify()
   std::uint64_t size;
   timespec mtime;
 };
 
-// 0 or an errno. Unless `is_local`, the server is asked, and not the kernel's cache.
+// Returns 0 or an errno. Unless `is_local`, makes the kernel ask the server (AT_STATX_FORCE_SYNC).
 int attributes_of(int fd, bool is_local, Attributes& attributes) {
   if (is_local) {
     struct stat status {};
@@ -80,15 +79,16 @@ int attributes_of(int fd, bool is_local, Attributes& attributes) {
   return 0;
 }
 
-// Another file, or another state of this one, differs in one of these.
+// Device, inode, size and mtime: at least one differs in another file or after a change.
 std::string token_of(const struct stat& status, const Attributes& attributes) {
   return "file-" + std::to_string(status.st_dev) + "-" + std::to_string(status.st_ino) + "-" +
          std::to_string(attributes.size) + "-" + std::to_string(attributes.mtime.tv_sec) + "." +
          std::to_string(attributes.mtime.tv_nsec);
 }
 
-// Whether mincore(2) answers this process: it is the owner, or may write to the file.
-bool may_see_residency(int fd, const struct stat& status) {
+// mincore(2) reports residency only to the file's owner and to processes that may write to it; to
+// others it reports every page as resident.
+bool may_use_mincore(int fd, const struct stat& status) {
   return status.st_uid == ::geteuid() || ::faccessat(fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH) == 0;
 }
 
@@ -98,14 +98,14 @@ LocalFile::LocalFile(const std::string& path)
     : Source(absolute_path(path)), fd_(open_regular(this->path())) {
   const struct stat status = stat_of(fd_.get(), this->path());
   is_local_ = is_known_local(fd_.get());
-  mincore_tells_ = may_see_residency(fd_.get(), status);
+  may_use_mincore_ = may_use_mincore(fd_.get(), status);
   Attributes attributes{};
   if (const int error = attributes_of(fd_.get(), is_local_, attributes)) {
     throw_errno(ErrorCode::kUnreadable, this->path(), "", error);
   }
   const auto& [size, mtime] = attributes;
   set_version({size, mtime, token_of(status, attributes)});
-  if (size == 0) return;  // mmap refuses an empty file; the header's check names the error
+  if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, this->path(), "mmap", errno);
   data_ = static_cast<std::byte*>(data);
@@ -118,8 +118,8 @@ LocalFile::~LocalFile() {
 Pinned LocalFile::try_pin() const {
   if (!is_leased()) return {};
   std::shared_lock guard(pins_, std::try_to_lock);
-  // Asked again under the lock: the thread that gives the lease back says so first, and then waits.
-  // cppcheck-suppress identicalConditionAfterEarlyExit  ; it does not know what is atomic
+  // Check again under the lock: give_back_lease_if_asked() changes the state, then locks pins_.
+  // cppcheck-suppress identicalConditionAfterEarlyExit  ; cppcheck does not model atomics
   if (!guard.owns_lock() || !is_leased()) return {};
   return {data_, std::move(guard)};
 }
@@ -129,7 +129,7 @@ void LocalFile::take_lease(std::chrono::milliseconds pause) const {
   const std::lock_guard alone(pins_);
   lease_thread_ = ::gettid();
   lease_pause_ = pause;
-  if (!mincore_tells_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   try_lease();
 }
 
@@ -141,20 +141,20 @@ bool LocalFile::retake_lease() const {
   return is_leased();
 }
 
-// The caller has pins_ alone.
+// The caller holds pins_ exclusively.
 void LocalFile::try_lease() const {
   retake_at_ = Clock::now() + lease_pause_;
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
   if (::fcntl(fd_.get(), F_SETOWN_EX, &thread) != 0 ||
       ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) != 0) {
-    // EAGAIN: somebody has it open for writing. Any other: it is not permitted, now or later.
+    // EAGAIN: a process has the file open for writing. Any other errno is permanent.
     lease_ = errno == EAGAIN ? Lease::kGivenBack : Lease::kNone;
   } else if (verify() != 0) {
     lease_ = Lease::kNone;
   } else {
     lease_ = Lease::kHeld;
-    // It may have been asked for already: before the thread could know that it is held, or of a
-    // supervised worker that died and left it to the descriptor.
+    // The kernel may have asked for it already: since F_SETLEASE, or before, of a worker that died.
+    // give_back_lease_if_asked() missed that SIGIO.
     if (::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK) lease_ = Lease::kGivenBack;
   }
   if (!is_leased()) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
@@ -172,7 +172,7 @@ void LocalFile::give_back_lease_if_asked() const {
 
 void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
-  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // no more pins
+  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
   const std::lock_guard no_pins(pins_);
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
   lease_ = Lease::kNone;
@@ -182,7 +182,7 @@ int LocalFile::verify() const {
   if (has_changed()) return ESTALE;
   Attributes now{};
   const int error = attributes_of(fd_.get(), is_local_, now);
-  if (error != 0 && error != ESTALE) {  // ESTALE: a server has another file there, or none
+  if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file
     note_failure(0, 0, error);
     return error;
   }
@@ -232,20 +232,20 @@ bool LocalFile::is_in_page_table(std::uint64_t offset, std::uint64_t length) con
 
 bool LocalFile::make_resident(std::uint64_t offset, std::uint64_t length) const {
   if (is_in_page_table(offset, length)) return true;
-  const auto is_at_hand = [&](std::uint64_t at) {
+  const auto is_cached = [&](std::uint64_t at) {
     char byte = 0;
     const iovec to{&byte, 1};
     return ::preadv2(fd_.get(), &to, 1, static_cast<off_t>(at), RWF_NOWAIT) == 1;
   };
-  if (!is_at_hand(offset) || !is_at_hand(offset + length - 1)) return false;
+  if (!is_cached(offset) || !is_cached(offset + length - 1)) return false;
   const std::uint64_t begin = offset / page_bytes * page_bytes;
   return ::madvise(data_ + begin, offset + length - begin, MADV_POPULATE_READ) == 0;
 }
 
 bool LocalFile::can_pin(ByteRange range) const {
   if (!is_leased() && !retake_lease()) return false;
-  return mincore_tells_ ? is_resident(range.offset, range.length)
-                        : make_resident(range.offset, range.length);
+  return may_use_mincore_ ? is_resident(range.offset, range.length)
+                          : make_resident(range.offset, range.length);
 }
 
 int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
@@ -258,7 +258,7 @@ int LocalFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset
 int LocalFile::read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const {
   if (is_resident(offset, buffer.size())) return read_unverified(buffer, offset);
   constexpr std::chrono::milliseconds kPatience{10};
-  constexpr std::size_t kBlock = 128 << 10;  // bytes; small beside what the kernel reads ahead
+  constexpr std::size_t kBlock = 128 << 10;  // bytes; smaller than the kernel's readahead window
   bool has_turn = false;
   {
     std::unique_lock lock(turn_.mutex);

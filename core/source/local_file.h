@@ -1,8 +1,10 @@
-// A local file as a source: open, mapped whole and read-only, and known by the device, inode, size
-// and modification time that it had when it was opened.
+// A file as a source: open, and mapped whole and read-only. Its version is the device, inode, size
+// and mtime that it had when it was opened.
 //
-// A lease (leases.h draws its states) is what pins its bytes: while it is held, the kernel makes a
-// process wait that opens the file for writing.
+// A read lease (fcntl(2)) pins its bytes: while it is held, the kernel blocks every process that
+// opens the file for writing or truncates it. leases.h draws the states of a lease.
+//
+// Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
 #pragma once
 
 #include "core/base/posix.h"
@@ -24,7 +26,8 @@ namespace stfs {
 
 class LocalFile final : public Source {
  public:
-  // Opens and maps `path`, a regular file; symbolic links are resolved. Throws Error kUnreadable.
+  // Opens and maps a regular file; follows symbolic links, and path() is the path without them.
+  // Throws Error kUnreadable.
   explicit LocalFile(const std::string& path);
   ~LocalFile() override;
 
@@ -32,38 +35,39 @@ class LocalFile final : public Source {
   void want(ByteRange, Ready ready) const override { ready(0); }
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
-  // Bytes that are not in the page cache are read by one call at a time and in blocks, which the
-  // kernel recognises as a sequential reader (readahead(9)). A call that does not get its turn
-  // soon, since the disk stalls, reads all the same.
+  // Reads bytes that are not in the page cache in blocks, one call of a file at a time, so that the
+  // kernel detects a sequential reader and reads ahead. A call waits 10 ms for its turn, then reads
+  // anyway: the disk may stall.
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
 
-  // The mapped bytes, as a pin gives them.
+  // The whole mapping. For addresses: a load from it may raise SIGBUS.
   std::span<const std::byte> bytes() const { return {data_, static_cast<std::size_t>(size())}; }
   bool can_pin(ByteRange range) const override;
   Pinned try_pin() const override;
 
-  // One fstat(2). On a file system that is not known to be local, one question to its server.
+  // One fstat(2). On a file system that may be remote, one statx(2) that asks the server.
   int verify() const override;
   bool is_current() const override;
 
-  // The lease. The first three are for Leases, on its thread, to which the kernel sends SIGIO when
-  // it asks for the lease back. Giving it back waits for the pins that are alive.
+  // Called by the thread of Leases alone, which gets the kernel's SIGIO. The last two wait until
+  // all pins are dropped.
   void take_lease(std::chrono::milliseconds pause) const;
   void give_back_lease_if_asked() const;
   void end_lease() const;
-  // For a reader: takes a lease that was given back, once the pause has passed.
+  // Called by any reader: tries to take a lease that was given back at least `pause` ago. Returns
+  // whether this call took it.
   bool retake_lease() const;
   bool is_leased() const { return lease_ == Lease::kHeld; }
 
-  // Whether the kernel has every page of a range at hand, so that reading it waits for no disk.
-  // True as well where mincore(2) does not tell: of a file that is neither owned nor writable.
+  // Whether every page of a range is in the page cache (mincore(2)). Also true when this process
+  // neither owns the file nor may write to it: the kernel then hides the answer.
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
 
  private:
   enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack };
   using Clock = std::chrono::steady_clock;
 
-  // Not a timed mutex, whose waiting by the steady clock ThreadSanitizer does not see (GCC 12).
+  // Not std::timed_mutex: ThreadSanitizer does not see its timed wait (GCC 12).
   struct Turn {
     std::mutex mutex;
     std::condition_variable over;
@@ -71,22 +75,22 @@ class LocalFile final : public Source {
   };
 
   void try_lease() const;
-  // For a leased file of which mincore(2) does not tell. True when a range is in this process's
-  // page table (proc_pid_pagemap(5)): a range that was sent from the mapping is. Else false when
-  // its first or last page is not at hand, and otherwise the range is brought into the page table.
+  // The substitute for is_resident() without mincore(2). Returns true when the range is in this
+  // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
+  // checks that the first and the last page are cached (RWF_NOWAIT) and maps the range
+  // (MADV_POPULATE_READ); returns false when one is not cached or the mapping fails.
   bool make_resident(std::uint64_t offset, std::uint64_t length) const;
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
 
   UniqueFd fd_;
   std::byte* data_ = nullptr;
-  bool is_local_ = false;       // on a file system that is known to be
-  bool mincore_tells_ = false;  // which pages are resident
+  bool is_local_ = false;
+  bool may_use_mincore_ = false;
   mutable Turn turn_;
 
-  mutable std::shared_mutex pins_;  // pins share it; the thread that takes the lease or gives it
-                                    // back has it alone
+  mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
   mutable std::atomic<Lease> lease_ = Lease::kNone;
-  mutable UniqueFd pagemap_;  // of the process that has the lease
+  mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_
   mutable pid_t lease_thread_ = 0;
   mutable std::chrono::milliseconds lease_pause_{};
   mutable std::atomic<Clock::time_point> retake_at_ = Clock::time_point{};

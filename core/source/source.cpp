@@ -15,8 +15,7 @@ int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
 void Source::note_failure(std::uint64_t begin, std::uint64_t end, int error) const {
   constexpr std::uint64_t kNear = 1 << 20;
   const std::lock_guard lock(failures_.mutex);
-  const std::span known = std::span(failures_.all).first(failures_.count);
-  for (Failure& failure : known) {
+  for (Failure& failure : std::span(failures_.all).first(failures_.count)) {
     const bool is_range = begin != end && failure.begin != failure.end;
     const bool is_near = begin < failure.end + kNear && failure.begin < end + kNear;
     const bool is_same = is_range ? is_near : begin == end && failure.begin == failure.end;

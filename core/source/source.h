@@ -1,11 +1,11 @@
-// A source: one version of some bytes. A local file is one (local_file.h). Whatever reads, checks
-// or sends bytes uses this interface, and does not know which kind it has.
+// A source: one version of some bytes, such as a local file (local_file.h). Code that reads, checks
+// or sends bytes uses this interface for every kind of source.
 //
-// A version never changes. When the bytes behind a source do, verify() and every read answer
-// ESTALE, for ever: no reader gets bytes of two versions.
+// A version never changes. Once verify() saw that the bytes behind a source changed, verify() and
+// read() return ESTALE for ever: no reader gets bytes of two versions.
 //
 // Thread safety: all const members may be called from any thread. Lifetime: a source outlives every
-// recipe that has an extent of it, and every Pinned.
+// Extent of it and every Pinned.
 #pragma once
 
 #include <array>
@@ -27,8 +27,8 @@ namespace stfs {
 struct Version {
   std::uint64_t size = 0;  // bytes
   timespec mtime{};        // for ls(1)
-  // Says which bytes these are: two sources of equal tokens have the same bytes. To be compared and
-  // printed, never parsed.
+  // Identifies the bytes: two sources with equal tokens have the same bytes. Opaque: compare and
+  // print it, never parse it.
   std::string token;
 };
 
@@ -38,9 +38,9 @@ struct ByteRange {
   std::uint64_t length = 0;
 };
 
-// Keeps the bytes of a source from changing while it lives. Empty where that cannot be had.
+// While it lives, the bytes of its source do not change. Empty when the source cannot be pinned.
 struct Pinned {
-  const std::byte* data = nullptr;  // byte 0 of the source
+  const std::byte* data = nullptr;  // byte 0 of the source; owned by the source
   std::shared_lock<std::shared_mutex> guard;
 
   explicit operator bool() const { return data != nullptr; }
@@ -52,65 +52,69 @@ class Source {
   Source& operator=(const Source&) = delete;
   virtual ~Source() = default;
 
-  // Where it can be opened again: an absolute path.
+  // The absolute path from which it can be opened again.
   const std::string& path() const { return path_; }
   const Version& version() const { return version_; }
   std::uint64_t size() const { return version_.size; }
   const timespec& mtime() const { return version_.mtime; }
 
-  // Whether a range is on this machine, so that reading it waits for no network.
+  // Whether a range is on this machine: reading it then uses no network.
   virtual bool has(ByteRange range) const = 0;
-  // Has a range brought here. `ready` is called once, with 0 or an errno: before this returns or
-  // later, on a thread that may then read what has come.
+  // Fetches a range to this machine. Calls `ready` exactly once, with 0 or an errno: before want()
+  // returns, or later on a thread of the source, which may then read the range.
   using Ready = std::function<void(int error)>;
   virtual void want(ByteRange range, Ready ready) const = 0;
 
-  // Fills `buffer` from `offset`; 0, or the errno of the read. The bytes are of this version only
-  // if verify() says so afterwards: for many reads that are verified together.
+  // The readers fill `buffer` from `offset`; the range must lie inside the source and, where has()
+  // is false, want() must have brought it. They return 0 or the errno of the read.
+  //
+  // Does not verify, so that a caller can verify many reads at once: the bytes are of this version
+  // only if verify() returns 0 afterwards.
   virtual int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
-  // The same for a reply. Where the disk must be asked, the kernel sees one sequential reader at a
-  // time and reads ahead for it.
+  // As read_unverified(), for a reply: lets the kernel read ahead of parallel readers.
   virtual int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
-  // The same, verified: 0, ESTALE when the version is gone, or the errno of the read (EIO).
+  // As read_unverified(), then verify(): ESTALE when the version is gone.
   int read(std::span<std::byte> buffer, std::uint64_t offset) const;
 
-  // Whether a range may be sent from memory: try_pin() is likely to succeed, and every page is at
-  // hand. Otherwise the reply would wait for the disk, and a writer for the reply.
+  // Whether to send a range from memory: every page is in memory, and try_pin() will probably
+  // succeed. A page on the disk would hold up the reply, and so the writers that wait for the pin.
   virtual bool can_pin(ByteRange range) const = 0;
-  // For the kernel to send from, and for nothing else: a load from a file that was truncated is
-  // SIGBUS, where the kernel answers EFAULT. A thread pins a source once at a time.
+  // Pins the bytes for the kernel to send. Our code must not load them: if the file was truncated,
+  // a load raises SIGBUS, while the kernel returns EFAULT. A thread holds one pin of a source at
+  // most: the lock is not recursive.
   virtual Pinned try_pin() const = 0;
 
-  // 0 while the source is this version; ESTALE from the first time it is not, for ever. Any other
-  // errno: the question was not answered. Ask before bytes are sent, and after bytes are read.
-  // Takes under a microsecond on a local disk, and as long as a read elsewhere.
+  // Returns 0 while the source is this version, and ESTALE for ever once it is not. Any other errno
+  // means that the check itself failed. Call it before bytes are sent and after bytes are read.
+  // Takes less than a microsecond on a local disk, and as long as a read on a remote file system.
   virtual int verify() const = 0;
-  // Whether opening its path now would give this version again: it may have been replaced by rename.
+  // Whether opening path() now would give this version; false after a rename replaced the file.
   virtual bool is_current() const = 0;
-  bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // verify() saw it
-  // As if verify() had seen it: another process did.
+  bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // seen by verify()
+  // Records a change that another process saw.
   void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
 
-  // A failed read of a range; of the attributes, when the range is empty. ESTALE comes from the
-  // file system, or from a file that ends too early: then has_changed() is true.
+  // A failed read of bytes [begin, end); begin == end when verify() could not get the attributes.
+  // `error` is ESTALE when the file system reported it, or when the file ended too early;
+  // has_changed() is true in the second case.
   struct Failure {
     std::uint64_t begin, end;
     int error;
-    bool is_last;  // later ones are not kept
+    bool is_last;  // the source records no later failures
   };
-  // The next one that nobody has taken yet. Failures less than a MiB apart count as one, and a
-  // source keeps kMaxFailures at most, however much of it is lost.
+  // Returns each failure once, for the log. Failures with the same errno less than 1 MiB apart are
+  // one; a source records the first kMaxFailures.
   std::optional<Failure> take_failure() const;
   static constexpr std::size_t kMaxFailures = 8;
-  // All of them, taken or not, in the order in which they happened.
+  // All failures, taken or not, in the order in which they happened.
   std::vector<Failure> failures() const;
-  // As if these had happened and been taken: in another process. Before anything is read here.
+  // Records failures that another process saw and took. Call it before the first read.
   void mark_failed(std::span<const Failure> failures) const;
 
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}
-  void set_version(Version version) { version_ = std::move(version); }  // in the constructor
-  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;
+  void set_version(Version version) { version_ = std::move(version); }         // constructors only
+  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;  // for take_failure()
 
  private:
   struct Failures {
@@ -126,7 +130,7 @@ class Source {
   mutable Failures failures_;
 };
 
-// Opens what a path names. Throws Error kUnreadable.
+// Opens the source at a path: a LocalFile. Throws Error kUnreadable.
 std::unique_ptr<const Source> open_source(const std::string& path);
 
 }  // namespace stfs

@@ -300,9 +300,9 @@ const CommandRow& mount_command() { return kCommand; }
 Options parse_options(int argc, const char* const* argv) {
   Options options;
   Parsed parsed = parse_command(kCommand, {argv + 1, argv + argc}, &options);
-  if (parsed.wish != Parsed::Wish::kRun) {
-    options.command =
-        parsed.wish == Parsed::Wish::kHelp ? Options::Command::kHelp : Options::Command::kVersion;
+  if (parsed.action != Parsed::Action::kRun) {
+    options.command = parsed.action == Parsed::Action::kHelp ? Options::Command::kHelp
+                                                             : Options::Command::kVersion;
     return options;
   }
   std::vector<std::string>& paths = parsed.operands;

@@ -164,7 +164,8 @@ TEST_F(CheckpointTest, OfADirectoryIsALoneFile) {
 }
 
 TEST_F(CheckpointTest, OfADirectoryWithNothingIsUnreadable) {
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "no *.safetensors and no index in it");
+  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
+                 "no .safetensors file and no index in this directory");
 }
 
 TEST_F(CheckpointTest, OfADirectoryWithSeveralFilesListsThem) {
@@ -211,7 +212,7 @@ TEST_F(CheckpointTest, RefusesAnIndexLargerThanAGibibyteUnread) {
   fs::resize_file(dir_ / "model.safetensors.index.json", (std::uintmax_t{1} << 30) + 1);  // a hole
 
   expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
-                 "model.safetensors.index.json: larger than 1073741824 bytes, refused");
+                 "model.safetensors.index.json: larger than the limit of 1073741824 bytes");
 }
 
 TEST_F(CheckpointTest, OfADeviceIsRefused) {

@@ -125,6 +125,12 @@ TEST(PathNames, CutANameThatLooksLikeACutOne) {
   EXPECT_EQ(encode("x~0123456789abcde"), "x~0123456789abcde");
 }
 
+TEST(PathNames, CallNoNamePlainThatLooksLikeACutOne) {
+  EXPECT_FALSE(is_plain_name("x~0123456789abcdef"));
+  EXPECT_TRUE(is_plain_name("x~0123456789ABCDEF"));
+  EXPECT_TRUE(is_plain_name("x~0123456789abcde"));
+}
+
 TEST(PathNames, MakeOneComponentOfAKey) {
   EXPECT_EQ(encode_component("a/b"), "a%2Fb");
   EXPECT_EQ(encode_component(""), "%");

@@ -15,14 +15,14 @@
 namespace stfs {
 namespace {
 
-// A file that is opened gets the lowest number that is free: that of a standard descriptor which
-// the caller closed, say, and then what is printed. What stands there instead fails as a closed one
-// does, and a command that is executed does not get it.
+// open(2) returns the lowest free descriptor: if the caller closed standard output, a later file
+// would get its number, and printf would write into that file. Occupies each closed standard
+// descriptor with /dev/null, opened for the wrong direction, so that using it still fails.
 void fill_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) >= 0) continue;
-    const int wrong_way = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
-    if (::open("/dev/null", wrong_way | O_CLOEXEC) < 0) return;
+    const int wrong_direction = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+    if (::open("/dev/null", wrong_direction | O_CLOEXEC) < 0) return;
   }
 }
 
@@ -30,11 +30,11 @@ void fill_closed_standard_descriptors() {
 
 int run_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
   const Parsed parsed = parse_command(command, std::move(words), arguments);
-  if (parsed.wish == Parsed::Wish::kHelp) {
+  if (parsed.action == Parsed::Action::kHelp) {
     std::fputs(help_text(command, parsed.verb).c_str(), stdout);
     return 0;
   }
-  if (parsed.wish == Parsed::Wish::kVersion) {
+  if (parsed.action == Parsed::Action::kVersion) {
     std::printf("%s %s\n", std::string(command.name).c_str(), STFS_VERSION);
     return 0;
   }
@@ -49,8 +49,9 @@ int run_to_exit(const char* program, ErrorCode otherwise, const std::function<in
       std::fprintf(stderr, "%s: standard output: %s\n", program, errno_text(errno).c_str());
       return exit_status(ErrorCode::kUnreadable);
     }
-    if (std::ferror(stdout) != 0) {  // of a write before the last one, which may have succeeded
-      std::fprintf(stderr, "%s: standard output: not all could be written\n", program);
+    if (std::ferror(stdout) != 0) {  // an earlier write failed
+      std::fprintf(stderr, "%s: standard output: a write failed, the output is incomplete\n",
+                   program);
       return exit_status(ErrorCode::kUnreadable);
     }
     return status;

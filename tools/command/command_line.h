@@ -1,4 +1,6 @@
-// What the companions' main functions have in common: how a verb is run, and how a command ends.
+// The common part of the main functions of stfs-info and stfs-gpu.
+//
+// Thread safety: the main thread calls these, before it starts others.
 #pragma once
 
 #include "core/base/command.h"
@@ -10,12 +12,13 @@
 
 namespace stfs {
 
-// Does what the words behind the program's name ask for: --help, --version, or a verb, which gets
-// `arguments`. Returns the exit status; throws Error.
+// Parses the words after the program's name into `arguments` and runs the verb with them, or prints
+// the help or the version. Returns the exit status; throws Error, and any exception of the verb.
 int run_command(const CommandRow& command, std::vector<std::string> words, void* arguments);
 
-// Runs a command to its exit status. What it throws becomes one line on standard error; what is no
-// Error exits as `otherwise` does. Fails when standard output cannot be written.
+// Runs a command and returns its exit status. Prints an exception as one line on standard error and
+// returns the status of its ErrorCode; `otherwise` is the code of an exception that is not an
+// Error. Returns that of kUnreadable when standard output cannot be written.
 int run_to_exit(const char* program, ErrorCode otherwise, const std::function<int()>& command);
 
 }  // namespace stfs

@@ -29,8 +29,8 @@ std::size_t columns(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// "[####....]  50%  1.0 GiB of 2.0 GiB  1.23 GB/s", in so many columns: first the bar gets shorter,
-// then it goes, then the end is cut.
+// "[####....]  50%  1.0 GiB of 2.0 GiB  1.23 GB/s", `width` columns at most. With fewer columns the
+// bar gets shorter, then disappears, then the text is cut.
 std::string progress_text(std::uint64_t done, std::uint64_t total, double seconds,
                           std::size_t width) {
   const double share = total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total);
@@ -39,10 +39,10 @@ std::string progress_text(std::uint64_t done, std::uint64_t total, double second
                 human_bytes(done).c_str(), human_bytes(total).c_str(),
                 seconds > 0 ? static_cast<double>(done) / seconds / 1e9 : 0.0);
   const std::string figures = text.data();
-  constexpr std::size_t kMost = 30, kLeast = 5;
+  constexpr std::size_t kMaxCells = 30, kMinCells = 5;
   const std::size_t taken = figures.size() + std::string_view("[] ").size();
-  const std::size_t cells = std::min(kMost, width - std::min(width, taken));
-  if (cells < kLeast) return shortened(figures, width);
+  const std::size_t cells = std::min(kMaxCells, width - std::min(width, taken));
+  if (cells < kMinCells) return shortened(figures, width);
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
   return "[" + std::string(filled, '#') + std::string(cells - filled, '.') + "] " + figures;
 }
@@ -99,7 +99,7 @@ void ProgressBar::add(std::uint64_t bytes) {
   if (!lock || has_ended_ || now < next_) return;
   next_ = now + std::chrono::milliseconds(100);
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  // A line that fills the last column would wrap on some terminals.
+  // Some terminals wrap a line that fills the last column.
   const std::size_t width = std::max<std::size_t>(columns(STDERR_FILENO), 2) - 1;
   std::fprintf(stderr, "\r%s\x1b[K", progress_text(done, total_, seconds, width).c_str());
   is_drawn_ = true;

@@ -34,17 +34,16 @@ void print_table(const std::vector<Tensor>& tensors) {
     }
   }
   if (terminal.is_terminal) {
-    constexpr std::size_t kLeastName = 8;
-    constexpr std::size_t kMostShape = 32;
-    widths[2] = std::min(widths[2], kMostShape);
+    constexpr std::size_t kMinName = 8;
+    constexpr std::size_t kMaxShape = 32;
+    widths[2] = std::min(widths[2], kMaxShape);
     const std::size_t others = 6 + widths[1] + widths[2] + widths[3];
     const std::size_t room = terminal.width > others ? terminal.width - others : 0;
-    widths[0] = std::min(widths[0], std::max(room, kLeastName));
+    widths[0] = std::min(widths[0], std::max(room, kMinName));
   } else {
-    // One very long name must not pad all the others to its width.
-    constexpr std::size_t kMostPadding = 120;
-    widths[0] = std::min(widths[0], kMostPadding);
-    widths[2] = std::min(widths[2], kMostPadding);
+    constexpr std::size_t kMaxPadding = 120;  // one very long name must not pad every line
+    widths[0] = std::min(widths[0], kMaxPadding);
+    widths[2] = std::min(widths[2], kMaxPadding);
   }
   const auto cell = [&](const std::string& text, std::size_t width) {
     return padded(terminal.is_terminal ? shortened(text, width) : text, width);
@@ -81,7 +80,7 @@ int list(const Arguments& arguments) {
     std::ranges::sort(tensors, {}, &Tensor::name);
   } else if (arguments.sort == Arguments::Sort::kSize) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
-  }  // by offset: that is how they are numbered
+  }  // kOffset: match() returns them in this order
   if (!arguments.json) {
     print_table(tensors);
     return 0;

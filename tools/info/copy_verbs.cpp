@@ -26,7 +26,7 @@
 namespace stfs {
 namespace {
 
-// Writes a recipe's bytes. `source` and `to` are the places of messages.
+// Writes a recipe's bytes to `fd`. A message begins with `source`, or with `to` if write(2) failed.
 void write_content(const Content& content, int fd, const std::string& source, const std::string& to,
                    ProgressBar* bar = nullptr) {
   constexpr std::uint64_t kChunk = 1 << 20;
@@ -97,7 +97,7 @@ int extract(const Arguments& arguments) {
   const std::optional<Content> content = files.make(std::move(tensors));
   if (!content) {
     throw Error(ErrorCode::kUsage, arguments.output,
-                "the header would pass the format's limit of 100000000 bytes");
+                "the header would exceed the format's limit of 100000000 bytes");
   }
   NewFile file(arguments.output);
   ProgressBar bar(content->size());

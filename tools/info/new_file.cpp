@@ -22,7 +22,8 @@
 namespace stfs {
 namespace {
 
-// Short, whatever the target's name is: a name has 255 bytes at most.
+// A random name. It does not contain the target's name, which may have 255 bytes (NAME_MAX)
+// already.
 std::string temporary_name() {
   std::uint64_t number = 0;
   if (::getrandom(&number, sizeof number, 0) != sizeof number) {
@@ -33,17 +34,17 @@ std::string temporary_name() {
   return name.data();
 }
 
-// Holds back all signals for the length of a scope.
-class HeldSignals {
+// Blocks all signals in this thread while it lives.
+class BlockedSignals {
  public:
-  HeldSignals() {
+  BlockedSignals() {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
   }
-  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  HeldSignals(const HeldSignals&) = delete;
-  HeldSignals& operator=(const HeldSignals&) = delete;
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
 
  private:
   sigset_t before_;
@@ -51,8 +52,8 @@ class HeldSignals {
 
 }  // namespace
 
-// A thread that waits for the signals that end a process; they are blocked in all others. It
-// unlinks the file, and then the signal ends the process as it would have.
+// Unlinks a file when SIGHUP, SIGINT or SIGTERM ends the process. Its thread reads these signals,
+// which are blocked in the others, unlinks the file and raises the signal again.
 class UnlinkAtSignal {
  public:
   UnlinkAtSignal(int directory, std::string name)
@@ -77,12 +78,12 @@ class UnlinkAtSignal {
 
  private:
   void wait() const {
-    std::array<pollfd, 2> wanted{{{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
-    while (::poll(wanted.data(), wanted.size(), -1) < 0) {
+    std::array<pollfd, 2> polled{{{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) < 0) {
       if (errno != EINTR) return;
     }
     signalfd_siginfo signal{};
-    if ((wanted[1].revents & POLLIN) != 0 ||
+    if ((polled[1].revents & POLLIN) != 0 ||
         ::read(signals_.get(), &signal, sizeof signal) != sizeof signal) {
       return;
     }
@@ -94,7 +95,7 @@ class UnlinkAtSignal {
     sigaddset(&one, number);
     pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
     ::raise(number);
-    ::_exit(128 + number);  // the first process of a container, which no signal ends
+    ::_exit(128 + number);  // process 1 of a container survives raise(3)
   }
 
   int directory_;
@@ -110,13 +111,13 @@ NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
   const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
   name_ = path_.substr(slash + 1);  // npos + 1 is 0
   directory_ = UniqueFd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory_ && errno == EACCES) {  // it can be written to all the same
+  if (!directory_ && errno == EACCES) {  // not readable, but perhaps writable
     directory_ = UniqueFd(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   }
   if (!directory_) fail(errno);
   struct stat status {};
-  const bool is_there = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
-  if (name_.empty() || (is_there && !S_ISREG(status.st_mode))) {
+  const bool exists = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
+  if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
     throw Error(ErrorCode::kUnreadable, path_, "not a regular file");
   }
   if (begin == Begin::kUnnamed) begin_unnamed();
@@ -125,11 +126,11 @@ NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
 
 NewFile::~NewFile() { discard(); }
 
-// Leaves fd_ empty where there is no such file, or no way to give it a name.
+// Leaves fd_ empty without support for O_TMPFILE, or without /proc, which link() needs.
 void NewFile::begin_unnamed() {
   if (::access("/proc/self/fd", F_OK) != 0) return;
   fd_ = UniqueFd(::openat(directory_.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-  // A kernel or file system that does not know the flag says EISDIR or EINVAL.
+  // A kernel or file system without O_TMPFILE returns one of these.
   if (!fd_ && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) fail(errno);
 }
 
@@ -146,7 +147,7 @@ void NewFile::begin_named() {
   try {
     at_signal_ = std::make_unique<UnlinkAtSignal>(directory_.get(), temporary_);
   } catch (const std::exception&) {
-    // There are too many threads, or too little memory: a signal leaves the file.
+    // No thread, descriptor or memory: go on; a signal will leave the temporary file behind.
   }
 }
 
@@ -155,8 +156,8 @@ void NewFile::commit() {
   ::umask(mask);
   if (::fchmod(fd_.get(), 0666 & ~mask) != 0 || ::fsync(fd_.get()) != 0) fail(errno);
   {
-    // A signal finds the file with its name or without one, and no other name.
-    const HeldSignals held;
+    // A signal must not end the process between linkat(2) and renameat(2).
+    const BlockedSignals blocked;
     if (temporary_.empty()) link();
     if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
       const int error = errno;
@@ -165,7 +166,7 @@ void NewFile::commit() {
     }
     temporary_.clear();
   }
-  // EBADF: the directory cannot be read. EINVAL: its file system syncs none.
+  // EBADF: opened with O_PATH. EINVAL: the file system cannot sync directories.
   if (::fsync(directory_.get()) != 0 && errno != EBADF && errno != EINVAL) fail(errno);
 }
 

@@ -1,13 +1,14 @@
-// A file that is complete when it gets its name. Whatever ends the process before leaves nothing
-// behind, except SIGKILL where the file system has no files without a name.
+// A file that gets its name when it is complete, replacing an older file of that name atomically.
 //
-//   begun       a file without a name (O_TMPFILE); where the file system has none, a file with a
-//               temporary name, which SIGHUP, SIGINT and SIGTERM take away
-//   commit()    the bytes are on the disk; linked under a temporary name; renamed over the target;
-//               the directory is on the disk
-//   destroyed   without commit(): nothing is left, and the target is what it was
+//   constructor   creates a file without a name (O_TMPFILE). Without O_TMPFILE: a file with a
+//                 temporary name, which SIGHUP, SIGINT and SIGTERM unlink
+//   commit()      fsync(2), linkat(2) to a temporary name, renameat(2) over the target, and then
+//                 fsync(2) of the directory
+//   destructor    without commit(): removes the file; the target is unchanged
 //
-// Thread safety: one call at a time. The thread that makes it commits and destroys it.
+// A process that dies earlier leaves no file behind; without O_TMPFILE, SIGKILL leaves one.
+//
+// Thread safety: one thread constructs, commits and destroys it.
 #pragma once
 
 #include "core/base/posix.h"
@@ -23,8 +24,8 @@ class NewFile {
  public:
   enum class Begin { kUnnamed, kNamed };
 
-  // kNamed begins as on a file system that has no O_TMPFILE. Throws Error kUnreadable, also when
-  // `path` is there and no regular file.
+  // kNamed: does not use O_TMPFILE (for tests). Throws Error kUnreadable, also when `path` exists
+  // and is not a regular file.
   explicit NewFile(std::string path, Begin begin = Begin::kUnnamed);
   ~NewFile();
   NewFile(const NewFile&) = delete;
@@ -32,7 +33,8 @@ class NewFile {
 
   int fd() const { return fd_.get(); }  // open for writing
 
-  // Gives the file its name and the mode that the umask leaves. Once. Throws Error kUnreadable.
+  // Gives the file its name, and the mode 0666 less the umask. Call it once. Throws Error
+  // kUnreadable.
   void commit();
 
  private:
@@ -43,8 +45,8 @@ class NewFile {
   [[noreturn]] void fail(int error) const;
 
   std::string path_;       // for messages
-  std::string name_;       // in the directory
-  std::string temporary_;  // the name there that is ours; empty when there is none
+  std::string name_;       // of the target in the directory
+  std::string temporary_;  // of our file in the directory; "" while it has no name
   UniqueFd directory_;
   UniqueFd fd_;
   std::unique_ptr<UnlinkAtSignal> at_signal_;

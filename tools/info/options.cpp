@@ -7,12 +7,12 @@ namespace {
 
 constexpr std::array kVerbs = {
     VerbRow{"list", "print the tensors", run_verb<list>},
-    VerbRow{"show", "print the properties of one tensor", run_verb<show>},
+    VerbRow{"show", "print dtype, shape, size and source of one tensor", run_verb<show>},
     VerbRow{"check", "check files against the format", run_verb<check>},
     VerbRow{"cat", "write a tensor's bytes to standard output", run_verb<cat>},
     VerbRow{"where", "print where the bytes of a mounted file are", run_verb<where>},
     VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
-    VerbRow{"hash", "print the tensors' SHA-256 as sha256sum does for a mount", run_verb<hash>},
+    VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
 };
@@ -26,7 +26,7 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "TENSOR",
               .verbs = "show! cat!",
               .set = set<&Arguments::tensor>,
-              .help = "its name"},
+              .help = "the name of a tensor"},
     OptionRow{.flags = "GLOB...",
               .verbs = "list stats hash extract!",
               .set = set<&Arguments::globs>,
@@ -45,20 +45,21 @@ constexpr std::array kOptions = {
               .verbs = "diff!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
-              .help = "a checkpoint"},
+              .help = "the first checkpoint"},
     OptionRow{.flags = "B",
               .verbs = "diff!",
               .value = Value::kSource,
               .set = set<&Arguments::other>,
-              .help = "another"},
+              .help = "the second checkpoint"},
 
-    OptionRow{.flags = "-o,--output",
-              .verbs = "extract!",
-              .argument = "FILE",
-              .value = Value::kSource,
-              .set = set<&Arguments::output>,
-              .help = "the file, replaced when it is complete",
-              .man = "The file to write."},
+    OptionRow{
+        .flags = "-o,--output",
+        .verbs = "extract!",
+        .argument = "FILE",
+        .value = Value::kSource,
+        .set = set<&Arguments::output>,
+        .help = "the file to write; replaced once it is complete",
+        .man = "The file to write. An existing file is replaced once the new one is complete."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",
               .argument = "EXPR",
@@ -78,8 +79,8 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "--npy",
               .verbs = "cat",
               .set = set<&Arguments::npy>,
-              .help = "as a NumPy file",
-              .man = "Begin with the header of a NumPy file."},
+              .help = "write a NumPy file",
+              .man = "Write a NumPy file: its header before the bytes."},
     OptionRow{.flags = "--sort",
               .verbs = "list",
               .argument = "name|size|offset",
@@ -100,7 +101,7 @@ constexpr std::array kOptions = {
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::jobs>,
-              .help = "tensors read at a time (default: one a processor)",
+              .help = "read N tensors at a time (default: one a processor)",
               .man = "Read <n> tensors at a time; one for each processor by default.",
               .least = 1,
               .most = 1024},
@@ -118,9 +119,9 @@ constexpr std::array kOptions = {
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",
-    .help = "Look into a safetensors checkpoint without mounting it.",
+    .help = "Inspect a safetensors checkpoint without mounting it.",
     .notes =
-        "Exit status: 0 done, 1 the checkpoint breaks the format or diff found a\n"
+        "Exit status: 0 success, 1 the checkpoint breaks the format or diff found a\n"
         "difference, 2 wrong usage, 3 the source cannot be read.\n",
     .verbs = kVerbs,
     .options = kOptions};

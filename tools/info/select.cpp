@@ -7,7 +7,7 @@ namespace stfs {
 
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
                    const std::string& name) {
-  if (const auto found = checkpoint.find(name)) return checkpoint.tensor(*found);
+  if (const auto number = checkpoint.find(name)) return checkpoint.tensor(*number);
   throw Error(ErrorCode::kUsage, source, "tensor " + in_quotes(name) + ": not in the checkpoint");
 }
 

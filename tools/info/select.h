@@ -1,4 +1,4 @@
-// Which tensor of a checkpoint a command line means.
+// Finds the tensor that a command line names.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -7,7 +7,8 @@
 
 namespace stfs {
 
-// The tensor with this name. Throws Error kUsage when there is none.
+// The tensor with this name, borrowed from the checkpoint. `source` begins the message of the Error
+// kUsage that it throws for any other name.
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
                    const std::string& name);
 

@@ -1,4 +1,4 @@
-// stfs-info: the same checkpoints without a mount.
+// stfs-info: inspects checkpoints without mounting them.
 #include "tools/command/command_line.h"
 #include "tools/info/verbs.h"
 

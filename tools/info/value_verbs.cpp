@@ -29,7 +29,7 @@
 namespace stfs {
 namespace {
 
-// Prints lines one by one, or with --json as the elements of an array. Empty ones are left out.
+// Prints lines one by one, or with --json as the elements of an array. Skips empty lines.
 class Lines {
  public:
   Lines(bool json, ProgressBar& bar) : json_(json), bar_(bar) {
@@ -38,7 +38,7 @@ class Lines {
   void add(std::string line) {
     if (line.empty()) return;
     if (!json_) return bar_.print(line + "\n");
-    // A comma stands at the end of a line, so the line waits for the next.
+    // Keep the line until the next one comes: only then a comma follows it.
     if (last_) bar_.print(*last_ + ",\n");
     last_ = std::move(line);
   }
@@ -52,12 +52,12 @@ class Lines {
   std::optional<std::string> last_;
 };
 
-// Makes a line for each of `count` things, several at a time, and adds them in their order as soon
-// as that allows. `make` may throw; then the others stop, and it is thrown here.
+// Calls `make` for the numbers 0 to count-1 on `jobs` threads and adds the lines in the order of
+// the numbers. When a call throws, sets `stop` for the others and throws the first exception.
 void add_in_order(Lines& out, std::size_t count, unsigned jobs,
                   const std::function<std::string(std::size_t, const std::atomic<bool>&)>& make) {
   std::mutex mutex;
-  std::condition_variable made;
+  std::condition_variable line_done;
   std::vector<std::optional<std::string>> lines(count);
   std::atomic<std::size_t> next = 0;
   std::atomic<bool> stop = false;
@@ -73,7 +73,7 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
         if (!failure) failure = std::current_exception();
         stop = true;
       }
-      made.notify_one();
+      line_done.notify_one();
     }
   };
   if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
@@ -83,12 +83,12 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       for (std::size_t i = 0; i < std::min<std::size_t>(jobs, count); ++i)
         threads.emplace_back(work);
     } catch (const std::exception&) {
-      // There are too many already, or too little memory: the others do its work.
+      // No more threads: go on with those that started, or with this one.
       if (threads.empty()) work();
     }
     std::unique_lock lock(mutex);
     for (std::size_t i = 0; i < count && !failure; ++i) {
-      made.wait(lock, [&] { return failure || lines[i]; });
+      line_done.wait(lock, [&] { return failure || lines[i]; });
       if (failure) break;
       std::string line = std::move(*lines[i]);
       lock.unlock();
@@ -110,7 +110,7 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
   return bytes;
 }
 
-// Runs `line_of` over the selected tensors; with --json they become the elements of an array.
+// Prints `line_of` of each selected tensor.
 int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of) {
@@ -128,14 +128,14 @@ int for_selected(const Arguments& arguments,
   return 0;
 }
 
-// The position of the first byte in which two tensors of the same size differ.
+// The first byte in which two tensors of equal size differ; nullopt when all bytes are equal.
 std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
                                               const std::atomic<bool>& stop,
                                               const Progress& progress) {
-  const auto is_same_place = [](const Extent& x, const Extent& y) {
+  const auto are_same_bytes = [](const Extent& x, const Extent& y) {
     return x.source->version().token == y.source->version().token && x.offset == y.offset;
   };
-  if (a.locator && b.locator && is_same_place(*a.locator, *b.locator)) {
+  if (a.locator && b.locator && are_same_bytes(*a.locator, *b.locator)) {
     progress(a.length);
     return std::nullopt;
   }
@@ -151,8 +151,8 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
     if (const int error = content_a.copy(offset, in_a)) fail(a, error);
     if (const int error = content_b.copy(offset, in_b)) fail(b, error);
     if (std::memcmp(in_a.data(), in_b.data(), length) != 0) {
-      const auto at = std::ranges::mismatch(in_a, in_b).in1 - in_a.begin();
-      return offset + static_cast<std::uint64_t>(at);
+      const auto position = std::ranges::mismatch(in_a, in_b).in1 - in_a.begin();
+      return offset + static_cast<std::uint64_t>(position);
     }
     progress(length);
     offset += length;
@@ -160,7 +160,7 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
   return std::nullopt;
 }
 
-// A difference: as a line of columns with tabs between them, or as an object.
+// A difference as a line of tab-separated columns, or with --json as an object.
 std::string difference(const Arguments& arguments, const char* kind, std::string_view name,
                        const std::string& in_a = "", const std::string& in_b = "") {
   if (!arguments.json) {
@@ -221,7 +221,7 @@ int hash(const Arguments& arguments) {
     if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
     if (!arguments.json) {
       std::string line = sha256sum_line(hex, tensor.path);
-      line.pop_back();  // its end
+      line.pop_back();  // the line end
       return line;
     }
     return "{\"name\":" + json_string(tensor.name) + ",\"path\":" + json_string(tensor.path) +
@@ -235,9 +235,9 @@ int diff(const Arguments& arguments) {
   const std::vector<std::uint32_t> in_a = by_name(a);
   const std::vector<std::uint32_t> in_b = by_name(b);
 
-  // The union of the names, in order; a tensor is none where the other alone has it.
+  // Merges the sorted names: a pair for each name in A or B.
   struct Pair {
-    std::optional<Tensor> a, b;
+    std::optional<Tensor> a, b;  // nullopt: not in this checkpoint
   };
   std::vector<Pair> pairs;
   std::uint64_t bytes = 0;

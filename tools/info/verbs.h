@@ -1,4 +1,4 @@
-// What stfs-info does: a function a verb. Each prints to standard output and returns the exit
+// The verbs of stfs-info: a function a verb. Each prints to standard output and returns the exit
 // status, or throws Error.
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace stfs {
 
-// What the command line said; a verb looks at what concerns it.
+// The parsed command line. A verb uses the members of the options that it takes.
 struct Arguments {
   enum class Sort { kName, kSize, kOffset };
 
   std::string source;
   std::string other;               // the second checkpoint of diff
   std::string tensor;              // a name
-  std::vector<std::string> globs;  // of names; none means all
-  std::vector<std::string> paths;  // files to check, paths in a mount
+  std::vector<std::string> globs;  // of names; empty: all tensors
+  std::vector<std::string> paths;  // of check: checkpoints; of where: files in a mount
   std::string output;              // of extract
-  std::string slice;               // of cat, as core/recipe/slice.h says; empty means the whole
+  std::string slice;               // of cat (core/recipe/slice.h); "": the whole tensor
   bool as_f32 = false;
   bool npy = false;
   bool json = false;
@@ -28,22 +28,22 @@ struct Arguments {
   unsigned jobs = 0;  // threads; 0: one a processor
 };
 
-// Looking at the catalogue: no tensor's bytes are read.
+// These read headers alone, and no tensor's bytes.
 int list(const Arguments& arguments);
 int show(const Arguments& arguments);
 int check(const Arguments& arguments);
 int where(const Arguments& arguments);
 
-// Reading values, several tensors at a time.
+// These read the bytes of several tensors at a time.
 int stats(const Arguments& arguments);
 int hash(const Arguments& arguments);
 int diff(const Arguments& arguments);
 
-// Writing bytes.
+// These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
 
-// The table of the command line; its arguments are an Arguments.
+// The table of the command line. Its setters take an Arguments.
 const CommandRow& info_command();
 
 }  // namespace stfs
