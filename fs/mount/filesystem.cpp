@@ -230,9 +230,14 @@ void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Ex
     computed_->forget(ticket);
     throw;
   }
+  // `done` is handed over: answer errors through it, and throw nothing.
   for (const Extent& extent : missing) {
-    extent.source->want({extent.offset, extent.length},
-                        [arrival](int error) { arrival->count(error); });
+    try {
+      extent.source->want({extent.offset, extent.length},
+                          [arrival](int error) { arrival->count(error); });
+    } catch (const std::bad_alloc&) {
+      arrival->count(ENOMEM);
+    }
   }
 }
 
