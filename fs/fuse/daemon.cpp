@@ -63,7 +63,7 @@ void Daemon::ready() {
   leave_terminal();
   const char one = 1;
   if (::write(parent_.get(), &one, 1) != 1) {
-    // The command was ended before the mount was ready, so nobody wants it any more.
+    // The parent was killed while it waited for the mount: end too.
     ::kill(::getpid(), SIGTERM);
   }
   parent_ = UniqueFd();
@@ -88,7 +88,7 @@ void notify_service_manager(const char* state) {
   if (path[0] == '@') address.sun_path[0] = '\0';  // the abstract namespace
   const UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return;
-  // A service manager that does not listen will give up on us in its own time.
+  // Ignore failures: the service manager has its own timeout.
   [[maybe_unused]] const ssize_t sent =
       ::sendto(socket.get(), state, std::strlen(state), MSG_NOSIGNAL,
                reinterpret_cast<const sockaddr*>(&address),
@@ -96,7 +96,7 @@ void notify_service_manager(const char* state) {
 }
 
 void end_within(std::chrono::seconds time) {
-  ::signal(SIGALRM, SIG_IGN);  // drops one that the caller left pending
+  ::signal(SIGALRM, SIG_IGN);  // discards a pending SIGALRM
   struct sigaction action {};
   action.sa_handler = [](int) {
     constexpr std::string_view kLine = "stfs: ended while a source did not answer\n";
@@ -113,7 +113,7 @@ void end_within(std::chrono::seconds time) {
 
 namespace {
 
-// Standard error goes to `file` while this lives.
+// Redirects standard error to `file` for its lifetime.
 class Redirected {
  public:
   explicit Redirected(int file) : saved_(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)) {

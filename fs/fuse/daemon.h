@@ -1,4 +1,8 @@
-// A daemon's life: going into the background, talking from there, and ending in time.
+// The daemon's process: fork to the background, log from there, and end in time.
+//
+// Thread safety: construct and destroy Daemon in a single-threaded process, since it forks. log()
+// may be called from any thread after ready() or ready_as_child(). capture_stderr redirects the
+// whole process.
 #pragma once
 
 #include "core/base/posix.h"
@@ -11,23 +15,25 @@
 
 namespace stfs {
 
-// A process that has a parent waiting for it. The command that the user typed forks at once; the
-// child does the work, with the terminal still its own, and the parent ends with the child's exit
-// status, or with 0 when the child says that it is ready.
+// The command that the user typed forks at once. The child does the work and keeps the terminal
+// until it is ready. The parent waits: it exits with 0 when the child is ready, or with the child's
+// exit status when it ends before that.
 class Daemon {
  public:
-  // Forks. Returns in the child only; with `foreground` nothing is forked.
+  // Forks and returns in the child only; with `foreground` it does not fork. Throws Error
+  // kMountFailed.
   explicit Daemon(bool foreground);
 
-  // Lets the parent go, and leaves its session, its terminal and its directory. When the parent is
-  // no more, this process sends itself SIGTERM: a command that was ended leaves no mount behind.
+  // Ends the parent, and leaves its session, terminal and directory. If the parent is dead, sends
+  // SIGTERM to this process: a command that was killed leaves no mount behind.
   void ready();
 
-  // The same for a child of this process, which leaves the parent to it.
+  // For a forked child of this process: leaves session, terminal and directory, and does not tell
+  // the parent.
   void ready_as_child();
 
-  // A line for the administrator: to standard error in the foreground and until ready() or
-  // ready_as_child(), to syslog from then on.
+  // Logs a line, without "\n", for the administrator: to syslog after ready() or ready_as_child(),
+  // to standard error before and in the foreground.
   void log(const std::string& line) const;
 
  private:
@@ -38,21 +44,20 @@ class Daemon {
   UniqueFd parent_;  // the pipe on which the parent waits
 };
 
-// Tells the service manager that started this process, if one did, as sd_notify(3) says.
+// Sends a state to the service manager (sd_notify(3)), if NOTIFY_SOCKET names one.
 void notify_service_manager(const char* state);
 
-// How long a process that was asked to end may wait for a source that does not answer.
+// How long an ending process may wait for a source that does not answer.
 constexpr std::chrono::seconds kTimeToEnd{10};
 
-// Between two calls of poll(2) when it fails.
+// The pause before calling poll(2) again after an error.
 constexpr std::chrono::milliseconds kPollAgain{100};
 
-// Ends this process when `time` is over, whatever its threads wait for: with status 0 and a line on
-// standard error. Uses SIGALRM, and unblocks it on the calling thread, since a program inherits
-// its caller's blocked signals.
+// Ends this process after `time` by alarm(2), even while its threads hang: with status 0 and a line
+// on standard error. Unblocks SIGALRM on the calling thread: a program inherits blocked signals.
 void end_within(std::chrono::seconds time);
 
-// Runs `action` with standard error going into memory, and returns what was written there.
+// Runs `action` and returns what it writes to standard error.
 std::string capture_stderr(const std::function<void()>& action);
 
 }  // namespace stfs

@@ -15,11 +15,11 @@
 namespace stfs {
 namespace {
 
-// The tree never changes, so that what the kernel knows of it stays true: names, attributes, and
-// the absence of names.
+// Timeouts of the kernel's caches. The tree never changes, so names, attributes and absent names
+// stay valid.
 constexpr double kForever = std::numeric_limits<double>::max();
-// The name of a slice or subset stays true as well. It expires so that the kernel looks it up again
-// while it is in use: the names that were looked up longest ago are dropped first (looked_up.h).
+// Looked-up names stay valid too. They expire so that the kernel looks up names in use again: the
+// least recently looked up are dropped first (looked_up.h).
 constexpr double kLookedUp = 60;  // seconds
 constexpr blksize_t kBlockSize = 4096;
 
@@ -28,7 +28,7 @@ FuseContext& context(fuse_req_t request) {
 }
 FileSystem& filesystem(fuse_req_t request) { return *context(request).filesystem; }
 
-// Runs `answer`, which replies to the request and is all that a callback does.
+// Runs the body of a callback, which replies to the request; an exception becomes an errno.
 template <class Answer>
 void guarded(fuse_req_t request, const Answer& answer) noexcept {
   Ledger* const ledger = context(request).ledger;
@@ -78,17 +78,16 @@ void init(void* userdata, fuse_conn_info* connection) {
   want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // shared mappings with cache=direct too
 #endif
   context.opendir_needed = (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
-  // Replies are written from memory, and requests are small: splicing costs more than it saves.
-  // Nothing is ever written, and the size and times of a file never change.
+  // Replies come from memory and requests are small: splice(2) costs more than it saves. Size and
+  // times of a file never change, so the kernel need not check them to keep its pages.
   connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
                                              FUSE_CAP_SPLICE_MOVE | FUSE_CAP_AUTO_INVAL_DATA);
-  // The kernel sends no more readahead than this at a time. The default of 12 lets one slow source
-  // hold up the reading of all others.
+  // The most readahead requests under way. With the default of 12 one slow source holds up the
+  // reads of all others.
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
   if (context.max_read != 0) connection->max_read = context.max_read;
-  // Without this the kernel goes back to what it read ahead when the mount began, whatever has been
-  // set for its device since.
+  // The kernel takes the smaller of this and the readahead of the mount's device: keep the latter.
   connection->max_readahead = std::numeric_limits<unsigned>::max();
   context.max_write = connection->max_write;
 }
@@ -105,7 +104,7 @@ void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
     if (error != 0 && error != ENOENT) {
       fuse_reply_err(request, error);
     } else if (fuse_reply_entry(request, &entry) != 0 && error == 0) {
-      fs.forget(attributes.inode, 1);  // the kernel never got it
+      fs.forget(attributes.inode, 1);  // the kernel did not receive the entry
     }
   });
 }
@@ -142,12 +141,12 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
       return;
     }
     const bool is_computed = filesystem(request).is_computed(inode);
-    // A file that is opened with O_DIRECT reads around the cache anyway, and large reads of it are
-    // answered in parallel, which those of a file with direct_io are not.
+    // O_DIRECT bypasses the cache without direct_io, and the kernel then sends the parts of a large
+    // read in parallel; with direct_io it does not.
     const bool reads_around = (file->flags & O_DIRECT) != 0;
     file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
-    // Without the answer the kernel has nothing to release.
+    // The kernel did not receive the answer, so it will not send RELEASE.
     if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode);
   });
 }
@@ -159,7 +158,7 @@ void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
   });
 }
 
-// The reader was interrupted, and waits for an answer before it can end.
+// FUSE_INTERRUPT: an interrupted reader ends only after the answer, so cancel its request.
 void interrupted(fuse_req_t request, void* ticket) {
   filesystem(request).cancel(reinterpret_cast<std::uintptr_t>(ticket));
 }
@@ -169,8 +168,8 @@ void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
     fuse_reply_err(request, error);
     return;
   }
-  // The kernel copies from the mapping. Where the source is truncated at this moment, the write
-  // fails with EFAULT, and the kernel answers the reader with EIO.
+  // The kernel copies from the mapping. If the source is truncated now, writev(2) fails with EFAULT
+  // and the reader gets EIO.
   if (pieces.empty()) {
     fuse_reply_buf(request, nullptr, 0);
   } else if (pieces.size() == 1) {
@@ -192,7 +191,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
 }
 
 void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
-  // ENOSYS tells the kernel that directories need no opening and that their listings may be kept.
+  // After ENOSYS the kernel sends no opendir any more, and caches listings.
   if (!context(request).opendir_needed) {
     fuse_reply_err(request, ENOSYS);
     return;
@@ -202,7 +201,7 @@ void opendir(fuse_req_t request, fuse_ino_t, fuse_file_info* directory) {
   fuse_reply_open(request, directory);
 }
 
-// Fills a buffer of `size` bytes with entries; `add` writes one and returns the bytes it needs.
+// Replies with at most `size` bytes of entries; `add` writes one and returns the bytes it needs.
 template <class Add>
 void list(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, const Add& add) {
   guarded(request, [&] {
@@ -256,7 +255,7 @@ void statfs(fuse_req_t request, fuse_ino_t) {
   });
 }
 
-// The protocol of getxattr(2): size 0 asks for the length, a buffer that is too small is ERANGE.
+// As getxattr(2): size 0 asks for the length; ERANGE if the buffer is too small.
 void reply_xattr(fuse_req_t request, const std::string& value, std::size_t size) {
   if (size == 0) {
     fuse_reply_xattr(request, value.size());
@@ -289,8 +288,8 @@ void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
   });
 }
 
-// Every operation that would change something. The mount is read-only, so the kernel refuses them
-// first; these answer when root has remounted it read-write.
+// Answers all operations that change the file system. The kernel itself refuses them on a read-only
+// mount; they arrive here after root has remounted it read-write.
 template <class... Arguments>
 void refuse(fuse_req_t request, Arguments...) {
   fuse_reply_err(request, EROFS);

@@ -1,24 +1,26 @@
-// The table of FUSE operations. A callback decodes its arguments, calls FileSystem, and replies; it
-// decides nothing. This is where errno goes out to the kernel, and where no exception gets through.
+// The table of FUSE operations. A callback decodes its arguments, calls FileSystem and replies. No
+// exception passes through libfuse's C frames: it becomes an errno here.
+//
+// Thread safety: libfuse calls the callbacks on any thread.
 #pragma once
 
 #include "fs/fuse/fuse_version.h"
-// The version comes first: libfuse chooses its interface by it.
+// fuse_version.h comes before libfuse's headers: FUSE_USE_VERSION selects their interface.
 #include "fs/mount/filesystem.h"
 
 #include <fuse_lowlevel.h>
 
 namespace stfs {
 
-// What the callbacks need; the session's user data. Outlives the session.
+// The session's user data, for the callbacks. Must outlive the session.
 struct FuseContext {
-  FileSystem* filesystem = nullptr;  // there before the first request
-  Ledger* ledger = nullptr;          // of a supervised worker
-  bool direct = false;               // -o cache=direct: no pages of files are kept by the kernel
-  unsigned max_read = 0;             // bytes a request, 0 for what kernel and libfuse agree on
-  // What the handshake says:
+  FileSystem* filesystem = nullptr;  // set before the first request
+  Ledger* ledger = nullptr;          // of a supervised worker, else null
+  bool direct = false;               // -o cache=direct: the kernel caches no file pages
+  unsigned max_read = 0;             // bytes per request; 0: libfuse's default
+  // Set by the handshake:
   unsigned max_write = 0;      // bytes of data that the kernel may send with a request
-  bool opendir_needed = true;  // this kernel has to open directories
+  bool opendir_needed = true;  // this kernel does not accept ENOSYS for opendir
 };
 
 const fuse_lowlevel_ops& fuse_operations();

@@ -1,4 +1,4 @@
-// The interface of libfuse that this program is written for; newer libraries offer it too.
+// The version of libfuse's interface that stfs uses (3.12); newer libraries support it too.
 #pragma once
 
 #define FUSE_USE_VERSION 312

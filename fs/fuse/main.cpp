@@ -26,10 +26,10 @@
 namespace stfs {
 namespace {
 
-// Threads that may wait for a slow source at the same time.
+// The default of -o threads: so many requests may wait for a slow source at a time.
 constexpr unsigned kMostThreads = 64;
 
-// A shard needs a descriptor for as long as it is mounted, and there may be thousands.
+// Each shard keeps a descriptor open, and there may be thousands.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -46,7 +46,7 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
-// The objects that every serving process finds in its memory.
+// The objects that a serving process needs; a worker inherits them by fork(2).
 struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
@@ -82,7 +82,7 @@ void serve_alone(const Loaded& loaded) {
          .ending = [&](int) { loaded.mount.detach(); }});
 }
 
-// Runs `command` to its exit status. An exception becomes one line.
+// Runs `command` and returns its exit status. Passes an exception to `say` as one line.
 int run_to_exit(const std::function<int()>& command,
                 const std::function<void(const std::string& line)>& say) noexcept {
   try {
@@ -98,7 +98,7 @@ int run_to_exit(const std::function<int()>& command,
   return exit_status(ErrorCode::kUnreadable);
 }
 
-// A worker serves the mount and leaves it to its supervisor, unless that one has died.
+// Serves as a worker. It leaves the unmounting to its supervisor unless the supervisor has died.
 int serve_as(Worker& worker, const Loaded& loaded) {
   const auto unmount_if_orphaned = [&] {
     if (worker.is_orphan()) loaded.mount.detach();
@@ -153,7 +153,7 @@ int mount(Options options) {
   }
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
-  ::malloc_trim(0);  // what parsing the headers needed
+  ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
   FuseContext context{.direct = options.direct, .max_read = options.max_read};
   const Mount mount(options, context);
@@ -170,17 +170,16 @@ int mount(Options options) {
   return 0;
 }
 
-// Signals of which the caller may have left another setting.
+// Sets signals whose dispositions a program inherits from its caller.
 void set_signals() {
-  ::signal(SIGPIPE, SIG_IGN);  // writing to a process that has gone fails with EPIPE
-  ::signal(SIGCHLD, SIG_DFL);  // while it is ignored, waitpid(2) tells nothing of a child's end
+  ::signal(SIGPIPE, SIG_IGN);  // write(2) to a closed pipe fails with EPIPE instead
+  ::signal(SIGCHLD, SIG_DFL);  // waitpid(2) gives no status while SIGCHLD is ignored
 }
 
-// What the caller left open is not ours to keep: a lock, a pipe that somebody waits on.
+// A daemon must not keep the caller's locks, or pipes whose readers wait for the end.
 void close_inherited_descriptors() { ::close_range(STDERR_FILENO + 1, ~0U, 0); }
 
-// A descriptor that is opened later must not become standard input, output or error because the
-// caller left one of these closed.
+// If the caller closed standard input, output or error, a later open(2) would take its number.
 void open_standard_descriptors() {
   int fd = 0;
   do {

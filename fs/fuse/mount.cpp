@@ -17,7 +17,7 @@
 namespace stfs {
 namespace {
 
-// A value in libfuse's option list: commas and backslashes need a backslash.
+// Escapes a value for libfuse's option list: puts a backslash before commas and backslashes.
 std::string escape_option(std::string_view value) {
   std::string out;
   for (const char c : value) {
@@ -38,7 +38,7 @@ std::string last_line(std::string text) {
   return printable(text);
 }
 
-Mount::Mount(const Options& options, FuseContext& context) : place_(options.mountpoint) {
+Mount::Mount(const Options& options, FuseContext& context) : mountpoint_(options.mountpoint) {
   std::vector<std::string> words{
       "stfs", "-o",
       "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};
@@ -55,14 +55,14 @@ Mount::Mount(const Options& options, FuseContext& context) : place_(options.moun
     const std::string said = capture_stderr([&] {
       session_ =
           fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
-      is_mounted = session_ != nullptr && fuse_session_mount(session_, place_.c_str()) == 0;
+      is_mounted = session_ != nullptr && fuse_session_mount(session_, mountpoint_.c_str()) == 0;
     });
     if (session_ == nullptr) throw Error(ErrorCode::kUsage, "-o", last_line(said));
     if (!is_mounted) {
-      throw Error(ErrorCode::kMountFailed, place_,
+      throw Error(ErrorCode::kMountFailed, mountpoint_,
                   said.empty() ? "the mount failed" : last_line(said));
     }
-    if (const auto mount = mounted_at(place_)) device_ = mount->device;
+    if (const auto mount = mounted_at(mountpoint_)) device_ = mount->device;
     raise_readahead(device_);
     read_handshake();
   } catch (...) {  // no destructor will run
@@ -76,30 +76,30 @@ Mount::Mount(const Options& options, FuseContext& context) : place_(options.moun
 
 Mount::~Mount() {
   detach();
-  // Already unmounted; this frees libfuse's memory. Swallow its warning. It unmounts by the path
-  // while the connection lasts, so do without where another mount may be there by now.
+  // detach() has unmounted; fuse_session_unmount frees libfuse's memory. Swallow its warning. While
+  // connected, it also unmounts by path: skip it if another mount may be at the path.
   try {
-    if (is_disconnected() || !mounted_at(place_)) {
+    if (is_disconnected() || !mounted_at(mountpoint_)) {
       capture_stderr([this] { fuse_session_unmount(session_); });
     }
   } catch (const std::exception&) {
-    // The table of mounts cannot be read, or there is too little memory: the process ends anyway.
+    // Out of memory: the process ends anyway.
   }
   fuse_session_destroy(session_);
 }
 
 void Mount::detach() const noexcept {
   try {
-    const auto mount = mounted_at(place_);
-    // Asked last: while the connection lasts, no other mount has its device number.
+    const auto mount = mounted_at(mountpoint_);
+    // Check the connection last: while it lasts, no other mount has this device number.
     const bool is_ours = mount && mount->device == device_ && !is_disconnected();
-    if (is_ours) unmount(place_, true);
+    if (is_ours) unmount(mountpoint_, true);
   } catch (const std::exception&) {
-    // Not permitted any more: the mount stays, and is dead when the process has ended.
+    // Not permitted any more: the mount stays, and is dead after this process ends.
   }
 }
 
-// Whether the kernel has ended the connection: the mount is gone, or was aborted.
+// Whether the kernel has ended the connection: the mount is unmounted or aborted.
 bool Mount::is_disconnected() const {
   pollfd device{fuse_session_fd(session_), 0, 0};
   return ::poll(&device, 1, 0) > 0;  // POLLERR
@@ -108,7 +108,7 @@ bool Mount::is_disconnected() const {
 void Mount::read_handshake() {
   handshake_.resize(FUSE_MIN_READ_BUFFER);
   const ssize_t n = read_request(fuse_session_fd(session_), handshake_);
-  if (n < 0) throw_errno(ErrorCode::kMountFailed, place_, "handshake", static_cast<int>(-n));
+  if (n < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "handshake", static_cast<int>(-n));
   handshake_.resize(static_cast<std::size_t>(n));
 }
 

@@ -1,11 +1,12 @@
-// A mount, from the moment that it is made until it is taken away. The process that made it owns
-// it.
+// A FUSE mount: mounts in the constructor and unmounts in the destructor. The process that mounts
+// owns it.
 //
-// A supervised worker (supervisor.h) is a fork, and finds a copy of this object in its memory. It
-// serves the mount (session.h), and ends without running the destructor. It may call detach() when
-// its supervisor has died: then nobody else is left to do it.
+// A supervised worker (supervisor.h) is a fork and has a copy of this object. It serves the mount
+// (session.h) and exits without running the destructor. If its supervisor has died, the worker
+// calls detach() itself.
 //
-// Thread safety: none; all of it is called on the thread that made it.
+// Thread safety: none; call all members on the thread that constructed it. session() may be used by
+// any thread, as libfuse permits.
 #pragma once
 
 #include "fs/fuse/options.h"
@@ -21,24 +22,23 @@ namespace stfs {
 
 struct FuseContext;
 
-// The last line of what libfuse or fusermount3(1) wrote, without the name that begins it.
+// The last line of a message of libfuse or fusermount3(1), without the program's name before it.
 std::string last_line(std::string text);
 
 class Mount {
  public:
-  // Mounts, and reads the kernel's handshake. `context` is the user data of the FUSE callbacks.
-  // Throws Error kUsage for an option that neither libfuse nor the kernel knows, and kMountFailed.
+  // Mounts, and reads the kernel's handshake. `context` is the user data of the FUSE callbacks and
+  // must outlive this. Throws Error kUsage for an unknown option, and kMountFailed.
   Mount(const Options& options, FuseContext& context);
   Mount(const Mount&) = delete;
   Mount& operator=(const Mount&) = delete;
-  ~Mount();  // unmounts, if that was not done before
+  ~Mount();  // unmounts, unless it is unmounted
 
-  // Takes the mount away from where it is, also while files in it are open: those who have them
-  // open can read on as long as it is served. Does nothing when it is gone already or was aborted,
-  // and when it lies under another mount.
+  // Unmounts lazily (MNT_DETACH): open files can be read while a process serves the mount. Does
+  // nothing if it is unmounted or aborted already, or lies under another mount.
   void detach() const noexcept;
 
-  const std::string& place() const { return place_; }
+  const std::string& mountpoint() const { return mountpoint_; }
   fuse_session* session() const { return session_; }
   std::span<const std::byte> handshake() const { return handshake_; }  // a FUSE_INIT request
 
@@ -46,8 +46,8 @@ class Mount {
   void read_handshake();
   bool is_disconnected() const;
 
-  std::string place_;
-  std::string device_;  // of the mount, as mountinfo names it
+  std::string mountpoint_;
+  std::string device_;  // "MAJOR:MINOR", as in mountinfo
   fuse_session* session_ = nullptr;
   std::vector<std::byte> handshake_;
 };

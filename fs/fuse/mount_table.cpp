@@ -30,7 +30,7 @@ constexpr std::string_view kType = "fuse.stfs";
   throw Error(ErrorCode::kMountFailed, path, rule);
 }
 
-// mountinfo writes space, tab, line end and backslash as three octal digits.
+// mountinfo writes space, tab, line end and backslash as a backslash and three octal digits.
 std::string unescape(std::string_view text) {
   std::string out;
   const auto digit = [&](std::size_t i) { return text[i] >= '0' && text[i] <= '7'; };
@@ -46,7 +46,7 @@ std::string unescape(std::string_view text) {
   return out;
 }
 
-// Runs fusermount3 and returns its exit status; `message` gets what it says on standard error.
+// Runs fusermount3 and returns its exit status; appends its standard error to `message`.
 int run_fusermount(const std::string& path, bool lazy, std::string& message) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(path, "pipe: " + errno_text(errno));
@@ -85,7 +85,7 @@ std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::stri
     while (dash < fields.size() && fields[dash] != "-") ++dash;
     if (dash + 2 >= fields.size() || unescape(fields[4]) != path) continue;
     found = MountEntry{fields[dash + 1], unescape(fields[dash + 2]),
-                       fields[2]};  // later lines lie on top
+                       fields[2]};  // the last line is the topmost mount
   }
   return found;
 }
@@ -102,7 +102,7 @@ std::string resolve_mountpoint(const std::string& path) {
   };
   if (const auto whole = resolve(path)) return whole.get();
   const int error = errno;
-  // A dead mount cannot be looked up, its directory can.
+  // realpath(3) fails on a dead mount; resolve the directory above it.
   std::string trimmed = path;
   while (trimmed.size() > 1 && trimmed.back() == '/') trimmed.pop_back();
   const std::size_t slash = trimmed.rfind('/');
@@ -122,7 +122,7 @@ namespace {
 
 void check_nothing_mounted(const std::string& path) {
   if (const auto mount = mounted_at(path)) {
-    // systemd's automount units put an autofs under what they mount.
+    // A systemd automount unit mounts over its own autofs.
     if (mount->type == kType) fail(path, "already mounted: unmount it first (stfs -u)");
     if (mount->type != "autofs") fail(path, "busy: a mount of type " + mount->type + " is there");
   }
@@ -143,12 +143,12 @@ void check_mountpoint(const std::string& path) {
 }
 
 UniqueFd lock_mountpoint(const std::string& path) {
-  if (mounted_at(path)) {  // an autofs: opening it would wait for the very mount that is to be made
+  if (mounted_at(path)) {  // an autofs: open(2) would wait for the mount that we make
     check_nothing_mounted(path);
     return {};
   }
   UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Who may not open the directory cannot lock it; the check that follows is the better part.
+  // Without permission to open the directory there is no lock; the check below remains.
   if (directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     fail(path, "busy: another process is mounting there");
   }
@@ -160,7 +160,7 @@ void raise_readahead(const std::string& device) {
   const std::string path = "/sys/class/bdi/" + device + "/read_ahead_kb";
   unsigned now = 0;
   if (!(std::ifstream(path) >> now) || now >= kReadaheadKib) return;
-  std::ofstream(path) << kReadaheadKib;  // refused to users other than root, which is no error
+  std::ofstream(path) << kReadaheadKib;  // fails for users other than root: ignored
 }
 
 void unmount(const std::string& path, bool lazy) {
@@ -168,8 +168,7 @@ void unmount(const std::string& path, bool lazy) {
   if (!mount) fail(path, "nothing is mounted there");
   if (mount->type != kType) fail(path, "not an stfs mount, but of type " + mount->type);
 
-  // The kernel holds the mount for some milliseconds more when a reader has just gone and its
-  // readahead is still under way.
+  // After a reader closes its file, readahead keeps the mount busy for some milliseconds.
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::seconds(1);
   const int flags = UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0);

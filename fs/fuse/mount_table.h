@@ -1,4 +1,6 @@
-// What is mounted where, as this process sees it, and taking it away again.
+// The mounts that this process sees (/proc/self/mountinfo), checks of a mountpoint, and unmounting.
+//
+// Thread safety: free functions without state, safe to call from any thread.
 #pragma once
 
 #include "core/base/posix.h"
@@ -11,36 +13,35 @@ namespace stfs {
 
 struct MountEntry {
   std::string type;    // "fuse.stfs"
-  std::string source;  // what was mounted
-  std::string device;  // "MAJOR:MINOR", which no other mount has as long as this one lives
+  std::string source;  // the fsname
+  std::string device;  // "MAJOR:MINOR", unique among the mounts of this moment
 };
 
-// The topmost mount exactly at `path` (absolute, resolved) in the text of a mountinfo file, as
-// proc(5) describes it.
+// The topmost mount at `path` (absolute, resolved) in the text of a mountinfo file (proc(5)).
 std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::string& path);
 
 // find_mount in /proc/self/mountinfo.
 std::optional<MountEntry> mounted_at(const std::string& path);
 
-// The absolute path of a mountpoint, symbolic links in its directory resolved, also when what is
-// mounted there is dead and cannot be looked at. Throws Error kMountFailed.
+// The absolute path of a mountpoint with symbolic links resolved, even if a dead mount there makes
+// stat(2) fail. Throws Error kMountFailed.
 std::string resolve_mountpoint(const std::string& path);
 
-// Checks that something can be mounted at `path` (absolute): a directory, nothing mounted there,
-// /dev/fuse present. Throws Error kMountFailed.
+// Checks that `path` (absolute) is a directory without a mount, and that /dev/fuse exists. Throws
+// Error kMountFailed.
 void check_mountpoint(const std::string& path);
 
-// Keeps others from mounting at `path` as long as the descriptor lives, and checks again that
-// nothing is mounted there. Throws Error kMountFailed when another process is about to mount there.
+// Locks `path` against other stfs processes with flock(2) while the descriptor lives, and checks
+// again that it has no mount. Throws Error kMountFailed if another process has the lock.
 UniqueFd lock_mountpoint(const std::string& path);
 
-// How much the kernel reads ahead in the files of a mount, as far as that is permitted: root may.
-// The kernel's own 128 KiB keep a reader waiting. A larger value that is set already stays.
+// Raises the readahead of a mount's device if that is permitted (to root). The kernel's default of
+// 128 KiB keeps a reader waiting. A larger value stays.
 constexpr unsigned kReadaheadKib = 2048;
 void raise_readahead(const std::string& device);
 
-// Unmounts an stfs mount, by umount2(2) where that is permitted and by fusermount3(1) where not.
-// Throws Error kMountFailed, also when what is mounted there is not stfs.
+// Unmounts an stfs mount: by umount2(2), or by fusermount3(1) if that is not permitted. Throws
+// Error kMountFailed, also if the mount is not stfs's.
 void unmount(const std::string& path, bool lazy);
 
 }  // namespace stfs

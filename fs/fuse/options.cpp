@@ -46,7 +46,8 @@ gid_t parse_group(const std::string& text) {
 
 Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
 
-// The options behind -o. A row without a setter is for an option that is handed on or ignored.
+// The mount options (-o). A row without a setter documents an option that libfuse gets or that is
+// ignored.
 constexpr std::array kMountOptions = {
     OptionRow{
         .flags = "views",
@@ -161,7 +162,7 @@ constexpr std::array kMountOptions = {
 };
 
 // Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
-// and the others are for the programs that read fstab.
+// and the rest is for programs that read fstab.
 bool is_ignored(std::string_view key) {
   constexpr std::array kIgnored{"ro",          "rw",
                                 "suid",        "nosuid",
@@ -184,7 +185,7 @@ bool is_ignored(std::string_view key) {
          key.starts_with("X-") || key.starts_with("comment");
 }
 
-// The value as its setter takes it.
+// Checks a value and returns it in the form that the row's setter expects.
 std::string checked(const OptionRow& row, const std::string& value) {
   if (row.value == Value::kNumber) {
     const std::string rule = range_rule(row.least, row.most);
@@ -221,7 +222,7 @@ void apply(Options& options, const std::string& option) {
   }
 }
 
-// Splits "a,b=c\,d" at the commas that no backslash protects, and takes the backslashes away.
+// Splits "a,b=c\,d" at commas without a backslash, and removes the backslashes.
 void apply_list(void* arguments, const std::string& list) {
   std::vector<std::string> out(1);
   for (std::size_t i = 0; i < list.size(); ++i) {

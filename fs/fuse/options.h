@@ -1,4 +1,7 @@
-// The command line of stfs: its table, and what was typed.
+// The command line of stfs: the table of its options, and the parsed result.
+//
+// Thread safety: mount_command() is safe on any thread; parse_options() is not, since it calls
+// getpwnam(3) and getgrnam(3).
 #pragma once
 
 #include "core/base/command.h"
@@ -25,7 +28,7 @@ struct Options {
   bool supervise = false;
   ControlDirectory control = ControlDirectory::kHidden;
   unsigned threads = 0;   // 0: chosen by the number of processors
-  unsigned max_read = 0;  // bytes; 0: what kernel and libfuse agree on
+  unsigned max_read = 0;  // bytes; 0: libfuse's default
   std::optional<uid_t> uid;
   std::optional<gid_t> gid;
   mode_t umask = 0;

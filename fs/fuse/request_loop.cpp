@@ -15,7 +15,7 @@
 namespace stfs {
 namespace {
 
-// Forgetting comes in crowds, wants no answer, and takes no time.
+// FORGETs come in crowds, need no answer and take no time: start no thread for them.
 bool is_forget(std::span<const std::byte> request) {
   fuse_in_header header{};
   std::memcpy(&header, request.data(), std::min(request.size(), sizeof header));
@@ -36,7 +36,7 @@ ssize_t read_request(int device, std::span<std::byte> buffer) {
     const ssize_t n = ::read(device, buffer.data(), buffer.size());
     if (n >= static_cast<ssize_t>(sizeof(fuse_in_header))) return n;
     if (n >= 0) return -EIO;
-    // ENOENT: the request was interrupted. ENOMEM: the kernel has refused this one.
+    // Try again. ENOENT: the request was interrupted. ENOMEM: the kernel dropped this request.
     if (errno != EINTR && errno != EAGAIN && errno != ENOENT && errno != ENOMEM) return -errno;
   }
 }
@@ -54,13 +54,12 @@ RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
 RequestLoop::~RequestLoop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  // pthread_cancel ends a read(2) that is under way, and one that is about to begin. A signal ends
-  // the first alone.
+  // pthread_cancel ends a read(2) under way or about to begin; a signal misses the latter.
   for (const Thread& thread : threads_) ::pthread_cancel(thread.handle);
   all_ended_.wait(lock, [this] { return threads_.empty(); });
 }
 
-// With the lock.
+// Call with the lock.
 void RequestLoop::start_one() {
   threads_.push_front({std::unique_ptr<std::byte[]>(new std::byte[limits_.request]), {}});
   ++waiting_;
@@ -82,12 +81,12 @@ void RequestLoop::start_another() {
   try {
     start_one();
   } catch (const std::exception&) {
-    // Too many threads, or too little memory: then the next request waits for this one's answer.
+    // Too many threads, or out of memory: the next request waits for this one's answer.
   }
 }
 
 void RequestLoop::serve(std::list<Thread>::iterator self) {
-  struct Leaving {  // by a return, or cancelled
+  struct Leaving {  // runs on return and on cancellation
     ~Leaving() {
       const std::lock_guard lock(loop->mutex_);
       loop->threads_.erase(self);
@@ -116,7 +115,7 @@ void RequestLoop::serve(std::list<Thread>::iterator self) {
   }
 }
 
-// Whether this thread is one too many. If so, it is not counted as waiting any more.
+// If more threads wait than `idle`, uncounts this one and returns true.
 bool RequestLoop::may_leave() {
   unsigned waiting = waiting_;
   do {

@@ -1,11 +1,11 @@
-// The threads that serve a mount: each reads a request from /dev/fuse and answers it, over and
-// over. There are as many as requests are under way, within limits.
+// The threads that serve a mount: each reads a request from /dev/fuse, answers it, and reads the
+// next. The loop starts and ends threads with the number of requests under way, within limits.
 //
-// libfuse's own loop (fuse_session_loop_mt) gives a thread its memory after it has started it, and
-// ends the mount when there is none. Here the memory comes first. When a thread cannot be started,
-// the others go on.
+// libfuse's own loop (fuse_session_loop_mt) allocates a thread's memory after starting it, and ends
+// the mount if that fails. Here the memory comes first, and if a thread cannot be started, the
+// others go on.
 //
-// Thread safety: none; one thread makes it and destroys it.
+// Thread safety: one thread constructs and destroys it; ended() and error() are safe on any.
 #pragma once
 
 #include "core/base/posix.h"
@@ -24,35 +24,34 @@
 
 namespace stfs {
 
-// Waits for a request on /dev/fuse and returns its size, or an errno, negated: ENODEV when the
-// mount has been taken away. A point of cancellation (pthread_cancel(3)), so not noexcept.
+// Waits for a request on /dev/fuse and returns its size in bytes, or a negative errno: -ENODEV
+// after an unmount. A cancellation point (pthreads(7)), so not noexcept.
 ssize_t read_request(int device, std::span<std::byte> buffer);
 
 class RequestLoop {
  public:
   struct Limits {
-    std::size_t request;  // bytes of the longest one
-    unsigned idle;        // threads that may wait for a request; the others end; 1 at least
-    unsigned threads;     // in all; 1 at least
+    std::size_t request;  // bytes of the longest request
+    unsigned idle;        // the most threads that wait for a request; at least 1
+    unsigned threads;     // the most threads; at least 1
   };
-  // Called by many threads at a time. May not throw.
+  // Called by many threads at a time. Must not throw.
   using Answer = std::function<void(std::span<std::byte> request)>;
 
-  // Serves from now on, with one thread at first. Throws Error kMountFailed if that one cannot be
-  // started.
+  // Starts serving with one thread. Throws Error kMountFailed or std::bad_alloc if it cannot.
   RequestLoop(int device, const Limits& limits, Answer answer);
   RequestLoop(const RequestLoop&) = delete;
   RequestLoop& operator=(const RequestLoop&) = delete;
-  // Waits for the requests that are being answered.
+  // Waits until the requests under way are answered.
   ~RequestLoop();
 
-  // poll(2) shows POLLIN for this descriptor when there is nothing more to serve: the mount has
-  // been taken away, or reading has failed with error().
+  // An eventfd(2), readable when the loop can serve no more: after an unmount, or after read(2)
+  // failed with error().
   int ended() const { return ended_.get(); }
   int error() const { return error_; }  // an errno, or 0
 
  private:
-  struct Thread {  // detached; it removes itself at its end
+  struct Thread {  // detached; removes itself from threads_ when it ends
     std::unique_ptr<std::byte[]> buffer;
     pthread_t handle;
   };
@@ -69,7 +68,7 @@ class RequestLoop {
   std::atomic<int> error_ = 0;
   std::atomic<unsigned> waiting_ = 0;  // threads without a request
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // for the members below
   bool stopping_ = false;
   std::list<Thread> threads_;
   std::condition_variable all_ended_;  // threads_ is empty

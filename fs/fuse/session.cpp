@@ -24,25 +24,25 @@
 namespace stfs {
 namespace {
 
-// As many as keep the processors busy. More are started when these wait for a slow source, so that
-// other requests go on being answered, and end again.
+// Enough threads to keep the processors busy. RequestLoop starts more while these wait for a slow
+// source.
 unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(), 4U, 16U); }
 
-// Of version 7.40 of the protocol (Linux 6.9).
-constexpr std::uint64_t kHasResend = 1ULL << 39;      // in the handshake: the kernel can send again
-constexpr int kNotifyResend = 7;                      // asks for all that is not answered
-constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // in the number of such a request
-// Of version 7.45 (Linux 6.18).
-constexpr int kNotifyPrune = 9;  // drops the names of files that nobody uses
+// Version 7.40 of the FUSE protocol (Linux 6.9), named as in <linux/fuse.h> there.
+constexpr std::uint64_t kHasResend = 1ULL << 39;      // FUSE_HAS_RESEND
+constexpr int kNotifyResend = 7;                      // FUSE_NOTIFY_RESEND
+constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // FUSE_UNIQUE_RESEND
+// Version 7.45 (Linux 6.18).
+constexpr int kNotifyPrune = 9;  // FUSE_NOTIFY_PRUNE
 
-// How a supervised worker writes a reply to /dev/fuse. Pre-fault its pages: SIGKILL during a page
-// fault in the kernel's copy gives the reader EIO instead of a resend.
+// Writes a supervised worker's reply to /dev/fuse. Pre-fault its pages: SIGKILL during a page fault
+// in the kernel's copy gives the reader EIO instead of a resend.
 ssize_t write_reply(int fd, iovec* pieces, int count, void*) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (const iovec& piece : std::span(pieces, static_cast<std::size_t>(count))) {
     auto* const bytes = static_cast<std::byte*>(piece.iov_base);
     const std::size_t into_page = reinterpret_cast<std::uintptr_t>(bytes) % page;
-    // Where it fails (a truncated source) the reply will too.
+    // Ignore failures (a truncated source): writev fails as well.
     ::madvise(bytes - into_page, into_page + piece.iov_len, MADV_POPULATE_READ);
   }
   return ::writev(fd, pieces, count);
@@ -60,17 +60,17 @@ bool can_resend(const Mount& mount) {
 }
 
 void Session::answer_handshake() {
-  // The kernel takes the first answer and ignores those that later workers give.
+  // The kernel takes the first worker's answer and ignores the others.
   std::vector<std::byte> request(mount_.handshake().begin(), mount_.handshake().end());
   const std::string said = capture_stderr([&] { process(request); });
   const bool is_agreed = context_.max_write != 0 && fuse_session_exited(session_) == 0;
   if (!is_agreed) {
-    throw Error(ErrorCode::kMountFailed, mount_.place(), "handshake: " + last_line(said));
+    throw Error(ErrorCode::kMountFailed, mount_.mountpoint(), "handshake: " + last_line(said));
   }
 }
 
 std::size_t Session::longest_request() const {
-  // A write and what comes before its data, for which libfuse too takes a page.
+  // A WRITE: its data, and a page for its headers, as libfuse counts.
   constexpr std::size_t kHeaders = 4096;
   return kHeaders + context_.max_write;
 }
@@ -84,14 +84,14 @@ void Session::process(std::span<std::byte> request) {
 
 void Session::take_over(bool refuse) {
   fuse_custom_io io{};
-  // libfuse demands a function that reads. It never calls it here: requests come by run().
+  // libfuse requires a read function. It never calls this one: RequestLoop reads.
   io.read = [](int fd, void* buffer, std::size_t size, void*) { return ::read(fd, buffer, size); };
   io.writev = write_reply;
   if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
-    throw_errno(ErrorCode::kMountFailed, mount_.place(), "supervise", -error);
+    throw_errno(ErrorCode::kMountFailed, mount_.mountpoint(), "supervise", -error);
   }
   const fuse_out_header again{sizeof again, kNotifyResend, 0};
-  if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // not mounted any more
+  if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // unmounted
   if (refuse) refuse_what_was_sent_before();
 }
 
@@ -99,7 +99,7 @@ void Session::refuse_what_was_sent_before() {
   const int device = fuse_session_fd(session_);
   pollfd readable{device, POLLIN, 0};
   std::vector<std::byte> buffer(longest_request());
-  // These requests come before all new ones. Between them can be some that get no answer.
+  // The kernel sends these before all new requests. FORGETs and INTERRUPTs may come between.
   bool is_new = false;
   while (!is_new && ::poll(&readable, 1, 0) > 0) {
     const ssize_t n = read_request(device, buffer);
@@ -118,26 +118,26 @@ void Session::refuse_what_was_sent_before() {
 }
 
 void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
-  std::latch told(1);  // nobody is answered before `serving` has returned
+  std::latch hook_done(1);  // answer no request before `serving` returns
   const RequestLoop loop(
       fuse_session_fd(session_),
       {.request = longest_request(), .idle = std::min(threads, busy_threads()), .threads = threads},
       [&](std::span<std::byte> request) {
-        told.wait();
+        hook_done.wait();
         process(request);
       });
   {
-    const struct CountDown {  // also when `serving` throws: the loop's end waits for its threads
+    const struct CountDown {  // if `serving` throws too: ~RequestLoop waits for the threads
       ~CountDown() { latch.count_down(); }
       std::latch& latch;
-    } count_down{told};
+    } count_down{hook_done};
     hooks.serving();
   }
   pollfd polled[] = {
       {events.signals, POLLIN, 0}, {loop.ended(), POLLIN, 0}, {events.lifeline, 0, 0}};
   while (polled[0].revents == 0 && polled[1].revents == 0) {
-    if (::poll(polled, 3, -1) < 0) {  // nothing was written there
-      // EINVAL while RLIMIT_NOFILE is below three, say. The mount outlives that, so try again.
+    if (::poll(polled, 3, -1) < 0) {  // `polled` is unchanged
+      // EINVAL while RLIMIT_NOFILE is below three, for example. Keep serving and try again.
       if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
       continue;
     }
@@ -150,7 +150,7 @@ void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
   const int error = loop.error();
   hooks.ending(error);
   if (error != 0) {
-    throw_errno(ErrorCode::kMountFailed, mount_.place(), "serving ended", error);
+    throw_errno(ErrorCode::kMountFailed, mount_.mountpoint(), "serving ended", error);
   }
 }
 

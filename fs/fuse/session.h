@@ -1,8 +1,7 @@
-// Serves a mount: agrees with the kernel, and answers requests until the end. All use
-// of libfuse is here, except the mount itself (mount.h) and the answers (fuse_ops.h). It never
-// unmounts.
+// Serves a mount: answers the kernel's handshake, then requests until the end. libfuse is used
+// here, in mount.h (the mount) and in fuse_ops.h (the replies) only. A session never unmounts.
 //
-// Thread safety: none; all of Session is called on the thread that made it.
+// Thread safety: none; call all members on the thread that constructed it.
 #pragma once
 
 #include "fs/fuse/mount.h"
@@ -16,33 +15,34 @@ namespace stfs {
 
 class Session {
  public:
-  // Both outlive this.
+  // Both must outlive this.
   Session(const Mount& mount, FuseContext& context)
       : mount_(mount), session_(mount.session()), context_(context) {}
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session() = default;
 
-  // Agrees with the kernel on what both can do; each supervised worker learns of it in this way.
-  // Throws Error kMountFailed.
+  // Answers FUSE_INIT, the kernel's handshake. Each supervised worker does, to set up its libfuse
+  // session. Throws Error kMountFailed.
   void answer_handshake();
-  // Asks for what the worker before this one did not answer. With `refuse` it is answered with EIO.
+  // Asks the kernel to resend the requests that the previous worker left unanswered
+  // (FUSE_NOTIFY_RESEND). With `refuse` answers them with EIO. Throws Error kMountFailed.
   void take_over(bool refuse);
 
   struct Events {
-    int signals;   // a signalfd(2) of those that ask to end
-    int lifeline;  // shows POLLERR to poll(2) when the supervisor has died; -1 without one
+    int signals;   // a signalfd(2) of the signals that end the process
+    int lifeline;  // poll(2) gives POLLERR after the supervisor's death; -1 without supervisor
   };
   struct Hooks {
-    // A thread is there. Nothing is answered before this returns.
+    // The first thread has started. No request is answered before this returns.
     std::function<void()> serving;
-    std::function<void()> orphaned;  // the lifeline shows POLLERR
-    // Serving is over: a signal came, or the mount was taken away; or reading /dev/fuse has failed
-    // with an errno, else 0. The requests that are being answered still get their answers.
+    std::function<void()> orphaned;  // the supervisor has died
+    // Serving ends: 0 after a signal or an unmount, else the errno of read(2) from /dev/fuse. The
+    // requests under way are still answered.
     std::function<void(int error)> ending;
   };
-  // Answers requests until serving is over. At most `threads` are answered at the same time. From
-  // the end on the process has kTimeToEnd. Throws Error kMountFailed.
+  // Answers requests, at most `threads` at a time, until a signal, an unmount or an error. Then the
+  // process must end within kTimeToEnd. Throws Error kMountFailed.
   void run(unsigned threads, const Events& events, const Hooks& hooks);
 
  private:
@@ -55,12 +55,11 @@ class Session {
   FuseContext& context_;
 };
 
-// Whether the kernel can send a worker the requests that the one before it did not answer.
+// Whether the kernel can resend unanswered requests to another worker (Linux 6.9).
 bool can_resend(const Mount& mount);
 
-// Lets the kernel forget a file that nobody uses. False when this kernel does not know how (before
-// Linux 6.18). May be called by any thread, but not while it answers a request: the kernel may wait
-// for a read of the file.
+// Asks the kernel to forget an unused file. False if this kernel cannot (before Linux 6.18). Call
+// it on any thread that is not answering a request: the kernel may wait for a read of the file.
 bool drop(const Mount& mount, std::uint64_t inode);
 
 }  // namespace stfs

@@ -21,7 +21,7 @@ namespace {
 constexpr char kServing = 's';
 constexpr char kEnding = 'e';
 
-bool say(const UniqueFd& pipe, char what) { return ::write(pipe.get(), &what, 1) == 1; }
+bool tell(const UniqueFd& pipe, char state) { return ::write(pipe.get(), &state, 1) == 1; }
 
 // How a process ended: "was killed by signal 9 (Killed)".
 std::string end_of(int status) {
@@ -33,10 +33,10 @@ std::string end_of(int status) {
 }  // namespace
 
 void Worker::serving() {
-  if (!say(pipe_, kServing) && is_first_) ::kill(::getpid(), SIGTERM);
+  if (!tell(pipe_, kServing) && is_first_) ::kill(::getpid(), SIGTERM);
 }
 
-void Worker::ending() { say(pipe_, kEnding); }
+void Worker::ending() { tell(pipe_, kEnding); }
 
 bool Worker::is_orphan() const {
   pollfd supervisor{pipe_.get(), 0, 0};
@@ -50,28 +50,29 @@ int Supervisor::run(const Work& work) {
   while (true) {
     const std::uint64_t answers = ledger_.answers();
     const Clock::time_point begin = Clock::now();
-    std::string what = "supervise: the worker ";
+    std::string death = "supervise: the worker ";
     UniqueFd pipe;
     const pid_t worker = start(work, pipe);
     if (worker > 0) {
       const int status = wait_for(worker, pipe);
       if (is_ending_ || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return 0;
-      if (!has_served_ && WIFEXITED(status)) return WEXITSTATUS(status);  // it has said why
-      what += end_of(status);
+      if (!has_served_ && WIFEXITED(status)) return WEXITSTATUS(status);  // the worker logged why
+      death += end_of(status);
     } else {
-      what += "could not be started (" + errno_text(-worker) + ")";
+      death += "could not be started (" + errno_text(-worker) + ")";
     }
-    if (!has_served_) throw Error(ErrorCode::kMountFailed, "", what);
+    if (!has_served_) throw Error(ErrorCode::kMountFailed, "", death);
 
     const bool was_useful =
         ledger_.answers() - answers >= kEnoughAnswers || Clock::now() - begin >= kEnoughTime;
     failures_ = was_useful ? 0 : failures_ + 1;
-    hooks_.log(what + ": another one takes over");
+    hooks_.log(death + ": another one takes over");
     if (sleep_until_signal(pause_after(failures_))) return 0;
   }
 }
 
-// The process id and the end of the pipe to read from; or an errno, negated.
+// Forks a worker. Returns its process id and sets `pipe` to the reading end, or returns a negative
+// errno.
 pid_t Supervisor::start(const Work& work, UniqueFd& pipe) const {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return -errno;
@@ -88,15 +89,15 @@ pid_t Supervisor::start(const Work& work, UniqueFd& pipe) const {
   return pid;
 }
 
-// Waits for the worker's end and returns how it ended. If it does not end in time when it should,
-// it is killed, and no longer waited for: it may hang in a disk's driver.
+// Waits until the worker ends and returns its wait status. Kills an ending worker after kTimeToEnd
+// and does not wait for it: it may hang in a disk's driver.
 int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
   pollfd events[] = {{pipe.get(), POLLIN, 0}, {signals_, POLLIN, 0}};
   while (true) {
     const auto patience = std::chrono::milliseconds(kTimeToEnd).count();
     const int n = ::poll(events, 2, is_ending_ ? static_cast<int>(patience) : -1);
     if (n < 0) {
-      // EINVAL while RLIMIT_NOFILE is below two, say. The mount outlives that, so try again.
+      // EINVAL while RLIMIT_NOFILE is below two, for example. Keep the mount and try again.
       if (errno != EINTR) std::this_thread::sleep_for(kPollAgain);
       continue;
     }
@@ -105,10 +106,10 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
       return SIGKILL;
     }
     if (events[0].revents != 0) {
-      char said = 0;
-      if (::read(pipe.get(), &said, 1) != 1) break;  // the end of the pipe: the worker is dead
-      if (said == kServing && !std::exchange(has_served_, true)) hooks_.ready();
-      if (said == kEnding) {
+      char state = 0;
+      if (::read(pipe.get(), &state, 1) != 1) break;  // end of file: the worker is dead
+      if (state == kServing && !std::exchange(has_served_, true)) hooks_.ready();
+      if (state == kEnding) {
         is_ending_ = true;
         hooks_.ending();
       }
@@ -116,7 +117,7 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
     if (events[1].revents != 0) {
       events[1].fd = -1;
       is_ending_ = true;
-      ::kill(worker, SIGCONT);  // it may have been stopped
+      ::kill(worker, SIGCONT);  // a stopped worker would not act on SIGTERM
       hooks_.ending();
       ::kill(worker, SIGTERM);
     }
@@ -127,7 +128,7 @@ int Supervisor::wait_for(pid_t worker, const UniqueFd& pipe) {
   return status;
 }
 
-// True when a signal came first.
+// Returns true if a signal comes within `time`.
 bool Supervisor::sleep_until_signal(std::chrono::milliseconds time) const {
   pollfd signal{signals_, POLLIN, 0};
   int n = 0;

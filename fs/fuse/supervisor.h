@@ -1,33 +1,36 @@
-// -o supervise: the parent of the process that serves. It holds the mount, the checkpoint as it was
-// loaded, and the ledger; it serves nothing itself, and sleeps until its child, the worker, ends.
-// When a worker dies, another is forked, which finds all of that in its memory as the one before
-// did: nothing is opened, parsed or negotiated a second time.
+// -o supervise: the supervisor, and the worker that it forks to serve the mount. The supervisor
+// holds the mount, the loaded checkpoint and the ledger, and sleeps until the worker ends. If the
+// worker dies, it forks another. A fork has all of these in its memory, so no worker opens, parses
+// or negotiates anything again.
 //
-// A worker's life:
+// The states of a worker:
 //
-//              fork                serving()            ending()             _exit(0)
-//   replaced --------> starting ------------> serving ------------> ending ------------> ended
+//              fork                serving()           ending(), signal        exit
+//   replaced --------> starting ------------> serving ------------------> ending ----> ended
 //       ^                 |                      |
-//       |   pause         +----------+-----------+
+//       | pause           +----------+-----------+
 //       +-------------- dead <-------+
 //
-//   starting   the supervisor has forked it
-//   serving    the worker says so by serving(): it answers requests
-//   ending     the worker says so by ending(): SIGTERM came, or the mount was taken away. The
-//              supervisor takes the mount away. It also does when a signal came to itself, and then
-//              sends SIGTERM to the worker
-//   ended      by the worker's own _exit, or killed by the supervisor when kTimeToEnd is over. Then
-//              run() returns
-//   dead       it crashed, was killed, or could not start (an exit status other than 0). Dead young
-//              if it had lived less than kEnoughTime and had answered fewer than kEnoughAnswers
-//   replaced   the supervisor logs the death, waits for pause_after(how many died young in a row),
-//              and forks another. After kDistrust of them the next one answers EIO to what was
-//              under way
+//   Not drawn: a signal moves a starting worker to ending; exit status 0 moves any worker to ended.
 //
-// A worker that dies before any has served is not replaced: run() ends as that worker did. A worker
-// whose supervisor has died goes on serving, and takes the mount away at its own end.
+//   state      entered when
+//   starting   the supervisor has forked the worker
+//   serving    the worker calls serving(): it answers requests
+//   ending     the worker calls ending(), after SIGTERM or an unmount; the supervisor then detaches
+//              the mount. Or the supervisor gets a signal: it detaches the mount and sends SIGTERM
+//              to the worker
+//   ended      an ending worker exits, or dies, or the supervisor kills it after kTimeToEnd; or any
+//              worker exits with status 0. run() returns 0
+//   dead       the worker crashed, was killed or failed; or fork(2) failed. It died young if it
+//              lived less than kEnoughTime and answered fewer than kEnoughAnswers requests
+//   replaced   the supervisor has logged the death. It waits for pause_after(the number of workers
+//              that died young in a row); a signal meanwhile makes run() return 0. If the last
+//              kDistrust workers died young, the next one answers the resent requests with EIO
 //
-// Thread safety: none. The supervisor has a single thread, as fork() asks.
+// If a worker dies before any has served, it is not replaced: run() ends as that worker did. If the
+// supervisor dies, the worker goes on serving, and unmounts when it ends.
+//
+// Thread safety: none. The supervisor has a single thread, because it forks.
 #pragma once
 
 #include "core/base/posix.h"
@@ -42,22 +45,24 @@
 
 namespace stfs {
 
-// A worker's end of the pipe to its supervisor. By it each learns that the other has died. The
-// worker alone holds the end to write to, so its death closes the pipe. The supervisor alone holds
-// the other end.
+// A worker's end of the pipe to its supervisor. Only the worker holds the writing end and only the
+// supervisor the reading end, so each death closes one end and the other process sees it.
+//
+// Thread safety: all members, once constructed. Lives in the worker until it exits.
 class Worker {
  public:
-  // It serves. When the supervisor has died before that, this process sends itself SIGTERM, as
-  // nobody was told of the mount.
+  // Tells the supervisor that this worker serves. If the supervisor of a first worker has died,
+  // sends SIGTERM to this process: the command has failed and must leave no mount.
   void serving();
-  // It ends, and the mount is to be taken away.
+  // Tells the supervisor that this worker ends; it then detaches the mount.
   void ending();
 
-  // poll(2) shows POLLERR for this descriptor when the supervisor has died.
+  // poll(2) gives POLLERR for this descriptor after the supervisor's death.
   int lifeline() const { return pipe_.get(); }
-  // The supervisor has died.
+  // Whether the supervisor has died.
   bool is_orphan() const;
-  // The last workers died so young that a request which was under way must be the cause.
+  // Whether to refuse the resent requests: the last workers died so young that one of these is the
+  // likely cause.
   bool distrusts_requests() const { return distrusts_requests_; }
 
  private:
@@ -74,23 +79,23 @@ class Supervisor {
  public:
   struct Hooks {
     std::function<void()> ready;                       // the first worker serves
-    std::function<void()> ending;                      // takes the mount away; may come twice
+    std::function<void()> ending;                      // detaches the mount; may be called twice
     std::function<void(const std::string& line)> log;  // for the administrator
   };
-  // The work of a worker, which returns its exit status. The worker ends by _exit(2), so that it
-  // destroys and flushes nothing of the supervisor's. May not throw.
+  // Runs in the worker and returns its exit status. The worker ends by _exit(2), so that it neither
+  // destroys nor flushes the supervisor's objects. Must not throw.
   using Work = std::function<int(Worker& worker)>;
 
-  // `signals` is a signalfd(2) of the signals that ask to end. Everything outlives this.
+  // `signals` is a signalfd(2) of the signals that end the process. It and the ledger must outlive
+  // this.
   Supervisor(int signals, const Ledger& ledger, Hooks hooks);
 
-  // Forks a worker, and another whenever one dies. Returns the exit status: 0 when a worker has
-  // ended by itself or a signal came here; or that of the first worker, if it ended before it
-  // served. Throws Error kMountFailed if the first one could not be forked or was killed.
+  // Forks a worker, and another whenever one dies. Returns the exit status: 0 after a worker ended
+  // (see above) or a signal; or that of the first worker, if it exits before it serves. Throws
+  // Error kMountFailed if the first worker cannot be forked or is killed before it serves.
   int run(const Work& work);
 
-  // How long to wait after so many workers in a row that died young: longer each time, at most a
-  // second.
+  // The pause after `failures` workers in a row died young: 100 ms for each, at most a second.
   static std::chrono::milliseconds pause_after(unsigned failures);
 
  private:
@@ -107,7 +112,7 @@ class Supervisor {
   int signals_;
   const Ledger& ledger_;
   Hooks hooks_;
-  bool has_served_ = false;  // some worker
+  bool has_served_ = false;  // any worker so far
   bool is_ending_ = false;
   unsigned failures_ = 0;  // workers in a row that died young
 };

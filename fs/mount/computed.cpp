@@ -11,7 +11,7 @@
 namespace stfs {
 
 Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
-  threads_.reserve(threads + 1);  // there is no room for failure once a thread runs
+  threads_.reserve(threads + 1);  // push_back must not throw and destroy a running thread
   try {
     for (unsigned i = 0; i < threads; ++i) {
       threads_.push_back(start_thread([this] { compute(); }));
@@ -53,18 +53,18 @@ void Computed::request(Ticket ticket, Key key, Done done) {
   std::unique_lock lock(mutex_);
   const auto waiter = waiters_.find(ticket);
   const auto text = texts_.find(key);
-  const bool is_over = stopping_ || waiter == waiters_.end() || waiter->second.cancelled;
-  if (is_over || text != texts_.end()) {
+  const bool is_cancelled = stopping_ || waiter == waiters_.end() || waiter->second.cancelled;
+  if (is_cancelled || text != texts_.end()) {
     if (waiter != waiters_.end()) waiters_.erase(waiter);
-    const std::string* known = is_over ? nullptr : &text->second;  // never removed
+    const std::string* known = is_cancelled ? nullptr : &text->second;  // never removed
     lock.unlock();
-    done(is_over ? EINTR : 0, is_over ? std::string() : *known);
+    done(is_cancelled ? EINTR : 0, is_cancelled ? std::string() : *known);
     return;
   }
   auto job = jobs_.find(key);
   if (job == jobs_.end()) {
-    // In this order: a job that is queued and unknown is skipped, a known one that is not queued
-    // would keep its waiters for ever.
+    // Queue it first: if emplace throws, compute() drops the result of the queued job. A job in
+    // jobs_ alone would never answer its waiters.
     queue_.emplace_back(key, std::make_shared<Job>());
     job = jobs_.emplace(key, queue_.back().second).first;
     wake_compute_.notify_one();
@@ -103,14 +103,14 @@ void Computed::cancel(Ticket ticket) {
   const auto found = waiters_.find(ticket);
   if (found == waiters_.end()) return;  // answered
   Waiter& waiter = found->second;
-  if (!waiter.done) {  // wait() or request() will see it
+  if (!waiter.done) {  // wait() or request() answers
     waiter.cancelled = true;
     return;
   }
   const auto job = waiter.key ? jobs_.find(*waiter.key) : jobs_.end();
   if (job != jobs_.end() && --job->second->waiters == 0) {
     job->second->stop = true;
-    jobs_.erase(job);  // whoever asks now begins anew
+    jobs_.erase(job);  // the next request starts a new job
   }
   cancelled_.insert(waiters_.extract(found));
   wake_answer_.notify_one();
@@ -148,7 +148,7 @@ void Computed::compute() {
     }
     lock.lock();
     const auto current = jobs_.find(key);
-    if (current == jobs_.end() || current->second != job) continue;  // all have gone
+    if (current == jobs_.end() || current->second != job) continue;  // all waiters were cancelled
     jobs_.erase(current);
     std::map<Ticket, Waiter> waiting;
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
@@ -159,7 +159,7 @@ void Computed::compute() {
     try {
       if (error == 0) texts_.emplace(key, text);
     } catch (const std::bad_alloc&) {
-      // Who asks again waits again.
+      // Not kept: the next request computes it again.
     }
     lock.unlock();
     for (const auto& [ticket, waiter] : waiting) waiter.done(error, text);

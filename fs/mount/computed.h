@@ -1,13 +1,24 @@
-// Requests that have to wait, and hold no thread meanwhile: for bytes that a source brings, or for
-// a text that takes long to compute (statistics, digests). Each text is computed once, by a few
-// threads of its own, and kept; when all who wait for it have gone away, its computation stops.
+// Reads that wait without a thread: for bytes that a source fetches, or for a text that takes long
+// to compute (statistics, a digest). A pool of threads computes each text once and keeps it. When
+// all its waiters are cancelled, the computation stops.
 //
-//   ticket ──► (known) ──wait, request──► waiting ──arrive, the text is there──► answered
-//                 │ cancel                    │ cancel, stop
-//                 ▼                           ▼
-//             cancelled ──wait, request──► answered with EINTR
+// The states of a ticket:
 //
-// Thread safety: all members.
+//   ticket() ──► issued ──wait, request──► waiting ──arrive, text──► answered
+//                │    │ cancel, stop          │ cancel, stop
+//         forget │    ▼                       ▼
+//                ▼   cancelled ──wait, request──► answered with EINTR
+//              (gone)
+//
+//   transition     made by
+//   wait, request  the thread of the read; request() of a known text answers at once
+//   arrive         the source
+//   text           the thread of the pool that has computed it, or failed: an errno
+//   cancel         FUSE_INTERRUPT; the thread for cancelled waiters answers
+//   stop           the destructor or stop(), which answers itself
+//   forget         the thread of the read, when wait() or request() throws
+//
+// Thread safety: all members except the destructor.
 #pragma once
 
 #include <atomic>
@@ -27,48 +38,49 @@ namespace stfs {
 
 class Computed {
  public:
-  using Key = std::uint64_t;  // what is computed: an inode number
+  using Key = std::uint64_t;  // the inode number of the text's file
   using Ticket = std::uint64_t;
 
-  // Fills the text and returns 0, or an errno; EINTR soon after `stop` is set. Runs on a thread of
-  // the pool.
+  // Fills the text and returns 0, or returns an errno; EINTR soon after `stop` is set. Runs on a
+  // thread of the pool.
   using Work = std::function<int(Key key, const std::atomic<bool>& stop, std::string& text)>;
 
-  // Called once for each ticket that was requested: with the text and 0, or with an errno, EINTR
-  // when it was cancelled. Runs on the requesting thread when the text is there already, else on
-  // one of the pool. Must not throw.
+  // Called once for each ticket passed to wait() or request(): with 0 and the text, or with an
+  // errno; EINTR after cancel() or stop(). Runs on the caller's thread if the answer is known
+  // there, else on the thread that makes the transition. Must not throw.
   using Done = std::function<void(int error, const std::string& text)>;
 
-  // Starts `threads` threads that compute, and one that answers those who were cancelled. They take
-  // no signals.
+  // Starts `threads` threads that compute, and one that answers cancelled waiters. All signals are
+  // blocked in them.
   Computed(unsigned threads, Work work);
   Computed(const Computed&) = delete;
   Computed& operator=(const Computed&) = delete;
   ~Computed() { stop(); }
 
-  // Ends the threads; whoever still waits gets EINTR before this returns, and whoever asks later
+  // Ends the threads and answers all waiters with EINTR before it returns. Later requests get EINTR
   // too.
   void stop();
 
-  // A ticket comes first, so that it can be cancelled from the moment that it is asked for.
+  // Issue a ticket before the request: an interrupt can then cancel it at any moment.
   Ticket ticket();
-  // Where it throws std::bad_alloc, `done` is not called, and the ticket has to be forgotten.
+  // Computes the text and passes it to `done`. Throws std::bad_alloc without having called `done`;
+  // the caller must then forget() the ticket.
   void request(Ticket ticket, Key key, Done done);
   void forget(Ticket ticket);
 
-  // Lets `done` be called by arrive(), on its thread, with its errno and an empty text. Throws as
+  // Keeps `done` until arrive(), which calls it with its errno and an empty text. Throws as
   // request() does.
   void wait(Ticket ticket, Done done);
-  // Answers the request that waits with this ticket, if it still does.
+  // Answers the waiter with this ticket; does nothing if it was answered.
   void arrive(Ticket ticket, int error);
 
-  // Lets `done` be called with EINTR, soon and on another thread, unless it was called already.
+  // Has `done` called with EINTR, soon and on another thread; does nothing if it was called.
   void cancel(Ticket ticket);
 
  private:
   struct Waiter {
-    std::optional<Key> key;  // of the text; none while nothing is waited for, or bytes are
-    Done done;               // none before wait() or request()
+    std::optional<Key> key;  // set by request()
+    Done done;               // set by wait() or request()
     bool cancelled = false;
   };
   struct Job {
@@ -87,8 +99,8 @@ class Computed {
   bool stopping_ = false;
   Ticket next_ticket_ = 1;
   std::map<Ticket, Waiter> waiters_;
-  std::map<Key, std::shared_ptr<Job>>
-      jobs_;  // queued or running; shared with the thread that runs it
+  // Queued or running. Shared with the thread that runs it: a cancelled job leaves the map first.
+  std::map<Key, std::shared_ptr<Job>> jobs_;
   std::deque<Queued> queue_;
   std::map<Ticket, Waiter> cancelled_;
   std::map<Key, std::string> texts_;

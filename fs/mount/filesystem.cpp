@@ -28,7 +28,7 @@ struct Xattr {
 
 bool has_locator(const Nodes::Shown& s) { return s.tensor.locator.has_value(); }
 
-// They tell of the tensor, also on a view's file.
+// They describe the tensor, on the files of views too.
 constexpr std::array<Xattr, 9> kXattrs{{
     {"user.stfs.name", [](const Nodes::Shown& s) { return std::string(s.tensor.name); }},
     {"user.stfs.dtype",
@@ -54,7 +54,8 @@ std::vector<const Source*> sources_of(const Checkpoint& checkpoint) {
   return sources;
 }
 
-// Many ranges that a read waits for. `ready` is called when the last of them has come.
+// Counts the ranges that a read waits for; calls `ready` after the last. Safe to share between
+// threads.
 class Arrival {
  public:
   Arrival(std::size_t ranges, Source::Ready ready) : left_(ranges), ready_(std::move(ready)) {}
@@ -118,7 +119,7 @@ Attributes FileSystem::attributes_of(Node node) const {
   attributes.mtime = nodes_.mtime(node);
   if (node.is_directory) {
     attributes.mode = S_IFDIR | (0555 & ~options_.umask);
-    attributes.links = 1;  // as btrfs: tools do not count subdirectories by it
+    attributes.links = 1;  // as on btrfs: "subdirectories are not counted"
   } else {
     attributes.mode = S_IFREG | (0444 & ~options_.umask);
     attributes.links = 1;
@@ -230,9 +231,14 @@ void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Ex
     computed_->forget(ticket);
     throw;
   }
+  // `done` is handed over: answer errors through it, and throw nothing.
   for (const Extent& extent : missing) {
-    extent.source->want({extent.offset, extent.length},
-                        [arrival](int error) { arrival->count(error); });
+    try {
+      extent.source->want({extent.offset, extent.length},
+                          [arrival](int error) { arrival->count(error); });
+    } catch (const std::bad_alloc&) {
+      arrival->count(ENOMEM);
+    }
   }
 }
 
@@ -284,7 +290,7 @@ void FileSystem::report_faults() const {
       continue;
     }
     if (options_.ledger != nullptr) {
-      const std::lock_guard lock(keeping_);
+      const std::lock_guard lock(ledger_mutex_);
       options_.ledger->keep_failures(i, source.failures());
     }
     while (const auto failure = source.take_failure()) {
@@ -294,7 +300,7 @@ void FileSystem::report_faults() const {
                            std::to_string(failure->end)
                      : "attributes") +
            ": " + errno_text(failure->error) +
-           (failure->is_last ? "; what else fails here is not logged" : ""));
+           (failure->is_last ? "; further failures of this source are not logged" : ""));
     }
   }
 }
@@ -306,7 +312,7 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
   if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
-  // A shape of a hundred megabytes need not be written to see that it is too long.
+  // Check before writing: a shape may have a hundred megabytes.
   if (name == "user.stfs.shape" && shown->tensor.shape.size() > kMaxXattr) return E2BIG;
   value = xattr->value(*shown);
   return value.size() > kMaxXattr ? E2BIG : 0;

@@ -1,9 +1,8 @@
 // The mounted file system in plain types: lookup, attributes, listing, reading, extended
-// attributes. It knows nothing of FUSE, so that it can be tested without a mount; fuse_ops.h
-// translates.
+// attributes. It is independent of FUSE and tested without a mount; fuse_ops.h translates.
 //
-// Answers are values and errno (a positive number, 0 for success). Nothing here throws but
-// std::bad_alloc. Thread safety: all members may be called from any thread.
+// Members return values and errno (positive; 0 for success), and throw only std::bad_alloc.
+// Thread safety: any thread may call any member. The checkpoint and the ledger must outlive it.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -35,12 +34,12 @@ namespace stfs {
 struct FileSystemOptions {
   uid_t uid = 0;
   gid_t gid = 0;
-  mode_t umask = 0;  // taken away from 0444 for files and 0555 for directories
+  mode_t umask = 0;  // bits to clear from 0444 (files) and 0555 (directories)
   ControlDirectory control = ControlDirectory::kHidden;
   std::span<const ViewSpec> views = all_views();
-  Ledger* ledger = nullptr;  // what this process takes from the one before it, and leaves
-  // Lets the kernel forget a file, if nobody uses it; false when it does not know how. Called on a
-  // thread of its own, when too many files have been looked up (looked_up.h).
+  Ledger* ledger = nullptr;  // the state that a worker hands to the next; null without supervisor
+  // Asks the kernel to forget an unused file; false if this kernel cannot. Called on a thread of
+  // its own while too many names are looked up (looked_up.h).
   std::function<bool(std::uint64_t inode)> drop = nullptr;
 };
 
@@ -52,7 +51,7 @@ struct Attributes {
   gid_t gid;
   std::uint64_t size;    // bytes
   std::uint64_t blocks;  // of 512 bytes, as st_blocks
-  timespec mtime;        // access and change time are the same
+  timespec mtime;        // atime and ctime are the same
 };
 
 struct Statistics {
@@ -60,8 +59,7 @@ struct Statistics {
   std::uint64_t files;  // tensors
 };
 
-// What answers a read. It owns all that the pieces point to or depend on: the recipe, the pins, the
-// buffers.
+// The answer to a read. Owns what its pieces point to: the recipe, the pins, the buffers.
 struct Reply {
   Recipe recipe;
   Reading reading;
@@ -71,8 +69,7 @@ struct Reply {
 
 class FileSystem {
  public:
-  // `log` gets a line, without its end, for the administrator: a source has changed or cannot be
-  // read.
+  // Gets a line without "\n" for the administrator: a source has changed or cannot be read.
   using Log = std::function<void(const std::string& line)>;
 
   FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log);
@@ -80,45 +77,44 @@ class FileSystem {
   FileSystem& operator=(const FileSystem&) = delete;
   ~FileSystem();
 
-  // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, or for a slice EINVAL and ERANGE. What a lookup
-  // found is kept until it was forgotten as often.
+  // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, or for a slice EINVAL or ERANGE. Each success
+  // needs a forget: a looked-up name is kept until its count of lookups is 0.
   int lookup(std::uint64_t directory, std::string_view name, Attributes& attributes);
   void forget(std::uint64_t inode, std::uint64_t lookups);
   std::size_t looked_up_names() const { return nodes_.looked_up_names(); }
 
-  // Whether a file can only be found by its name, which the kernel shall look up again.
+  // Whether a file has a looked-up name (looked_up.h), which the kernel should look up again.
   bool is_looked_up(std::uint64_t inode) const { return nodes_.is_looked_up(node_of(inode)); }
 
   std::optional<Attributes> attributes(std::uint64_t inode) const;
 
-  // An entry of a directory, as a listing tells it. Attributes would cost more than the listing.
+  // An entry of a listing. It has no attributes: these cost more than the listing itself.
   struct Entry {
     const char* name;  // valid during the call
     std::uint64_t inode;
     mode_t type;                // S_IFREG or S_IFDIR
-    std::uint64_t next_offset;  // where to go on after this entry
+    std::uint64_t next_offset;  // the offset to continue at
   };
-  // Calls `add` for each entry of a directory from `offset` on (0 at first, then the offset that
-  // came with the last entry that was taken), "." and ".." included, until it returns false.
-  // Offsets stay good for the life of the mount. ENOTDIR, or 0.
+  // Calls `add` for each entry of a directory, "." and ".." included, until it returns false.
+  // `offset` is 0 or the next_offset of an entry; offsets stay valid as long as the mount. Returns
+  // 0 or ENOTDIR.
   using AddEntry = std::function<bool(const Entry& entry)>;
   int list(std::uint64_t directory, std::uint64_t offset, const AddEntry& add) const;
 
-  // Opens a file: 0, ESTALE when its source has changed, EISDIR, ENOENT, EFBIG for a safetensors
-  // file whose header would be too long. Each success wants a release.
+  // Opens a file: 0, ENOENT, EISDIR, ESTALE if its source has changed, EFBIG if the header of a
+  // safetensors file would exceed the format's limit. Each success needs a release.
   int open(std::uint64_t inode);
   void release(std::uint64_t inode) { nodes_.release(node_of(inode)); }
 
-  // Whether a file is computed when it is read: its size is reported as 0, and it is read to its
-  // end past the kernel's cache.
+  // Whether a file is computed when it is read: its reported size is 0, so it must be opened with
+  // direct_io and read to its end.
   bool is_computed(std::uint64_t inode) const;
 
-  // Reads [offset, offset + length) of a file, cut at its end. `done` is called once: with an
-  // errno, or with 0 and the reply, which is valid during the call. Where the bytes are at hand,
-  // that is before read() returns. Where they must be computed or fetched first, no thread waits
-  // for them: `will_wait` is called with a ticket, and `done` later, on another thread;
-  // cancel(ticket) makes that soon, with EINTR. `done` must not throw. When read() throws, `done`
-  // is not called.
+  // Reads [offset, offset + length) of a file, cut at its end. Calls `done` once: with an errno, or
+  // with 0 and the reply, valid during the call. If the bytes are at hand, read() calls it before
+  // it returns. If they must be computed or fetched first, read() calls `will_wait` with a ticket
+  // and returns; another thread calls `done` later. cancel(ticket) has it called soon, with EINTR.
+  // `done` must not throw. If read() throws, `done` is never called.
   struct ReadRequest {
     std::uint64_t inode;
     std::uint64_t offset;  // bytes
@@ -129,13 +125,13 @@ class FileSystem {
   using Done = std::function<void(int error, const Reply& reply)>;
   void read(const ReadRequest& request, const WillWait& will_wait, Done done);
   void cancel(Ticket ticket) { computed_->cancel(ticket); }
-  // Ends all computations; whoever waits gets EINTR before this returns.
+  // Ends all computations and answers all waiting reads with EINTR before it returns.
   void stop_waiting() { computed_->stop(); }
 
-  // Extended attributes, `user.stfs.*`. ENODATA for one that is not there; EOPNOTSUPP outside the
-  // user namespace, which lets ls(1) and others stop asking; E2BIG over the kernel's 64 KiB.
+  // Fills `value` with an extended attribute `user.stfs.*`: 0, ENOENT, ENODATA; EOPNOTSUPP outside
+  // the user namespace, so that ls(1) stops asking; E2BIG over the kernel's limit of 64 KiB.
   int get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const;
-  // The names, each closed by a NUL, as listxattr(2) returns them.
+  // Fills `names`, each with a NUL behind it, as listxattr(2) returns them: 0 or ENOENT.
   int list_xattr(std::uint64_t inode, std::string& names) const;
 
   Statistics statistics() const { return statistics_; }
@@ -147,7 +143,8 @@ class FileSystem {
   void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
   void fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
                         const WillWait& will_wait, Done done);
-  // After an answer that is an errno: logs what the sources say of it, each thing once.
+  // Call after an error: logs each source's change and new failures once, and writes them to the
+  // ledger.
   void report_faults() const;
   void drop_surplus();
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
@@ -158,12 +155,12 @@ class FileSystem {
   Nodes nodes_;
   Leases leases_;
   Statistics statistics_{};
-  mutable std::vector<std::atomic<bool>> reported_;  // by source: that it has changed
-  mutable std::mutex keeping_;                       // failures, in the ledger
-  // Its threads use the members before it. Shared with the sources that bring something: one may be
-  // ready when this has ended, and finds nobody who waits.
+  mutable std::vector<std::atomic<bool>> reported_;  // by source: its change was logged
+  mutable std::mutex ledger_mutex_;                  // for Ledger::keep_failures
+  // Its threads use the members above. Shared with the callbacks of sources, which may call
+  // arrive() after this FileSystem has ended.
   std::shared_ptr<Computed> computed_;
-  std::thread dropping_;  // likewise
+  std::thread dropping_;  // runs drop_surplus(); uses the members above
 };
 
 }  // namespace stfs

@@ -21,14 +21,14 @@ constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to -
 }  // namespace
 
 Ledger::Ledger(std::size_t sources, std::size_t bytes) {
-  const std::size_t before_units = round_up(sizeof(Head) + sources * sizeof(OfSource), kPage);
+  const std::size_t before_units = round_up(sizeof(Head) + sources * sizeof(SourceRecord), kPage);
   bytes_ = before_units + round_up(bytes, kPage);
   memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_ == MAP_FAILED) throw_errno(ErrorCode::kMountFailed, "", "supervise: mmap", errno);
   auto* const begin = static_cast<std::byte*>(memory_);
   head_ = new (begin) Head{};
-  auto* const first = reinterpret_cast<OfSource*>(begin + sizeof(Head));
+  auto* const first = reinterpret_cast<SourceRecord*>(begin + sizeof(Head));
   std::uninitialized_value_construct_n(first, sources);
   sources_ = {first, sources};
   units_ = begin + before_units;
@@ -38,13 +38,13 @@ Ledger::Ledger(std::size_t sources, std::size_t bytes) {
 Ledger::~Ledger() { ::munmap(memory_, bytes_); }
 
 void Ledger::keep_failures(std::size_t source, std::span<const Source::Failure> failures) {
-  OfSource& kept = sources_[source];
+  SourceRecord& kept = sources_[source];
   std::ranges::copy(failures, kept.failures.begin());
   kept.failed.store(failures.size(), std::memory_order_release);
 }
 
 std::span<const Source::Failure> Ledger::failures(std::size_t source) const {
-  const OfSource& kept = sources_[source];
+  const SourceRecord& kept = sources_[source];
   return std::span(kept.failures).first(kept.failed.load(std::memory_order_acquire));
 }
 
@@ -91,7 +91,7 @@ void Ledger::count(std::uint32_t slot, std::uint64_t lookups) {
     free(slot);
     return;
   }
-  // Nothing is live: the memory goes back.
+  // No name is live: give the memory back.
   const std::uint64_t used = head_->units.exchange(0);
   free_ = {};
   ::madvise(units_, round_up(used * kUnit, kPage), MADV_REMOVE);

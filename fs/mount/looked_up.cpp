@@ -18,24 +18,24 @@ bool LookedUpNames::Equal::operator()(const Record* a, const Record* b) const {
   return std::tie(a->view, a->tensor, a->expression) == std::tie(b->view, b->tensor, b->expression);
 }
 
-// Makes a table small again that has become nearly empty.
+// Shrinks a table that is less than a quarter full.
 template <class Table>
 void LookedUpNames::shrink(Table& table) {
   if (table.bucket_count() / 4 <= table.size()) return;
   try {
     table.rehash(0);
   } catch (const std::bad_alloc&) {
-    // It stays as it is.
+    // Keep the large table.
   }
 }
 
-// All below here but the public members are called with the lock.
+// Call the private members below with the lock.
 
 LookedUpNames::List& LookedUpNames::list_of(const Record& record) {
   return record.opens != 0 ? open_ : record.is_asked ? asked_ : idle_;
 }
 
-// Changes a record, and puts it at the end of the list of its new state.
+// Changes a record, and moves it to the end of the list of its new state.
 template <class Change>
 void LookedUpNames::change(Record& record, const Change& change) {
   List& from = list_of(record);
@@ -45,8 +45,8 @@ void LookedUpNames::change(Record& record, const Change& change) {
   if (has_surplus()) surplus_.notify_one();
 }
 
-// Takes the record that is alone in `fresh`, or throws and leaves all as it was.
-void LookedUpNames::keep(List& fresh) {
+// Takes the only record of `fresh`. Throws std::bad_alloc without a change.
+void LookedUpNames::insert(List& fresh) {
   Record& record = fresh.front();
   record.self = fresh.begin();
   const auto numbered = by_number_.emplace(record.number, &record).first;
@@ -57,7 +57,8 @@ void LookedUpNames::keep(List& fresh) {
     throw;
   }
   idle_.splice(idle_.end(), fresh);
-  // The kernel has not dropped all of these. One for each new name: this cannot run in circles.
+  // The kernel keeps asked names, so let one be asked again. One for each new name, else the two
+  // threads would run in circles.
   if (asked_.size() > bound_) {
     change(asked_.front(), [](Record& changed) { changed.is_asked = false; });
   }
@@ -72,7 +73,7 @@ void LookedUpNames::restore() {
     fresh.push_back({{left.view, left.tensor, std::string(left.expression), left.size, left.number,
                       left.lookups}});
     fresh.front().slot = slot;
-    keep(fresh);
+    insert(fresh);
   });
   next_ = ledger_->next_number();
 }
@@ -82,8 +83,8 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
   List fresh;
   fresh.push_back({{view, tensor, std::string(expression), 0, 0, 1}});
   Record& added = fresh.front();
-  // The ledger comes before the kernel's answer: a lookup that the kernel never heard of costs a
-  // name that is kept too long, one that the ledger missed would cost the file.
+  // Write the ledger before the answer to the kernel. If the worker dies between, the count is too
+  // high and the name is kept until unmount; a count that is too low would lose the file.
   const auto known = [&]() -> std::optional<std::uint64_t> {
     const auto found = by_name_.find(&added);
     if (found == by_name_.end()) return std::nullopt;
@@ -110,7 +111,7 @@ std::optional<std::uint64_t> LookedUpNames::look_up(std::uint8_t view, std::uint
     added.slot = ledger_->add({view, tensor, expression, added.size, added.number, 1});
   }
   try {
-    keep(fresh);
+    insert(fresh);
   } catch (...) {
     if (ledger_ != nullptr) ledger_->count(added.slot, 0);
     throw;
@@ -137,7 +138,7 @@ void LookedUpNames::open(std::uint64_t number) {
 void LookedUpNames::release(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = by_number_.find(number);
-  // An OPEN that an earlier process has answered was not counted here.
+  // opens is 0 if an earlier worker answered the OPEN.
   if (found == by_number_.end() || found->second->opens == 0) return;
   change(*found->second, [](Record& changed) { --changed.opens; });
 }
@@ -155,8 +156,8 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
     by_name_.erase(&record);
     by_number_.erase(found);
     list_of(record).erase(record.self);
-    // The allocator keeps the memory of small things, and a table its room; the kernel forgets many
-    // names at a time.
+    // Neither malloc nor a hash table gives memory back by itself. Trim rarely: the kernel forgets
+    // many names at a time.
     constexpr std::uint64_t kMany = 16384;
     const std::uint64_t enough = by_number_.empty() ? kMany / 16 : kMany;
     give_back = ++freed_ >= enough;
@@ -169,7 +170,7 @@ void LookedUpNames::forget(std::uint64_t number, std::uint64_t lookups) {
   if (give_back) ::malloc_trim(0);
 }
 
-// Names that the kernel was asked to drop do not count: they are on their way.
+// Asked names do not count: the kernel is dropping them.
 bool LookedUpNames::has_surplus() const {
   return !idle_.empty() && by_number_.size() - asked_.size() > bound_;
 }

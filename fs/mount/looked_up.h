@@ -1,9 +1,11 @@
-// Names that exist because somebody asked for them: slices and subsets. A record is kept while the
-// kernel counts lookups of its name. With a ledger, records outlive the process.
+// Looked-up names: slices and subsets, which exist because a LOOKUP named them. A record lives
+// while the kernel counts lookups of its name. With a ledger, records outlive the process.
 //
-// Readers may ask for any number of names, and the kernel forgets none while it has memory. So
-// there is a bound: beyond it the kernel is asked to drop names, first those that were looked up
-// longest ago. The kernel's FORGET alone ends a record.
+// Readers may look up any number of names, and the kernel keeps them while it has memory. Beyond a
+// bound we ask the kernel to drop names, least recently looked up first. Only the kernel's FORGET
+// ends a record.
+//
+// The states of a name:
 //
 //                 look_up          take_surplus
 //   (no record) ──────────► idle ──────────────► asked
@@ -15,21 +17,21 @@
 //
 //   forget, when the count of lookups becomes 0: from each state to (no record)
 //
-//   transition     who makes it
-//   look_up        a LOOKUP of the kernel; an idle name becomes the last to be dropped
-//   open, release  an OPEN; the RELEASE that ends the last one
+//   transition     made by
+//   look_up        a LOOKUP; an idle name becomes the last to be dropped
+//   open, release  an OPEN; the RELEASE of the last one
 //   take_surplus   the thread of FileSystem that asks the kernel (FUSE_NOTIFY_PRUNE, Linux 6.18)
-//   again          a LOOKUP of a new name while more than the bound are asked: the kernel has kept
-//                  them, since somebody held them without an OPEN that this process has counted
-//                  (O_PATH, or an OPEN that an earlier worker answered). One name for each new one
-//   forget         a FORGET
+//   again          a LOOKUP of a new name while more names are asked than the bound: the kernel
+//                  has kept them, because a process holds them without an OPEN that we have counted
+//                  (O_PATH, or an OPEN that an earlier worker answered). Each new name moves one
+//   forget         the FORGET that makes the count of lookups 0
 //
-// The kernel drops no name that is open, and is not asked to: it would not tell when it is closed.
-// A RELEASE comes when all reads of the file have been answered, so that the kernel does not have
-// to wait for one either.
+// We do not ask the kernel to drop an open name: it would keep the name and not tell when it is
+// closed. The kernel sends RELEASE after all reads of the file are answered, so a drop never waits
+// for a read.
 //
-// Thread safety: all members. A name that find() returned stays until its last lookup is forgotten,
-// which the kernel does not do while a request for it is under way.
+// Thread safety: all members. A Name from find() stays valid until its last lookup is forgotten;
+// the kernel forgets none while a request for it is under way.
 #pragma once
 
 #include "fs/mount/ledger.h"
@@ -53,24 +55,23 @@ class LookedUpNames {
 
   struct Name {
     std::uint8_t view;
-    std::uint32_t tensor;    // whose slice it is; 0 for a subset
+    std::uint32_t tensor;    // of the slice; 0 for a subset
     std::string expression;  // of the slice, or the glob of the subset
     std::uint64_t size;      // of the file, in bytes
-    std::uint64_t number;
+    std::uint64_t number;    // of the node
     std::uint64_t lookups;
   };
 
-  // The ledger, if there is one, is kept up to date and outlives this.
+  // Writes all changes to the ledger, which must outlive this; null without a supervisor.
   explicit LookedUpNames(Ledger* ledger = nullptr, std::size_t bound = kBound)
       : ledger_(ledger), bound_(bound) {}
 
-  // Takes back the names that an earlier process left in the ledger, before anything else. None of
-  // them counts as open.
+  // Reads the names of an earlier process from the ledger; call it first. None counts as open.
   void restore();
 
-  // The number of a name, with one more lookup. `size` gives the size of a new name's file, or
-  // nothing when there is no such file; it is called without a lock and its result may be thrown
-  // away. Throws std::bad_alloc.
+  // Counts a lookup of a name and returns its number; nullopt if `size` returns nullopt. For a new
+  // name it calls `size`, without a lock, for the file's size in bytes: nullopt if there is no such
+  // file. Two threads may call it for the same name. Throws std::bad_alloc.
   using Size = std::function<std::optional<std::uint64_t>()>;
   std::optional<std::uint64_t> look_up(std::uint8_t view, std::uint32_t tensor,
                                        std::string_view expression, const Size& size);
@@ -81,8 +82,8 @@ class LookedUpNames {
   void release(std::uint64_t number);
   void forget(std::uint64_t number, std::uint64_t lookups);
 
-  // The name that the kernel should drop next; none while there are not too many. The second waits
-  // until there are, and gives none after stop().
+  // The next name for the kernel to drop. take_surplus() returns nullopt within the bound;
+  // wait_for_surplus() waits until the bound is exceeded, and returns nullopt after stop().
   struct Surplus {
     std::uint8_t view;
     std::uint64_t number;
@@ -98,7 +99,7 @@ class LookedUpNames {
   using List = std::list<Record>;
   struct Record : Name {
     std::uint64_t opens = 0;
-    bool is_asked = false;
+    bool is_asked = false;   // the kernel was asked to drop it
     std::uint32_t slot = 0;  // in the ledger
     List::iterator self{};
   };
@@ -112,7 +113,7 @@ class LookedUpNames {
   List& list_of(const Record& record);
   template <class Change>
   void change(Record& record, const Change& change);
-  void keep(List& fresh);
+  void insert(List& fresh);
   bool has_surplus() const;
   Surplus take();
   template <class Table>
@@ -123,9 +124,9 @@ class LookedUpNames {
   mutable std::mutex mutex_;
   std::condition_variable surplus_;
   bool stopping_ = false;
-  std::uint64_t next_ = 0;    // numbers are never used again
-  std::uint64_t freed_ = 0;   // names since their memory was last given back
-  List idle_, open_, asked_;  // by state; the last that came there at the end
+  std::uint64_t next_ = 0;    // number of the next new name; never reused
+  std::uint64_t freed_ = 0;   // names forgotten since the last malloc_trim
+  List idle_, open_, asked_;  // by state, in the order of arrival
   std::unordered_map<std::uint64_t, Record*> by_number_;
   std::unordered_set<Record*, Hash, Equal> by_name_;
 };

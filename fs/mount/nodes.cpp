@@ -11,10 +11,10 @@ namespace {
 
 constexpr std::string_view kControlName = ".stfs";
 
-// Numbers have 32 bits, but those of looked-up names and of the directories that tensors are.
+// Only looked-up names and tensor directories have numbers of more than 32 bits.
 std::uint32_t index_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
 
-// The number of the directory that a tensor is in a view of expressions.
+// In a view of expressions each tensor is a directory: this bit, and the tensor's number.
 constexpr std::uint64_t kTensorDirectory = 1ULL << 32;
 bool is_tensor_directory(Node node) {
   return node.is_directory && (node.number & kTensorDirectory) != 0;
@@ -40,13 +40,13 @@ Node node_of(const ViewSpec& row) {
                                    : Node{row.id, true, PathTree::kRoot};
 }
 
-// Whether the recipe of a file would hold much text itself, or a read of it would make as much.
+// Whether the recipe of the tensor's file, or a read of it, needs memory for a long text.
 bool holds_much(const Tensor& tensor) {
   constexpr std::size_t kMuch = 1 << 20;  // bytes
   return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() > kMuch;
 }
 
-// `file` with its tensors, which `tensors` holds.
+// A copy of `file` that borrows its tensors from `tensors`, which this fills.
 ViewFile with_tensors(const ViewSpec& row, ViewFile file, std::vector<std::uint32_t>& tensors) {
   if (row.tensors != nullptr) tensors = row.tensors(file);
   file.tensors = tensors;
@@ -75,7 +75,7 @@ Nodes::Nodes(const Checkpoint& checkpoint, std::span<const ViewSpec> views,
       control_(control),
       files_(checkpoint),
       looked_up_(ledger),
-      of_rows_(views.size()) {
+      row_data_(views.size()) {
   for (const Part& part : checkpoint.parts()) {
     const timespec& mtime = part.source->mtime();
     if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest_.tv_sec, newest_.tv_nsec)) {
@@ -83,26 +83,26 @@ Nodes::Nodes(const Checkpoint& checkpoint, std::span<const ViewSpec> views,
     }
   }
   for (const ViewSpec& row : registry_.rows()) {
-    if (row.names == Names::kList) of(row).names = row.list(checkpoint);
+    if (row.names == Names::kList) data_of(row).names = row.list(checkpoint);
   }
   looked_up_.restore();
 }
 
 template <class T, class Make>
-const std::optional<T>& Nodes::keep(Kept<T>& kept, const Make& make) {
-  std::call_once(kept.made, [&] { kept.value = make(); });
+const std::optional<T>& Nodes::once(Once<T>& kept, const Make& make) {
+  std::call_once(kept.flag, [&] { kept.value = make(); });
   return kept.value;
 }
 
 const PathTree* Nodes::tree_of(const ViewSpec& row) const {
   if (row.style == PathStyle::kSlashes) return &checkpoint_.tree();
-  std::call_once(dotted_.made, [this] {
+  std::call_once(dotted_.flag, [this] {
     try {
       dotted_.value.emplace(
           PathTree::with_dots([this](std::uint32_t number) { return checkpoint_.name(number); },
                               checkpoint_.tensor_count()));
     } catch (const Error&) {
-      // A collision of two digests: this view stays empty.
+      // Two digests collide: this view stays empty.
     }
   });
   return dotted_.value ? &*dotted_.value : nullptr;
@@ -115,14 +115,14 @@ bool Nodes::exists(Node node) const {
   if (node == kControlNode) return true;
   const ViewSpec* const row = registry_.find(node);
   if (row == nullptr) return false;
-  if (is_looked_up(node)) return kept_name(node) != nullptr;
+  if (is_looked_up(node)) return name_of(node) != nullptr;
   switch (row->names) {
     case Names::kFile:
       return true;
     case Names::kGlobs:
       return node.number == 0;
     case Names::kList:
-      return node.number < (node.is_directory ? 1 : of(*row).names.size());
+      return node.number < (node.is_directory ? 1 : data_of(*row).names.size());
     default:
       break;
   }
@@ -140,7 +140,7 @@ bool Nodes::is_looked_up(Node node) const {
   return row != nullptr && (row->names == Names::kExpressions || row->names == Names::kGlobs);
 }
 
-const LookedUpNames::Name* Nodes::kept_name(Node node) const {
+const LookedUpNames::Name* Nodes::name_of(Node node) const {
   const LookedUpNames::Name* name = looked_up_.find(node.number);
   return name != nullptr && static_cast<View>(name->view) == node.view ? name : nullptr;
 }
@@ -164,7 +164,7 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
     return look_up_name(row, index_of(directory.number), name, node);
   }
   if (is_mirror(row)) return lookup_mirrored(row, directory, name, node);
-  const auto number = of(row).names.find(name);
+  const auto number = data_of(row).names.find(name);
   if (!number) return ENOENT;
   node = {row.id, false, *number};
   return 0;
@@ -189,7 +189,7 @@ int Nodes::look_up_name(const ViewSpec& row, std::uint32_t tensor, std::string_v
   const auto size = [&]() -> std::optional<std::uint64_t> {
     std::uint64_t bytes = 0;
     error = size_of(row, {checkpoint_, files_, tensor, *expression}, bytes);
-    if (error == EFBIG) error = 0;  // it is there, and cannot be opened
+    if (error == EFBIG) error = 0;  // the file exists, but open() fails
     return error == 0 ? std::optional(bytes) : std::nullopt;
   };
   const auto number =
@@ -210,8 +210,8 @@ void Nodes::release(Node file) {
 void Nodes::forget(Node node, std::uint64_t lookups) {
   if (!is_looked_up(node)) return;
   looked_up_.forget(node.number, lookups);
-  if (registry_.find(node)->names == Names::kGlobs && kept_name(node) == nullptr) {
-    recent_.drop(node.number);
+  if (registry_.find(node)->names == Names::kGlobs && name_of(node) == nullptr) {
+    subsets_.drop(node.number);
   }
 }
 
@@ -228,7 +228,7 @@ Node Nodes::parent(Node directory) const {
   const ViewSpec& row = *registry_.find(directory);
   const PathTree* tree = is_mirror(row) ? tree_of(row) : nullptr;
   if (is_tensor_directory(directory)) {
-    // The directory in which the tensor stands.
+    // The directory that contains the tensor's path.
     std::uint32_t above = PathTree::kRoot;
     std::string_view path = checkpoint_.tensor(index_of(directory.number)).path;
     for (std::size_t slash; (slash = path.find('/')) != std::string_view::npos;) {
@@ -249,7 +249,7 @@ std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
                                         std::uint64_t& next) const {
   next = cursor + 1;
   if (directory == kControlNode) {
-    // The row of the root has no name, and is the only one.
+    // Only the row of the root has no name: skip it.
     const auto rows = registry_.rows();
     std::uint64_t at = cursor;
     while (at < rows.size() && rows[static_cast<std::size_t>(at)].name.empty()) ++at;
@@ -261,7 +261,7 @@ std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
   const ViewSpec& row = *registry_.find(directory);
   if (is_tensor_directory(directory) || row.names == Names::kGlobs) return std::nullopt;
   if (is_mirror(row)) return list_mirrored(row, directory, cursor, next);
-  const NameList& names = of(row).names;
+  const NameList& names = data_of(row).names;
   if (cursor >= names.size()) return std::nullopt;
   const auto [number, name] = names.at(static_cast<std::size_t>(cursor));
   return Entry{{row.id, false, number}, std::string(name)};
@@ -288,14 +288,14 @@ std::optional<Nodes::Entry> Nodes::list_mirrored(const ViewSpec& row, Node direc
 
 std::optional<ViewFile> Nodes::file_of(Node file) const {
   if (!is_looked_up(file)) return ViewFile{checkpoint_, files_, index_of(file.number)};
-  const LookedUpNames::Name* name = kept_name(file);
+  const LookedUpNames::Name* name = name_of(file);
   if (name == nullptr) return std::nullopt;
   return ViewFile{checkpoint_, files_, name->tensor, name->expression};
 }
 
-const std::optional<Content>& Nodes::lasting_content(const ViewSpec& row,
-                                                     const ViewFile& file) const {
-  return keep(of(row).content, [&]() -> std::optional<Content> {
+const std::optional<Content>& Nodes::permanent_content(const ViewSpec& row,
+                                                       const ViewFile& file) const {
+  return once(data_of(row).content, [&]() -> std::optional<Content> {
     std::vector<std::uint32_t> tensors;
     Content content;
     if (row.make(with_tensors(row, file, tensors), content) != 0) return std::nullopt;
@@ -309,19 +309,19 @@ int Nodes::content(Node node, Recipe& recipe) const {
   const std::optional<ViewFile> file = file_of(node);
   if (!file) return ENOENT;
   if (row.names == Names::kFile) {
-    const std::optional<Content>& lasting = lasting_content(row, *file);
-    if (lasting) recipe.lasting = &*lasting;
-    return lasting ? 0 : EFBIG;
+    const std::optional<Content>& permanent = permanent_content(row, *file);
+    if (permanent) recipe.permanent = &*permanent;
+    return permanent ? 0 : EFBIG;
   }
   std::vector<std::uint32_t> tensors;
   if (row.names == Names::kGlobs) {
     if (size(node) == 0) return EFBIG;
-    recipe.shared = recent_.get(node.number, [&]() -> Recipes::New {
+    recipe.cached = subsets_.get(node.number, [&]() -> Recipes::New {
       Content content;
       if (row.make(with_tensors(row, *file, tensors), content) != 0) return {std::nullopt, 0};
       return {std::move(content), tensors.size()};
     });
-    return recipe.shared ? 0 : EFBIG;
+    return recipe.cached ? 0 : EFBIG;
   }
   if (row.holds_text && holds_much(file->tensor())) {
     turn_.acquire();
@@ -359,7 +359,7 @@ int Nodes::compute(Node node, const std::atomic<bool>& stop, std::string& text) 
 
 std::uint64_t Nodes::size(Node node) const {
   if (is_looked_up(node)) {
-    const LookedUpNames::Name* name = kept_name(node);
+    const LookedUpNames::Name* name = name_of(node);
     return name == nullptr ? 0 : name->size;
   }
   const ViewSpec& row = *registry_.find(node);
@@ -370,10 +370,10 @@ std::uint64_t Nodes::size(Node node) const {
     return bytes;
   }
   if (row.size == nullptr) {
-    const std::optional<Content>& lasting = lasting_content(row, file);
-    return lasting ? lasting->size() : 0;
+    const std::optional<Content>& permanent = permanent_content(row, file);
+    return permanent ? permanent->size() : 0;
   }
-  return *keep(of(row).size, [&]() -> std::optional<std::uint64_t> {
+  return *once(data_of(row).size, [&]() -> std::optional<std::uint64_t> {
     size_of(row, file, bytes);
     return bytes;
   });

@@ -8,9 +8,9 @@ namespace stfs {
 
 Recipes::Shared Recipes::find(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(kept_, number, &Kept::number);
-  if (found == kept_.end()) return nullptr;
-  kept_.splice(kept_.begin(), kept_, found);
+  const auto found = std::ranges::find(entries_, number, &Entry::number);
+  if (found == entries_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, found);
   return found->recipe;
 }
 
@@ -22,24 +22,24 @@ Recipes::Shared Recipes::get(std::uint64_t number, const std::function<New()>& m
   if (!fresh.content) return nullptr;
   Shared recipe = std::make_shared<const Content>(std::move(*fresh.content));
 
-  std::list<Kept> thrown_out;  // ends without the lock
+  std::list<Entry> evicted;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
-  kept_.push_front({number, fresh.tensors, recipe});
+  entries_.push_front({number, fresh.tensors, recipe});
   tensors_ += fresh.tensors;
-  while (kept_.size() > 1 && (kept_.size() > kMost || tensors_ > kMostTensors)) {
-    tensors_ -= kept_.back().tensors;
-    thrown_out.splice(thrown_out.begin(), kept_, std::prev(kept_.end()));
+  while (entries_.size() > 1 && (entries_.size() > kMaxRecipes || tensors_ > kMaxTensors)) {
+    tensors_ -= entries_.back().tensors;
+    evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
   }
   return recipe;
 }
 
 void Recipes::drop(std::uint64_t number) {
-  std::list<Kept> dropped;  // ends without the lock
+  std::list<Entry> dropped;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(kept_, number, &Kept::number);
-  if (found == kept_.end()) return;
+  const auto found = std::ranges::find(entries_, number, &Entry::number);
+  if (found == entries_.end()) return;
   tensors_ -= found->tensors;
-  dropped.splice(dropped.begin(), kept_, found);
+  dropped.splice(dropped.begin(), entries_, found);
 }
 
 }  // namespace stfs

@@ -1,4 +1,4 @@
-// The recipe of a file while it is read, and the recipes of the subsets that were read last.
+// The recipe of a file while it is read, and a cache of the recipes of subsets.
 #pragma once
 
 #include "core/recipe/content.h"
@@ -14,32 +14,34 @@
 
 namespace stfs {
 
-// Whoever has the turn may make a recipe that holds much text. Any thread may give it back.
+// The right to make a recipe that holds a long text. One thread at a time has it; any thread may
+// give it back.
 struct GiveTurnBack {
   void operator()(std::binary_semaphore* turn) const { turn->release(); }
 };
 using Turn = std::unique_ptr<std::binary_semaphore, GiveTurnBack>;
 
-// The recipe of a file and what must live while it is read. It may be moved, and end on any thread.
+// The recipe of a file while it is read: `permanent`, `cached` or `own`, the first that is set. It
+// may be moved, and destroyed by any thread.
 struct Recipe {
-  Turn turn;                              // given back last
-  Content own;                            // made for this reading,
-  std::shared_ptr<const Content> shared;  // or kept by Recipes,
-  const Content* lasting = nullptr;       // or kept as long as the mount
+  Turn turn;                              // declared first, so given back last
+  Content own;                            // made for this read
+  std::shared_ptr<const Content> cached;  // from Recipes
+  const Content* permanent = nullptr;     // kept as long as the mount
 
   const Content& content() const {
-    if (lasting != nullptr) return *lasting;
-    return shared ? *shared : own;
+    if (permanent != nullptr) return *permanent;
+    return cached ? *cached : own;
   }
 };
 
-// The recipes of the subsets that were read last. Such a recipe has some bytes for each tensor, and
-// takes a while to make; a reader asks for it again with each piece that he reads.
+// The recipes of the most recently read subsets. A recipe has some bytes for each tensor and takes
+// long to make, and each READ of the file needs it.
 //
 // Thread safety: all members.
 class Recipes {
  public:
-  // Shared with those who are reading: a recipe that is thrown out here lives until they are done.
+  // Shared with the reads under way: an evicted recipe lives until they end.
   using Shared = std::shared_ptr<const Content>;
 
   struct New {
@@ -47,18 +49,18 @@ class Recipes {
     std::size_t tensors;
   };
 
-  // The recipe of the subset with this number, which `make` makes if it is not kept. One is made at
-  // a time, and those that are kept are given meanwhile. Null when `make` gives none.
+  // The recipe of the subset with this number; calls `make` if it is not cached. Calls `make` for
+  // one subset at a time; cached recipes do not wait for it. Null if `make` returns no content.
   Shared get(std::uint64_t number, const std::function<New()>& make);
 
-  void drop(std::uint64_t number);  // if it is kept
+  void drop(std::uint64_t number);  // does nothing if it is not cached
 
-  // The newest is always kept, and others while they are no more than this.
-  static constexpr std::size_t kMost = 16;
-  static constexpr std::size_t kMostTensors = std::size_t{1} << 20;  // some 60 MB at most
+  // Limits of the cache; it always keeps the newest recipe.
+  static constexpr std::size_t kMaxRecipes = 16;
+  static constexpr std::size_t kMaxTensors = std::size_t{1} << 20;  // some 60 MB at most
 
  private:
-  struct Kept {
+  struct Entry {
     std::uint64_t number;
     std::size_t tensors;
     Shared recipe;
@@ -66,9 +68,9 @@ class Recipes {
 
   Shared find(std::uint64_t number);
 
-  std::mutex making_;  // before mutex_
+  std::mutex making_;  // locked before mutex_
   std::mutex mutex_;
-  std::list<Kept> kept_;  // the last that was asked for comes first
+  std::list<Entry> entries_;  // most recently used first
   std::size_t tensors_ = 0;
 };
 

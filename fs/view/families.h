@@ -1,12 +1,12 @@
-// The functions that the rows of the table point to, by the file of their family. view.h says what
-// each kind of function does.
+// The functions that the table of views points to, one file for each family of views. view.h has
+// the contract of each kind of function.
 #pragma once
 
 #include "fs/view/view.h"
 
 namespace stfs {
 
-// tensor_views.cpp: a tensor's bytes and values, whole
+// tensor_views.cpp: the bytes and values of a whole tensor
 
 bool fits_numpy(const Tensor& tensor);
 bool is_floating(const Tensor& tensor);
@@ -35,16 +35,16 @@ int make_f32_slice(const ViewFile& file, Content& content);
 int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_f32_slice(const ViewFile& file, Content& content);
 
-// safetensors_views.cpp: some tensors as a file of the format
+// safetensors_views.cpp: some tensors as a safetensors file
 
-std::vector<std::uint32_t> the_tensor(const ViewFile& file);
+std::vector<std::uint32_t> single_tensor(const ViewFile& file);
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
 std::vector<std::uint32_t> all_tensors(const ViewFile& file);
 int verify_safetensors(const ViewFile& file);
 int safetensors_size(const ViewFile& file, std::uint64_t& bytes);
 int make_safetensors(const ViewFile& file, Content& content);
 
-// catalogue_views.cpp: what the checkpoint says of itself
+// catalogue_views.cpp: headers, metadata and listings of the checkpoint
 
 int needs_no_source(const ViewFile& file);
 int json_size(const ViewFile& file, std::uint64_t& bytes);
@@ -63,7 +63,7 @@ NameList metadata_names(const Checkpoint& checkpoint);
 int metadata_size(const ViewFile& file, std::uint64_t& bytes);
 int make_metadata(const ViewFile& file, Content& content);
 
-// computed_views.cpp: what takes a pass over the values
+// computed_views.cpp: texts that need a pass over all values
 
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);

@@ -1,7 +1,6 @@
-// The names in a directory whose files stand in a list. A name has the number in which it was
-// added.
+// The file names of a flat directory. The first name added has number 0, the next 1, and so on.
 //
-// Thread safety: const members, once sort() was called.
+// Thread safety: const members from any thread after sort().
 #pragma once
 
 #include <cstddef>
@@ -16,16 +15,16 @@ namespace stfs {
 class NameList {
  public:
   void add(std::string_view name);
-  void sort();  // when all have been added
+  void sort();  // call once, after the last add() and before find() and at()
   std::size_t size() const { return entries_.size(); }
 
-  std::optional<std::uint32_t> find(std::string_view name) const;  // its number
+  std::optional<std::uint32_t> find(std::string_view name) const;  // the number of a name
 
   struct Entry {
     std::uint32_t number;
     std::string_view name;
   };
-  // In the bytewise order of the names; `position` < size().
+  // The entry at a position of the bytewise order; `position` < size(). The list owns the name.
   Entry at(std::size_t position) const {
     return {entries_[position].number, text(entries_[position])};
   }

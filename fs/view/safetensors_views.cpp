@@ -11,7 +11,7 @@ std::vector<std::uint32_t> tensors_in(const ViewFile& file) {
 
 }  // namespace
 
-std::vector<std::uint32_t> the_tensor(const ViewFile& file) { return {file.number}; }
+std::vector<std::uint32_t> single_tensor(const ViewFile& file) { return {file.number}; }
 
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file) {
   const auto glob = decode_path(file.expression);
@@ -21,7 +21,7 @@ std::vector<std::uint32_t> matching_tensors(const ViewFile& file) {
 
 std::vector<std::uint32_t> all_tensors(const ViewFile& file) { return file.checkpoint.match({}); }
 
-// Of a single tensor the source is known without the recipe.
+// Needs no recipe: the file of a single tensor has a single source.
 int verify_safetensors(const ViewFile& file) {
   if (!file.files.size({file.number})) return EFBIG;
   return file.tensor().verify();
@@ -34,9 +34,9 @@ int safetensors_size(const ViewFile& file, std::uint64_t& bytes) {
 }
 
 int make_safetensors(const ViewFile& file, Content& content) {
-  auto made = file.files.make(tensors_in(file));
-  if (!made) return EFBIG;
-  content = std::move(*made);
+  auto recipe = file.files.make(tensors_in(file));
+  if (!recipe) return EFBIG;
+  content = std::move(*recipe);
   return 0;
 }
 

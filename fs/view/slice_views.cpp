@@ -7,42 +7,43 @@
 namespace stfs {
 namespace {
 
-// What the expression of a file takes of its tensor.
-struct Taken {
+// A file's expression, parsed for its tensor.
+struct ParsedSlice {
   Tensor tensor;
   std::vector<Range> ranges;
   Slice elements;
   Slice bytes;
 };
 
-// Fills `taken` but for its bytes: 0, EINVAL or ERANGE.
-int take_elements(const ViewFile& file, Taken& taken) {
-  taken.tensor = file.tensor();
-  if (const int error = parse_ranges(file.expression, taken.tensor.shape, taken.ranges)) {
+// Fills all of `parsed` except `bytes`. Returns 0, EINVAL or ERANGE.
+int parse_elements(const ViewFile& file, ParsedSlice& parsed) {
+  parsed.tensor = file.tensor();
+  if (const int error = parse_ranges(file.expression, parsed.tensor.shape, parsed.ranges)) {
     return error;
   }
-  taken.elements = elements_of(taken.ranges, taken.tensor.shape);
+  parsed.elements = elements_of(parsed.ranges, parsed.tensor.shape);
   return 0;
 }
-// EINVAL too when elements begin or end inside of a byte.
-int take_bytes(const ViewFile& file, Taken& taken) {
-  if (const int error = take_elements(file, taken)) return error;
-  return slice_of(taken.ranges, type_info(taken.tensor.dtype), taken.tensor.shape, taken.bytes);
+// Fills `parsed`. Also returns EINVAL if the slice begins or ends inside a byte.
+int parse_bytes(const ViewFile& file, ParsedSlice& parsed) {
+  if (const int error = parse_elements(file, parsed)) return error;
+  return slice_of(parsed.ranges, type_info(parsed.tensor.dtype), parsed.tensor.shape, parsed.bytes);
 }
 
-// Bytes that can be cut out are converted as a whole; of others, the blocks that they are in.
-Content floats_of(Taken taken) {
-  const Tensor& tensor = taken.tensor;
-  const std::uint64_t count = taken.elements.size();
+// If the slice consists of whole bytes, cut these out and convert them; else convert whole blocks
+// and pick elements.
+Content floats_of(ParsedSlice parsed) {
+  const Tensor& tensor = parsed.tensor;
+  const std::uint64_t count = parsed.elements.size();
   const bool is_whole_bytes =
-      slice_of(taken.ranges, type_info(tensor.dtype), tensor.shape, taken.bytes) == 0;
+      slice_of(parsed.ranges, type_info(tensor.dtype), tensor.shape, parsed.bytes) == 0;
   if (is_whole_bytes && tensor.dtype == DType::kF32)
-    return slice_content(taken.bytes, tensor.content());
+    return slice_content(parsed.bytes, tensor.content());
   Content content;
   content.production(
       is_whole_bytes
-          ? as_f32(slice_content(taken.bytes, tensor.content()), type_info(tensor.dtype), count)
-          : as_f32_slice(tensor.content(), type_info(tensor.dtype), std::move(taken.elements)));
+          ? as_f32(slice_content(parsed.bytes, tensor.content()), type_info(tensor.dtype), count)
+          : as_f32_slice(tensor.content(), type_info(tensor.dtype), std::move(parsed.elements)));
   return content;
 }
 
@@ -58,56 +59,56 @@ bool is_floating_and_can_be_sliced(const Tensor& tensor) {
 }
 
 int slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Taken taken;
-  if (const int error = take_bytes(file, taken)) return error;
-  bytes = taken.bytes.size();
+  ParsedSlice parsed;
+  if (const int error = parse_bytes(file, parsed)) return error;
+  bytes = parsed.bytes.size();
   return 0;
 }
 int make_slice(const ViewFile& file, Content& content) {
-  Taken taken;
-  if (const int error = take_bytes(file, taken)) return error;
-  content = slice_content(taken.bytes, taken.tensor.content());
+  ParsedSlice parsed;
+  if (const int error = parse_bytes(file, parsed)) return error;
+  content = slice_content(parsed.bytes, parsed.tensor.content());
   return 0;
 }
 
 int npy_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Taken taken;
-  if (const int error = take_bytes(file, taken)) return error;
-  bytes = header_of(taken.bytes, taken.tensor.dtype).size() + taken.bytes.size();
+  ParsedSlice parsed;
+  if (const int error = parse_bytes(file, parsed)) return error;
+  bytes = header_of(parsed.bytes, parsed.tensor.dtype).size() + parsed.bytes.size();
   return 0;
 }
 int make_npy_slice(const ViewFile& file, Content& content) {
-  Taken taken;
-  if (const int error = take_bytes(file, taken)) return error;
-  content.literal(header_of(taken.bytes, taken.tensor.dtype));
-  content.append(slice_content(taken.bytes, taken.tensor.content()));
+  ParsedSlice parsed;
+  if (const int error = parse_bytes(file, parsed)) return error;
+  content.literal(header_of(parsed.bytes, parsed.tensor.dtype));
+  content.append(slice_content(parsed.bytes, parsed.tensor.content()));
   return 0;
 }
 
 int f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Taken taken;
-  if (const int error = take_elements(file, taken)) return error;
-  bytes = taken.elements.size() * sizeof(float);
+  ParsedSlice parsed;
+  if (const int error = parse_elements(file, parsed)) return error;
+  bytes = parsed.elements.size() * sizeof(float);
   return 0;
 }
 int make_f32_slice(const ViewFile& file, Content& content) {
-  Taken taken;
-  if (const int error = take_elements(file, taken)) return error;
-  content = floats_of(std::move(taken));
+  ParsedSlice parsed;
+  if (const int error = parse_elements(file, parsed)) return error;
+  content = floats_of(std::move(parsed));
   return 0;
 }
 
 int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  Taken taken;
-  if (const int error = take_elements(file, taken)) return error;
-  bytes = header_of(taken.elements, DType::kF32).size() + taken.elements.size() * sizeof(float);
+  ParsedSlice parsed;
+  if (const int error = parse_elements(file, parsed)) return error;
+  bytes = header_of(parsed.elements, DType::kF32).size() + parsed.elements.size() * sizeof(float);
   return 0;
 }
 int make_npy_f32_slice(const ViewFile& file, Content& content) {
-  Taken taken;
-  if (const int error = take_elements(file, taken)) return error;
-  content.literal(header_of(taken.elements, DType::kF32));
-  content.append(floats_of(std::move(taken)));
+  ParsedSlice parsed;
+  if (const int error = parse_elements(file, parsed)) return error;
+  content.literal(header_of(parsed.elements, DType::kF32));
+  content.append(floats_of(std::move(parsed)));
   return 0;
 }
 

@@ -1,11 +1,12 @@
-// What a view is: one row of the table in registry.h says all of it.
+// A view: the root, a directory of `.stfs` or a single file there. One row (ViewSpec) of the table
+// in registry.h describes it.
 //
-// A node of a mount is (view, directory or file, number), and its inode number says all three, so
-// that nothing is kept for a node. Most views mirror the tree of the checkpoint with another recipe
-// for each tensor; the number of such a file is the tensor's.
+// A node of a mount is (view, directory or file, number). Its inode number encodes all three, so a
+// node needs no memory. Most views mirror the tree of the checkpoint with another recipe for each
+// tensor; such a file has its tensor's number.
 //
-// A row is plain data and pointers to functions. The functions are safe to call from any thread,
-// throw nothing but std::bad_alloc, and answer 0 or an errno where they return an int.
+// A row is plain data and pointers to functions. Thread safety: the functions may be called from
+// any thread. They throw only std::bad_alloc; those that return int return 0 or an errno.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -25,7 +26,7 @@
 
 namespace stfs {
 
-// A byte of the inode number: append only, and no value is used again.
+// A byte of the inode number. Append only; never reuse a value.
 enum class View : std::uint8_t {
   kRaw,
   kControl,
@@ -57,61 +58,62 @@ struct Node {
 inline constexpr Node kRootNode{View::kRaw, true, PathTree::kRoot};
 inline constexpr Node kControlNode{View::kControl, true, 0};  // `.stfs`
 
-// Inode numbers: 1 is the root, as FUSE wants it. But for looked-up names they are the same in
-// every mount of the same checkpoint.
+// Inode numbers: 1 is the root, as FUSE requires. Except for looked-up names, every mount of a
+// checkpoint has the same numbers.
 std::uint64_t inode_of(Node node);
-Node node_of(std::uint64_t inode);  // check the result with Nodes::exists
+Node node_of(std::uint64_t inode);  // the node may not exist: check with Nodes::exists
 
 // How the files of a view get their names.
 enum class Names : std::uint8_t {
-  kTensors,      // PATH and the suffix: the checkpoint's tree again
-  kExpressions,  // PATH/EXPR and the suffix: a tensor is a directory, whose files are looked up
-  kGlobs,        // GLOB and the suffix, looked up: the tensors whose names match
-  kList,         // from a list
-  kFile,         // the row is one file of `.stfs`, and no directory
+  kTensors,      // PATH + suffix: mirrors the checkpoint's tree
+  kExpressions,  // PATH/EXPR + suffix: a tensor is a directory of looked-up names
+  kGlobs,        // GLOB + suffix: a looked-up name for the tensors that match
+  kList,         // from ViewSpec::list
+  kFile,         // the row is a single file of `.stfs`, not a directory
 };
 
-// One file of a view, as the functions of its row get it. Borrowed for the call.
+// One file of a view: the argument of its row's functions. Borrowed for the call.
 struct ViewFile {
   const Checkpoint& checkpoint;
   const SafetensorsFiles& files;
-  std::uint32_t number;                         // of its tensor, or in the list
-  std::string_view expression = {};             // what was looked up, without the suffix
-  std::span<const std::uint32_t> tensors = {};  // what ViewSpec::tensors gave
+  std::uint32_t number;                         // of its tensor, or in its NameList
+  std::string_view expression = {};             // the looked-up name without the suffix
+  std::span<const std::uint32_t> tensors = {};  // the result of ViewSpec::tensors
 
   Tensor tensor() const { return checkpoint.tensor(number); }
 };
 
 struct ViewSpec {
   View id;
-  std::uint8_t file = 0;         // kFile: its number; the id is then View::kControl
-  std::string_view name;         // in `.stfs`; none for the root
-  std::string_view suffix = {};  // of its files' names
+  std::uint8_t file = 0;         // kFile: the number of the file; `id` is then View::kControl
+  std::string_view name;         // in `.stfs`; empty for the root
+  std::string_view suffix = {};  // of the files' names
   Names names = Names::kTensors;
   PathStyle style = PathStyle::kSlashes;          // kTensors, kExpressions: of the tree
-  bool (*shows)(const Tensor&) = nullptr;         // which tensors are in it; null: all
+  bool (*shows)(const Tensor&) = nullptr;         // whether it has a file for a tensor; null: yes
   NameList (*list)(const Checkpoint&) = nullptr;  // kList
-  // The tensors of a file that holds several; a glob that has none names no file.
+  // The numbers of the tensors in a safetensors file. A glob without tensors is ENOENT.
   std::vector<std::uint32_t> (*tensors)(const ViewFile&) = nullptr;
 
-  // The recipe: 0, or EFBIG when the file would break the limit of its format. Null: computed.
+  // Makes the recipe: 0, or EFBIG if the file exceeds the limit of its format. Null if `compute` is
+  // set.
   int (*make)(const ViewFile&, Content&) = nullptr;
-  // The extent that the file is, where it is one: it is read without a recipe.
+  // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
-  // Its size in bytes without its texts: 0, EFBIG as above, or what a lookup answers (EINVAL,
-  // ERANGE). Null: that of the recipe.
+  // The file's size in bytes, computed without making its texts: 0, EFBIG as above, or EINVAL or
+  // ERANGE for a bad expression. Null: make the recipe and take its size.
   int (*size)(const ViewFile&, std::uint64_t& bytes) = nullptr;
-  // Whether the file can be opened: 0, EFBIG, ESTALE. Null: what the recipe says.
+  // Whether the file can be opened: 0, EFBIG, ESTALE, or the errno of the check. Null: make the
+  // recipe and verify it.
   int (*verify)(const ViewFile&) = nullptr;
-  // The text of a file that is computed when it is read; EINTR soon after `stop` is set. Its size
-  // is told as 0.
+  // Computes the text when the file is read; EINTR soon after `stop` is set. stat(2) gives size 0.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
-  // Null: the time of the tensor's source, or that of the newest source.
+  // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 
-  bool shows_values = false;     // a file shows one tensor's bytes or values, and says whose
+  bool shows_values = false;     // a file shows values of one tensor: it gets user.stfs.* xattrs
   std::optional<DType> as = {};  // the type that the values are converted to
-  bool holds_text = false;       // a recipe holds the tensor's name or shape, which may be long
+  bool holds_text = false;       // the recipe holds the tensor's name or shape, which may be long
 };
 
 }  // namespace stfs

@@ -31,7 +31,7 @@ PROCESSORS = len(os.sched_getaffinity(0))
 
 
 class Size:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     def __init__(self, quick):
         self.rounds = 2 if quick else 7
@@ -46,7 +46,7 @@ class Size:
 
 
 class Table:
-    """The rows: ratios of a subject to a limit or a peer, and what each should be."""
+    """The rows: the ratio of a subject to a limit or a peer, and the target of each."""
 
     def __init__(self, rounds, only):
         self.rounds = rounds
@@ -69,15 +69,15 @@ class Table:
         say(f"{work} / {peer}: skipped: {why}")
 
     def speed(self, work, peer, target, subject, limit, prepare=None, factor=1.0):
-        """How many times as fast as `limit` the `subject` is; each returns seconds. `factor` is the subject's bytes
-        for one of the limit's."""
+        """The speed of `subject` divided by that of `limit`; both are functions that return seconds. `factor` is the
+        number of the subject's bytes for each of the limit's."""
         if self.wants(work):
             a, b = self._alternate(subject, limit, prepare)
             self.add(work, peer, target, [factor * y / x for x, y in zip(a, b)], seconds=statistics.median(a),
                      peer_seconds=statistics.median(b))
 
     def time(self, work, peer, target, subject, limit, prepare=None):
-        """How many times the time of `limit` the `subject` takes."""
+        """The time of `subject` divided by that of `limit`."""
         if self.wants(work):
             a, b = self._alternate(subject, limit, prepare)
             self.add(work, peer, target, [x / y for x, y in zip(a, b)], seconds=statistics.median(a),
@@ -120,7 +120,7 @@ def say(text):
 
 
 def run(*command, **options):
-    """Runs a command, without its output, and returns the seconds that it took."""
+    """Runs a command, discards its output, and returns its seconds."""
     begin = time.perf_counter()
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL, **options)
     return time.perf_counter() - begin
@@ -153,7 +153,7 @@ class Programs:
             self.unmount(mountpoint)
 
     def unmount(self, mountpoint):
-        """Returns when the daemon has ended too, and with it its mapping of the source."""
+        """Unmounts, and waits until the daemon and its mapping of the source have ended."""
         daemon = os.pidfd_open(int(self.daemon_of(mountpoint).name))
         try:
             subprocess.run([self.stfs, "-u", mountpoint], check=True)
@@ -189,7 +189,7 @@ class Bench:
         self.directory = directory
 
     def checkpoint(self, preset, *options):
-        """Makes a checkpoint, or takes the one that an earlier run left."""
+        """Makes a checkpoint, or reuses that of an earlier run."""
         path = self.directory / "-".join([preset, *options]).replace("--", "")
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -201,8 +201,8 @@ class Bench:
         return self.programs.mounted(source, self.directory / "mnt", *options)
 
     def sample(self, mount):
-        """Tensors from the first on until they are as many bytes as are read at a time: their ranges in the mount and
-        in the source."""
+        """The first tensors that together have as many bytes as one measurement reads: their ranges in the mount and in
+        the source."""
         in_mount, in_source, total = [], [], 0
         for tensor in json.loads((mount / ".stfs/tensors.json").read_text()):
             if total >= self.size.sample:
@@ -226,8 +226,8 @@ class Bench:
         self.mounting()
 
     def reading(self, mount):
-        """First touch is measured after the pages of the mount's files were dropped: nothing else distinguishes a
-        fresh mount, and `direct` shows how little that is."""
+        """Reads after the pages of the mount's files were dropped, which is all that makes a mount fresh; `direct`
+        shows how little that is."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         files, source = self.sample(mount)
         count = self.size.random_reads
@@ -324,7 +324,7 @@ class Bench:
                         numpy_columns, fresh)
 
     def direct(self):
-        """Around the mount's cache, each time through a new mount. Who opens with O_DIRECT reads large blocks."""
+        """Around the mount's cache, each time through a new mount. Programs that use O_DIRECT read large blocks."""
         table, seconds = self.table, self.programs.seconds
         with self.mounted(self.big) as mount:
             files, source = self.sample(mount)
@@ -346,7 +346,7 @@ class Bench:
                             lambda: seconds("read", source, *share))
 
     def cold(self):
-        """With nothing in memory. The source's pages can be dropped only while no mount has them mapped."""
+        """With cold caches. The source's pages can be dropped only while no mount maps them."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         with self.mounted(self.big) as mount:
             tensors = json.loads((mount / ".stfs/tensors.json").read_text())
@@ -362,7 +362,7 @@ class Bench:
             deadline = time.monotonic() + 20
             left = None
             while left is None or left > 0.02 * sum(length for _, length, _ in every):
-                # What the kernel is still reading ahead cannot be dropped, and there is no event to wait for.
+                # Pages under readahead cannot be dropped, and no event tells when it ends.
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{left} bytes of the source stay in memory")
                 measure("drop", every)
@@ -386,7 +386,7 @@ class Bench:
                                      input="\n".join(map(str, shards)), text=True))
 
     def caches(self):
-        """Bytes of memory for each byte of a tensor that was read once."""
+        """Bytes of memory for each byte of a tensor after one read."""
         table, seconds, measure = self.table, self.programs.seconds, self.programs.measure
         every = [whole(path) for path in self.big.glob("*.safetensors")]
         for option, target in (("cache=kernel", ""), ("cache=direct", "<= 1.1")):
@@ -398,7 +398,7 @@ class Bench:
                 files, source = self.sample(mount)
                 before = measure("resident", source)
                 seconds("read", files)
-                # A file of a mount that keeps nothing cannot be mapped, and so has no pages.
+                # With cache=direct a file cannot be mapped, so it has no pages.
                 ours = measure("resident", files) if option == "cache=kernel" else 0
                 held = ours + measure("resident", source) - before
                 table.add(work, "the tensor's bytes", target, [held / sum(length for _, length, _ in files)])
@@ -431,8 +431,8 @@ class Bench:
                     self.small_row(name, action, source, plain, kind, fresh)
 
     def small_row(self, name, action, source, plain, kind, fresh):
-        """The first time after mounting and the second, beside a directory of as many files: the first time after
-        mounting an image of it, where that is permitted, and otherwise when it is in the kernel's cache."""
+        """The first and the second listing after mounting, beside an ordinary directory of as many files. Its first
+        listing follows the mount of an image of it if that is permitted, else it comes from the kernel's cache."""
         is_open = name.startswith("open")
         first, again = [], []
         action(plain)
@@ -454,8 +454,8 @@ class Bench:
         self.table.add(f"{name}, again", f"{peer}, cached", "<= 3" if is_open else "<= 1.1", again)
 
     def image_of(self, directory, stack):
-        """A function that mounts an ext4 image with the files of `directory`, or None where that is not permitted. The
-        image stays in the page cache, as the source of a mount of stfs does."""
+        """A function that mounts an ext4 image with the files of `directory`, or None if that is not permitted.
+        The image stays in the page cache, like the source of stfs."""
         image = self.directory / "plain.ext4"
         where = self.directory / "image"
 
@@ -524,7 +524,7 @@ class Bench:
 
             table.add(f"{work}, mounted", "bytes of the header", "", [resident() / header])
             control = mountpoint / ".stfs"
-            # Listed without attributes: what the daemon keeps is the same, and the kernel makes no 6 GB of inodes.
+            # Without attributes: the daemon keeps the same, and the kernel makes no 6 GB of inodes.
             for view in sorted(path for path in control.iterdir() if path.is_dir()):
                 run("ls", "-f", view)
             run("find", control / "tree", "-maxdepth", "3")
@@ -538,7 +538,7 @@ def file_system_of(path):
 
 
 def machine():
-    """What the figures depend on, in words that name no machine."""
+    """The hardware and kernel that the figures depend on, without the name of the machine."""
     memory = re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)
     version = subprocess.run(["fusermount3", "--version"], text=True, stdout=subprocess.PIPE, check=False).stdout
     return {"processors": PROCESSORS, "kernel": os.uname().release.split("-")[0], "memory_gib": round(int(memory) / MIB),
@@ -553,13 +553,13 @@ def main():
     parser.add_argument("--rounds", type=int, help="measurements of each row")
     parser.add_argument("--json", type=pathlib.Path, help="where the figures go (default: BUILD/bench.json)")
     parser.add_argument("--directory", type=pathlib.Path,
-                        help="where the checkpoints are made, kept and taken again (default: a temporary one)")
+                        help="the directory to make, keep and reuse checkpoints in (default: a temporary one)")
     arguments = parser.parse_args()
 
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         say("bench.py: /dev/fuse is missing or may not be opened, so nothing can be mounted")
         sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else 77)
-    # An end by a signal unmounts and cleans up like any other.
+    # SIGTERM must unmount and clean up too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     size = Size(arguments.quick)
@@ -570,7 +570,7 @@ def main():
             directory = arguments.directory.resolve()
             directory.mkdir(parents=True, exist_ok=True)
         else:
-            # Beside the build and not in /tmp, which may be in memory.
+            # In the build directory: /tmp may be in memory.
             directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.build.resolve())))
         began = time.perf_counter()
         Bench(Programs(arguments.build.resolve()), table, size, directory).all()

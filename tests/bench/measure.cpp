@@ -1,17 +1,17 @@
-// The timed loops of the benchmarks, so that no interpreter's time counts.
+// The timed loops of the benchmarks, in C++ to leave out an interpreter's time.
 //
 //   stfs_bench_measure VERB [--block BYTES] [--count N] [--readers N] [--direct]
 //
-// Standard input lists what to work on, a line each: OFFSET LENGTH PATH. Prints one number.
+// Standard input has a line for each range: OFFSET LENGTH PATH. Prints one number.
 //
 //   read      nanoseconds to open each range's file, read the range in blocks, and close it
-//   random    nanoseconds for --count reads of --block bytes at random places of the ranges
+//   random    nanoseconds for --count reads of --block bytes at random offsets in the ranges
 //   map       nanoseconds to map each range and add up all its bytes
 //   tmpfs     nanoseconds to read the ranges and write them into a file in memory
 //   open      nanoseconds to open each file, read --block bytes from its start, and close it
-//   walk      nanoseconds of nlohmann's SAX parser over the headers of the files, as whole files of
-//             safetensors, after they were read into memory
-//   drop      lets go of the cached pages of the files; prints 0
+//   walk      nanoseconds of nlohmann's SAX parser over the headers of the files, which are whole
+//             safetensors files, read into memory before
+//   drop      drops the cached pages of the files; prints 0
 //   resident  bytes of the ranges' pages that are in the page cache
 //
 // tests/bench/bench.py runs it.
@@ -75,7 +75,7 @@ UniqueFd open_file(const std::string& path, int flags = 0) {
   return fd;
 }
 
-// Memory that no page fault interrupts, aligned as O_DIRECT asks.
+// Memory without page faults, aligned for O_DIRECT.
 class Buffer {
  public:
   explicit Buffer(std::uint64_t size)
@@ -98,7 +98,7 @@ template <class Use>
 void read_range(const Range& range, Buffer& buffer, int flags, const Use& use) {
   const UniqueFd fd = open_file(range.path, flags);
   for (std::uint64_t done = 0; done < range.length;) {
-    // With O_DIRECT a whole block is asked for; what comes back ends with the file.
+    // With O_DIRECT read whole blocks; the last one is cut at the end of the file.
     const std::uint64_t wanted =
         flags != 0 ? buffer.size() : std::min(buffer.size(), range.length - done);
     const ssize_t n =
@@ -141,12 +141,12 @@ std::uint64_t read_all(const std::vector<Range>& ranges, const Options& options)
 }
 
 std::uint64_t read_random(const std::vector<Range>& ranges, const Options& options) {
-  struct Place {
+  struct Block {
     int fd;
     off_t offset;
   };
   std::vector<UniqueFd> files;
-  std::vector<std::uint64_t> ends;  // of the ranges that are long enough, one after the other
+  std::vector<std::uint64_t> ends;  // cumulative, of the ranges of at least a block
   std::vector<const Range*> used;
   for (const Range& range : ranges) {
     if (range.length < options.block) continue;
@@ -156,17 +156,17 @@ std::uint64_t read_random(const std::vector<Range>& ranges, const Options& optio
   }
   std::mt19937_64 random(1);
   std::uniform_int_distribution<std::uint64_t> anywhere(0, ends.back() - 1);
-  std::vector<Place> places;
+  std::vector<Block> blocks;
   for (std::uint64_t i = 0; i < options.count; ++i) {
     const std::uint64_t at = anywhere(random);
     const auto which = static_cast<std::size_t>(std::ranges::upper_bound(ends, at) - ends.begin());
     const std::uint64_t begin = which == 0 ? 0 : ends[which - 1];
-    places.push_back({files[which].get(), static_cast<off_t>(used[which]->offset + at - begin)});
+    blocks.push_back({files[which].get(), static_cast<off_t>(used[which]->offset + at - begin)});
   }
   Buffer buffer(options.block);
   return nanoseconds_of([&] {
-    for (const Place& place : places) {
-      if (::pread(place.fd, buffer.data(), buffer.size(), place.offset) !=
+    for (const Block& block : blocks) {
+      if (::pread(block.fd, buffer.data(), buffer.size(), block.offset) !=
           static_cast<ssize_t>(buffer.size())) {
         fail("pread", errno);
       }
@@ -212,7 +212,7 @@ class MappedRange {
 };
 
 std::uint64_t map_all(const std::vector<Range>& ranges) {
-  volatile std::uint64_t total = 0;  // so that nothing is left out
+  volatile std::uint64_t total = 0;  // volatile: keeps the compiler from removing the loop
   return nanoseconds_of([&] {
     for (const Range& range : ranges) {
       if (range.length > 0) total = total + MappedRange(range).sum();

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// Every event is taken and nothing is kept.
+// Accepts every event and keeps nothing.
 struct Walker {
   bool null() { return true; }
   bool boolean(bool) { return true; }

@@ -1,12 +1,12 @@
-// nlohmann's SAX parser over a header, and nothing done with what it says: the least that a reader
-// built on it can take.
+// nlohmann's SAX parser over a header, ignoring its events: a lower bound for any reader built on
+// it.
 #pragma once
 
 #include <string_view>
 
 namespace stfs::bench {
 
-// Whether `text` is JSON.
+// Returns whether `text` is JSON.
 bool walk(std::string_view text);
 
 }  // namespace stfs::bench

@@ -1,5 +1,5 @@
-// A source on a file system whose attributes the kernel keeps (FUSE, a network's), rewritten behind
-// that file system's back: whoever reads it gets the bytes that were mounted, or an error.
+// A source on a file system whose attributes the kernel caches (FUSE, NFS), rewritten behind that
+// file system's back: each read gives the mounted bytes or an error.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
@@ -48,7 +48,7 @@ class SourceWithCachedAttributes : public MountTest {
     disk_ = std::make_unique<FaultyDisk>(dir_ / "files", what);
     source_ = *disk_ / "m.safetensors";
   }
-  // The same size, another time.
+  // Rewrites it with the same size and another mtime.
   void rewrite() const {
     write_safetensors(behind_, {random_tensor("w", "BF16", {kElements}, 3),
                                 random_tensor("v", "U8", {kBlock}, 4)});
@@ -59,11 +59,11 @@ class SourceWithCachedAttributes : public MountTest {
   TempDir dir_;
   Tensor w_ = random_tensor("w", "BF16", {kElements}, 1);
   Tensor v_ = random_tensor("v", "U8", {kBlock}, 2);
-  std::filesystem::path behind_, source_;  // as it is, and below the faulty disk
+  std::filesystem::path behind_, source_;  // its real path, and its path on the faulty disk
   std::unique_ptr<FaultyDisk> disk_;
 };
 
-// The cache of the source's file system, and that of the mount.
+// The cache settings of the source's file system and of the mount.
 class CachedAttributes
     : public SourceWithCachedAttributes,
       public ::testing::WithParamInterface<std::tuple<const char*, const char*>> {
@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Of, CachedAttributes,
                                   std::get<1>(test.param);
                          });
 
-// Each view in a mount of its own: a page that another view has read is the old version's for good.
+// Each view has its own mount: a page read by another view would stay the old version's.
 TEST_P(CachedAttributes, LetNoByteOfANewVersionThrough) {
   const std::pair<const char*, std::string> views[] = {
       {"w", w_.bytes},
@@ -136,7 +136,7 @@ TEST_P(CachedAttributes, OfASourceThatStaysTheSameServeIt) {
   EXPECT_EQ(run({"cat", mount / ".stfs/sha256/w"}).status, 0);
 }
 
-// The disk holds a read up, and meanwhile the file is rewritten.
+// The disk stalls a read while the file is rewritten.
 TEST_F(SourceWithCachedAttributes, ThatIsRewrittenUnderAToolFailsIt) {
   const std::size_t offset = entries_of(behind_).at("w").offset;
   const std::vector<std::string> commands[] = {
@@ -168,7 +168,7 @@ TEST_F(SourceWithCachedAttributes, ThatIsRewrittenUnderAToolFailsIt) {
   }
 }
 
-// Nobody asks for a lease back that stands for a file on another machine.
+// The kernel cannot break a lease for writers on another machine.
 TEST_F(SourceWithCachedAttributes, IsNotLeased) {
   cache("attributes");
   const Mounted mount({source_});

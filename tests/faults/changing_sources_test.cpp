@@ -1,6 +1,6 @@
-// A source that changes under sixteen readers: each byte that they get is of the version that was
-// mounted, or their read fails. Raw, converted and sliced; by read and by mmap; over the kernel's
-// cache and past it.
+// A source that changes under sixteen readers: each byte belongs to the mounted version, or the
+// read fails. Raw, converted and sliced; by read and by mmap; through the kernel's cache and around
+// it.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -30,7 +30,7 @@ constexpr std::uint64_t kHeight = 512;
 constexpr std::uint64_t kWidth = 1024;
 constexpr int kReaders = 16;
 
-// What happens to the source, and whether the mount outlives it.
+// A change of the source, and whether the mount survives it.
 struct Change {
   const char* name;
   bool is_survived;
@@ -65,7 +65,7 @@ const Change kChanges[] = {
     {"Unlinked", true, [](auto& source, auto&) { std::filesystem::remove(source); }},
 };
 
-// A file of the mount and what it must hold.
+// A file of the mount and its expected bytes.
 struct View {
   std::string path;
   std::string bytes;
@@ -83,8 +83,7 @@ std::vector<View> views_of(const Tensor& tensor) {
   return {{"w", tensor.bytes}, {".stfs/f32/w", floats}, {".stfs/slice/w/::2", rows}};
 }
 
-// Reads `view` again and again, past the kernel's cache wherever that can be asked for, until
-// `stop`.
+// Reads `view` until `stop`, around the kernel's cache if possible.
 class CheckingReader {
  public:
   CheckingReader(const std::filesystem::path& root, const View& view, bool by_mmap, bool is_shared,
@@ -96,8 +95,8 @@ class CheckingReader {
     map_ =
         ::mmap(nullptr, view.bytes.size(), PROT_READ, is_shared ? MAP_SHARED : MAP_PRIVATE, fd_, 0);
     EXPECT_NE(map_, MAP_FAILED);
-    // Bytes are taken from the mapping by the kernel, which reports a page that cannot be read as
-    // EFAULT where this program would be sent SIGBUS.
+    // Let the kernel copy from the mapping: an unreadable page is EFAULT for it, and SIGBUS for
+    // this program.
     memory_ = ::memfd_create("taken", MFD_CLOEXEC);
   }
   CheckingReader(const CheckingReader&) = delete;
@@ -115,7 +114,7 @@ class CheckingReader {
       const std::size_t length = std::min(got.size(), view_.bytes.size() - at);
       std::size_t count = 0;
       const int error = take(std::span(got).first(length), at, count);
-      // What came before an error counts too.
+      // Bytes before an error count too.
       wrong += std::memcmp(got.data(), view_.bytes.data() + at, count) != 0 ? 1 : 0;
       if (error == 0) {
         ++(count == length ? right : false_ends);
@@ -131,8 +130,8 @@ class CheckingReader {
   std::uint64_t right = 0, failed = 0, wrong = 0, false_ends = 0, odd_errno = 0;
 
  private:
-  // Fills `out` from `at` on: 0 or an errno. `count` says how much of it; less without an error is
-  // an end that is none.
+  // Fills `out` from offset `at`: 0 or an errno. `count` is the number of bytes; too few without an
+  // error is a false end of file.
   int take(std::span<char> out, std::size_t at, std::size_t& count) const {
     if (map_ != nullptr) ::madvise(map_, view_.bytes.size(), MADV_DONTNEED);
     while (count < out.size()) {
@@ -219,7 +218,7 @@ class ChangingSource : public MountTest,
   Tensor tensor_;
   std::vector<View> views_;
   std::string other_version_;
-  std::uint64_t failures_ = 0;  // reads that ended with an error, in all rounds
+  std::uint64_t failures_ = 0;  // reads that failed, in all rounds
 };
 
 INSTANTIATE_TEST_SUITE_P(Of, ChangingSource,

@@ -1,4 +1,4 @@
-// More names than are kept: the kernel is asked to forget those that nobody uses.
+// More looked-up names than the bound: the kernel is asked to forget unused ones.
 #include "fs/mount/looked_up.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -32,7 +32,7 @@ bool kernel_can_drop_names() {
          std::pair(major, minor) >= std::pair(6, 18);
 }
 
-// The number of the file that a path leads to.
+// The inode number of a path.
 ino_t number_of(const std::string& path) {
   struct stat status {};
   EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
@@ -71,7 +71,7 @@ TEST_P(DroppedNamesOfAMount, AreThoseThatNobodyUses) {
 
   for (int i = 2; i < kNames; ++i) number_of(names + std::to_string(i));
 
-  // A name that was forgotten gets another number when it is looked up again.
+  // A name that was forgotten gets a new number at the next lookup.
   EXPECT_TRUE(
       eventually([&] { return number_of(names + "1") != unused; }, std::chrono::seconds(60)));
   struct stat status {};
@@ -86,8 +86,8 @@ TEST_P(DroppedNamesOfAMount, AreThoseThatNobodyUses) {
   EXPECT_EQ(read_file(names + "7"), w_.bytes.substr(7, 1));
 }
 
-// Eight threads that look up one name after the other, by a descriptor, so that they go on when the
-// mount has been detached. Each ends with its first error.
+// Eight threads that look up name after name, relative to a descriptor, so that they go on after
+// the mount is detached. Each ends at its first error.
 class Lookups {
  public:
   explicit Lookups(const std::filesystem::path& directory)
@@ -111,7 +111,7 @@ class Lookups {
   }
 
   int failed() const { return failed_; }
-  // Until so many more names were looked up.
+  // Waits until so many more names were looked up.
   bool go_on(int count) const {
     const int enough = next_ + count;
     return eventually([&] { return next_ > enough || failed_ > 0; }, std::chrono::minutes(2)) &&

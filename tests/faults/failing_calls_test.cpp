@@ -1,6 +1,6 @@
-// Calls that fail while a checkpoint is loaded and mounted: one line, the right exit status,
-// nothing left mounted; and while it is served. tests/support/failing_calls makes the Nth call of a
-// kind fail.
+// Calls that fail while stfs loads, mounts and serves. A failure to mount gives one line and the
+// right exit status, and leaves no mount. tests/support/failing_calls makes the Nth call of a kind
+// fail.
 #include "tests/support/failing_calls.h"
 
 #include "tests/support/checkpoint_writer.h"
@@ -36,7 +36,7 @@ class FailingCalls : public MountTest {
 
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
 
-  // Mounts while the Nth call fails (and those after it, with `on`).
+  // Mounts while the Nth call fails (with `on`, all later ones too).
   Outcome mount(const std::string& call, unsigned long at, bool on,
                 const std::string& least = "0") const {
     std::vector<std::string> settings = {"STFS_FAIL_AT=" + std::to_string(at),
@@ -46,7 +46,8 @@ class FailingCalls : public MountTest {
                {.environment = failing(call, settings)});
   }
 
-  // It failed as it should, or mounted all the same and works; nothing is left. Whether it failed.
+  // Expects a clean failure or a working mount, and that nothing is left; returns whether it
+  // failed.
   bool expect_clean(const Outcome& result, const std::string& what) const {
     EXPECT_FALSE(result.timed_out) << what;
     EXPECT_TRUE(result.status == 0 || result.status == 3 || result.status == 4)
@@ -132,8 +133,8 @@ TEST_F(FailingCalls, OfLargeAllocationsSayThatMemoryIsOut) {
   EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
 }
 
-// No thread can be started for a while, under 32 readers who would have more of them. Each gets the
-// right bytes all the same.
+// For a while no thread can be started, under 32 readers that need more. Each still gets the right
+// bytes.
 TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
   const std::string source = dir_ / "bytes.safetensors";
   const Tensor tensor = random_tensor("w", "U8", {1000, 1000});
@@ -163,7 +164,7 @@ TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
   }
   for (std::thread& reader : readers) reader.join();
 
-  // The end needs no thread either.
+  // Unmounting needs no thread either.
   const std::vector<pid_t> daemons = processes_with(mountpoint());
   ASSERT_EQ(daemons.size(), 1u);
   ::kill(daemons[0], SIGTERM);
@@ -173,12 +174,12 @@ TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {
 
 TEST_F(FailingCalls, OfMallocWhileServingFailThatReadAlone) {
   constexpr std::size_t kCount = 10'001;
-  const std::string size = std::to_string(kCount * sizeof(float));  // nothing else has it
+  const std::string size =
+      std::to_string(kCount * sizeof(float));  // no other allocation has this size
   const std::string source = dir_ / "halves.safetensors";
-  write_safetensors(source,
-                    {random_tensor("h", "F16", {kCount}), random_tensor("i", "U8", {9})});
+  write_safetensors(source, {random_tensor("h", "F16", {kCount}), random_tensor("i", "U8", {9})});
 
-  // With its cache the kernel would ask for the file in parts.
+  // With its cache the kernel would read the file in parts.
   ASSERT_EQ(run({STFS_BINARY, "-o", "cache=direct", source, mountpoint()},
                 {.environment = failing("malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_SIZE=" + size,
                                                    "STFS_FAIL_MOST=" + size})})

@@ -1,5 +1,5 @@
-// A source on a disk that fails in places, stalls, or answers slowly: an error stays where it is,
-// and who waits for the disk waits alone.
+// A source on a disk that fails in places, stalls, or is slow: an error affects its range only, and
+// a slow read delays no other.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
@@ -26,7 +26,7 @@ namespace stfs::test {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSize = 4 << 20;  // bytes of the tensor that the faults are in
+constexpr std::size_t kSize = 4 << 20;  // bytes of the tensor with the faults
 
 class SourceOnFaultyDisk : public MountTest {
  protected:
@@ -43,11 +43,11 @@ class SourceOnFaultyDisk : public MountTest {
     if (!IsSkipped() && !HasFatalFailure()) disk_ = std::make_unique<FaultyDisk>(dir_ / "files");
   }
 
-  // The bytes [begin, end) of tensor w.
+  // Makes reads of the bytes [begin, end) of tensor w fail or stall.
   void spoil(const char* verb, std::size_t begin, std::size_t end) const {
     disk_->fail_or_stall(verb, "m.safetensors", offset_ + begin, offset_ + end);
   }
-  // What is left when a page cannot be read: every other byte, in reads of `length`.
+  // Reads the file in pieces of `length`: only those at unreadable pages may fail.
   void expect_error_in(const std::filesystem::path& file, const std::string& bytes,
                        std::size_t begin, std::size_t end, std::size_t length) {
     std::string got;
@@ -55,7 +55,7 @@ class SourceOnFaultyDisk : public MountTest {
     for (std::size_t at = 0; at < bytes.size(); at += length) {
       const std::size_t take = std::min(length, bytes.size() - at);
       const int error = read_range(file, at, take, got);
-      // The disk's pages are whole, and begin elsewhere than the tensor's.
+      // Whole pages of the disk fail, and the tensor does not begin at one.
       const bool must_fail = at < end && begin < at + take;
       const bool may_fail = at < end + 2 * kPage && begin < at + take + 2 * kPage;
       errors += error != 0 ? 1 : 0;
@@ -75,7 +75,7 @@ class SourceOnFaultyDisk : public MountTest {
 
   TempDir dir_;
   Tensor w_, v_;
-  std::filesystem::path source_;  // below the faulty disk
+  std::filesystem::path source_;  // on the faulty disk
   std::size_t offset_ = 0;        // of tensor w in it
   std::unique_ptr<FaultyDisk> disk_;
 };
@@ -107,7 +107,7 @@ TEST_P(FailingDisk, IsEIOForThatRangeAlone) {
   EXPECT_EQ(names_in(mount.path()), (std::vector<std::string>{"v", "w"}));
 }
 
-// Ends a mount and gives what it has logged, line by line.
+// Ends a mount and returns its log, line by line.
 std::vector<std::string> log_of(ForegroundMount& mount) {
   mount.process().signal(SIGTERM);
   std::istringstream text(mount.process().wait().err);
@@ -287,7 +287,7 @@ TEST_P(FailingDisk, ThatIsSlowGivesTheRightBytes) {
   EXPECT_EQ(right, 4);
 }
 
-// How the caller of stfs treats SIGALRM, which ends a daemon in time.
+// The caller's disposition of SIGALRM, which ends a daemon in time.
 struct Caller {
   const char* name;
   RunOptions caller;
@@ -316,7 +316,7 @@ TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
   mount.process().signal(SIGTERM);
 
   EXPECT_TRUE(eventually([&] { return mounts_at(mount.path()).empty(); }));
-  const Outcome ended = mount.process().wait();  // after ten seconds
+  const Outcome ended = mount.process().wait();  // takes ten seconds
   EXPECT_FALSE(ended.timed_out);
   EXPECT_EQ(ended.status, 0);
   EXPECT_NE(ended.err.find("a source did not answer"), std::string::npos) << ended.err;
@@ -325,8 +325,7 @@ TEST_P(StallingDisk, DoesNotKeepTheDaemonForever) {
   EXPECT_EQ(hasher.wait().status, 1);
 }
 
-// The disk holds the read up, and meanwhile the file is rewritten: what the disk then gives is of
-// the new version.
+// The disk stalls the read while the file is rewritten, and then returns bytes of the new version.
 TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
   for (const char* path : {"w", ".stfs/f32/w", ".stfs/slice/w/::2", ".stfs/merged.safetensors"}) {
     write_safetensors(source_, {w_, v_});
@@ -346,7 +345,6 @@ TEST_P(FailingDisk, ThatGivesAPageOfANewVersionLateGivesItToNobody) {
   }
 }
 
-// As above, by a user to whom mincore(2) tells nothing and who may take no lease.
 TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
   const std::filesystem::path out = dir_ / "out";
   std::filesystem::create_directory(out);
@@ -365,6 +363,8 @@ TEST_F(SourceOnFaultyDisk, AnExtractThatIsInterruptedLeavesNothingBehind) {
   }
 }
 
+// As ThatGivesAPageOfANewVersionLateGivesItToNobody, for a user without leases, to whom mincore(2)
+// reports nothing.
 TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSource) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
@@ -375,7 +375,7 @@ TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSou
   ASSERT_EQ(::chown((dir_ / "nobodys").c_str(), 65534, 65534), 0);
   std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
   spoil("stall", 1 << 20, 2 << 20);
-  // In a mount namespace of its own, where everybody may use /dev/fuse. Prints what was read.
+  // Runs in a mount namespace, where all users may open /dev/fuse. Prints the bytes read.
   Process reader({"unshare", "-m", "/bin/bash", "-c", R"sh(
       set -e
       mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse
@@ -396,7 +396,7 @@ TEST_F(SourceOnFaultyDisk, GivesNoPageOfANewVersionToAMounterWhoDoesNotOwnTheSou
   EXPECT_EQ(read.out, "refused\n") << read.err;
 }
 
-// A file system on a loop device whose image is cut off under it.
+// A file system on a loop device whose image is truncated under it.
 TEST(TruncatedDisk, IsEIOForWhatIsCutOffAndTheRestIsRead) {
   const std::string reason = mount_unavailable();
   if (!reason.empty()) GTEST_SKIP() << "no mount is possible: " << reason;
@@ -411,20 +411,20 @@ TEST(TruncatedDisk, IsEIOForWhatIsCutOffAndTheRestIsRead) {
   write_safetensors(dir / "m.safetensors", {first, last});
   const std::filesystem::path disk = dir / "disk";
   std::filesystem::create_directory(disk);
-  const Outcome made = sh(R"sh(
+  const Outcome device = sh(R"sh(
       truncate -s 32M "$1/image" && mkfs.ext4 -q -b 4096 -O ^has_journal "$1/image"
       mount -o loop "$1/image" "$1/disk" && cp "$1/m.safetensors" "$1/disk/"
       umount "$1/disk" && mount -o loop,ro "$1/image" "$1/disk"
       filefrag -v -b4096 "$1/disk/m.safetensors" | tr -s '.:' ' ' | awk '$2 ~ /^[0-9]+$/ && $5 > last {last = $5} END {print last}')sh",
-                          {dir.path()});
-  if (made.status != 0) {
+                            {dir.path()});
+  if (device.status != 0) {
     unmount_all(disk);
-    GTEST_SKIP() << "no loop device with ext4: " << made.err;
+    GTEST_SKIP() << "no loop device with ext4: " << device.err;
   }
   {
     const Mounted mount({disk / "m.safetensors"});
-    // The image ends a little before the last block that the file has on the disk.
-    std::filesystem::resize_file(dir / "image", (std::stoull(made.out) - 255) * kPage);
+    // Truncate the image just before the file's last block on the disk.
+    std::filesystem::resize_file(dir / "image", (std::stoull(device.out) - 255) * kPage);
     std::string got;
     std::size_t errors = 0;
 

@@ -1,5 +1,5 @@
-// Threads that stfs-info cannot start: the same answer. tests/support/failing_calls makes the Nth
-// call fail.
+// stfs-info when threads cannot be started: the same output. tests/support/failing_calls makes the
+// Nth call fail.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
 #include "tests/support/mounted.h"
@@ -24,7 +24,7 @@ class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
     write_safetensors(dir_ / "b.safetensors", tensors);
   }
 
-  // The command of the test, where {a}, {b} and {new} are files.
+  // Runs the command of the test; {a}, {b} and {new} stand for files.
   Outcome outcome(const std::vector<std::string>& environment = {}) const {
     std::vector<std::string> words = {STFS_INFO_BINARY};
     for (std::string word : GetParam()) {
@@ -35,7 +35,7 @@ class FailingTools : public testing::TestWithParam<std::vector<std::string>> {
     return run(words, {.environment = environment});
   }
 
-  // What `extract` has made; empty where there is nothing.
+  // The file that `extract` wrote, which this removes; empty if there is none.
   std::string take_file() const {
     const std::filesystem::path path = dir_ / "new.safetensors";
     if (!std::filesystem::exists(path)) return "";

@@ -1,5 +1,5 @@
-// Headers that are legal, or nearly, and made to cost as much as they can: memory stays a small
-// multiple of the header, and 256 KiB of stack are enough for every thread.
+// Valid and nearly valid headers that cost as much as possible: memory stays a small multiple of
+// the header, and 256 KiB of stack suffice for every thread.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -16,7 +16,7 @@
 namespace stfs::test {
 namespace {
 
-// The number that /proc/PID/status gives for a field, in bytes.
+// A field of /proc/PID/status, in bytes.
 [[maybe_unused]] std::uint64_t status_of(pid_t pid, const std::string& field) {
   const std::string status = read_file("/proc/" + std::to_string(pid) + "/status");
   const std::size_t at = status.find(field + ":");
@@ -24,7 +24,7 @@ namespace {
   return std::strtoull(status.c_str() + at + field.size() + 1, nullptr, 10) << 10;
 }
 
-// As many copies of `item(i)` with commas between them as fill about `bytes`.
+// About `bytes` bytes of `item(0)`, `item(1)`, ..., with commas between them.
 std::string filled(std::size_t bytes, const std::function<std::string(std::size_t)>& item) {
   std::string text;
   for (std::size_t i = 0; text.size() < bytes; ++i) {
@@ -151,7 +151,7 @@ TEST_P(HostileHeader, TakesBoundedMemoryAndStack) {
   ASSERT_EQ(mounted.status, 0) << mounted.err;
   expect_memory(24 << 20, 12, "mounted");
   EXPECT_FALSE(names_in(mountpoint()).empty());
-  // Whatever can be asked for, by thirty-two at once.
+  // Everything that can be read, by thirty-two threads at once.
   const std::string control = mountpoint() / ".stfs";
   std::vector<std::thread> readers;
   for (int i = 0; i < 32; ++i) {

@@ -1,5 +1,5 @@
-// What an index can name that is no shard: refused at once, whatever it is. And what the Hub's
-// cache is made of: links, and links to links.
+// Index entries that are no shards are refused at once, whatever they are. Links, and links to
+// links as in the Hub's cache, work.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 

@@ -1,5 +1,5 @@
-// Readers that are killed in the middle of reads, statistics and digests leave nothing behind: no
-// descriptor, no memory, no thread, no name that somebody had looked up.
+// Readers that are killed during reads, statistics and digests leave nothing behind: no descriptor,
+// memory, thread or looked-up name.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -21,7 +21,7 @@ class InterruptedReaders : public MountTest {};
 
 TEST_F(InterruptedReaders, LeaveNothingBehind) {
   const TempDir dir;
-  // Sparse, so that it is large and costs nothing: what reads it is under way when it is killed.
+  // A sparse file: large enough that a reader is killed during its read, and free of cost.
   const std::string header =
       R"({"w":{"dtype":"BF16","shape":[4096,65536],"data_offsets":[0,536870912]}})";
   write_file(dir / "m.safetensors", safetensors_bytes(header, ""));
@@ -39,7 +39,7 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
     int started[2];
     ASSERT_EQ(::pipe2(started, O_CLOEXEC), 0);
     const pid_t reader = ::fork();
-    if (reader == 0) {  // only async-signal-safe calls
+    if (reader == 0) {  // async-signal-safe calls only
       static char buffer[1 << 20];
       const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
       if (::write(started[1], "x", 1) != 1 || fd < 0) ::_exit(1);
@@ -56,7 +56,7 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
     ::close(started[0]);
     ::close(started[1]);
   };
-  for (std::uint64_t i = 0; i < 60; ++i) round(i);  // threads and buffers that stay
+  for (std::uint64_t i = 0; i < 60; ++i) round(i);  // warms up threads and buffers that stay
   const pid_t daemon = mount.daemon();
   const DaemonFigures before(daemon);
 

@@ -1,5 +1,5 @@
-// A daemon that is stopped, ended and mounted again under its readers; and mounts that stand on
-// mounts. With and without a supervisor.
+// A daemon that is stopped, ended and mounted again under its readers, and mounts on top of mounts.
+// With and without a supervisor.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -34,8 +34,8 @@ class LifecycleFaults : public MountTest, public ::testing::WithParamInterface<c
   std::filesystem::path source() const { return dir_ / "m.safetensors"; }
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
 
-  // With cache=direct every read has to be answered; but a file there cannot be a source, which is
-  // mapped.
+  // With cache=direct the daemon answers every read; but a source must be mappable, so not for a
+  // file that is a source.
   static Outcome stfs(const std::vector<std::string>& sources_and_mountpoint,
                       const std::string& cache = "direct") {
     std::vector<std::string> argv = {STFS_BINARY, "-o", GetParam(), "-o", "cache=" + cache};
@@ -64,8 +64,8 @@ INSTANTIATE_TEST_SUITE_P(Mode, LifecycleFaults, ::testing::Values("ro", "supervi
                            return std::string(mode.param) == "ro" ? "Plain" : "Supervised";
                          });
 
-// Readers of one file until `stop`. A failing read is counted by its errno; a wrong byte never
-// happens.
+// Readers of one file until `stop`. They count failed reads by errno; a wrong byte fails the
+// test.
 class Readers {
  public:
   Readers(const std::filesystem::path& file, const std::string& bytes, int count) {
@@ -80,7 +80,7 @@ class Readers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Whether each has read `more` times from now on.
+  // Waits until each has read `more` times.
   bool go_on(std::uint64_t more) {
     const std::uint64_t before = rounds;
     return eventually([&] { return rounds >= before + more; });
@@ -228,7 +228,7 @@ TEST_P(LifecycleFaults, ASourceInAnotherMountIsServedAndOutlivesIt) {
 }
 
 TEST_P(LifecycleFaults, TwoMountsInEachOthersPlaceEndWithoutADeadlock) {
-  // The first serves a file, the second serves the first's, and covers the first's source.
+  // The first mount shows a file; the second serves that file and covers the first's source.
   const std::filesystem::path directory = dir_ / "sources";
   std::filesystem::create_directory(directory);
   std::filesystem::rename(source(), directory / "m.safetensors");
@@ -240,7 +240,7 @@ TEST_P(LifecycleFaults, TwoMountsInEachOthersPlaceEndWithoutADeadlock) {
   EXPECT_EQ(read_file(mountpoint() / "w"), w_.bytes);
   signal_all(mountpoint(), SIGTERM);
   EXPECT_TRUE(eventually([&] { return mounts_at(mountpoint()).empty(); }));
-  // Its source is gone, but for what the kernel has of it.
+  // Its source is gone, except for pages in the kernel's cache.
   const int fd = ::open((directory / "w").c_str(), O_RDONLY | O_CLOEXEC);
   std::string got(w_.bytes.size(), '\0');
   const ssize_t n = fd < 0 ? -1 : ::pread64(fd, got.data(), got.size(), 0);
@@ -260,7 +260,7 @@ TEST_P(LifecycleFaults, ASourceThatTheMountCoversUnderAnotherNameIsServed) {
   std::filesystem::rename(source(), directory / "m.safetensors");
   ASSERT_EQ(::mount(directory.c_str(), alias.c_str(), nullptr, MS_BIND, nullptr), 0);
 
-  // The path of the source does not lie in the mountpoint, its file does.
+  // The path of the source is outside the mountpoint, its file inside.
   const Outcome covered = stfs({alias / "m.safetensors", directory});
   EXPECT_EQ(covered.status, 0) << covered.err;
   EXPECT_EQ(read_file(directory / "w"), w_.bytes);

@@ -1,5 +1,5 @@
-// Few descriptors, many shards, many mounts, many readers, little memory: it works, or says in one
-// line when it is mounted what is missing.
+// Few descriptors, many shards, many mounts, many readers, little memory: stfs works, or names the
+// limit in one line when it mounts.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -26,7 +26,7 @@ class Limits : public MountTest {
  protected:
   ~Limits() override { unmount_all(dir_ / "mnt"); }
 
-  std::filesystem::path made(const char* name) const {
+  std::filesystem::path new_directory(const char* name) const {
     std::filesystem::create_directory(dir_ / name);
     return dir_ / name;
   }
@@ -39,7 +39,7 @@ TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
   GTEST_SKIP() << "the sanitizer needs descriptors to look at an exception's type";
 #endif
   const int shards = static_cast<int>(long_or(5000, 500));
-  const std::filesystem::path model = made("model");
+  const std::filesystem::path model = new_directory("model");
   std::map<std::string, std::string> map;
   for (int i = 0; i < shards; ++i) {
     const std::string name = "t" + std::to_string(i);
@@ -47,9 +47,9 @@ TEST_F(Limits, OfDescriptorsBelowTheNumberOfShardsAreToldWhenMounting) {
     write_safetensors(model / map[name], {random_tensor(name, "U8", {1})});
   }
   write_index(model / "model.safetensors.index.json", map);
-  const std::string mountpoint = made("mnt");
+  const std::string mountpoint = new_directory("mnt");
 
-  // The hard limit too, which stfs cannot raise.
+  // Also the hard limit, so that stfs cannot raise it.
   const Outcome refused = sh(R"(ulimit -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
   const std::size_t left = mounts_at(mountpoint).size();
   const Outcome mounted = sh(R"(ulimit -S -n 64; exec "$@")", {STFS_BINARY, model, mountpoint});
@@ -176,7 +176,7 @@ TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
   }
 
   const Outcome mounted = sh(R"(echo $$ >"$1/cgroup.procs"; exec "$2" "$3" "$4")",
-                             {group, STFS_BINARY, dir_ / "m.safetensors", made("mnt")});
+                             {group, STFS_BINARY, dir_ / "m.safetensors", new_directory("mnt")});
   ASSERT_EQ(mounted.status, 0) << mounted.err;
   std::vector<std::thread> readers;
   std::atomic<int> right = 0;

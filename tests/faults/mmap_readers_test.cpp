@@ -1,4 +1,4 @@
-// 256 readers of mappings while the kernel throws its pages away: none hangs, and every byte is
+// 256 readers of mappings while the kernel drops their pages: none hangs, and every byte is
 // compared.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
@@ -39,7 +39,7 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
       void* map = ::mmap(nullptr, kSize, PROT_READ, MAP_SHARED, fd, 0);
       bool same = map != MAP_FAILED;
       for (std::uint64_t pass = 0; same && pass < passes; ++pass) {
-        // From a place of its own on, so that the pages are wanted in many orders.
+        // Each begins elsewhere, so that pages are faulted in many orders.
         const std::size_t from = static_cast<std::size_t>(i) * (kSize / kReaders);
         const char* bytes = static_cast<const char*>(map);
         same = std::memcmp(bytes + from, tensor.bytes.data() + from, kSize - from) == 0 &&
@@ -52,7 +52,7 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
       ++finished;
     });
   }
-  // The pages of the mount and of the source, in a loop; those of the whole system in a long run.
+  // Drops the pages of the mount and of the source; in a long run those of the whole system.
   const int in_mount = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const int in_source = ::open((dir / "m.safetensors").c_str(), O_RDONLY | O_CLOEXEC);
   const int system = long_tests() ? ::open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC) : -1;

@@ -1,5 +1,5 @@
-// Names that strangers choose: every one is listed, leads to its bytes and back to itself, and all
-// of them can be copied to an ordinary file system.
+// Hostile names: each is listed, leads to its tensor's bytes and true name, and can be copied to an
+// ordinary file system.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/mounted.h"
@@ -29,7 +29,7 @@ class HostileNames : public MountTest {
   }
 };
 
-// Names at once that are each a trap.
+// A set of names, each of them a trap.
 std::vector<std::string> names() {
   std::vector<std::string> names = {"",
                                     ".",
@@ -122,7 +122,7 @@ TEST_F(HostileNames, AreListedReversibleAndCanBeCopied) {
   std::set<std::string> found;
   for (const auto& [path, bytes] : files) {
     const auto name = xattr(mount / path, "user.stfs.name");
-    if (!name) {  // over 64 KiB, which no attribute can hold
+    if (!name) {  // over 64 KiB, the limit of an attribute
       EXPECT_EQ(errno, E2BIG) << path;
       continue;
     }
@@ -134,7 +134,7 @@ TEST_F(HostileNames, AreListedReversibleAndCanBeCopied) {
   const Outcome copied = run({"cp", "-r", mount.path(), dir / "copy"});
   EXPECT_EQ(copied.status, 0) << copied.err;
   EXPECT_EQ(files_below(dir / "copy"), files);
-  // In every view too.
+  // In every view.
   const Outcome all =
       sh(R"(find "$1/.stfs/" -type f -print0 | xargs -0 stat -c %s | wc -l)", {mount.path()});
   EXPECT_EQ(all.err, "");

@@ -1,5 +1,5 @@
-// Preloaded into stfs: read(2) of a FUSE handshake shows a kernel that cannot send requests again,
-// and that has directories opened before it lists them.
+// Preloaded into stfs: changes the FUSE handshake that read(2) returns. The kernel then seems
+// unable to resend requests, and opens directories before it lists them.
 #include <dlfcn.h>
 #include <linux/fuse.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// Who may read is who the options say: other users, set-uid programs, and mounters who are not
-// root. All of it in mount namespaces of their own, where everybody may use /dev/fuse.
+// The options decide which users may read: other users, set-uid programs, and users other than root
+// who mount. All in mount namespaces, where all users may open /dev/fuse.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -36,8 +36,8 @@ class Permissions : public MountTest {
       GTEST_SKIP() << "no setuid fusermount3";
   }
 
-  // Runs a script as root in which `as UID command...` runs a command as another user, `stfs`,
-  // `source` and `mnt` are those of the test, and user_allow_other is set.
+  // Runs a script as root. In it `as UID command...` runs a command as another user, `stfs`,
+  // `source` and `mnt` are the test's, and user_allow_other is set.
   Outcome in_namespace(const std::string& script) const {
     return run({"unshare", "-m", "/bin/bash", "-c", R"sh(
 cd "$1"
@@ -72,7 +72,7 @@ TEST_F(Permissions, OfAMountByRootAreThoseOfItsOptions) {
     const Outcome result =
         in_namespace(std::string("\"$stfs\" -o ") + options +
                      R"sh( "$source" "$mnt"; may_read 0; may_read 1000; may_read 1001)sh");
-    // Root may read whatever the modes say: it has CAP_DAC_OVERRIDE.
+    // Root reads regardless of modes: it has CAP_DAC_OVERRIDE.
     std::string wanted = expected;
     if (wanted.starts_with("0 does not")) wanted.replace(0, 10, "0 reads");
     EXPECT_EQ(result.out, wanted) << options << ": " << result.err;
@@ -128,7 +128,7 @@ TEST_F(Permissions, OfASourceThatTheMounterMayNotReadAreKept) {
   EXPECT_NE(result.err.find("Permission denied"), std::string::npos) << result.err;
 }
 
-// "-all,+sys_admin": as setpriv(1) takes the capabilities that the systemd unit leaves.
+// "-all,+sys_admin": the capabilities that the systemd unit keeps, for setpriv(1).
 std::string bounding_set_of_the_unit() {
   const std::string unit = read_file(test_data("../../systemd/stfs@.service.in"));
   const std::string key = "\nCapabilityBoundingSet=";
@@ -154,15 +154,15 @@ TEST_F(Permissions, OfTheSystemdUnitLetItLeaseAnotherUsersSource) {
   EXPECT_EQ(held.out, "1\n") << bounding_set_of_the_unit() << held.err;
 }
 
-// A set-uid program that runs stfs for a user: what counts is who it has become, and no option lets
-// the caller do more than fusermount3 lets that user do.
+// A set-uid program that runs stfs for a user: its effective user counts, and no option permits the
+// caller more than fusermount3 permits that user.
 TEST_F(Permissions, OfASetUidCallerAreThoseOfTheUserItBecame) {
   const Outcome result = in_namespace(R"sh(
       chown 1000 "$mnt" stfs; chmod 4755 stfs; chown 1000 "$source"; chmod 600 "$source"
       as 1001 "$stfs" "$source" "$mnt"; echo $?
       mountpoint -q "$mnt" && { may_read 1000; may_read 1001; })sh");
 
-  // Either it is refused, or the mount is the file owner's and nobody else reads it.
+  // Either stfs refuses, or the file owner has the mount and no other user reads it.
   EXPECT_EQ(result.out.find("1001 reads"), std::string::npos) << result.out << result.err;
 }
 

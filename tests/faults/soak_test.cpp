@@ -1,4 +1,4 @@
-// Much of the same: what a mount holds does not grow with what was asked of it.
+// Many repetitions: the memory, descriptors and threads of a mount do not grow with the requests.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
@@ -22,7 +22,7 @@ class Soak : public MountTest {
                                                random_tensor("v", "BF16", {100}, 2)});
   }
 
-  // Opens, reads a little and closes; false with errno where one of them fails.
+  // Opens, reads a little and closes; false with errno on an error.
   static bool touch(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -32,7 +32,7 @@ class Soak : public MountTest {
     return read;
   }
 
-  // `give_back` makes the kernel forget what it keeps as long as it has memory, and stfs with it.
+  // `give_back` makes the kernel, and so stfs, forget cached names.
   template <class Round>
   static void expect_no_growth(
       const Mounted& mount, std::uint64_t rounds, const Round& round,
@@ -79,13 +79,13 @@ TEST_F(Soak, AMillionSlicesLeaveNothing) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make the kernel forget names";
   if (!long_tests()) GTEST_SKIP() << "drops the caches of the whole system; STFS_LONG=1 runs it";
   const auto give_back = [&] {
-    // A remount that changes nothing gives back the names that nobody uses, and this the inodes.
+    // A remount drops unused names, drop_caches their inodes.
     EXPECT_EQ(::mount(nullptr, mount.path().c_str(), nullptr,
                       MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, nullptr),
               0);
     write_file("/proc/sys/vm/drop_caches", "2");
   };
-  // Every one another name.
+  // Looks up another name in every round.
   const auto round = [&](std::uint64_t i) {
     if (i % 10'000 == 9999) give_back();
     return touch(slices + std::to_string(i % 1000) + ":," + std::to_string(i / 1000));

@@ -1,5 +1,5 @@
-// -o supervise: workers are killed under readers, who see no error and no wrong byte. With
-// STFS_LONG=1 in the environment 200 of them for each way of reading, else 25.
+// -o supervise: readers see no error and no wrong byte while workers are killed: 25 for each way of
+// reading, or 200 with STFS_LONG=1 in the environment.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/failing_calls.h"
 #include "tests/support/long_tests.h"
@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kRows = 512;
 constexpr std::uint64_t kColumns = 1024;
 
-// A worker that is killed before it has answered as many requests counts as one that cannot live.
+// A worker that is killed after fewer answers has died young.
 constexpr std::uint64_t kUsefulLife = 1100;
 
 int count_lines(const std::string& text, std::string_view part) {
@@ -52,7 +52,7 @@ int count_lines(const std::string& text, std::string_view part) {
   return count;
 }
 
-// The number behind a word like "Private_Dirty:" in a file of /proc; all of them added up.
+// The sum of the numbers behind a word like "Private_Dirty:" in a file of /proc.
 std::uint64_t number_in(const std::filesystem::path& file, const std::string& word) {
   std::ifstream in(file);
   std::uint64_t sum = 0;
@@ -82,7 +82,7 @@ class Supervise : public MountTest {
     return std::make_unique<ForegroundMount>(std::vector<std::string>{source()}, more, run_options);
   }
 
-  // The process that serves: it has the supervisor's arguments. -1, and a failure, without one.
+  // The worker: the process with the supervisor's arguments. -1 and a test failure without one.
   static pid_t worker_of(ForegroundMount& mount) {
     pid_t worker = -1;
     EXPECT_TRUE(eventually([&] {
@@ -100,7 +100,7 @@ class Supervise : public MountTest {
     return !std::getline(arguments, word, '\0');  // a zombie has no arguments
   }
 
-  // kill(2) takes -1 for every process of the machine.
+  // Never pass -1 to kill(2): it means every process.
   static void signal(pid_t worker, int number) {
     if (worker > 0) ::kill(worker, number);
   }
@@ -111,7 +111,7 @@ class Supervise : public MountTest {
     EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
   }
 
-  // Reads one of the tensors often enough that the worker's life counts.
+  // Reads a tensor so often that the worker does not die young.
   static void live_usefully(const ForegroundMount& mount) {
     struct stat64 status = {};
     for (std::uint64_t i = 0; i < kUsefulLife; ++i) {
@@ -131,7 +131,7 @@ class Supervise : public MountTest {
   std::vector<Tensor> tensors_;
 };
 
-// A file of the mount and what it must hold.
+// A file of the mount and its expected bytes.
 struct File {
   std::string path;
   std::string bytes;
@@ -162,7 +162,7 @@ class Reader {
   Clock::duration worst{};
 
  private:
-  // What went wrong, if anything did.
+  // The first failure, or empty.
   std::string read_once() {
     const int flags = how_ == How::kDirect ? O_DIRECT : 0;
     const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | flags);
@@ -199,7 +199,7 @@ class Reader {
   std::string whole(int fd) {
     std::string got;
     ssize_t n = 0;
-    // In small parts, so that there is always something left to ask another worker for.
+    // In small parts, so that a later worker has parts to answer.
     while ((n = ::read(fd, buffer_.get(), 4096)) > 0) {
       got.append(buffer_.get(), static_cast<std::size_t>(n));
     }
@@ -315,7 +315,7 @@ TEST_P(SuperviseUnderLoad, SixteenReadersSeeNoErrorAndNoWrongByteWhileWorkersAre
 }
 
 TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
-  // Each worker begins without a page of the source in its page table.
+  // A new worker has no page of the source in its page table.
   constexpr std::uint64_t kBytes = 64 << 20;
   constexpr std::size_t kPart = 1 << 20;
   tensors_[0] = random_tensor("w", "U8", {kBytes});
@@ -344,7 +344,7 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
   for (std::uint64_t killed = 0; killed < kills && !HasFailure(); killed += 2) {
     live_usefully(*mount);
     kill_worker(*mount);
-    // The next one while it is young; a second young death would be taken for a request's fault.
+    // Kill the next one young; after a second young death requests would be refused.
     const pid_t young = worker_of(*mount);
     const std::uint64_t before = rounds;
     while (rounds < before + killed % 16 && !HasFailure()) std::this_thread::yield();
@@ -358,7 +358,7 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
 }
 
 TEST_F(Supervise, AWorkerThatCrashesIsFollowedByAnother) {
-  // A sanitizer would report what is meant to be.
+  // Without a sanitizer's handlers, which would report the intended crash.
   const auto mount =
       this->mount({}, {.environment = sanitizer_options("handle_segv=0:handle_sigbus=0")});
 
@@ -401,7 +401,7 @@ TEST_F(Supervise, FilesThatWereLookedUpStayTheSame) {
     EXPECT_EQ(::stat64((*mount / paths[i]).c_str(), &status), 0) << paths[i];
     EXPECT_EQ(status.st_ino, before[i].status.st_ino) << paths[i];
   }
-  // New names get numbers that no earlier one had.
+  // New names get new numbers.
   std::set<ino64_t> numbers;
   for (const Open& open : before) numbers.insert(open.status.st_ino);
   struct stat64 status = {};
@@ -504,7 +504,7 @@ TEST_F(Supervise, ASourceThatHasChangedStaysChangedForTheNextWorker) {
   std::ofstream(source(), std::ios::app) << "x";
   EXPECT_EQ(open_error(), ESTALE);
 
-  // As it was, to the nanosecond; but it was seen to be something else.
+  // Restored to the nanosecond; but stfs has seen the change.
   std::filesystem::resize_file(source(), bytes.size());
   const timespec times[] = {before.st_atim, before.st_mtim};
   ASSERT_EQ(::utimensat(AT_FDCWD, source().c_str(), times, 0), 0);
@@ -560,7 +560,7 @@ TEST_F(SuperviseSlow, ARequestThatKillsEachWorkerFailsAndTheMountLives) {
     ::close(fd);
   });
 
-  // As if it crashed each that works on it.
+  // As if the request crashed each worker.
   for (int life = 0; life < 3 && error < 0; ++life) {
     EXPECT_TRUE(eventually([&] { return is_reading(worker_of(*mount)) || error >= 0; }));
     if (error < 0) kill_worker(*mount);
@@ -689,7 +689,7 @@ TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
   if (!long_tests()) GTEST_SKIP() << "STFS_LONG=1 is not set: takes ten seconds";
   const auto mount = this->mount();
   const pid_t worker = worker_of(*mount);
-  // A traced thread stands still whatever signal comes, but for SIGKILL.
+  // A traced thread stops at every signal except SIGKILL.
   if (::ptrace(PTRACE_SEIZE, worker, nullptr, nullptr) != 0 ||
       ::ptrace(PTRACE_INTERRUPT, worker, nullptr, nullptr) != 0) {
     GTEST_SKIP() << "ptrace: " << std::strerror(errno);
@@ -697,7 +697,7 @@ TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {
 
   mount->process().signal(SIGTERM);
   int status = 0;
-  do {  // the end of a traced process is told to its tracer first
+  do {  // the kernel tells the tracer first that a traced process has ended
     ASSERT_EQ(::waitpid(worker, &status, __WALL), worker);
   } while (!WIFSIGNALED(status));
   const Outcome result = mount->process().wait();
@@ -827,8 +827,8 @@ TEST_F(Supervise, ABrokenCheckpointIsRefusedAsWithoutIt) {
   const std::filesystem::path mountpoint = dir_ / "mnt";
   std::filesystem::create_directory(mountpoint);
 
-  for (const char* place : {"-f", "-osupervise"}) {
-    const Outcome result = run({STFS_BINARY, place, "-o", "supervise", source(), mountpoint});
+  for (const char* option : {"-f", "-osupervise"}) {
+    const Outcome result = run({STFS_BINARY, option, "-o", "supervise", source(), mountpoint});
     EXPECT_EQ(result.status, 1);
     EXPECT_EQ(count_lines(result.err, ""), 1) << result.err;
   }

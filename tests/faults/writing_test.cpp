@@ -1,5 +1,5 @@
-// Every operation that changes a file system, against a read-only tmpfs as the oracle: the same
-// errno, and on a mount that root has remounted read-write still no change.
+// Every operation that changes a file system, with a read-only tmpfs as the oracle: the same errno,
+// and still no change after root remounts read-write.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -36,7 +36,7 @@ int opened(const Path& path, int flags) {
   return fd;
 }
 
-// On a descriptor that is open for reading.
+// On a descriptor opened for reading.
 template <class Act>
 int on_open(const Path& path, const Act& act) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -177,7 +177,7 @@ TEST_F(Writing, FailsAsOnAReadOnlyTmpfs) {
   write_file(mount.path().string() + ".outside", "x");
 
   for (const Operation& operation : kOperations) {
-    // A file system that has no such call is free to say so before it says that it is read-only.
+    // A file system without the call may say so before it says that it is read-only.
     const int error = error_of(operation, mount.path());
     const int expected = error_of(operation, tmpfs);
     const bool has_none = error == ENOTTY || error == EOPNOTSUPP || error == ENOSYS;
@@ -206,7 +206,7 @@ TEST_F(Writing, FailsAndChangesNothingAfterRootRemountedReadWrite) {
     EXPECT_EQ(names_in(mount.path()), (std::vector<std::string>{"d", "w"})) << operation.name;
   }
 
-  // Asked of the mounter, what changes a thing that is there is EROFS and nothing else.
+  // On an existing file, every change by the mounting user is EROFS.
   for (const char* name : {"open O_WRONLY", "open O_RDWR", "open O_TRUNC", "truncate", "unlink",
                            "rmdir", "rename", "mkdir", "symlink", "link", "mkfifo", "chmod",
                            "chown", "utimensat", "setxattr", "mknod of a file"}) {

@@ -1,4 +1,4 @@
-// What a fuzz target asserts. Not <cassert>: it must hold in every build type.
+// The assertion of the fuzz targets. Not <cassert>: it must work in every build type.
 #pragma once
 
 namespace stfs::fuzz {

@@ -1,8 +1,8 @@
-// Any bytes as a file: they are a header or an stfs::Error, and both ways of reading agree.
+// Any bytes as a file: either a header or an stfs::Error, and the same by both ways of reading.
 //
-// When the first eight bytes are the length of JSON that is there, the input is a whole file, as
-// those of tests/corpus are. When not, they are the number of bytes behind the header, and the rest
-// is JSON.
+// If the first eight bytes are the length of JSON in the input, the input is a whole file, like
+// those of tests/corpus. Otherwise they are the number of bytes after the header, and the rest of
+// the input is the JSON.
 #include "core/base/error.h"
 #include "core/format/safetensors.h"
 #include "core/source/local_file.h"
@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::size_t kLengthBytes = 8;
 
-// What Header promises of tensors whose bytes begin at `data_begin` and are `data_length` long.
+// Checks Header's promises for tensors whose data begins at `data_begin` and has `data_length`
+// bytes.
 void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t data_length) {
   std::uint64_t next = data_begin;
   for (const TensorRecord& tensor : header.tensors) {
@@ -47,7 +48,7 @@ void check_header(const Header& header, std::uint64_t data_begin, std::uint64_t 
   }
 }
 
-// The error's code, or nothing when it was accepted.
+// The code of the error; nullopt if the header is accepted.
 std::optional<ErrorCode> verdict(const std::function<void()>& load) {
   try {
     load();
@@ -69,7 +70,7 @@ std::optional<ErrorCode> parse(std::string_view json, std::uint64_t data_length)
   });
 }
 
-// A file in memory that the whole run writes to, one input after the other.
+// A file in memory that the whole run reuses for its inputs.
 std::optional<ErrorCode> read(std::string_view input) {
   static const std::string path = "/dev/shm/stfs_header_fuzz." + std::to_string(::getpid());
   static const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -87,7 +88,7 @@ void run(std::string_view input) {
     return;
   }
   std::uint64_t length = 0;
-  std::memcpy(&length, input.data(), kLengthBytes);  // little-endian, as every target of ours
+  std::memcpy(&length, input.data(), kLengthBytes);  // little-endian, as on all supported machines
   const std::string_view rest = input.substr(kLengthBytes);
   if (length <= rest.size()) {
     check(whole == parse(rest.substr(0, length), rest.size() - length));

@@ -1,4 +1,4 @@
-// Any bytes as an index file: they are an index that stays in its directory, or an stfs::Error.
+// Any bytes as an index file: either an index whose shards are in its directory, or an stfs::Error.
 #include "core/base/error.h"
 #include "core/format/index.h"
 #include "tests/fuzz/check.h"

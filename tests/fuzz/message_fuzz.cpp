@@ -1,7 +1,7 @@
-// Any bytes on the holder's socket, and any answers of a copier: messages or the end of the
-// connection; a reply or nothing; never an exception, and never memory that nobody wants.
+// Any bytes on the holder's socket, and any answers of a copier: they are messages or end the
+// connection. The holder replies or not, but never throws and never allocates memory in vain.
 //
-//   input   frames of a client as they are; the second half of what a 0xff begins goes to the
+//   input   frames of a client; of a frame that begins with 0xff, the second half goes to the
 //           holder as answers of a copier
 #include "tests/fuzz/check.h"
 #include "tools/gpu/copier/message.h"
@@ -30,7 +30,7 @@ class Sink : public Outlet {
  public:
   void reply(ClientId client, const Json& body, std::vector<UniqueFd>) override {
     check(client == kClient && body.is_object());
-    body.dump();  // throws for what cannot be sent
+    body.dump();  // throws if it cannot be sent
     ++replies;
   }
   void order(const std::string& uuid, const std::string&, const Json& body) override {
@@ -44,7 +44,7 @@ class Sink : public Outlet {
   Json last_load;
 };
 
-// The messages that a channel makes of bytes.
+// The messages that a channel parses from bytes.
 std::vector<Message> messages_of(std::string_view bytes) {
   int ends[2];
   check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -82,7 +82,7 @@ void run(std::string_view input) {
       residency.request(kClient, message.body());
       continue;
     }
-    // Mostly of the load that is under way, and with a segment, or it would never be looked at.
+    // Mostly about the load under way and with a segment; the holder ignores others.
     Json body = message.body();
     if (!body.contains("load")) body["load"] = sink.last_load;
     if (body.contains("counts")) {

@@ -1,5 +1,5 @@
-// Any names, one a line, as the tensors of a checkpoint: no two share a path, no file is a
-// directory, and what is listed is found.
+// Any names, one per line, as the tensors of a checkpoint: no two share a path, no file is a
+// directory, and a lookup finds every listed name.
 #include "core/base/error.h"
 #include "core/checkpoint/names.h"
 #include "core/checkpoint/tree.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kSeparator = '\n';
 
-// The names, sorted and different.
+// The names, sorted, without duplicates.
 std::vector<std::string> names_in(std::string_view input) {
   std::set<std::string> names;
   while (true) {
@@ -57,7 +57,7 @@ void check_path(std::string_view name, std::string_view path) {
   if (!may_be_cut) check(decode_path(path) == name);
 }
 
-// Walks the tree by list and lookup; the number of files in it.
+// Walks the tree by list and lookup; returns its number of files.
 std::size_t walk(const PathTree& tree, std::size_t tensors) {
   std::size_t files = 0;
   for (std::uint32_t directory = 0; directory < tree.directory_count(); ++directory) {
@@ -81,7 +81,7 @@ std::size_t walk(const PathTree& tree, std::size_t tensors) {
   return files;
 }
 
-// A cursor from nowhere gives an entry of the directory that is asked, or none.
+// Any cursor gives an entry of the same directory, or none.
 void check_any_cursor(const PathTree& tree, std::size_t tensors) {
   for (std::uint32_t directory = 0; directory < tree.directory_count(); ++directory) {
     for (std::uint64_t cursor = 0; cursor <= tensors; ++cursor) {
@@ -108,7 +108,7 @@ void run(std::string_view input) {
     check(tree.find(tree.path(i)) == i);
   }
   check(walk(tree, names.size()) == names.size());
-  constexpr std::size_t kFew = 64;  // the square of it is walked
+  constexpr std::size_t kFew = 64;  // the walk is quadratic
   if (names.size() <= kFew) check_any_cursor(tree, names.size());
 }
 

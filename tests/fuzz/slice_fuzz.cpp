@@ -1,7 +1,7 @@
-// Any text as a slice of any tensor: it is refused with EINVAL or ERANGE, or what it cuts out lies
-// in the tensor and has the size of its shape.
+// Any text as a slice of any tensor: it is refused with EINVAL or ERANGE, or the slice lies in the
+// tensor and has the size of its shape.
 //
-// The input: a byte for the type, a byte for the rank, as many 64-bit dimensions, and the
+// The input: a byte for the type, a byte for the rank, a 64-bit number for each dimension, and the
 // expression.
 #include "core/format/types.h"
 #include "core/recipe/slice.h"
@@ -19,7 +19,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-// The bytes of a tensor; 0 for one that no format takes.
+// The bytes of a tensor; 0 if no format allows it.
 std::uint64_t legal_bytes(const TypeInfo& type, const std::vector<std::uint64_t>& shape) {
   std::uint64_t elements = 1;
   for (const std::uint64_t dimension : shape)

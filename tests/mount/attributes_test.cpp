@@ -1,4 +1,4 @@
-// What stat, statfs, access and getxattr say.
+// The answers of stat, statfs, access and getxattr.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -23,7 +23,7 @@ namespace {
 
 class Attributes : public MountTest {
  protected:
-  // Two tensors in the root, one in a directory, one of no bytes.
+  // Two tensors in the root, one in a directory, one of 0 bytes.
   const std::string& checkpoint() {
     if (file_.empty()) {
       file_ = dir_ / "model.safetensors";
@@ -202,7 +202,7 @@ TEST_F(Attributes, ListxattrNamesExactlyTheSeven) {
   EXPECT_EQ(found, expected);
 }
 
-// The attributes of a file, by their names without "user.stfs.".
+// The attributes of a file, by name without "user.stfs.".
 std::map<std::string, std::string> all_xattrs(const std::filesystem::path& file) {
   std::string names(4096, '\0');
   const ssize_t size = ::listxattr(file.c_str(), names.data(), names.size());

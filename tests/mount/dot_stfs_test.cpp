@@ -1,4 +1,4 @@
-// The directory .stfs and what is in it.
+// The contents of the directory .stfs.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -22,7 +22,7 @@ const std::vector<std::string> kFields = {"path",  "name",   "dtype", "shape",
 
 class DotStfs : public MountTest {
  protected:
-  // Every regular file below .stfs has the size that stat says.
+  // Reads every regular file below .stfs; compares its length with stat's size.
   static void expect_exact_sizes(const std::filesystem::path& root) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
       if (!entry.is_regular_file()) continue;
@@ -146,9 +146,10 @@ TEST_F(DotStfs, TensorsJsonHasEveryTensorInTheOrderOfTheBytes) {
     EXPECT_EQ(xattr(mount / path, "user.stfs.source"), tensor.at("source"));
     EXPECT_EQ(xattr(mount / path, "user.stfs.offset"), tensor.at("offset").dump());
     EXPECT_EQ(xattr(mount / path, "user.stfs.length"), tensor.at("bytes").dump());
-    const std::pair<std::string, std::uint64_t> place = {tensor.at("source"), tensor.at("offset")};
-    EXPECT_LT(previous, place);
-    previous = place;
+    const std::pair<std::string, std::uint64_t> location = {tensor.at("source"),
+                                                            tensor.at("offset")};
+    EXPECT_LT(previous, location);
+    previous = location;
   }
 }
 

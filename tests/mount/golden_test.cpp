@@ -1,5 +1,5 @@
-// One small checkpoint, and what each release showed of it (tests/golden): a later one shows it
-// too.
+// A small checkpoint, and the tree that each release showed of it (tests/golden): later releases
+// show the same.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 class Golden : public MountTest {};
 
-// What is looked up and never listed. Append only: a release is compared with its own names alone.
+// Looked-up names. Append only: a release is compared with the names of its own time.
 const std::vector<std::string> kLookedUp{
     ".stfs/slice/types.F32/1:3,:",    ".stfs/slice/types.F32/-1",
     ".stfs/slice/types.BF16/::2,1:",  ".stfs/slice/types.F4/0:2",
@@ -30,7 +30,7 @@ const std::vector<std::string> kLookedUp{
     ".stfs/subset/a%2F*.safetensors",
 };
 
-// Two shards and their index, the same bytes and times wherever and whenever they are written.
+// Two shards and their index, with the same bytes and mtimes in every run.
 void write_checkpoint(const std::filesystem::path& directory) {
   std::vector<std::vector<Tensor>> shards(2);
   std::uint64_t seed = 0;
@@ -65,11 +65,12 @@ void write_checkpoint(const std::filesystem::path& directory) {
   }
 }
 
-// Whether `text` names the place, which becomes "@".
-bool take_out(std::string_view place, std::string& text) {
+// Replaces `directory` in `text` by "@"; returns whether it was there.
+bool take_out(std::string_view directory, std::string& text) {
   bool found = false;
-  for (std::size_t at = text.find(place); at != std::string::npos; at = text.find(place, at)) {
-    text.replace(at, place.size(), "@");
+  for (std::size_t at = text.find(directory); at != std::string::npos;
+       at = text.find(directory, at)) {
+    text.replace(at, directory.size(), "@");
     found = true;
   }
   return found;
@@ -77,8 +78,8 @@ bool take_out(std::string_view place, std::string& text) {
 
 using Tree = std::map<std::string, std::string>;  // a path, and its "KIND\tSIZE\tSHA-256"
 
-// All that is shown below `root`. The size of a text that names the checkpoint's place is left out.
-Tree tree_of(const std::filesystem::path& root, std::string_view place) {
+// Everything below `root`. Sizes of texts that name the checkpoint's directory are left out.
+Tree tree_of(const std::filesystem::path& root, std::string_view directory) {
   std::vector<std::string> paths = kLookedUp;
   for (const auto& start : {root, root / ".stfs"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(start))
@@ -93,9 +94,9 @@ Tree tree_of(const std::filesystem::path& root, std::string_view place) {
       continue;
     }
     std::string text = read_file(root / path);
-    const bool is_placed = take_out(place, text);
+    const bool has_directory = take_out(directory, text);
     const std::uintmax_t size = std::filesystem::file_size(root / path);
-    tree[path] = "file\t" + (is_placed ? "-" : std::to_string(size)) + "\t";
+    tree[path] = "file\t" + (has_directory ? "-" : std::to_string(size)) + "\t";
     write_file(texts / std::to_string(files.size()), text);
     files.push_back(path);
   }

@@ -17,7 +17,7 @@ inline Outcome info(std::vector<std::string> arguments) {
   return run(arguments);
 }
 
-// It failed with this status, printed nothing, and said why in one line, which has `part` in it.
+// Expects exit status `status`, no output, and one line on standard error that contains `part`.
 inline void expect_one_line(const Outcome& result, int status, const std::string& part = "") {
   EXPECT_EQ(result.status, status) << result.err;
   EXPECT_EQ(result.out, "");

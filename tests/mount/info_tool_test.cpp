@@ -1,4 +1,4 @@
-// stfs-info: the same checkpoint without a mount. Only `where` needs one.
+// stfs-info: the same checkpoint without a mount. Only `where` needs a mount.
 #include "tests/mount/info_tool.h"
 
 #include "tests/support/checkpoint_reader.h"

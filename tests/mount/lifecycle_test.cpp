@@ -52,7 +52,7 @@ TEST_F(Lifecycle, TheCommandReturnsWhenTheMountAnswers) {
 }
 
 TEST_F(Lifecycle, TheDaemonLetsGoOfTheCallersOutputAndDirectory) {
-  // `$(...)` and pipes end when the last holder of their end closes it.
+  // `$(...)` and pipes end when the last process closes their end.
   const Outcome result = sh(R"(cd "$4"; out=$("$1" "$2" "$3" 2>&1); echo "<$out>")",
                             {STFS_BINARY, source(), mountpoint(), dir_.path()});
 
@@ -138,7 +138,7 @@ TEST_F(Lifecycle, SigtermAndSigintUnmountAndExitWith0) {
 TEST_F(Lifecycle, ASignalAtTheMomentOfMountingUnmountsToo) {
   for (int i = 0; i < 60; ++i) {
     Process process({STFS_BINARY, "-f", source(), mountpoint()});
-    // As early as it can be seen, and a little later each time.
+    // As early as the mount is visible, and a little later each round.
     while (process.running() && mounts_at(mountpoint()).empty()) {
     }
     for (int j = 0; j < i % 8; ++j) mounts_at(mountpoint());
@@ -362,7 +362,7 @@ TEST_F(Lifecycle, WithoutPermissionTheMountFails) {
   std::filesystem::copy_file(STFS_BINARY, dir_ / "stfs");
   std::filesystem::copy_file(source(), dir_ / "m.safetensors");
 
-  // nobody may not mount on root's directory, with or without fusermount3.
+  // The user nobody cannot mount on root's directory, with or without fusermount3.
   const Outcome result = run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
                               dir_ / "stfs", dir_ / "m.safetensors", mountpoint()});
 
@@ -454,7 +454,7 @@ TEST_F(Lifecycle, OfSeveralMountsAtOnceOneSucceedsAndTheOthersAreBusy) {
 }
 
 TEST_F(Lifecycle, AHangupThatTheCallerIgnoresIsIgnored) {
-  // What nohup(1) does, and a shell for what it runs in the background.
+  // As nohup(1) does, and a shell for background jobs.
   Process process({"/bin/sh", "-c", R"(trap '' HUP INT; exec "$@")", "sh", STFS_BINARY, "-f",
                    source(), mountpoint()});
   ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
@@ -486,7 +486,7 @@ TEST_F(Lifecycle, SignalsThatTheCallerIgnoresAndBlocksReachTheDaemon) {
   ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
   EXPECT_EQ(names_in(mountpoint()).size(), 2u);
 
-  // SIGIO asks for the lease; without it a writer waits for 45 seconds.
+  // The kernel breaks the lease by SIGIO; without it a writer waits for 45 seconds.
   EXPECT_TRUE(eventually(
       [&] {
         const int fd = ::open(copy.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);

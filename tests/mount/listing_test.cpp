@@ -1,4 +1,4 @@
-// Large directories: complete, without duplicates, however they are read.
+// Large directories: complete and without duplicates, by every way of reading them.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -25,7 +25,7 @@ Directory open_directory(const std::filesystem::path& path) {
   return {::opendir(path.c_str()), ::closedir};
 }
 
-// 20,000 tensors; with STFS_LONG=1 in the environment the 760,000 of a header at the format's
+// 20,000 tensors; with STFS_LONG=1 in the environment 760,000, for a header at the format's
 // limit.
 class Listing : public MountTest {
  protected:
@@ -34,14 +34,14 @@ class Listing : public MountTest {
     if (IsSkipped() || HasFatalFailure()) return;
     const char* long_tests = std::getenv("STFS_LONG");
     const bool all = long_tests != nullptr && std::strcmp(long_tests, "1") == 0;
-    const Outcome made = run({STFS_MAKE_CHECKPOINT, dir_.path(), "--preset", "wide", "--tensors",
-                              all ? "760000" : "20000"});
-    ASSERT_EQ(made.status, 0) << made.err;
+    const Outcome result = run({STFS_MAKE_CHECKPOINT, dir_.path(), "--preset", "wide", "--tensors",
+                                all ? "760000" : "20000"});
+    ASSERT_EQ(result.status, 0) << result.err;
     for (const auto& [name, entry] : entries_of(dir_ / "model.safetensors")) names_.push_back(name);
     mount_ = std::make_unique<Mounted>(std::vector<std::string>{dir_ / "model.safetensors"});
   }
 
-  // What two readings have in common, or not, without printing a million names.
+  // Compares two listings without printing a million names.
   void expect_complete(const std::vector<std::string>& listed) const {
     EXPECT_EQ(listed.size(), names_.size());
     EXPECT_EQ(std::adjacent_find(listed.begin(), listed.end()), listed.end())
@@ -84,7 +84,7 @@ TEST_F(Listing, IsCompleteForReadersOfOneDescriptor) {
   std::atomic<std::size_t> entries = 0;
   std::vector<std::thread> readers;
 
-  // They share the position, so that each entry goes to one of them.
+  // They share the position, so each entry goes to one of them.
   for (int i = 0; i < 4; ++i) {
     readers.emplace_back([&, fd = ::dirfd(directory.get())] {
       alignas(dirent64) char buffer[8192];
@@ -120,18 +120,18 @@ TEST_F(Listing, RewinddirBeginsAnewWhereverTheReaderStood) {
 TEST_F(Listing, SeekdirReturnsToWhatStoodAtTelldir) {
   const Directory directory = open_directory(mount_->path());
   ASSERT_NE(directory, nullptr);
-  std::vector<std::pair<long, std::string>> places;  // position before an entry, and the entry
+  std::vector<std::pair<long, std::string>> entries;  // position before an entry, and the entry
   for (;;) {
     const long position = ::telldir(directory.get());
     const dirent* entry = ::readdir(directory.get());
     if (entry == nullptr) break;
-    places.emplace_back(position, entry->d_name);
+    entries.emplace_back(position, entry->d_name);
   }
-  ASSERT_EQ(places.size(), names_.size() + 2);
+  ASSERT_EQ(entries.size(), names_.size() + 2);
   RandomBytes random(6);
 
   for (int i = 0; i < 2000; ++i) {
-    const auto& [position, name] = places[random.next() % places.size()];
+    const auto& [position, name] = entries[random.next() % entries.size()];
     ::seekdir(directory.get(), position);
     const dirent* entry = ::readdir(directory.get());
     ASSERT_NE(entry, nullptr) << position;
@@ -140,20 +140,20 @@ TEST_F(Listing, SeekdirReturnsToWhatStoodAtTelldir) {
 }
 
 TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
-  std::vector<std::pair<long, std::string>> places;
+  std::vector<std::pair<long, std::string>> entries;
   {
     const Directory directory = open_directory(mount_->path());
     for (;;) {
       const long position = ::telldir(directory.get());
       const dirent* entry = ::readdir(directory.get());
       if (entry == nullptr) break;
-      places.emplace_back(position, entry->d_name);
+      entries.emplace_back(position, entry->d_name);
     }
   }
   const Mounted fresh({dir_ / "model.safetensors"});
 
   const Directory directory = open_directory(fresh.path());
-  const auto& [position, name] = places[places.size() / 2];
+  const auto& [position, name] = entries[entries.size() / 2];
   ::seekdir(directory.get(), position);
   std::size_t left = 0;
   std::string first;
@@ -161,7 +161,7 @@ TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
     if (left++ == 0) first = entry->d_name;
 
   EXPECT_EQ(first, name);
-  EXPECT_EQ(left, places.size() - places.size() / 2);
+  EXPECT_EQ(left, entries.size() - entries.size() / 2);
 }
 
 TEST_F(Listing, EveryTensorIsFoundByItsName) {

@@ -1,4 +1,5 @@
-// Tensor names as paths. Each expected path is written out by hand from the rules in SEMANTICS.
+// Tensor names as paths. The expected paths are written by hand, from the rules of
+// docs/SEMANTICS.md.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -17,8 +18,8 @@ using std::string_literals::operator""s;
 
 class Names : public MountTest {
  protected:
-  // Mounts tensors of these names and checks, for each {name, path}, that the path holds that
-  // tensor's bytes and true name, and that a walk finds these paths and no others.
+  // Mounts tensors of these names. Checks for each {name, path} that the path has that tensor's
+  // bytes and true name, and that a walk finds exactly these paths.
   static void expect_paths(const std::vector<std::pair<std::string, std::string>>& cases) {
     const TempDir dir;
     std::vector<Tensor> tensors;

@@ -1,4 +1,4 @@
-// Mount options, as `-o`, through mount(8) and as they show in /proc/self/mountinfo.
+// Mount options: by `-o`, by mount(8), and in /proc/self/mountinfo.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -24,12 +24,12 @@ class Options : public MountTest {
     return entries.empty() ? MountEntry{} : entries[0];
   }
 
-  // Whether a comma-separated list holds an option.
+  // Whether a comma-separated list contains an option.
   static bool has(const std::string& options, const std::string& option) {
     return ("," + options + ",").find("," + option + ",") != std::string::npos;
   }
 
-  // A mountpoint that is cleared at the end, for a mount that is not made by Mounted.
+  // Makes a mountpoint for mounts other than Mounted's; the destructor unmounts it.
   std::string make_mountpoint() const {
     std::filesystem::create_directory(dir_ / "mnt");
     return dir_ / "mnt";
@@ -161,8 +161,8 @@ TEST_F(Options, AllowOtherLetsOthersReadAndItsAbsenceDoesNot) {
   EXPECT_NE(masked.status, 0) << "the permissions are not enforced";
 }
 
-// mount(8), as a person writes it or as fstab has it. It gives its helper no PATH, so stfs must be
-// where programs are installed: in a mount namespace of its own, it is.
+// mount(8), by hand or from fstab. It gives its helper no PATH, so stfs must be in a system
+// directory: a mount namespace puts it there.
 class MountCommand : public Options {
  protected:
   void SetUp() override {
@@ -174,7 +174,7 @@ class MountCommand : public Options {
       GTEST_SKIP() << "no mount namespaces";
   }
 
-  // Runs a script in which $1 is the source, $2 the mountpoint and $3 an unused file.
+  // Runs a script: $1 is the source, $2 the mountpoint, $3 an unused file.
   Outcome in_namespace(const std::string& script, const std::string& source_path) const {
     return run({"unshare", "-m", "/bin/bash", "-c",
                 "mount -t tmpfs none /usr/local/bin && ln -s '" STFS_BINARY

@@ -113,7 +113,8 @@ TEST_F(ReadOnlyMount, ARemountReadWriteByRootDoesNotMakeItWritable) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can remount";
   const Mounted mount({test_data("sharded")});
 
-  // The system call, not mount(8): the kernel's own flag is lifted and stfs is on its own.
+  // The system call lifts the kernel's read-only flag, which mount(8) would not: stfs itself
+  // refuses.
   ::mount("", mount.path().c_str(), "", MS_REMOUNT | MS_NOSUID | MS_NODEV, nullptr);
 
   for (const int flags : {O_WRONLY, O_RDWR, O_WRONLY | O_TRUNC}) {

@@ -1,4 +1,4 @@
-// Reading in every way that the kernel offers.
+// Every way of reading that the kernel offers.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -50,7 +50,7 @@ std::string pread_all(int fd, std::size_t length, off64_t offset) {
   return out;
 }
 
-// The mount options under which every rule here holds.
+// The mount options to test; every rule here holds under each.
 class Reading : public MountTest, public ::testing::WithParamInterface<const char*> {
  protected:
   Reading() {
@@ -199,7 +199,7 @@ TEST_P(Reading, SendfileAndCopyFileRangeAgreeWithTheSource) {
 
   EXPECT_TRUE(pread_all(sent, odd().size() + 1, 0) == odd());
   if (got < 0) {
-    EXPECT_EQ(errno, EXDEV);  // between file systems it is up to the kernel
+    EXPECT_EQ(errno, EXDEV);  // between file systems the kernel decides
   } else {
     EXPECT_TRUE(pread_all(copied, odd().size() + 1, 0) == odd());
   }
@@ -297,7 +297,7 @@ TEST_F(Opening, WhatIsNotThereIsENOENTAndADirectoryIsEISDIR) {
 
   EXPECT_EQ(Fd(mount / "absent"), -1);
   EXPECT_EQ(errno, ENOENT);
-  EXPECT_EQ(Fd(mount / "absent"), -1);  // once more, from the negative entry
+  EXPECT_EQ(Fd(mount / "absent"), -1);  // again, from the negative dentry
   EXPECT_EQ(errno, ENOENT);
   EXPECT_EQ(Fd(mount / "d/w/x"), -1);
   EXPECT_EQ(errno, ENOTDIR);

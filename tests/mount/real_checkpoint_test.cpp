@@ -1,4 +1,4 @@
-// The published checkpoints of tests/data, with the tools that people have.
+// The published checkpoints of tests/data, read by the usual tools.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/mounted.h"
 

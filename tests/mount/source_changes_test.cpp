@@ -1,5 +1,5 @@
-// A source that changes while it is mounted: each byte returned belongs to the version that was
-// mounted, or the read fails.
+// A source that changes while it is mounted: each byte read belongs to the mounted version, or the
+// read fails.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
@@ -28,7 +28,7 @@ class SourceChanges : public MountTest {
 
   void truncate_source(std::uint64_t size) const { std::filesystem::resize_file(source_, size); }
 
-  // Other bytes of the same length in the same inode.
+  // Rewrites the file in place: the same inode and length, other bytes.
   void rewrite_in_place() const {
     write_safetensors(source_,
                       {random_tensor("w", "U8", {kSize}, 3), random_tensor("v", "U8", {100}, 4)});
@@ -104,8 +104,8 @@ TEST_F(SourceChanges, AfterARemovalTheOldBytesAreRead) {
   EXPECT_TRUE(read_file(mount / "w") == tensor_.bytes);
 }
 
-// Reads of a file that was open before the change, block by block to the end. Bytes that the kernel
-// has kept are the old ones; whatever needs the source fails.
+// Reads a file that was open before the change, block by block to the end. Pages in the kernel's
+// cache have the old bytes; reads that need the source fail.
 class OpenFile : public SourceChanges, public ::testing::WithParamInterface<const char*> {
  protected:
   void expect_old_bytes_or(int error, void (*change)(const OpenFile&)) {
@@ -151,7 +151,7 @@ TEST_P(OpenFile, AfterARewriteAReadIsESTALEAndNeverOtherBytes) {
 
 TEST_F(SourceChanges, AMappedPageOfATruncatedSourceDoesNotTakeTheMountDown) {
   const Mounted mount({source_});
-  // The child that touches the mapping may get SIGBUS from the kernel; the daemon may not.
+  // The kernel may send SIGBUS to the child that touches the mapping, but not to the daemon.
   Process reader({"/usr/bin/python3", "-c", R"(
 import mmap, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)

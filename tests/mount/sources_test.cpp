@@ -1,4 +1,4 @@
-// What a SOURCE may be, and what is refused with which exit status.
+// Every kind of SOURCE, and the exit status for each that is refused.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -28,8 +28,8 @@ class Sources : public MountTest {
     return run(arguments);
   }
 
-  // The command ends with `status` and one line that begins "stfs: " and contains `words`; nothing
-  // is mounted.
+  // Expects that the command exits with `status` and one line that begins with "stfs: " and
+  // contains `words`, and that nothing is mounted.
   void expect_refused(const Outcome& result, int status,
                       const std::vector<std::string>& words = {}) const {
     EXPECT_FALSE(result.timed_out);
@@ -44,7 +44,7 @@ class Sources : public MountTest {
     EXPECT_TRUE(mounts_at(mountpoint()).empty());
   }
 
-  // Two shards and their index in dir_/model.
+  // Writes two shards and their index to dir_/model.
   std::filesystem::path write_sharded() const {
     const std::filesystem::path model = dir_ / "model";
     std::filesystem::create_directory(model);

@@ -1,5 +1,5 @@
-// stfs-info on a terminal: what it prints there is what it prints elsewhere, and the progress bar
-// has gone at the end.
+// stfs-info on a terminal: it prints the same there as elsewhere, and erases its progress bar at
+// the end.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/mounted.h"
@@ -21,7 +21,7 @@ constexpr unsigned kWidths[] = {40, 80, 200};
 class InfoOnATerminal : public ::testing::Test {
  protected:
   InfoOnATerminal() {
-    // Names so short that no line of a tensor is wider than the narrowest terminal.
+    // Short names, so that no line of a tensor is wider than the narrowest terminal.
     std::vector<Tensor> tensors;
     for (unsigned i = 0; i < 20; ++i) {
       tensors.push_back(random_tensor("t" + std::to_string(i), "F32", {1000 * i + 1}, i));
@@ -36,7 +36,7 @@ class InfoOnATerminal : public ::testing::Test {
     return run(words, options);
   }
 
-  // The command draws a bar, and its output is otherwise that of one without a terminal.
+  // Expects that the command draws a bar and prints the same as without a terminal.
   static void expect_bar(const Words& words, int status = 0) {
     const Outcome elsewhere = info(words, {});
     for (const unsigned columns : kWidths) {

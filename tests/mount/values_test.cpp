@@ -1,5 +1,5 @@
-// The verbs of stfs-info that look at values: cat's options, stats, hash, diff, extract. None of
-// them needs a mount; those tests that compare with one have it.
+// The verbs of stfs-info that read values: cat's options, stats, hash, diff, extract. They need no
+// mount; some tests compare with one.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"

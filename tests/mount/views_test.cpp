@@ -1,5 +1,5 @@
-// The views under .stfs through a mount, read by the programs that they are for and compared with
-// an independent reading of the source.
+// The views under .stfs through a mount, read by the programs that use them and compared with an
+// independent reader of the source.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
@@ -38,8 +38,8 @@ class Views : public MountTest {};
 const std::vector<std::string> kCheckpoints{"sharded", "single/dtypes.safetensors",
                                             "single/voices.safetensors"};
 
-// What reads a checkpoint in Python with struct and json alone, and knows the values of each type
-// by their definitions.
+// A reader of checkpoints in Python that uses struct and json only, and decodes the values of each
+// type by definition.
 constexpr const char* kReader = R"PY(
 import glob, itertools, json, math, os, struct, sys
 import numpy
@@ -111,8 +111,8 @@ stfs = mount + '/.stfs/'
 
 bool has_numpy() { return run({"/usr/bin/python3", "-c", "import numpy"}).status == 0; }
 
-// Runs kReader and `script`, with the mount and the source as its arguments. What the script prints
-// is what is wrong.
+// Runs kReader and `script` with the mount and the source as arguments. The script prints the
+// differences.
 Outcome python(const std::string& script, const Mounted& mount, const std::string& source) {
   return run({"/usr/bin/python3", "-c", kReader + script, mount.path().string(), source});
 }
@@ -125,7 +125,7 @@ void expect_nothing_wrong(const Outcome& result, const std::string& where) {
 #define REQUIRE_NUMPY() \
   if (!has_numpy()) GTEST_SKIP() << "no NumPy in /usr/bin/python3"
 
-// One tensor of every type, [4,6], with every kind of bits in it.
+// A [4,6] tensor of every type, with all kinds of bit patterns.
 std::vector<Tensor> every_type() {
   std::vector<Tensor> tensors;
   std::uint64_t seed = 0;
@@ -754,10 +754,10 @@ TEST_F(Views, Sha256sumAcceptsTheDigests) {
   }
 }
 
-// Bytes that no machine hashes before a test hangs (kHang).
+// More bytes than any machine hashes within kHang.
 constexpr std::uint64_t kTooMuch = 1ULL << 40;
 
-// A checkpoint of one tensor that is a hole of this many bytes.
+// A checkpoint with one tensor: a hole of this many bytes.
 void write_sparse(const fs::path& path, const std::string& name, std::uint64_t bytes) {
   HeaderBuilder header;
   header.add(name, "U8", {bytes}, bytes);
@@ -765,7 +765,7 @@ void write_sparse(const fs::path& path, const std::string& name, std::uint64_t b
   fs::resize_file(path, fs::file_size(path) + bytes);
 }
 
-// Clock ticks that a process has run.
+// The processor time of a process, in clock ticks.
 std::uint64_t ticks_of(pid_t pid) {
   std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
   std::istringstream fields(text.substr(text.rfind(')') + 2));
@@ -777,11 +777,11 @@ std::uint64_t ticks_of(pid_t pid) {
   return user + system;
 }
 
-// Whether every thread of a process waits for something: one that computes is running or runnable.
+// Whether every thread of a process sleeps: one that computes is running or runnable.
 bool is_asleep(pid_t pid) {
   for (const auto& task :
        std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
-    std::ifstream file(task.path() / "stat");  // absent when the thread has just ended
+    std::ifstream file(task.path() / "stat");  // absent if the thread has just ended
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     if (text.empty() || text[text.rfind(')') + 2] != 'S') return false;
   }
@@ -808,7 +808,7 @@ TEST_F(Views, AReaderThatGoesAwayStopsTheWork) {
 
       EXPECT_EQ(outcome.status, 128 + signal) << path << ": " << outcome.err;
       EXPECT_FALSE(outcome.timed_out) << path;
-      int idle = 0;  // times in a row that nobody was at work
+      int idle = 0;  // times in a row that all threads slept
       EXPECT_TRUE(eventually([&] {
         idle = is_asleep(daemon) ? idle + 1 : 0;
         return idle == 50;
@@ -843,12 +843,12 @@ TEST_F(Views, AComputedFileCanBeReadByteByByte) {
   EXPECT_TRUE(bytes.out.ends_with("  mask\n"));
 }
 
-// All of it at once.
+// All views at once.
 
 TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
   const TempDir dir;
   write_safetensors(dir / "m.safetensors", every_type(), Metadata{{"format", "pt"}});
-  // Two mounts: one tells what is expected, the other meets every first time under load.
+  // Two mounts: one gives the expected bytes, the other makes every first access under load.
   std::map<std::string, std::string> expected;
   std::vector<std::string> listed;
   {
@@ -881,7 +881,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
       RandomBytes random(static_cast<std::uint64_t>(t) + 1);
       start.arrive_and_wait();
       for (std::size_t round = 0; round < paths.size() * 2; ++round) {
-        // At first all go the same way, so that they meet.
+        // In the first rounds all threads use the same order, so that they meet.
         const std::string& path =
             paths[round < paths.size() ? round : random.next() % paths.size()];
         EXPECT_TRUE(read_file(mount / path) == expected[path]) << path;
@@ -897,7 +897,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// A source that changes.
+// Changed sources.
 
 TEST_F(Views, AfterATruncationEveryViewIsESTALE) {
   const TempDir dir;

@@ -1,5 +1,5 @@
-// Reads safetensors headers for tests, independently of the code under test: the JSON as a tree,
-// nothing validated. Duplicate keys and format errors are not this reader's business.
+// Reads safetensors headers for tests, independently of the code under test. It parses the JSON
+// into a tree and checks nothing: neither duplicate keys nor the rules of the format.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct TensorEntry {
   std::string shape_json() const;  // "[3,5]"
 };
 
-// The JSON of a file's header, byte for byte.
+// The JSON of a file's header, as it is in the file.
 std::string header_text(const std::filesystem::path& file);
 
 // The tensors of a file by name.

@@ -35,7 +35,7 @@ void RandomBytes::fill(std::span<char> out) {
   constexpr std::uint64_t kHighs = kOnes << 7;
   while (!out.empty()) {
     std::uint64_t word = next();
-    // The high bit of each byte that is zero, moved to its low bit: 0 becomes 1, the rest stays.
+    // Moves the high bit of each zero byte to its low bit: 0 becomes 1, other bytes stay.
     word |= (~(((word & ~kHighs) + ~kHighs) | word) & kHighs) >> 7;
     const std::size_t count = std::min(out.size(), sizeof word);
     std::memcpy(out.data(), &word, count);

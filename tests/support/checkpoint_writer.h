@@ -1,7 +1,7 @@
 // Writes safetensors checkpoints for tests, independently of the code that reads them.
 //
-// Nothing is validated: a description that breaks the format gives a file that breaks it.
-// Functions are safe to call from several threads on different files.
+// It checks nothing: an invalid description gives an invalid file. Thread safety: several threads
+// may write different files.
 #pragma once
 
 #include "tests/support/files.h"
@@ -28,8 +28,8 @@ struct Tensor {
   std::string bytes;
 };
 
-// A fast stream of pseudo-random bytes (splitmix64), the same for the same seed. No byte is zero,
-// so that a hole, a cleared page or a short buffer is never taken for data.
+// A fast stream of pseudo-random bytes (splitmix64); a seed always gives the same bytes. No byte is
+// zero, so a hole, a cleared page or a short buffer never looks like data.
 class RandomBytes {
  public:
   explicit RandomBytes(std::uint64_t seed) : state_(seed) {}
@@ -41,7 +41,7 @@ class RandomBytes {
   std::uint64_t state_;
 };
 
-// Bits of one element; throws std::invalid_argument for a dtype that the format lacks.
+// Bits of an element; throws std::invalid_argument for a dtype that is not in the format.
 std::uint64_t bits_of(std::string_view dtype);
 
 // Bytes of a tensor of this type and shape.
@@ -50,12 +50,12 @@ std::uint64_t byte_size(std::string_view dtype, const Shape& shape);
 // A tensor filled with random bytes; BOOL gets 1s and 0s.
 Tensor random_tensor(std::string name, std::string dtype, Shape shape, std::uint64_t seed = 1);
 
-// Builds the JSON of a header, entry by entry, tensors one after the other from offset 0.
+// Builds the JSON of a header; the data of each tensor follows that of the one before it.
 class HeaderBuilder {
  public:
   explicit HeaderBuilder(const std::optional<Metadata>& metadata = std::nullopt);
   void add(std::string_view name, std::string_view dtype, const Shape& shape, std::uint64_t length);
-  // The finished JSON, filled with spaces to a multiple of 8 bytes, as the reference writer does.
+  // The finished JSON, padded with spaces to a multiple of 8 bytes, as the reference writer does.
   std::string finish();
 
  private:
@@ -66,7 +66,7 @@ class HeaderBuilder {
 std::string header_json(const std::vector<Tensor>& tensors,
                         const std::optional<Metadata>& metadata = std::nullopt);
 
-// A file with this JSON, whatever it says, and these bytes after it: length, JSON, data.
+// Writes a file: length, `json`, data. The JSON may be invalid.
 std::string safetensors_bytes(std::string_view json, std::string_view data);
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,

@@ -1,4 +1,4 @@
-// What a serving process holds at a moment: for tests of what is left behind.
+// The resources of a serving process, for tests of leaks.
 #pragma once
 
 #include "tests/support/files.h"
@@ -26,8 +26,8 @@ struct DaemonFigures {
     descriptors = names_in(process + "/fd").size();
   }
 
-  std::uint64_t resident = 0;  // bytes of its own: without pages of the source that it has mapped
-  std::uint64_t most_resident = 0;  // bytes, ever
+  std::uint64_t resident = 0;       // bytes, without mapped pages of the source
+  std::uint64_t most_resident = 0;  // bytes, the peak
   std::uint64_t threads = 0;
   std::uint64_t descriptors = 0;
 };

@@ -1,12 +1,12 @@
-// A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from one on.
+// A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from that call on.
 //
 //   STFS_FAIL_CALL=accept4|open|mmap|malloc|pthread_create|pread
-//                          which; malloc: calloc and realloc too
-//   STFS_FAIL_AT=N         the Nth of them, counted from 1
-//   STFS_FAIL_ON=1         and all that follow
-//   STFS_FAIL_SIZE=BYTES   malloc and mmap: only of so much at least
-//   STFS_FAIL_MOST=BYTES   and of no more than so much
-//   STFS_FAIL_WHILE=PATH   only while there is such a file
+//                          the kind of call; malloc: calloc and realloc too
+//   STFS_FAIL_AT=N         the Nth call of this kind, counted from 1
+//   STFS_FAIL_ON=1         all later calls too
+//   STFS_FAIL_SIZE=BYTES   malloc and mmap: only calls of at least this size
+//   STFS_FAIL_MOST=BYTES   and of at most this size
+//   STFS_FAIL_WHILE=PATH   only while this file exists
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -25,11 +25,11 @@
 
 namespace {
 
-// True in main(): what the loader and the run-time library do before (the memory that C++ keeps for
-// exceptions) and after (the counts of a coverage build are written then) is not the program's.
+// True during main(). Calls before it (the loader, the memory that C++ reserves for exceptions) and
+// after it (a coverage build writes its counters) are not the program's.
 std::atomic<bool> is_started = false;
 
-// Whether this call of `kind` is to fail. getenv does not allocate.
+// Whether to fail this call of `kind`. getenv does not allocate.
 bool fails(const char* kind, std::size_t size = ~std::size_t{0}) {
   if (!is_started) return false;
   const int before = errno;
@@ -61,7 +61,7 @@ using Main = int(int argc, char** argv, char** environment);
 int opened(const char* symbol, const char* path, int flags, va_list arguments) {
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   static const auto next = real<int (*)(const char*, int, ...)>(symbol);
-  // Devices and what the loader opens are left alone.
+  // Do not fail for devices and for files of the loader.
   if (path[0] == '/' && std::strstr(path, ".safetensors") != nullptr && fails("open")) {
     errno = EMFILE;
     return -1;
@@ -149,7 +149,7 @@ void* malloc(std::size_t size) {
 
 #ifdef STFS_ADDRESS_SANITIZER
 
-// Elsewhere these call malloc.
+// Elsewhere these functions call malloc.
 
 void* operator new(std::size_t size) {
   static const auto next = real<void* (*)(std::size_t)>("_Znwm");

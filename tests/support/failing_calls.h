@@ -1,4 +1,4 @@
-// Programs some of whose calls fail: see failing_calls.cpp for the settings.
+// Runs programs with failing calls; failing_calls.cpp has the settings.
 #pragma once
 
 #include "tests/support/process.h"
@@ -10,8 +10,8 @@
 
 namespace stfs::test {
 
-// For RunOptions: calls of a kind fail as the settings, "NAME=value", say. A sanitized program is
-// given its options.
+// The environment for RunOptions: makes calls of `kind` fail, with settings "NAME=value". Includes
+// the options of a sanitized program.
 inline std::vector<std::string> failing(const std::string& call, std::vector<std::string> settings,
                                         const std::string& options = "") {
   settings.push_back(std::string("LD_PRELOAD=") + STFS_FAILING_CALLS);
@@ -21,7 +21,7 @@ inline std::vector<std::string> failing(const std::string& call, std::vector<std
   return settings;
 }
 
-// In SetUp().
+// Call in SetUp().
 inline void skip_where_calls_cannot_fail() {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer must be the first library, and these calls are its own";

@@ -1,4 +1,4 @@
-// A disk that fails, stalls, is slow, or keeps old attributes, as tests/support/faulty_fs shows it.
+// A disk that fails, stalls, is slow or returns stale attributes (tests/support/faulty_fs).
 #pragma once
 
 #include "tests/support/files.h"
@@ -19,12 +19,12 @@
 
 namespace stfs::test {
 
-// A directory that is seen through tests/support/faulty_fs.
+// A directory, mounted through tests/support/faulty_fs.
 class FaultyDisk {
  public:
-  // `cache` as faulty_fs takes it: "uncached", "attributes", "all".
+  // `cache` is faulty_fs's argument: "uncached", "attributes", "all".
   explicit FaultyDisk(const std::filesystem::path& directory, const std::string& cache = "uncached")
-      : path_(made(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory, cache}) {
+      : path_(new_directory(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory, cache}) {
     std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));
     if (!eventually([this] { return !server_.running() || !mounts_at(path_).empty(); }) ||
         !server_.running()) {
@@ -47,19 +47,19 @@ class FaultyDisk {
     tell(std::string(verb) + " " + std::string(name) + " " + std::to_string(begin) + " " +
          std::to_string(end));
   }
-  // From then on every call is ENOTCONN.
+  // Unmounts it: from then on every call fails with ENOTCONN.
   void die() {
     server_.signal(SIGKILL);
     server_.wait();
   }
-  // Waits until as many reads wait for the disk.
+  // Waits until `reads` reads stall.
   [[nodiscard]] bool stalls(int reads) const {
     return eventually([&] { return waiting() >= reads; });
   }
   int waiting() const { return std::stoi(read_file(path_ / "control")); }
 
  private:
-  static std::filesystem::path made(const std::filesystem::path& directory) {
+  static std::filesystem::path new_directory(const std::filesystem::path& directory) {
     std::filesystem::create_directory(directory);
     return directory;
   }
@@ -69,7 +69,7 @@ class FaultyDisk {
   Process server_;
 };
 
-// One read of a range: its errno, or 0.
+// Reads a range in one call: 0 or an errno.
 inline int read_range(const std::filesystem::path& path, std::size_t at, std::size_t length,
                       std::string& out) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

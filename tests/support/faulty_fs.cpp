@@ -1,22 +1,21 @@
 // faulty_fs MOUNTPOINT DIR CACHE
 //
-// A FUSE file system that shows the files of DIR as a failing disk would. Stays in the foreground
-// and ends when it is unmounted. It is mounted read-only, since the kernel asks for attributes
-// after each read of a file whose time of access may change. It obeys the lines that it is told,
-// which is by opening the file "MOUNTPOINT/tell LINE":
+// A FUSE file system that shows the files of DIR like a failing disk. It stays in the foreground
+// and ends when it is unmounted. It is read-only, because after each read of a file on a writable
+// mount the kernel asks for its atime. Opening the file "MOUNTPOINT/tell COMMAND" runs a command:
 //
-//   fail NAME BEGIN END    reads that touch these bytes of the file are EIO
-//   stall NAME BEGIN END   they wait
-//   release                those that wait are answered with what DIR holds by then; none waits
-//                          any more
-//   slow MILLISECONDS      every read takes that long
+//   fail NAME BEGIN END    reads of these bytes fail with EIO
+//   stall NAME BEGIN END   reads of these bytes wait
+//   release                answers waiting reads with the present bytes of DIR; no read waits any
+//                          more
+//   slow MILLISECONDS      every read takes this long
 //
-// MOUNTPOINT/control says how many reads wait. CACHE is what the kernel keeps when a file in DIR
-// changes:
+// Read MOUNTPOINT/control for the number of waiting reads. CACHE is what the kernel keeps when a
+// file in DIR changes:
 //
 //   uncached    nothing
-//   attributes  names and attributes, for a day; pages until the file is opened again
-//   all         these, and pages for as long as it likes
+//   attributes  names and attributes, for a day; pages until the next open
+//   all         names, attributes and pages, without limit
 #define FUSE_USE_VERSION 312
 #include <fcntl.h>
 #include <fuse.h>
@@ -145,7 +144,7 @@ int read_file(const char* path, char* buffer, std::size_t size, off_t offset,
   if (state().delay.count() > 0) {
     const auto delay = state().delay;
     lock.unlock();
-    std::this_thread::sleep_for(delay);  // the fault itself: a slow disk
+    std::this_thread::sleep_for(delay);  // simulates a slow disk
     lock.lock();
   }
   if (touches(state().failing, path, offset, end)) return -EIO;
@@ -177,7 +176,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR uncached|attributes|all\n");
     return 2;
   }
-  // A test that is killed leaves no stalled file system behind.
+  // Ends with a test that is killed, so that no stalled file system is left.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   State state;
   state.directory = argv[2];

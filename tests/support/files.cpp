@@ -79,7 +79,7 @@ std::vector<std::string> names_in(const std::filesystem::path& directory) {
 std::size_t open_descriptors() { return names_in("/proc/self/fd").size(); }
 
 std::optional<std::string> xattr(const std::filesystem::path& path, const char* name) {
-  std::string value(1 << 16, '\0');  // the most that Linux allows
+  std::string value(1 << 16, '\0');  // XATTR_SIZE_MAX
   const ssize_t size = ::lgetxattr(path.c_str(), name, value.data(), value.size());
   if (size < 0) return std::nullopt;
   value.resize(static_cast<std::size_t>(size));

@@ -1,4 +1,4 @@
-// Files and directories for tests: all of it throws std::system_error where the system refuses.
+// Files and directories for tests. All functions throw std::system_error if a system call fails.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace stfs::test {
 
-// A new empty directory under $TMPDIR or /tmp, removed with everything in it at the end of scope.
-// It can be neither copied nor moved.
+// A new empty directory under $TMPDIR or /tmp, removed with its contents at the end of the scope.
+// Neither copyable nor movable.
 class TempDir {
  public:
   TempDir();
@@ -26,20 +26,20 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-// The whole of a file, read to its end whatever size stat reports.
+// A whole file, read to its end whatever its stat size.
 std::string read_file(const std::filesystem::path& path);
 
-// Writes `bytes` to a file, in place if it is already there (the inode stays the same).
+// Writes `bytes` to a file; an existing file keeps its inode.
 void write_file(const std::filesystem::path& path, std::string_view bytes);
 
-// The names in a directory without "." and "..", sorted bytewise. A name listed twice is twice in
-// the answer.
+// The names in a directory without "." and "..", sorted bytewise. A name that is listed twice is in
+// the result twice.
 std::vector<std::string> names_in(const std::filesystem::path& directory);
 
-// The descriptors that this process has open, and the one that it takes to count them.
+// The number of open descriptors of this process, including one to count them.
 std::size_t open_descriptors();
 
-// The value of an extended attribute, or nothing with errno set.
+// The value of an extended attribute; nullopt with errno set on failure.
 std::optional<std::string> xattr(const std::filesystem::path& path, const char* name);
 
 }  // namespace stfs::test

@@ -1,5 +1,5 @@
-// Tests that take too long for CI: they run whole with STFS_LONG=1 in the environment, and in a
-// smaller form without it.
+// Tests that take too long for CI: with STFS_LONG=1 in the environment they run whole, else in a
+// smaller form.
 #pragma once
 
 #include <cstdint>

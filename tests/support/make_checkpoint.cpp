@@ -1,8 +1,8 @@
 // make_checkpoint DIR --preset tiny|7b|70b|moe|wide [--shards N] [--scale F] [--tensors N] [--seed
 // S]
 //
-// Writes a checkpoint with the names and shapes that real models have and random bytes. Tensors are
-// streamed, so memory stays small at any size.
+// Writes a checkpoint with names and shapes of real models and random bytes. It streams the
+// tensors, so its memory stays small at any size.
 //
 //   tiny  one file, ten tensors of many types, under 1 MiB
 //   7b    a Llama decoder of 7 billion parameters (13 GB at --scale 1)
@@ -41,7 +41,7 @@ struct Llama {
 
 constexpr Llama kLlama7b = {4096, 11008, 4096, 32000, 32};
 constexpr Llama kLlama70b = {8192, 28672, 1024, 128256, 80};
-constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes of JSON that the format allows
+constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes of JSON, the limit of the format
 
 std::vector<Plan> plan_tiny() {
   return {{"embed.weight", "BF16", {256, 64}},
@@ -103,7 +103,7 @@ std::vector<Plan> plan_moe(std::uint64_t tensors) {
   return plans;
 }
 
-// Names are about 100 bytes, or as long as the limit of the header leaves room for.
+// Names are about 100 bytes, or shorter where the limit of the header requires it.
 std::vector<Plan> plan_wide(std::uint64_t tensors) {
   const std::string longest = R"("":{"dtype":"U8","shape":[1],"data_offsets":[,]},)";
   const std::uint64_t fixed = longest.size() + 2 * std::to_string(tensors).size();
@@ -125,7 +125,7 @@ std::vector<Plan> plan_wide(std::uint64_t tensors) {
   return plans;
 }
 
-// Writes one file; `random` gives the bytes.
+// Writes one file with the bytes of `random`.
 void write_shard(const std::filesystem::path& path, std::span<const Plan> plans,
                  const std::optional<Metadata>& metadata, RandomBytes& random) {
   HeaderBuilder builder(metadata);
@@ -155,7 +155,7 @@ std::string shard_name(std::size_t number, std::size_t count) {
   return name;
 }
 
-// Splits the tensors, in their order, into at most `shards` files of about equal bytes.
+// Splits the tensors, in order, into at most `shards` files of about equal size.
 std::vector<std::span<const Plan>> split(std::span<const Plan> plans, std::size_t shards) {
   std::uint64_t total = 0;
   for (const Plan& plan : plans) total += length_of(plan);

@@ -41,7 +41,7 @@ std::vector<std::string> mount_command(const std::vector<std::string>& sources,
   return argv;
 }
 
-std::filesystem::path made(const std::filesystem::path& directory) {
+std::filesystem::path new_directory(const std::filesystem::path& directory) {
   std::filesystem::create_directory(directory);
   return directory;
 }
@@ -120,7 +120,7 @@ std::string mount_unavailable() {
 }
 
 Mounted::Mounted(const std::vector<std::string>& sources, const std::vector<std::string>& options)
-    : path_(made(dir_ / "mnt")) {
+    : path_(new_directory(dir_ / "mnt")) {
   const Outcome result = run(mount_command(sources, options, path_));
   if (result.status != 0 || mounts_at(path_).empty()) {
     unmount_all(path_);
@@ -147,7 +147,7 @@ pid_t Mounted::daemon() const {
 void Mounted::kill_daemon() {
   death_expected_ = true;
   ::kill(daemon(), SIGKILL);
-  // Not our child, so there is no event to wait for; a zombie has no arguments.
+  // The daemon is not our child, so poll; a zombie has no arguments.
   if (!eventually([this] { return processes_with(path_.string()).empty(); }))
     throw std::runtime_error("the daemon survived SIGKILL");
 }
@@ -155,7 +155,7 @@ void Mounted::kill_daemon() {
 ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
                                  const std::vector<std::string>& options,
                                  const RunOptions& run_options)
-    : path_(made(dir_ / "mnt")),
+    : path_(new_directory(dir_ / "mnt")),
       process_(
           [&] {
             std::vector<std::string> all = {"-f"};
@@ -164,8 +164,8 @@ ForegroundMount::ForegroundMount(const std::vector<std::string>& sources,
           }(),
           run_options) {
   const int table = ::open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-  // The kernel marks a change of the table by POLLPRI; the timeout lets us notice a child that
-  // ends.
+  // The kernel reports a change of the mount table by POLLPRI; the timeout finds a child that has
+  // ended.
   while (process_.running() && mounts_at(path_).empty()) {
     pollfd changed = {table, POLLPRI, 0};
     ::poll(&changed, 1, 100);

@@ -1,4 +1,4 @@
-// Mounts with the real `stfs`, and takes down again what it mounted.
+// Mounts with the real `stfs`, and unmounts.
 #pragma once
 
 #include "tests/support/files.h"
@@ -22,22 +22,22 @@ struct MountEntry {
   std::string super_options;  // of the file system
 };
 
-// What is mounted exactly at `path`, the topmost last.
+// All mounts at `path`, the topmost last.
 std::vector<MountEntry> mounts_at(const std::filesystem::path& path);
 
-// Unmounts everything at `path`, lazily where it is busy. For a mountpoint that the test made.
+// Unmounts everything at `path`, lazily if it is busy. For a test's own mountpoints.
 void unmount_all(const std::filesystem::path& path);
 
-// The processes whose arguments contain `argument`: the daemon that serves a mountpoint.
+// The processes with `argument` among their arguments: the daemons of a mountpoint.
 std::vector<pid_t> processes_with(const std::string& argument);
 
-// Empty when this process may mount; otherwise why it may not. Tried with a bare FUSE mount, so
-// that a broken stfs is never taken for a machine without FUSE.
+// Empty if this process may mount; else the reason. Tried with a bare FUSE mount, so that a broken
+// stfs does not look like a machine without FUSE.
 std::string mount_unavailable();
 
-// A mount for the length of a scope. The constructor throws, with what stfs said, if stfs fails;
-// the destructor unmounts, and fails the test if the daemon has died of something the test did not
-// do.
+// A mount for the length of a scope. The constructor throws the output of stfs if stfs fails. The
+// destructor unmounts, and fails the test if the daemon died of a signal that the test did not
+// send.
 class Mounted {
  public:
   explicit Mounted(const std::vector<std::string>& sources,
@@ -61,7 +61,7 @@ class Mounted {
   bool death_expected_ = false;
 };
 
-// A mount by `stfs -f` as a child: for signals and for what is logged.
+// A mount by `stfs -f` as a child, for signals and logs.
 class ForegroundMount {
  public:
   explicit ForegroundMount(const std::vector<std::string>& sources,
@@ -81,13 +81,13 @@ class ForegroundMount {
   Process process_;
 };
 
-// A checkpoint's directory among tests/data.
+// The directory of a checkpoint in tests/data.
 inline std::filesystem::path test_data(std::string_view name) {
   return std::filesystem::path(STFS_TEST_DATA) / name;
 }
 
-// Base of every test that mounts. Without /dev/fuse or the permission to mount the test is skipped
-// and says why; with STFS_REQUIRE_MOUNT=1 in the environment (as in CI) it fails instead.
+// The base of every test that mounts. If this process may not mount, the test is skipped with the
+// reason; with STFS_REQUIRE_MOUNT=1 in the environment (as in CI) it fails.
 class MountTest : public ::testing::Test {
  protected:
   void SetUp() override;

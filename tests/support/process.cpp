@@ -37,7 +37,7 @@ std::string contents(int fd) {
   }
 }
 
-// Pointers for exec; the strings must outlive them.
+// Pointers for exec(3); the strings must outlive them.
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> out;
   for (const std::string& text : strings) out.push_back(const_cast<char*>(text.c_str()));
@@ -81,8 +81,8 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
   const int out = terminal_ ? terminal_->end() : out_fd_;
   const int err = terminal_ ? terminal_->end() : err_fd_;
   pid_ = checked(::fork(), "fork");
-  if (pid_ == 0) {  // only async-signal-safe calls: other threads may hold locks
-    // nohup(1) and a shell's background ignore these for the tests, whose programs need not.
+  if (pid_ == 0) {  // async-signal-safe calls only: other threads may hold locks
+    // nohup(1) and background shells make the tests ignore these; reset them for the programs.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
     for (const int ignored : options.ignored_signals) ::signal(ignored, SIG_IGN);
     ::sigprocmask(SIG_BLOCK, &blocked, nullptr);

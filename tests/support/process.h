@@ -1,4 +1,4 @@
-// Runs programs as a user would, and keeps what they say.
+// Runs programs as a user would, and keeps their output.
 #pragma once
 
 #include <sys/types.h>
@@ -12,15 +12,15 @@
 
 namespace stfs::test {
 
-// What takes longer hangs. No machine is so busy that anything here needs a tenth of it.
+// The time after which a test counts as hanging: ten times what a busy machine needs.
 inline constexpr std::chrono::seconds kHang{300};
 
 class PseudoTerminal;
 
-// The result of a system call; throws std::system_error where it is negative.
+// Checks the result of a system call; throws std::system_error if it is negative.
 int checked(int result, const char* call);
 
-// For RunOptions: a sanitized program is given these options beside ours.
+// For RunOptions: adds these options for a sanitized program to ours.
 std::vector<std::string> sanitizer_options(const std::string& options);
 
 // How a program ended.
@@ -32,19 +32,18 @@ struct Outcome {
 };
 
 struct RunOptions {
-  std::vector<std::string> environment = {};  // "NAME=value", added to ours
-  std::filesystem::path directory = {};       // where to run; empty: here
-  std::vector<int> ignored_signals = {};      // by the program when it starts
-  std::vector<int> blocked_signals = {};      // likewise
-  std::chrono::seconds limit = kHang;         // then the child, and only the child, is killed
-  // When not 0, the child has a terminal with so many columns as standard input, output and error,
-  // of the type xterm; Outcome::out is then all that it has written to it.
+  std::vector<std::string> environment = {};  // "NAME=value", added to this process's
+  std::filesystem::path directory = {};       // the working directory; empty: this process's
+  std::vector<int> ignored_signals = {};      // ignored when the program starts
+  std::vector<int> blocked_signals = {};      // blocked when the program starts
+  std::chrono::seconds limit = kHang;         // then the child alone is killed
+  // If not 0, the child's standard input, output and error are a terminal of type xterm with this
+  // many columns, and Outcome::out is all that it wrote there.
   unsigned terminal_columns = 0;
 };
 
-// A child process, its standard input empty, its output kept in memory or on a terminal of its own:
-// a daemon that it leaves behind can never keep the test waiting. Killed, if it still runs, at the
-// end of scope.
+// A child process with empty standard input; its output is kept in memory or on its terminal, so a
+// daemon that it leaves behind cannot block the test. The destructor kills it if it still runs.
 class Process {
  public:
   explicit Process(const std::vector<std::string>& argv, const RunOptions& options = {});
@@ -55,16 +54,16 @@ class Process {
   pid_t pid() const { return pid_; }
   bool running() const;
   void signal(int number) const;
-  // Waits for the end, at most until the limit.
+  // Waits until it ends, or until the limit.
   Outcome wait();
-  // What it has written to standard output, or to its terminal, so far.
+  // Its standard output, or its terminal's, so far.
   std::string out() const;
-  // What it has written to standard error so far.
+  // Its standard error so far.
   std::string err() const;
 
  private:
   void reap();
-  // Waits for the end and takes in what is written to the terminal meanwhile. False at the limit.
+  // Waits until it ends, and reads its terminal meanwhile. False at the limit.
   bool wait_for_end() const;
 
   std::chrono::seconds limit_;
@@ -72,20 +71,19 @@ class Process {
   int pid_fd_ = -1;
   int out_fd_ = -1;
   int err_fd_ = -1;
-  std::unique_ptr<PseudoTerminal> terminal_;  // none when it has none
+  std::unique_ptr<PseudoTerminal> terminal_;  // null without a terminal
   bool reaped_ = false;
   int wait_status_ = 0;
 };
 
-// Runs `argv` to its end, without a shell. argv[0] is looked up in PATH.
+// Runs `argv` without a shell until it ends. argv[0] is looked up in PATH.
 Outcome run(const std::vector<std::string>& argv, const RunOptions& options = {});
 
-// Runs a script with /bin/bash, pipelines failing where any part fails. "$1", "$2".. are
-// `arguments`.
+// Runs a script with /bin/bash and pipefail. "$1", "$2".. are `arguments`.
 Outcome sh(const std::string& script, const std::vector<std::string>& arguments = {},
            const RunOptions& options = {});
 
-// Whether `condition` becomes true before `limit`. For what the kernel announces by no event.
+// Whether `condition` becomes true before `limit`. For changes that the kernel does not report.
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit = kHang);
 
 }  // namespace stfs::test

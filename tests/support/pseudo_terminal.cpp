@@ -43,7 +43,7 @@ PseudoTerminal::~PseudoTerminal() {
 }
 
 const std::string& PseudoTerminal::output() {
-  // read(2) hands over all that write(2) has taken before it says EAGAIN.
+  // read(2) returns all that was written before it fails with EAGAIN.
   char block[1 << 12];
   for (;;) {
     const ssize_t got = ::read(master_, block, sizeof block);
@@ -54,7 +54,7 @@ const std::string& PseudoTerminal::output() {
 }
 
 std::vector<std::string> screen(const std::string& output, unsigned columns) {
-  using Row = std::vector<std::string>;  // a character each
+  using Row = std::vector<std::string>;  // one string for each character
   std::vector<Row> rows(1);
   std::size_t column = 0;
   std::string_view rest = output;
@@ -63,7 +63,7 @@ std::vector<std::string> screen(const std::string& output, unsigned columns) {
       const std::size_t last = rest.find_first_not_of("0123456789;", 2);
       const char kind = last == std::string_view::npos ? '\0' : rest[last];
       if (kind == 'K' && last == 2) {
-        // At the right margin the cursor stands on the last character.
+        // At the right margin the cursor stays on the last character.
         if (column < rows.back().size()) rows.back().resize(column);
         if (column == columns) rows.back().resize(column - 1);
       } else if (kind != 'm') {
@@ -102,7 +102,7 @@ std::vector<std::string> screen(const std::string& output, unsigned columns) {
 }
 
 std::vector<std::string> progress_texts(const std::string& output) {
-  // A bar is drawn from the first column on and erases what is left behind it.
+  // A bar is drawn from the first column, and the rest of the line is erased.
   static const std::regex kDrawn("\r([^\r\n\x1b]+)\x1b\\[K");
   std::vector<std::string> texts;
   for (std::sregex_iterator at(output.begin(), output.end(), kDrawn), end; at != end; ++at) {

@@ -1,4 +1,4 @@
-// A terminal for programs under test, and what a person would see on it.
+// A terminal for programs under test, and the screen that a user would see.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace stfs::test {
 
-// One with so many columns, which keeps all that is written to it, byte by byte: a line's end stays
-// "\n". It is nobody's controlling terminal. Writers wait when some 4 KiB are unread: see output().
-// Throws std::system_error.
+// A pseudo terminal that keeps all output, byte by byte: "\n" stays "\n". It is no process's
+// controlling terminal. Writers wait while some 4 KiB are unread: see output(). Throws
+// std::system_error.
 class PseudoTerminal {
  public:
   explicit PseudoTerminal(unsigned columns);
@@ -16,11 +16,11 @@ class PseudoTerminal {
   PseudoTerminal(const PseudoTerminal&) = delete;
   PseudoTerminal& operator=(const PseudoTerminal&) = delete;
 
-  // What a program has as its standard input, output and error.
+  // The descriptor for a program's standard input, output and error.
   int end() const { return end_; }
   // Readable when there is new output.
   int readable() const { return master_; }
-  // Takes in what was written, without waiting for more; returns all output since the beginning.
+  // Reads new output without waiting, and returns all output since the beginning.
   const std::string& output();
 
  private:
@@ -29,12 +29,12 @@ class PseudoTerminal {
   std::string output_;
 };
 
-// The rows that a terminal of so many columns shows after `output`, without spaces at their ends
-// and without empty rows at the end. Knows "\r", "\n", colours, and the erasing of a line from the
-// cursor on; longer lines wrap. Throws std::runtime_error when `output` holds another sequence.
+// The rows of a terminal with `columns` columns after `output`, without trailing spaces and without
+// empty rows at the end. Knows "\r", "\n", colours and "erase to the end of the line"; long lines
+// wrap. Throws std::runtime_error for any other sequence.
 std::vector<std::string> screen(const std::string& output, unsigned columns);
 
-// The texts of the progress bar in `output`, in their order.
+// The texts of the progress bars in `output`, in order.
 std::vector<std::string> progress_texts(const std::string& output);
 
 }  // namespace stfs::test

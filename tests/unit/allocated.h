@@ -1,12 +1,12 @@
-// How much memory this thread has asked operator new for: for tests of what is not made.
+// Counts the memory that this thread requests from operator new.
 #pragma once
 
 #include <cstdint>
 
 namespace stfs::test {
 
-// Bytes since the thread began, whether they were given back or not. Not in builds with a
-// sanitizer, which brings an allocator of its own.
+// Bytes since the thread began, freed ones included. Not in sanitizer builds: a sanitizer brings
+// its own allocator.
 std::uint64_t allocated_bytes();
 
 }  // namespace stfs::test

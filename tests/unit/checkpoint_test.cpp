@@ -1,4 +1,4 @@
-// What a SOURCE is, and what becomes of it: files, indexes, directories, several of them.
+// The kinds of SOURCE, and how each loads: files, indexes, directories, several sources.
 #include "core/checkpoint/checkpoint.h"
 
 #include "core/base/error.h"
@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How a checkpoint did not load.
+// The error of a failed load.
 struct Refusal {
   ErrorCode code;
   std::string message;
@@ -28,7 +28,7 @@ class CheckpointTest : public ::testing::Test {
  protected:
   std::string at(std::string_view name) const { return (dir_ / name).string(); }
 
-  // A file with one-byte tensors of these names.
+  // Writes a file with one-byte tensors of these names.
   void write(const std::string& name, const std::vector<std::string>& tensors,
              const std::optional<Metadata>& metadata = std::nullopt) const {
     fs::create_directories((dir_ / name).parent_path());
@@ -184,7 +184,7 @@ TEST_F(CheckpointTest, OfADirectoryWithSeveralIndexesListsThem) {
                  "x.safetensors.index.json, y.safetensors.index.json");
 }
 
-// What cannot be read.
+// Unreadable sources.
 
 TEST_F(CheckpointTest, OfNothingIsUnreadable) {
   expect_refused({at("absent.safetensors")}, ErrorCode::kUnreadable, 3,
@@ -410,7 +410,7 @@ TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {
 }
 
 TEST_F(CheckpointTest, KeepsTheRightTensorsOfAShardInAnyOrder) {
-  // Names that are not in the order of the bytes, each left out or kept.
+  // Names out of bytewise order, each of them left out or kept.
   RandomBytes random(5);
   for (int round = 0; round < 50; ++round) {
     Strings names;

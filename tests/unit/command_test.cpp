@@ -1,4 +1,4 @@
-// The tables of the three command lines, and that the programs print them.
+// The tables of the three command lines, and the programs that print them.
 #include "core/base/command.h"
 
 #include "fs/fuse/options.h"
@@ -34,7 +34,7 @@ class Commands : public testing::TestWithParam<const char*> {
     return {gpu::gpu_command(), STFS_GPU_BINARY};
   }
 
-  // What --help prints, of the command itself for null.
+  // The output of --help for a verb; for null, of the command itself.
   static std::string help_of(const VerbRow* verb) {
     std::vector<std::string> words{program().binary};
     if (verb != nullptr) words.emplace_back(verb->name);
@@ -42,7 +42,7 @@ class Commands : public testing::TestWithParam<const char*> {
     return run(words).out;
   }
 
-  // The verbs that people type, and null for the command itself.
+  // The verbs of the command line, and null for the command itself.
   static std::vector<const VerbRow*> helps() {
     std::vector<const VerbRow*> verbs{nullptr};
     if (!program().command.has_verbs) return verbs;
@@ -53,7 +53,7 @@ class Commands : public testing::TestWithParam<const char*> {
   }
 };
 
-// The words of a text that begin with a dash, without what follows them.
+// The words of a text that begin with a dash, cut at their argument.
 std::set<std::string> flags_in(const std::string& text) {
   std::set<std::string> flags;
   std::istringstream lines(text);
@@ -118,7 +118,7 @@ TEST_P(Commands, PrintEveryVerbOperandAndMountOption) {
   }
 }
 
-// The build fills the marks; what a verb does is written by hand.
+// The build fills the marks; the descriptions of verbs are written by hand.
 TEST_P(Commands, HaveAPageForTheirVerbsWithMarksForTheirOptions) {
   const CommandRow& command = program().command;
   const std::string page = read_file(std::filesystem::path(STFS_SOURCE_DIR) / "docs/man" /

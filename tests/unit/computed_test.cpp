@@ -1,4 +1,4 @@
-// Who computes, who waits, who is told. Threads meet at latches; nothing here sleeps.
+// Computed texts: jobs, waiters and cancellation. Threads meet at latches; nothing here sleeps.
 #include "fs/mount/computed.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class Asked {
   Asked(Computed& computed, Computed::Key key) : Asked(computed, key, computed.ticket()) {}
   Asked(Computed& computed, Computed::Key key, Computed::Ticket ticket) : ticket_(ticket) {
     computed.request(ticket, key, [promise = promise_](int error, const std::string& text) {
-      promise->set_value({error, text});  // throws, and so ends the test, when called twice
+      promise->set_value({error, text});  // a second call throws and ends the test
     });
   }
   Computed::Ticket ticket() const { return ticket_; }
@@ -47,7 +47,7 @@ int echo(Computed::Key key, const std::atomic<bool>&, std::string& text) {
   return 0;
 }
 
-// Waits until it is stopped, as a long computation that looks at `stop` does.
+// Works until it is stopped, as a long computation that checks `stop` does.
 int until_stopped(const std::atomic<bool>& stop) {
   while (!stop) std::this_thread::yield();
   return EINTR;
@@ -105,7 +105,7 @@ TEST(Computed, KeepsTheTextAndAnswersAtOnceOnTheRequestingThread) {
 TEST(Computed, ComputesAsManyAtOnceAsThereAreThreads) {
   std::latch both(2);
   Computed computed(2, [&](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
-    both.arrive_and_wait();  // for ever, were there one thread
+    both.arrive_and_wait();  // with a single thread this would hang
     return echo(key, stop, text);
   });
   Asked first(computed, 1);

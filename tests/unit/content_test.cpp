@@ -50,7 +50,7 @@ std::string joined(const Reading& reading) {
   return out;
 }
 
-// A source of random bytes, with a time in the past, so that any write changes it.
+// A source of random bytes with an mtime in the past, so that any write changes it.
 class ContentTest : public ::testing::Test {
  protected:
   ContentTest() : path_((dir_ / "source").string()), bytes_(RandomBytes(3).bytes(20'000)) {
@@ -78,7 +78,7 @@ class ContentTest : public ::testing::Test {
     return out;
   }
 
-  // What reading everything answers: 0 or an errno.
+  // Reads everything: 0 or an errno.
   static int error_of_read(const Content& content) {
     Reading reading;
     return content.read(0, kMost, reading);
@@ -99,7 +99,7 @@ TEST_F(ContentTest, EqualsItsPartsAtAnyOffsetAndLength) {
   for (int round = 0; round < 100 && !HasFailure(); ++round) {
     Content content;
     std::string model;
-    // Sometimes more spans than a reading may have pieces.
+    // Sometimes more spans than a reading has pieces.
     const std::uint64_t spans = round % 4 == 0 ? random.next() % 300 : random.next() % 8;
     for (std::uint64_t i = 0; i < spans; ++i) {
       const std::uint64_t length = random.next() % 50;
@@ -323,8 +323,8 @@ TEST_F(ContentTest, IsStaleWhenTheSecondOfItsSourcesHasChanged) {
   EXPECT_EQ(content.verify(), ESTALE);
 }
 
-// Rewrites a source while its own bytes are produced: a slow producer, and a writer that was
-// faster.
+// Rewrites a source while it produces bytes: a slow producer and a faster
+// writer.
 class RewritingProducer : public Producer {
  public:
   explicit RewritingProducer(std::filesystem::path path) : path_(std::move(path)) {}
@@ -383,7 +383,7 @@ TEST(LocalFile, ReadsPastTheEndAsStale) {
   EXPECT_EQ(file.read(out, 5), 0);
 }
 
-// An address beyond those of processes is EIO in /proc/self/mem.
+// Reading /proc/self/mem beyond the address space of a process is EIO.
 TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   const LocalFile file("/proc/self/mem");
   constexpr std::uint64_t kNothing = std::uint64_t{1} << 60;
@@ -410,7 +410,7 @@ TEST(LocalFile, KeepsTheFirstFailuresOfItsReadsAndEachOnce) {
   EXPECT_EQ(taken, LocalFile::kMaxFailures);
 }
 
-// Takes a file out of the page cache, where its file system lets it.
+// Drops a file from the page cache, if its file system can.
 void drop_pages(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   EXPECT_EQ(::fsync(fd), 0);
@@ -429,7 +429,7 @@ TEST(LocalFile, ReadersOfAColdFileGetTheBytesOfTheirRanges) {
 
   for (std::size_t i = 0; i < 8; ++i) {
     readers.emplace_back([&, i] {
-      // More than a block, less than one, and none.
+      // Lengths above a block, below a block, and 0.
       for (const std::size_t length : {300'000UL, 131'072UL, 131'073UL, 1UL, 0UL}) {
         std::string out(length, '\0');
         if (file.read_ahead(std::as_writable_bytes(std::span(out)), i * 80'000) == 0 &&

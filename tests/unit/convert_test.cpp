@@ -29,7 +29,7 @@ constexpr Bits kInfinity = 0x7F800000;
 constexpr Bits kQuietNan = 0x7FC00000;
 constexpr Bits kSign = 0x80000000;
 
-// How a small format is laid out, from its specification.
+// The layout of a small format, from its specification.
 struct Format {
   unsigned exponent_bits, significand_bits;
   int bias;
@@ -151,7 +151,7 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
   }
 }
 
-// The tables that the OCP specifications print, so that the reference is checked by hand too.
+// The tables that the OCP specifications print: they check the reference itself.
 TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   const auto value = [](DType dtype, std::uint32_t code) {
     const std::string bytes = packed({code, 0, 0, 0}, type_info(dtype).bits());
@@ -194,7 +194,7 @@ TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
   }
 }
 
-// F64: the rounding of the language, which is that of IEEE 754.
+// F64: the language rounds as IEEE 754 does.
 std::vector<std::uint64_t> doubles() {
   std::vector<std::uint64_t> bits;
   const auto add = [&](double value) {
@@ -285,7 +285,7 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
       const std::string data = random.bytes(bytes);
       const std::vector<Bits> expected = converted(convert_to_f32_portable, dtype, data, length);
       for (std::size_t alignment = 0; alignment < 9; ++alignment) {
-        // Exactly as large as it must be, so that a sanitizer sees a byte too many.
+        // Exactly as large as needed, so that a sanitizer finds an overrun.
         std::vector<char> in(alignment + bytes);
         std::copy(data.begin(), data.end(), in.begin() + static_cast<std::ptrdiff_t>(alignment));
         std::vector<float> out(length + 2, 77.0F);
@@ -300,7 +300,7 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
   }
 }
 
-// Any part, read in any order, is that part of the whole.
+// Parts read in any order equal parts of the whole.
 void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t count,
                  RandomBytes& random) {
   Content raw;

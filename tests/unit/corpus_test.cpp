@@ -1,5 +1,5 @@
-// The files of tests/corpus, each named by the rule it keeps or breaks, and what becomes of each.
-// The header fuzzer begins with the same files.
+// The files of tests/corpus, each named after the rule that it keeps or breaks, and how each loads.
+// The header fuzzer starts from the same files.
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "tests/support/files.h"

@@ -1,4 +1,4 @@
-// What a daemon says, and where.
+// The log of a daemon, and where it goes.
 #include "fs/fuse/daemon.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace stfs::test {
 namespace {
 
-// Which file standard error is.
+// The file behind standard error.
 std::pair<dev_t, ino_t> standard_error() {
   struct stat status {};
   EXPECT_EQ(::fstat(STDERR_FILENO, &status), 0);

@@ -139,7 +139,7 @@ TEST(FileSystem, AnswersAnyInodeWithAnAnswerOrAnErrno) {
     const ServedCheckpoint mounted(many(), {.control = control}, Metadata{{"format", "pt"}});
     RandomBytes random(9);
     for (int round = 0; round < 100'000; ++round) {
-      // Mostly near numbers that exist.
+      // Mostly numbers near those that exist.
       std::uint64_t inode = random.next() >> (random.next() % 64);
       if (round < 8) inode = std::uint64_t{0} - static_cast<std::uint64_t>(round);
       const std::uint64_t offset = random.next() >> (random.next() % 64);
@@ -526,7 +526,7 @@ TEST(FileSystem, AnswersAnExtendedAttributeOverTheKernelsLimitWithAnErrno) {
             E2BIG);
 }
 
-// A source that changes.
+// Changed sources.
 
 TEST(FileSystem, FailsOpensAndReadsOfASourceThatChangedAndLogsOnce) {
   ServedCheckpoint mounted({{{"a", "U8", {4}, "1234"}}, {{"b", "U8", {4}, "5678"}}}, {},

@@ -1,5 +1,5 @@
-// The rules of the format, as literal bytes. The verdicts are the reference reader's; duplicate
-// keys alone are ours.
+// The rules of the format, as literal bytes. The reference reader gives the same verdicts, except
+// for duplicate keys.
 #include "core/base/error.h"
 #include "core/format/safetensors.h"
 #include "tests/support/checkpoint_writer.h"
@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::string_literals;
 
-// What became of a header: "ok 2", or the name of the error, and its message.
+// How a header loads: "ok 2", or the name and message of the error.
 struct Verdict {
   std::string word;
   std::string message;
@@ -45,7 +45,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.nam
 
 constexpr const char* kJsonError = "InvalidHeaderDeserialization";
 
-// One tensor "a" of two bytes, with more fields behind the three.
+// One tensor "a" of two bytes, with more fields after the usual three.
 std::string with(const std::string& fields) {
   return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2])" + fields + "}}";
 }

@@ -1,10 +1,13 @@
-// A local file whose bytes come when a test says so, as a network's do.
+// A local file whose bytes arrive when a test delivers them, as bytes from a network would.
+//
+// Thread safety: all members.
 #pragma once
 
 #include "core/source/local_file.h"
 
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,19 +21,19 @@ class LateSource : public Source {
     set_version(file_.version());
   }
 
-  // Until then everything is here, so that a header can be read.
+  // Call after the header was read: until then all bytes are here.
   void take_bytes_away() {
     const std::lock_guard lock(mutex_);
     is_away_ = true;
   }
-  // What is wanted, and not delivered yet.
+  // The ranges that are wanted and not delivered.
   std::vector<ByteRange> wanted() const {
     const std::lock_guard lock(mutex_);
     std::vector<ByteRange> ranges;
     for (const auto& [range, ready] : waiting_) ranges.push_back(range);
     return ranges;
   }
-  // Tells the first who waits that the bytes have come, or an errno.
+  // Completes the oldest want with 0 or an errno.
   void deliver(int error) {
     std::unique_lock lock(mutex_);
     auto [range, ready] = std::move(waiting_.front());
@@ -40,7 +43,12 @@ class LateSource : public Source {
     ready(error);
   }
 
-  // Nothing that came is here any more.
+  // Lets want() throw std::bad_alloc.
+  void refuse_wants() {
+    const std::lock_guard lock(mutex_);
+    refuses_wants_ = true;
+  }
+  // Takes all delivered bytes away again.
   void forget() {
     const std::lock_guard lock(mutex_);
     here_.clear();
@@ -58,6 +66,7 @@ class LateSource : public Source {
   }
   void want(ByteRange range, Ready ready) const override {
     const std::lock_guard lock(mutex_);
+    if (refuses_wants_) throw std::bad_alloc();
     waiting_.emplace_back(range, std::move(ready));
   }
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
@@ -75,6 +84,7 @@ class LateSource : public Source {
   LocalFile file_;
   mutable std::mutex mutex_;
   bool is_away_ = false;
+  bool refuses_wants_ = false;
   std::vector<ByteRange> here_;
   mutable std::vector<std::pair<ByteRange, Ready>> waiting_;
 };

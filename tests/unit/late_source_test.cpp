@@ -1,4 +1,4 @@
-// Reads of bytes that are not here yet: who waits, who is answered, and with what.
+// Reads of bytes that are not here yet: when they wait, and what answers them.
 #include "tests/unit/late_source.h"
 
 #include "core/checkpoint/catalogue.h"
@@ -100,6 +100,15 @@ TEST_F(LateSourceTest, AReadOfWhatIsNotHereReturnsAndIsAnsweredWhenItHasCome) {
   const Answer answer = waiting->answer.get();
   EXPECT_EQ(answer.error, 0);
   EXPECT_EQ(answer.bytes, "bcd");
+}
+
+TEST_F(LateSourceTest, ASourceThatHasNoMemoryForARequestAnswersENOMEMOnce) {
+  source_->refuse_wants();
+  std::shared_ptr<Waiting> waiting;
+
+  ASSERT_NO_THROW(waiting = read("a")) << "the caller would answer a second time";
+
+  EXPECT_EQ(waiting->answer.get().error, ENOMEM);
 }
 
 TEST_F(LateSourceTest, AReadOfWhatIsHereIsAnsweredAtOnceWhileOthersWait) {

@@ -1,4 +1,5 @@
-// Leases: while a guard lives nobody can change the bytes, and nobody waits for a lease for long.
+// Leases: while a pin lives no process can change the bytes, and no writer waits for a lease for
+// long.
 #include "core/source/leases.h"
 
 #include "core/recipe/content.h"
@@ -27,7 +28,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The errno of an open that would have to wait for a lease; 0 when it succeeds.
+// The errno of an open that would wait for a lease; 0 if it succeeds.
 int open_for_writing(const std::string& path, int flags = 0) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags);
   if (fd < 0) return errno;
@@ -35,7 +36,7 @@ int open_for_writing(const std::string& path, int flags = 0) {
   return 0;
 }
 
-// The errno of a read through a recipe, as one who is served reads; 0 when it succeeds.
+// The errno of a read through a recipe, as FileSystem reads; 0 if it succeeds.
 int read_by_recipe(const LocalFile& file) {
   Content content;
   content.extent(file, 0, 10);
@@ -43,13 +44,13 @@ int read_by_recipe(const LocalFile& file) {
   return content.read(0, 10, reading);
 }
 
-// Reads until there is a lease: the thread that gave one back may still be about to say so.
+// Reads until there is a lease: the thread that returned the last one may not have said so yet.
 bool is_leased_again(const LocalFile& file) {
   const auto is_leased = [&] { return read_by_recipe(file) == 0 && file.is_leased(); };
   return eventually(is_leased, 60s);
 }
 
-// A file with a lease that is tried again at the first read after it was given back.
+// A file whose lease is taken again at the first read after it was returned.
 class LeasesTest : public ::testing::Test {
  protected:
   LeasesTest() : path_((dir_ / "f").string()) {
@@ -92,7 +93,7 @@ TEST_F(LeasesTest, AreNotGivenBackWhileAPinLives) {
   ASSERT_TRUE(pinned);
   std::atomic<bool> opened = false;
 
-  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);  // asks for the lease
+  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);  // breaks the lease
   std::thread writer([&] {
     EXPECT_EQ(open_for_writing(path_), 0);
     opened = true;
@@ -141,7 +142,7 @@ TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
 TEST_F(LeasesTest, OfAFileThatHasChangedAreNotTakenAgain) {
   write_file(path_, std::string(10'000, 'y'));
 
-  // The first attempt may come before the thread says that the lease is back.
+  // The first attempt may come before the thread has marked the lease as returned.
   EXPECT_TRUE(eventually(
       [&] {
         EXPECT_FALSE(file_->retake_lease());
@@ -211,7 +212,7 @@ TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
   ::close(writer);
 }
 
-// Runs `act` on a thread that has CAP_LEASE and no other capability.
+// Runs `act` on a thread whose only capability is CAP_LEASE.
 void with_cap_lease_alone(const std::function<void()>& act) {
   std::thread([&] {
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
@@ -222,8 +223,8 @@ void with_cap_lease_alone(const std::function<void()>& act) {
   }).join();
 }
 
-// mincore(2) calls every page of another user's file resident, unless the caller may do more than
-// take leases. A reply from the mapping would then wait for the disk, and a writer for the reply.
+// mincore(2) reports every page of another user's file as resident, unless the caller has more
+// capabilities. A reply from the mapping would then wait for the disk, and a writer for the reply.
 TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give a file away";
   const TempDir dir;
@@ -251,8 +252,8 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   if (!is_leased) GTEST_SKIP() << "no leases on this file system";
 }
 
-// Of a supervised mount: the descriptor, and the lease with it, outlives the worker that took it,
-// and the signal that asks for it back goes to nobody.
+// In a supervised mount the descriptor and its lease outlive the worker that took the lease, and
+// the kernel's signal to break it reaches no process.
 TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
   sigset_t io;
   sigset_t before;

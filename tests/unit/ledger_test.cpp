@@ -20,7 +20,7 @@ namespace {
 
 std::optional<std::uint64_t> empty() { return 0; }
 
-// What a worker that begins now finds, by number.
+// The names that a new worker restores, by number.
 std::map<std::uint64_t, std::string> found_in(Ledger& ledger) {
   std::map<std::uint64_t, std::string> found;
   ledger.restore([&](const Ledger::Name& name, std::uint32_t) {
@@ -35,8 +35,8 @@ TEST(Ledger, KeepsWhatIsLive) {
   Ledger ledger(0);
   ledger.add({3, 7, "0:1", 1ULL << 40, 0, 1});
   const std::uint32_t gone = ledger.add({4, 8, "gone", 0, 1, 1});
-  const std::uint32_t place = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 9, 2, 1});
-  ledger.count(place, 12);
+  const std::uint32_t slot = ledger.add({5, 0xFFFFFFFF, std::string(255, 'x'), 9, 2, 1});
+  ledger.count(slot, 12);
   ledger.count(gone, 0);
 
   const auto found = found_in(ledger);
@@ -49,25 +49,25 @@ TEST(Ledger, KeepsWhatIsLive) {
 
 TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
   Ledger ledger(0);
-  std::map<std::uint64_t, std::uint32_t> places;
+  std::map<std::uint64_t, std::uint32_t> slots;
   std::map<std::uint64_t, std::string> expected;
   std::uint64_t number = 0;
   for (std::size_t round = 0; round < 5; ++round) {
     for (std::size_t length = round; length <= Ledger::kLongestName; length += 1 + round) {
       const std::string text(length, static_cast<char>('a' + round));
-      places[number] = ledger.add({1, 2, text, 0, number, 1});
+      slots[number] = ledger.add({1, 2, text, 0, number, 1});
       expected[number++] = "1 2 " + text + " 0 1";
     }
-    for (auto place = places.begin(); place != places.end();) {
-      if (place->first % 3 != round % 3) {
-        ++place;
+    for (auto slot = slots.begin(); slot != slots.end();) {
+      if (slot->first % 3 != round % 3) {
+        ++slot;
         continue;
       }
-      ledger.count(place->second, 0);
-      expected.erase(place->first);
-      place = places.erase(place);
+      ledger.count(slot->second, 0);
+      expected.erase(slot->first);
+      slot = slots.erase(slot);
     }
-    // As a worker that begins would; it goes on with what it found.
+    // As a new worker does; it then goes on with these names.
     EXPECT_EQ(found_in(ledger), expected);
   }
 }
@@ -82,18 +82,18 @@ TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {
 
 TEST(Ledger, ThatIsFullRefusesAndHasRoomAgain) {
   Ledger ledger(0, 4096);
-  std::vector<std::uint32_t> places;
+  std::vector<std::uint32_t> slots;
   const auto fill = [&] {
     for (std::uint64_t number = 0;; ++number)
-      places.push_back(ledger.add({1, 2, "a", 0, number, 1}));
+      slots.push_back(ledger.add({1, 2, "a", 0, number, 1}));
   };
   EXPECT_THROW(fill(), std::bad_alloc);
-  EXPECT_EQ(places.size(), 64U);
+  EXPECT_EQ(slots.size(), 64U);
   EXPECT_EQ(found_in(ledger).size(), 64U);
 
-  ledger.count(places[5], 0);
+  ledger.count(slots[5], 0);
   EXPECT_THROW(ledger.add({1, 2, std::string(100, 'x'), 0, 70, 1}), std::bad_alloc);
-  EXPECT_EQ(ledger.add({1, 2, "b", 0, 71, 1}), places[5]);
+  EXPECT_EQ(ledger.add({1, 2, "b", 0, 71, 1}), slots[5]);
 
   EXPECT_THROW(ledger.add({1, 2, std::string(256, 'x'), 0, 72, 1}), std::bad_alloc);
 }
@@ -128,7 +128,7 @@ TEST(Ledger, IsWholeWhereverItsWorkerIsKilled) {
         numbers.push_back(*names.look_up(9, 1, text + std::to_string(i), empty));
         if (i % 5 != 0) names.forget(numbers[i * 3 % numbers.size()], 1);
         if (i == 20 && ::write(ends[1], "x", 1) != 1) ::_exit(1);
-        // What it leaves is bounded, so that a long wait for the signal does no harm.
+        // Bound the memory that it leaves, so that a late signal does no harm.
         if (i == 20'000) {
           for (const std::uint64_t number : numbers) names.forget(number, 1);
           numbers.clear();
@@ -199,7 +199,7 @@ TEST(LookedUpNamesInALedger, AreDroppedByTheNextProcessToo) {
   ASSERT_TRUE(names.take_surplus());
   EXPECT_TRUE(names.take_surplus());
   EXPECT_FALSE(names.take_surplus());
-  names.release(0);  // the process before this one had it open
+  names.release(0);  // an earlier worker opened it
   EXPECT_EQ(names.size(), 4U);
 }
 

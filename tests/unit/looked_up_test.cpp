@@ -16,7 +16,7 @@ namespace {
 
 std::optional<std::uint64_t> no_bytes() { return 0; }
 
-// What the kernel should drop now, in that order.
+// The names that the kernel should drop now, in order.
 std::vector<std::string> surplus_of(LookedUpNames& names) {
   std::vector<std::string> out;
   while (const auto name = names.take_surplus()) {
@@ -151,7 +151,7 @@ TEST(LookedUpNames, ThatAreOpenAreNotDropped) {
 
   names.look_up(1, 0, "d", no_bytes);
   names.release(open);
-  names.release(open);  // once too often
+  names.release(open);  // one release too many
 
   EXPECT_EQ(surplus_of(names), std::vector<std::string>{"d"});
   names.look_up(1, 0, "e", no_bytes);
@@ -270,7 +270,8 @@ TEST(LookedUpNames, ThatTheKernelKeptAreAskedForAgainWhenThereAreTooMany) {
     for (char name = from; name <= to; ++name) names.look_up(1, 0, {&name, 1}, no_bytes);
   };
   look_up('a', 'd');
-  EXPECT_EQ(surplus_of(names), (std::vector<std::string>{"a", "b"}));  // the kernel keeps all
+  EXPECT_EQ(surplus_of(names),
+            (std::vector<std::string>{"a", "b"}));  // the kernel drops none of them
 
   look_up('e', 'e');
   EXPECT_EQ(surplus_of(names), std::vector<std::string>{"c"});

@@ -5,7 +5,7 @@
 
 namespace stfs::test {
 
-// The largest offset or length that can be asked for.
+// The largest offset or length of a read.
 inline constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
 }  // namespace stfs::test

@@ -1,4 +1,4 @@
-// A file that is complete when it appears, begun without a name and begun with a temporary one.
+// A new file appears complete, whether it begins without a name or with a temporary one.
 #include "tools/info/new_file.h"
 
 #include "core/base/error.h"
@@ -65,7 +65,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
 TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
   NewFile file(path(), GetParam());
   write(file, "after");
-  std::filesystem::create_directory(path());  // nothing is renamed over a directory
+  std::filesystem::create_directory(path());  // rename(2) does not replace a directory
 
   EXPECT_EQ(refusal([&] { file.commit(); }), path() + ": Is a directory");
   EXPECT_EQ(left(), NameList{"new"});
@@ -105,7 +105,7 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
   for (const int number : {SIGHUP, SIGINT, SIGTERM}) {
     EXPECT_EXIT(
         {
-          ::signal(number, SIG_DFL);  // nohup(1) ignores one for the tests
+          ::signal(number, SIG_DFL);  // nohup(1) makes the tests ignore one of them
           const NewFile file(dir_ / "new", GetParam());
           write(file, "after");
           ::kill(::getpid(), number);

@@ -22,7 +22,7 @@ Options parse_with(const std::string& options) {
   return parse({"m.safetensors", "/mnt", "-o", options});
 }
 
-// The message of the refusal.
+// The message of the error.
 std::string refused(const Strings& arguments) {
   try {
     parse(arguments);

@@ -94,7 +94,7 @@ TEST(PathNames, CutAtTheEndOfACharacter) {
   EXPECT_EQ(path.size(), 222U + 17);
 }
 
-// What is cut must look cut: another name could be its path otherwise.
+// A cut component must be recognizable, or another name could have its path.
 TEST(PathNames, CutANameThatIsNotUtf8WhereAnyOtherIs) {
   const std::string path = encode("a" + std::string(300, '\x93'));
 
@@ -146,7 +146,7 @@ TEST(PathNames, DecodeNothingThatIsNotWrittenSo) {
   }
 }
 
-// Sets of names, random but the same in every run, in which names that look alike are frequent.
+// Sets of names with many similar ones; random, but the same in every run.
 class Names {
  public:
   explicit Names(std::uint64_t seed) : random_(seed) {}
@@ -201,7 +201,7 @@ bool looks_cut(std::string_view component) {
              std::string_view::npos;
 }
 
-// Every rule of a path that does not need the other names.
+// The rules of a single path, independent of other names.
 void expect_wellformed(const std::string& name, const std::string& path) {
   const bool is_empty = path == "%";
   EXPECT_EQ(is_empty, name.empty());
@@ -236,7 +236,7 @@ std::vector<std::string> paths_of(const std::vector<std::string>& names) {
   return paths;
 }
 
-// No two tensors share a path, no file is a directory, and the name can be read from the path.
+// No two tensors share a path, no file is a directory, and the path gives the name back.
 void expect_good_paths(const std::vector<std::string>& names) {
   const std::vector<std::string> paths = paths_of(names);
   const std::set<std::string> files(paths.begin(), paths.end());
@@ -267,7 +267,7 @@ TEST(PathNames, OfALargeRandomSetAreDifferentWellformedAndReadBack) {
 }
 
 TEST(PathNames, OfAllShortNamesTogetherAreDifferentWellformedAndReadBack) {
-  // Every name of up to four characters over the ones that matter.
+  // Every name of up to four of the characters that have a meaning.
   const std::string alphabet = "/.%\0\x1f\x7f~a2F"s;
   std::vector<std::string> names{""};
   for (std::size_t begin = 0, length = 0; length < 4; ++length) {
@@ -281,7 +281,7 @@ TEST(PathNames, OfAllShortNamesTogetherAreDifferentWellformedAndReadBack) {
 }
 
 TEST(PathNames, OfEverySmallSetOfShortNamesAreDifferent) {
-  // Which names are tensors decides how the others are written: all pairs and triples.
+  // The set of names decides how each is written: all pairs and triples.
   const std::vector<std::string> names{"",     "%",      "%2F",  "/",     "//",
                                        "/a",   "a",      "a%2F", "a%2Fb", "a/",
                                        "a//b", "a/%2Fb", "a/b",  "a/b/",  "a/b/c"};

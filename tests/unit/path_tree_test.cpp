@@ -55,10 +55,10 @@ class DottedTree {
   PathTree tree_;
 };
 
-// What a directory holds: component to tensor, or to nothing for a directory.
+// The entries of a directory: component to tensor, or nullopt for a directory.
 using Listing = std::map<std::string, std::optional<std::uint32_t>>;
 
-// Directory path ("" or "a/b/") to what it holds.
+// Directory path ("" or "a/b/") to its entries.
 std::map<std::string, Listing> model_of(const PathTree& tree, std::size_t tensors) {
   std::map<std::string, Listing> model;
   model[""];
@@ -252,8 +252,8 @@ TEST(PathTree, DoesNotUseTheStackForACursorFromNowhereInALargeSubdirectory) {
   EXPECT_EQ(entry->component, "z");
 }
 
-// Each took half a minute when its time went with the square of the name's length: the test's time
-// limit is what judges.
+// Each took half a minute while its time was quadratic in the name's length: the test's timeout
+// would report that.
 TEST(PathTree, TakesTwoVeryDeepNamesWithoutComparingThemAgainAtEachDepth) {
   std::string a;
   std::string b;
@@ -340,7 +340,7 @@ TEST(DottedPaths, LeaveADotThatMayNotSeparate) {
   EXPECT_EQ(dotted({"", ".", "..", "..."}), (Paths{"%", "%2E", "%2E%2E", "..."}));
 }
 
-// What every set of names must give.
+// The properties that hold for every set of names.
 void expect_good_dotted_paths(const std::vector<std::string>& names) {
   const Paths paths = dotted(names);
   std::set<std::string> files(paths.begin(), paths.end());

@@ -11,12 +11,12 @@
 namespace stfs::test {
 namespace {
 
-// Recipes of which each is `number` bytes long, and how often one was made.
+// A recipe of a subset has `number` bytes; counts the recipes made.
 class Counted {
  public:
   Recipes::Shared get(std::uint64_t number, std::size_t tensors = 1) {
     return recipes_.get(number, [&] {
-      ++made;
+      ++calls;
       Content content;
       content.literal(std::string(number, 'x'));
       return Recipes::New{std::move(content), tensors};
@@ -24,7 +24,7 @@ class Counted {
   }
   void drop(std::uint64_t number) { recipes_.drop(number); }
 
-  int made = 0;
+  int calls = 0;
 
  private:
   Recipes recipes_;
@@ -38,41 +38,42 @@ TEST(Recipes, AreMadeOnceWhileTheyAreKept) {
 
   EXPECT_EQ(first, again);
   EXPECT_EQ(first->size(), 3U);
-  EXPECT_EQ(recipes.made, 1);
+  EXPECT_EQ(recipes.calls, 1);
 }
 
 TEST(Recipes, ThatWereNotAskedForTheLongestAreThrownOut) {
   Counted recipes;
-  for (std::uint64_t number = 1; number <= Recipes::kMost; ++number) recipes.get(number);
+  for (std::uint64_t number = 1; number <= Recipes::kMaxRecipes; ++number) recipes.get(number);
   recipes.get(1);
-  recipes.made = 0;
+  recipes.calls = 0;
 
-  recipes.get(Recipes::kMost + 1);
+  recipes.get(Recipes::kMaxRecipes + 1);
 
-  EXPECT_EQ(recipes.made, 1);
+  EXPECT_EQ(recipes.calls, 1);
   recipes.get(1);
-  EXPECT_EQ(recipes.made, 1) << "it is kept";
+  EXPECT_EQ(recipes.calls, 1) << "it is kept";
   recipes.get(2);
-  EXPECT_EQ(recipes.made, 2) << "it was thrown out";
+  EXPECT_EQ(recipes.calls, 2) << "it was thrown out";
 }
 
 TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
   Counted recipes;
-  recipes.get(1, Recipes::kMostTensors);
-  recipes.get(2, Recipes::kMostTensors);
-  recipes.made = 0;
+  recipes.get(1, Recipes::kMaxTensors);
+  recipes.get(2, Recipes::kMaxTensors);
+  recipes.calls = 0;
 
-  recipes.get(2, Recipes::kMostTensors);
-  EXPECT_EQ(recipes.made, 0);
-  recipes.get(1, Recipes::kMostTensors);
+  recipes.get(2, Recipes::kMaxTensors);
+  EXPECT_EQ(recipes.calls, 0);
+  recipes.get(1, Recipes::kMaxTensors);
 
-  EXPECT_EQ(recipes.made, 1);
+  EXPECT_EQ(recipes.calls, 1);
 }
 
 TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
   Counted recipes;
   const Recipes::Shared read = recipes.get(5);
-  for (std::uint64_t number = 100; number < 100 + Recipes::kMost; ++number) recipes.get(number);
+  for (std::uint64_t number = 100; number < 100 + Recipes::kMaxRecipes; ++number)
+    recipes.get(number);
   recipes.drop(5);
 
   std::array<std::byte, 5> bytes{};
@@ -89,7 +90,7 @@ TEST(Recipes, AreMadeAgainAfterTheyWereDropped) {
 
   recipes.get(1);
 
-  EXPECT_EQ(recipes.made, 2);
+  EXPECT_EQ(recipes.calls, 2);
 }
 
 TEST(Recipes, ThatCannotBeMadeAreNull) {
@@ -112,7 +113,7 @@ TEST(Recipes, AreMadeOnceForReadersThatComeAtOnce) {
   }
   for (std::thread& reader : readers) reader.join();
 
-  EXPECT_EQ(recipes.made, 1);
+  EXPECT_EQ(recipes.calls, 1);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Threads that read requests, from a socket that keeps them apart as /dev/fuse does. Threads meet
-// at latches; nothing here sleeps.
+// Threads that read requests from a packet socket, which keeps them apart as /dev/fuse does.
+// Threads meet at latches; nothing here sleeps.
 #include "fs/fuse/request_loop.h"
 
 #include "tests/support/files.h"
@@ -73,7 +73,7 @@ TEST_F(RequestLoopTest, AnswersEveryRequestOnce) {
 
 TEST_F(RequestLoopTest, StartsThreadsWhileOthersAreBusyUpToItsLimit) {
   constexpr unsigned kThreads = 8;
-  std::latch busy(kThreads);  // none goes on before all are here
+  std::latch busy(kThreads);  // each waits until all are here
   std::atomic<unsigned> now = 0;
   std::atomic<unsigned> most = 0;
   std::latch all(3L * kThreads);
@@ -96,7 +96,7 @@ TEST_F(RequestLoopTest, StartsThreadsWhileOthersAreBusyUpToItsLimit) {
 TEST_F(RequestLoopTest, ThreadsThatHaveNothingToDoEnd) {
   constexpr unsigned kThreads = 16;
   constexpr unsigned kIdle = 2;
-  std::thread([] {}).join();  // ThreadSanitizer starts one of its own with the first
+  std::thread([] {}).join();  // ThreadSanitizer starts a background thread with the first
   const std::size_t before = threads();
   std::latch busy(kThreads);
   const RequestLoop loop(device_.get(), {kLongest, kIdle, kThreads},
@@ -109,7 +109,7 @@ TEST_F(RequestLoopTest, ThreadsThatHaveNothingToDoEnd) {
 }
 
 TEST_F(RequestLoopTest, ForgettingStartsNoThread) {
-  std::set<std::thread::id> threads;  // of one thread, so without a lock
+  std::set<std::thread::id> threads;  // used by one thread, so without a lock
   std::latch all(100);
   const RequestLoop loop(device_.get(), {kLongest, 4, 8}, [&](std::span<std::byte>) {
     threads.insert(std::this_thread::get_id());
@@ -133,7 +133,7 @@ TEST_F(RequestLoopTest, EndsAtAnyMomentOfReading) {
     char left[64];
     int unread = 0;
     while (::recv(device_.get(), left, sizeof left, MSG_DONTWAIT) > 0) ++unread;
-    // Each was answered, or was still there, or was being read at that moment.
+    // Each request was answered, was still queued, or was being read when the loop ended.
     EXPECT_LE(answers + unread, round % 4);
   }
 }

@@ -1,4 +1,4 @@
-// A file system over a checkpoint on disk, without a mount.
+// A file system over a checkpoint on disk, without a mount. Not safe to share between threads.
 #pragma once
 
 #include "fs/mount/filesystem.h"
@@ -62,7 +62,7 @@ class ServedCheckpoint {
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const std::string& source(std::size_t number = 0) const { return paths_[number]; }
 
-  // What stands at a path from the root: "", ".stfs/info.json".
+  // The inode at a path from the root: "", ".stfs/info.json".
   std::optional<Attributes> at(const std::string& path) const {
     std::optional<Attributes> found = filesystem_->attributes(kRoot);
     std::istringstream components(path);
@@ -144,7 +144,7 @@ class ServedCheckpoint {
       if (S_ISDIR(entry.attributes.mode)) walk(below, visit);
     }
   }
-  // Everything there is, listed or not.
+  // All paths, listed or not.
   void walk_all(const Visit& visit) const {
     walk("", visit);
     if (const auto control = at(".stfs")) {

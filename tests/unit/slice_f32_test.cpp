@@ -21,7 +21,7 @@ namespace {
 
 using Dims = std::vector<std::uint64_t>;
 
-// Bytes of a tensor; counts those that are asked for.
+// Produces the bytes of a tensor; counts the bytes requested.
 class CountedBytes : public Producer {
  public:
   CountedBytes(std::string bytes, std::uint64_t& read) : bytes_(std::move(bytes)), read_(read) {}
@@ -40,7 +40,7 @@ class CountedBytes : public Producer {
 
 class SliceF32 : public ::testing::TestWithParam<DType> {
  protected:
-  // The part, as bytes of floats; nothing when the expression is none.
+  // The slice as bytes of floats; nullopt if the expression is invalid.
   std::unique_ptr<const Producer> part(const std::string& expression, const Dims& shape) {
     std::vector<Range> ranges;
     EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;
@@ -58,7 +58,7 @@ class SliceF32 : public ::testing::TestWithParam<DType> {
         .to_f32(std::as_bytes(std::span(bytes_)).data(), whole_.size(), whole_.data());
   }
 
-  // The values that ranges take, one index after the other.
+  // The values of the ranges, one index after the other.
   std::string model(const std::string& expression, const Dims& shape) const {
     std::vector<Range> ranges;
     EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;

@@ -1,4 +1,4 @@
-// Slices against a model that walks every index and notes every bit.
+// Slices against a model that visits every index and marks every bit.
 #include "core/recipe/slice.h"
 
 #include "core/source/leases.h"
@@ -106,16 +106,16 @@ TEST(SliceSyntax, DoesNotOverflowOnTheLargestTensors) {
   slice = parsed("::1", {most});
   EXPECT_EQ(slice.size(), most);
   EXPECT_TRUE(slice.loops.empty());
-  // Other dimensions may be anything beside one of size 0.
+  // Next to a dimension of size 0 the others may have any size.
   EXPECT_EQ(parsed("...", {kMost, kMost, 0}).size(), 0U);
   EXPECT_EQ(parsed("-1,::2", {kMost, kMost, 0}).shape, (Dims{1ULL << 63, 0}));
 }
 
-// The model: NumPy's rules for one dimension, written as a walk.
+// The model: NumPy's rules for one dimension, written as a loop.
 
 struct Expression {
   std::string text;
-  // For each dimension the indices that are taken, and whether it stays.
+  // For each dimension the selected indices, and whether the dimension is kept.
   std::vector<std::vector<std::uint64_t>> indices;
   Dims shape;
   bool is_out_of_range = false;
@@ -129,7 +129,7 @@ std::string signed_number(RandomBytes& random, std::uint64_t size) {
   return std::to_string(value);
 }
 
-// A number as the walk uses it: far ones are cut to what acts alike.
+// A number for the loop: far ones are clamped to a value of equal effect.
 std::int64_t value_of(const std::string& text) {
   if (text.size() > 18) return text[0] == '-' ? -1'000'000'000 : 1'000'000'000;
   return std::stoll(text);
@@ -138,7 +138,7 @@ std::int64_t value_of(const std::string& text) {
 Expression random_expression(RandomBytes& random, const Dims& shape) {
   Expression out;
   const std::size_t rank = shape.size();
-  // Which dimensions an ellipsis or the end of the expression stands for.
+  // The dimensions that an ellipsis or the end of the expression stands for.
   std::size_t implied = rank == 0 ? 0 : random.next() % 3 == 0 ? random.next() % (rank + 1) : 0;
   const std::size_t named = rank - implied;
   const bool has_ellipsis = named == 0 || random.next() % 4 == 0;
@@ -158,7 +158,7 @@ Expression random_expression(RandomBytes& random, const Dims& shape) {
     const auto size = static_cast<std::int64_t>(shape[dimension]);
     auto& taken = out.indices.emplace_back();
     if (random.next() % 3 == 0) {
-      // Mostly inside, since one outside is all that would be tested of an expression.
+      // Mostly in range: the first index out of range ends the parse.
       std::string text = signed_number(random, shape[dimension]);
       if (size > 0 && random.next() % 20 != 0) {
         text = std::to_string(static_cast<std::int64_t>(random.next() % (2 * shape[dimension])) -
@@ -211,7 +211,7 @@ Expression random_expression(RandomBytes& random, const Dims& shape) {
   return out;
 }
 
-// The numbers of the elements that are taken, in order.
+// The numbers of the selected elements, in order.
 std::vector<std::uint64_t> elements_of(const Expression& expression, const Dims& shape) {
   std::vector<std::uint64_t> elements{0};
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -226,7 +226,7 @@ std::vector<std::uint64_t> elements_of(const Expression& expression, const Dims&
   return elements;
 }
 
-// Maximal runs of elements that follow each other.
+// Maximal runs of consecutive elements.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> runs_of(
     const std::vector<std::uint64_t>& elements) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;
@@ -246,7 +246,7 @@ std::uint64_t product(const Dims& shape) {
   return out;
 }
 
-// A tensor's bytes: all of a source from `offset` on.
+// A tensor's bytes: the source from `offset` to its end.
 Content whole(const Source& source, std::uint64_t offset) {
   Content content;
   content.extent(source, offset, source.size() - offset);
@@ -338,7 +338,7 @@ class RandomSlices : public ::testing::Test {
     if (runs.size() <= 1) {
       EXPECT_TRUE(slice.loops.empty()) << where() << " is one run";
     }
-    // Loops whose runs touch are joined: each pass has a gap before the next.
+    // Loops with adjacent runs are joined: each pass leaves a gap before the next.
     for (const Slice::Loop& loop : slice.loops) {
       ASSERT_GE(loop.count, 2U) << where();
       ASSERT_GT(loop.stride, slice.run) << where();
@@ -360,7 +360,7 @@ TEST_F(RandomSlices, EqualTheModelForElementsOfSixBits) {
   check(DType::kF6E3M2, 4000, 7);
 }
 
-// Blocks of many elements that share scales: rows of two blocks.
+// Large blocks with shared scales: rows of two blocks.
 int block_slice(std::string_view expression, const Dims& shape, Slice& slice) {
   static constexpr TypeInfo kScaled{
       .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
@@ -436,7 +436,7 @@ TEST(Slice, OfOneRunIsAnExtentOfTheMapping) {
   EXPECT_EQ(reading.pieces[0].iov_base, source.bytes().data() + 17);
 }
 
-// What is read of the source. The kernel counts what this process asks for.
+// The bytes read from the source. The kernel counts what this process reads.
 
 std::uint64_t bytes_read() {
   std::ifstream io("/proc/self/io");
@@ -533,7 +533,7 @@ TEST(Slice, OfMillionsOfRunsTakesNoMemoryForThem) {
   EXPECT_LT(resident_bytes(), before + (8 << 20));
 }
 
-// A source that changes.
+// Changed sources.
 
 TEST(Slice, OfManyRunsIsStaleAfterTheSourceWasTruncated) {
   const TempDir dir;
@@ -571,7 +571,7 @@ std::string canonical(std::string_view expression, const Dims& shape) {
   return canonical_expression(ranges, shape);
 }
 
-// Which indices of each dimension are taken, and which dimensions are kept.
+// The selected indices of each dimension, and the dimensions that are kept.
 std::vector<std::vector<std::uint64_t>> taken(std::string_view expression, const Dims& shape) {
   std::vector<Range> ranges;
   EXPECT_EQ(parse_ranges(expression, shape, ranges), 0) << expression;

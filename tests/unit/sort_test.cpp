@@ -28,12 +28,12 @@ std::vector<std::uint32_t> order_of(const std::vector<std::string>& texts) {
       .order;
 }
 
-// A text whose lengths lie around multiples of eight, out of few different bytes.
+// A text of few different bytes whose length is near a multiple of eight.
 std::string random_text(RandomBytes& random, std::string_view alphabet) {
   const std::uint64_t eights = random.next() % 5;
   const std::uint64_t length = eights * 8 + random.next() % 3;
   std::string text(length > 0 ? length - 1 : 0, '\0');
-  // Long runs of one byte make long common beginnings.
+  // Long runs of one byte make long common prefixes.
   for (std::size_t i = 0; i < text.size(); ++i) {
     text[i] =
         i > 0 && random.next() % 8 != 0 ? text[i - 1] : alphabet[random.next() % alphabet.size()];
@@ -71,7 +71,7 @@ TEST(SortedOrder, SaysWhetherTwoAreEqual) {
   }
 }
 
-TEST(SortedOrder, OfManyTextsIsTheSame) {  // so many that several threads sort
+TEST(SortedOrder, OfManyTextsIsTheSame) {  // enough texts for several threads
   std::vector<std::string> texts;
   for (int i = 0; i < 200'000; ++i) {
     texts.push_back("model.layers." + std::to_string(i % 61) + ".experts." +

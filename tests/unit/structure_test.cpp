@@ -1,4 +1,4 @@
-// The arrows of the design, and the promises of the documents: what no compiler checks.
+// The rules of the design and the promises of the documents that no compiler checks.
 #include "fs/view/registry.h"
 #include "tests/support/files.h"
 
@@ -46,7 +46,8 @@ struct Include {
   std::string target;
 };
 
-// What stands between `open` and `close` at the beginning of `text`, taken off it; or nothing.
+// Removes the text between `open` and `close` from the beginning of `text` and returns it, or
+// nullopt.
 std::optional<std::string> take_between(std::string_view& text, char open, char close) {
   if (!text.starts_with(open)) return std::nullopt;
   const std::size_t end = text.find(close, 1);
@@ -80,18 +81,18 @@ TEST(Structure, IncludesAreRelativeToTheRoot) {
   }
 }
 
-// The folder that a file stands in, as the design names it: "core/recipe", "tools/gpu/holder".
+// The folder of a file, as the design names it: "core/recipe", "tools/gpu/holder".
 std::string folder_of(const std::string& file) {
   std::string folder = file.substr(0, file.rfind('/'));
-  // What other programs include (tools/gpu/library/include) belongs to its folder.
+  // The public headers (tools/gpu/library/include) belong to the library's folder.
   if (folder.ends_with("/include")) folder.resize(folder.size() - std::string("/include").size());
   return folder;
 }
 
-// The arrows: from each folder to those that its files may include, itself aside.
+// The arrows: from each folder to the other folders that its files may include.
 const std::map<std::string, std::set<std::string>> kArrows = [] {
   std::map<std::string, std::set<std::string>> arrows;
-  // Each stage knows what stands before it.
+  // Each stage knows the stages before it.
   const auto chain = [&arrows](std::set<std::string> known,
                                const std::vector<std::string>& stages) {
     for (const std::string& stage : stages) {
@@ -113,7 +114,7 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
 TEST(Structure, AFolderIncludesWhatStandsBeforeItAlone) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     const std::string folder = folder_of(file.string());
-    if (folder.ends_with("/examples")) continue;  // programs of others
+    if (folder.ends_with("/examples")) continue;  // code of users
     ASSERT_TRUE(kArrows.contains(folder))
         << file << " is in a folder that the design does not name";
     for (const auto& [is_quoted, target] : includes_of(file)) {
@@ -131,7 +132,7 @@ TEST(Structure, AMountKnowsViewsByTheirTableAlone) {
   }
 }
 
-// Whether `text` has a view's directory or file: "slice/", but not in "npy-slice/".
+// Whether `text` names a view's directory or file: "slice/", but not in "npy-slice/".
 bool has_view(std::string_view text, const std::string& name) {
   for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
     const char before = at == 0 ? ' ' : text[at - 1];
@@ -183,7 +184,7 @@ TEST(Structure, ADtypeIsACaseOfItsTableAlone) {
   }
 }
 
-// It takes seconds to compile, for each file that includes it.
+// Each file that includes it takes seconds more to compile.
 TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (file.extension() != ".h") continue;
@@ -203,8 +204,8 @@ TEST(Structure, CudaIsIncludedInItsFolderAlone) {
   }
 }
 
-// "namespace::Name" of the types that a file defines for others: those at the beginning of a line,
-// outside of unnamed namespaces.
+// "namespace::Name" of the types that a file defines at the beginning of a line, outside of unnamed
+// namespaces.
 std::vector<std::string> types_in(const fs::path& file) {
   constexpr std::string_view kOpens = "namespace ";
   std::vector<std::string> open;  // namespaces; "" is an unnamed one
@@ -236,7 +237,7 @@ std::vector<std::string> types_in(const fs::path& file) {
   return types;
 }
 
-// A program that links both would have undefined behaviour (one definition rule).
+// Linking both into a program would be undefined behaviour (one definition rule).
 TEST(Structure, NoTypeIsDefinedTwiceInANamespace) {
   std::map<std::string, fs::path> defined;
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
@@ -315,7 +316,7 @@ std::set<std::string> all_tests() {
   return names;
 }
 
-// What the links of a document point to, without those to other sites and those within it.
+// The targets of a document's links, without other sites and anchors in itself.
 std::vector<std::string> links_in(const fs::path& document) {
   std::vector<std::string> links;
   std::istringstream lines(read_file(document));
@@ -356,7 +357,7 @@ struct Section {
   std::string text;
 };
 
-// The sections under headings of level 2 and 3, code blocks left out.
+// The sections under headings of level 2 and 3, without code blocks.
 std::vector<Section> sections_of(const fs::path& document) {
   std::vector<Section> sections;
   std::istringstream lines(read_file(document));
@@ -372,7 +373,7 @@ std::vector<Section> sections_of(const fs::path& document) {
   return sections;
 }
 
-// The names in backticks of the paragraph that begins with "Tests:".
+// The names in backticks in the paragraph that begins with "Tests:".
 std::vector<std::string> tests_named_in(const std::string& text) {
   const std::size_t begin = text.starts_with("Tests:") ? 0 : text.find("\nTests:");
   if (begin == std::string::npos) return {};

@@ -1,4 +1,4 @@
-// A supervisor and workers that do nothing but end, as processes of this test.
+// A supervisor and workers that only end, as processes of this test.
 #include "fs/fuse/supervisor.h"
 
 #include "tests/support/files.h"
@@ -31,7 +31,7 @@
 namespace stfs::test {
 namespace {
 
-// What all the processes of a test count in.
+// Counters in memory that all processes of a test share.
 struct Shared {
   std::atomic<int> workers;
   std::atomic<int> lines;
@@ -41,11 +41,11 @@ struct Shared {
 
 class SupervisorTest : public testing::Test {
  protected:
-  static constexpr unsigned kHangs = 60;  // seconds until a supervisor that hangs is killed
+  static constexpr unsigned kHangs = 60;  // seconds until a hanging supervisor is killed
 
   ~SupervisorTest() override { ::munmap(shared_, sizeof *shared_); }
 
-  // The exit status of a supervisor whose workers do `work`, given their number, counted from 1.
+  // The exit status of a supervisor whose workers do `work`; the first worker has number 1.
   int supervise(
       const std::function<void(Worker& worker, int number)>& work,
       const std::function<void()>& prepare = [] {}) {
@@ -69,7 +69,7 @@ class SupervisorTest : public testing::Test {
   }
 
   static inline std::atomic<int>* on_exit_ = nullptr;
-  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // for what a signalfd shows
+  const UniqueFd signal_{::eventfd(0, EFD_CLOEXEC)};  // stands in for a signalfd
   Shared* shared_ = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared{};
 };
@@ -119,7 +119,7 @@ TEST_F(SupervisorTest, NoticesADeathWherePidfdOpenFails) {
 }
 
 // Whether a process sleeps: the supervisor's pause after a failed poll. /proc/PID/syscall begins
-// with the number of the call that the process is in.
+// with the number of the process's system call.
 bool is_sleeping(pid_t process) {
   std::istringstream call(read_file("/proc/" + std::to_string(process) + "/syscall"));
   std::string number;
@@ -136,7 +136,7 @@ TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
   };
   const auto work = [&](Worker& worker, int) {
     ::alarm(2 * kHangs);
-    allow(1);  // of the supervisor, which waits for two
+    allow(1);  // the supervisor polls two
     worker.serving();
     while (!is_sleeping(::getppid())) ::sched_yield();
     allow(RLIM_INFINITY);

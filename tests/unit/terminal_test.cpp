@@ -1,4 +1,4 @@
-// The progress bar, on a terminal of the test's own.
+// The progress bar, on a pseudo terminal.
 #include "tools/command/terminal.h"
 
 #include "tests/support/pseudo_terminal.h"
@@ -16,7 +16,7 @@
 namespace stfs::test {
 namespace {
 
-// Standard output and error of this process are a terminal for the length of a scope.
+// Makes a terminal this process's standard output and error for the length of a scope.
 class OnTerminal {
  public:
   explicit OnTerminal(unsigned columns) : terminal_(columns) {

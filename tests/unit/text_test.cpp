@@ -70,7 +70,7 @@ TEST(JsonString, IsReadBackByAJsonParser) {
   EXPECT_EQ(nlohmann::json::parse(json_string(text)).get<std::string>(), text);
 }
 
-// Every byte alone and between others, UTF-8 whole and broken.
+// Every byte, alone and between others; valid and broken UTF-8.
 std::vector<std::string> strange_texts() {
   std::vector<std::string> texts{"",
                                  "\u00e9\u20ac\U0001f600",
@@ -175,7 +175,7 @@ TEST(Rfc3339, IsUtcWithNanoseconds) {
   EXPECT_EQ(rfc3339(-1, 0), "1969-12-31T23:59:59.000000000Z");
 }
 
-// A source may have any time that its file system can hold.
+// A source may have any mtime that its file system can store.
 TEST(Rfc3339, HasFourDigitsForTheYear) {
   EXPECT_EQ(rfc3339(-40000000000, 0), "0702-06-15T00:53:20.000000000Z");
 }

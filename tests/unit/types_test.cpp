@@ -95,7 +95,7 @@ TEST(TypeInfo, GivesElementsWithBitsOfTheirOwnTheSmallestBlockOfWholeBytes) {
   });
 }
 
-// What the reference refuses of sub-byte types, by the bits of the whole tensor.
+// As the reference does, refuses sub-byte tensors that end inside a byte.
 TEST(TypeInfo, CountsBytesWhereElementsEndAtAByte) {
   for_each_type([](DType, const TypeInfo& info) {
     if (info.kind == TypeKind::kQuantized) return;
@@ -115,7 +115,7 @@ TEST(TypeInfo, CountsNoBytesWhoseBitsExceed64Bits) {
   });
 }
 
-// A type that no file has yet.
+// A type that is in no format yet.
 constexpr TypeInfo kScaled{
     .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
 

@@ -1,4 +1,4 @@
-// What the views of a checkpoint hold, without a mount.
+// The contents of the views of a checkpoint, without a mount.
 #include "fs/view/registry.h"
 #include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
@@ -170,7 +170,7 @@ TEST(Views, OfNamesAsLongAsCanBeHaveNamesThatALinuxFileMayHave) {
   });
 }
 
-// A view that is no more than a row: the bytes of U8 tensors in upper case.
+// A view that is a single row: the bytes of U8 tensors in upper case.
 
 int make_upper(const ViewFile& file, Content& content) {
   const stfs::Tensor tensor = file.tensor();
@@ -295,7 +295,7 @@ TEST(Views, AreListedAndHaveTheirSizesWithoutTheirTexts) {
 TEST(Views, ShareOneTextOfTheMetadata) {
   const ServedCheckpoint mounted({random_tensor("a", "U8", {1}), random_tensor("b", "U8", {1})}, {},
                                  Metadata{{"k", std::string(1 << 20, 'v')}});
-  // Calls `look` with the piece of memory that a part of a file's metadata is sent from.
+  // Calls `look` with the memory from which a part of a file's metadata is sent.
   const auto with_piece = [&](const std::string& path, const auto& look) {
     const std::uint64_t inode = mounted.inode(".stfs/" + path);
     mounted->read(
@@ -432,7 +432,7 @@ TEST(LookedUpFiles, BeyondTheBoundAreDroppedFromTheOldestOnButNotThoseThatAreOpe
   options.drop = [&](std::uint64_t inode) {
     dropped.push_back(inode);
     if (dropped.size() == 2) two_dropped.set_value();
-    return dropped.size() < 2;  // and it is not asked again
+    return dropped.size() < 2;  // false ends the asking
   };
   std::vector<std::uint64_t> looked_up;
   {
@@ -465,7 +465,7 @@ TEST(Slices, ThatAreForgottenLeaveNothingBehind) {
   EXPECT_EQ(mounted->looked_up_names(), 0U);
 }
 
-// What another reader of the format makes of a file: name to bytes.
+// The tensors that another reader of the format finds in a file: name to bytes.
 std::map<std::string, std::string> tensors_in(const std::string& file) {
   std::map<std::string, std::string> out;
   std::uint64_t length = 0;
@@ -629,7 +629,7 @@ TEST(ComputedFiles, EndWithEintrWhenComputingIsStopped) {
   EXPECT_EQ(computed(mounted, mounted.inode(".stfs/sha256/w")).error, EINTR);
 }
 
-// A source that changes, seen through every view.
+// Changed sources, through every view.
 
 class StaleViews : public ::testing::TestWithParam<const char*> {};
 

@@ -1,4 +1,4 @@
-// New files against the rules of the format, as the header's own parser has them, and byte by byte.
+// New files, byte by byte and read back by the parser of headers.
 #include "core/checkpoint/writer.h"
 
 #include "core/format/safetensors.h"
@@ -61,7 +61,7 @@ class Loaded {
   std::unique_ptr<const SafetensorsFiles> files_;
 };
 
-// The tensors of a file by name, checked by the rules of the format.
+// The tensors of a file by name; checks the rules of the format.
 std::map<std::string, Tensor> tensors_of(const std::string& file) {
   const std::uint64_t length = json_length(file);
   const std::string_view header_text = std::string_view(file).substr(8, length);
@@ -147,7 +147,7 @@ TEST(Writer, OfNoTensorsIsAValidFile) {
 }
 
 TEST(Writer, BeginsTheDataAtAMultipleOfAPage) {
-  for (std::uint64_t count = 0; count < 200; ++count) {  // headers of all lengths
+  for (std::uint64_t count = 0; count < 200; ++count) {  // headers of many lengths
     std::vector<Tensor> tensors{{std::string(count * 41 + 1, 'n'), "U8", {1}, "x"}};
     const Loaded checkpoint({tensors});
 
@@ -266,7 +266,7 @@ TEST(Writer, GivesAnyPartOfTheFile) {
   EXPECT_TRUE(reading.pieces.empty());
 }
 
-// Two files, each under the limit, whose tensors together pass it: names of a mebibyte.
+// Two files below the limit whose tensors together exceed it: names of a mebibyte.
 TEST(Writer, RefusesAHeaderOverTheLimitOfTheFormat) {
   std::vector<std::vector<Tensor>> files(2);
   for (std::size_t file = 0; file < 2; ++file) {
