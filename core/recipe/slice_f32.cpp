@@ -1,5 +1,7 @@
 #include "core/recipe/slice_f32.h"
 
+#include "core/recipe/convert.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -139,8 +141,22 @@ class Float32Slice : public Producer {
 
 }  // namespace
 
-std::unique_ptr<const Producer> as_f32_slice(Content raw, const TypeInfo& type, Slice elements) {
-  return std::make_unique<Float32Slice>(std::move(raw), type, std::move(elements));
+Content f32_slice_content(Content whole, DType dtype, std::span<const Range> ranges,
+                          std::span<const std::uint64_t> shape) {
+  const TypeInfo& type = type_info(dtype);
+  Slice elements = elements_of(ranges, shape);
+  Slice bytes;
+  const bool is_whole_blocks = slice_of(ranges, type, shape, bytes) == 0;
+  if (is_whole_blocks && dtype == DType::kF32) return slice_content(bytes, std::move(whole));
+  const std::uint64_t count = elements.size();
+  Content content;
+  content.production(is_whole_blocks ? as_f32(slice_content(bytes, std::move(whole)), type, count)
+                                     : as_f32_slice(std::move(whole), type, std::move(elements)));
+  return content;
+}
+
+std::unique_ptr<const Producer> as_f32_slice(Content whole, const TypeInfo& type, Slice elements) {
+  return std::make_unique<Float32Slice>(std::move(whole), type, std::move(elements));
 }
 
 }  // namespace stfs

@@ -6,13 +6,21 @@
 #include "core/recipe/content.h"
 #include "core/recipe/slice.h"
 
+#include <cstdint>
 #include <memory>
+#include <span>
 
 namespace stfs {
 
-// `raw` is the whole tensor; `elements` is what elements_of() gave, and not empty. The blocks that
-// hold wanted elements are read, and what lies between two of them when that is less than a page.
-// Memory does not grow with the number of runs.
-std::unique_ptr<const Producer> as_f32_slice(Content raw, const TypeInfo& type, Slice elements);
+// The recipe of a slice, converted: `whole` is the tensor, `ranges` are those of parse_ranges().
+// The type has a conversion. Reads only the bytes of the slice where it consists of whole blocks;
+// else as as_f32_slice().
+Content f32_slice_content(Content whole, DType dtype, std::span<const Range> ranges,
+                          std::span<const std::uint64_t> shape);
+
+// `whole` is the tensor; `elements` comes from elements_of() and is not empty. Reads the blocks
+// that hold the slice, and the bytes between two of them if they are fewer than a page. Its memory
+// does not grow with the number of runs.
+std::unique_ptr<const Producer> as_f32_slice(Content whole, const TypeInfo& type, Slice elements);
 
 }  // namespace stfs

@@ -1,4 +1,3 @@
-#include "core/recipe/convert.h"
 #include "core/recipe/npy.h"
 #include "core/recipe/slice.h"
 #include "core/recipe/slice_f32.h"
@@ -30,21 +29,9 @@ int parse_bytes(const ViewFile& file, ParsedSlice& parsed) {
   return slice_of(parsed.ranges, type_info(parsed.tensor.dtype), parsed.tensor.shape, parsed.bytes);
 }
 
-// If the slice consists of whole bytes, cut these out and convert them; else convert whole blocks
-// and pick elements.
-Content floats_of(ParsedSlice parsed) {
+Content floats_of(const ParsedSlice& parsed) {
   const Tensor& tensor = parsed.tensor;
-  const std::uint64_t count = parsed.elements.size();
-  const bool is_whole_bytes =
-      slice_of(parsed.ranges, type_info(tensor.dtype), tensor.shape, parsed.bytes) == 0;
-  if (is_whole_bytes && tensor.dtype == DType::kF32)
-    return slice_content(parsed.bytes, tensor.content());
-  Content content;
-  content.production(
-      is_whole_bytes
-          ? as_f32(slice_content(parsed.bytes, tensor.content()), type_info(tensor.dtype), count)
-          : as_f32_slice(tensor.content(), type_info(tensor.dtype), std::move(parsed.elements)));
-  return content;
+  return f32_slice_content(tensor.content(), tensor.dtype, parsed.ranges, tensor.shape);
 }
 
 std::string header_of(const Slice& slice, DType dtype) {
@@ -94,7 +81,7 @@ int f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
 int make_f32_slice(const ViewFile& file, Content& content) {
   ParsedSlice parsed;
   if (const int error = parse_elements(file, parsed)) return error;
-  content = floats_of(std::move(parsed));
+  content = floats_of(parsed);
   return 0;
 }
 
@@ -108,7 +95,7 @@ int make_npy_f32_slice(const ViewFile& file, Content& content) {
   ParsedSlice parsed;
   if (const int error = parse_elements(file, parsed)) return error;
   content.literal(header_of(parsed.elements, DType::kF32));
-  content.append(floats_of(std::move(parsed)));
+  content.append(floats_of(parsed));
   return 0;
 }
 

@@ -147,6 +147,17 @@ TEST(InfoShow, ShowsTheCataloguesFields) {
   EXPECT_EQ(as_json.at("bytes"), 30);
 }
 
+TEST(InfoShow, CatConvertsASliceThatBeginsInsideAByte) {
+  TempDir dir;
+  write_safetensors(dir / "m.safetensors", {{"w", "F4", {4}, "\x21\x43"}});
+
+  const Outcome cat = info({"cat", dir / "m.safetensors", "w", "--slice", "1:3", "--as", "f32"});
+  const Outcome raw = info({"cat", dir / "m.safetensors", "w", "--slice", "1:3"});
+
+  EXPECT_EQ(cat.out, std::string("\0\0\x80\x3f\0\0\xc0\x3f", 8)) << cat.err;
+  EXPECT_EQ(raw.status, 2) << raw.err;
+}
+
 TEST(InfoShow, ATensorThatIsNotThereIsAnErrorThatNamesIt) {
   const Outcome show = info({"show", test_data("sharded"), "absent"});
   const Outcome cat = info({"cat", test_data("sharded"), "absent"});

@@ -5,9 +5,8 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
-#include "core/recipe/convert.h"
 #include "core/recipe/npy.h"
-#include "core/recipe/slice.h"
+#include "core/recipe/slice_f32.h"
 #include "tools/command/terminal.h"
 #include "tools/info/new_file.h"
 #include "tools/info/select.h"
@@ -55,32 +54,33 @@ int cat(const Arguments& arguments) {
     throw Error(ErrorCode::kUsage, arguments.source,
                 "tensor " + in_quotes(tensor.name) + ": " + rule);
   };
-  Slice slice;
-  const std::string expression = arguments.slice.empty() ? "..." : arguments.slice;
-  if (!arguments.slice.empty() || arguments.npy || arguments.as_f32) {
-    const int error = parse_slice(expression, tensor.dtype, tensor.shape, slice);
-    if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
-    if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+  DType dtype = tensor.dtype;
+  if (arguments.as_f32 && type_info(dtype).to_f32 == nullptr) {
+    refuse(std::string(dtype_name(dtype)) + " is not a floating type");
   }
   Content content = tensor.content();
-  if (!arguments.slice.empty()) content = slice_content(slice, std::move(content));
-  DType dtype = tensor.dtype;
-  if (arguments.as_f32) {
-    if (type_info(dtype).to_f32 == nullptr)
-      refuse(std::string(dtype_name(dtype)) + " is not a floating type");
-    std::uint64_t count = 1;
-    for (const std::uint64_t dim : slice.shape) count *= dim;
-    Content converted;
-    converted.production(as_f32(std::move(content), type_info(dtype), count));
-    content = std::move(converted);
-    dtype = DType::kF32;
+  std::vector<std::uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
+  if (!arguments.slice.empty() || arguments.as_f32) {
+    const std::string expression = arguments.slice.empty() ? "..." : arguments.slice;
+    std::vector<Range> ranges;
+    Slice slice;
+    int error = parse_ranges(expression, tensor.shape, ranges);
+    if (error == 0 && !arguments.as_f32) {
+      error = slice_of(ranges, type_info(dtype), tensor.shape, slice);
+    }
+    if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
+    if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+    content = arguments.as_f32 ? f32_slice_content(std::move(content), dtype, ranges, tensor.shape)
+                               : slice_content(slice, std::move(content));
+    shape = elements_of(ranges, tensor.shape).shape;
   }
+  if (arguments.as_f32) dtype = DType::kF32;
   if (arguments.npy) {
     const std::string_view code = type_info(dtype).npy;
     if (code.empty()) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
-    if (slice.shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
+    if (shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
     Content file;
-    file.literal(npy_header(code, slice.shape)).append(std::move(content));
+    file.literal(npy_header(code, shape)).append(std::move(content));
     content = std::move(file);
   }
   write_content(content, STDOUT_FILENO, arguments.source, "standard output");
