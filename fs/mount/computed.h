@@ -47,7 +47,7 @@ class Computed {
   ~Computed() { stop(); }
 
   // Ends the threads; whoever still waits gets EINTR before this returns, and whoever asks later
-  // too.
+  // too. Waits for the answers that arrive() is giving, so it is not called in one.
   void stop();
 
   // A ticket comes first, so that it can be cancelled from the moment that it is asked for.
@@ -83,8 +83,9 @@ class Computed {
 
   Work work_;
   std::mutex mutex_;
-  std::condition_variable wake_compute_, wake_answer_;
+  std::condition_variable wake_compute_, wake_answer_, all_arrived_;
   bool stopping_ = false;
+  std::size_t arriving_ = 0;  // answers that arrive() is giving
   Ticket next_ticket_ = 1;
   std::map<Ticket, Waiter> waiters_;
   std::map<Key, std::shared_ptr<Job>>
