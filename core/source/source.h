@@ -28,7 +28,7 @@ struct Version {
   std::uint64_t size = 0;  // bytes
   timespec mtime{};        // for ls(1)
   // Says which bytes these are: two sources of equal tokens have the same bytes. To be compared and
-  // printed, never parsed.
+  // printed, never parsed. Printable ASCII.
   std::string token;
 };
 
@@ -61,7 +61,8 @@ class Source {
   // Whether a range is on this machine, so that reading it waits for no network.
   virtual bool has(ByteRange range) const = 0;
   // Has a range brought here. `ready` is called once, with 0 or an errno: before this returns or
-  // later, on a thread that may then read what has come.
+  // later, on a thread that may then read what has come. It is not called when this throws
+  // std::bad_alloc.
   using Ready = std::function<void(int error)>;
   virtual void want(ByteRange range, Ready ready) const = 0;
 
@@ -85,7 +86,8 @@ class Source {
   // errno: the question was not answered. Ask before bytes are sent, and after bytes are read.
   // Takes under a microsecond on a local disk, and as long as a read elsewhere.
   virtual int verify() const = 0;
-  // Whether opening its path now would give this version again: it may have been replaced by rename.
+  // Whether opening its path now would give this version again: it may have been replaced by
+  // rename.
   virtual bool is_current() const = 0;
   bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // verify() saw it
   // As if verify() had seen it: another process did.

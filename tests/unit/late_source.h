@@ -3,8 +3,11 @@
 
 #include "core/source/local_file.h"
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,6 +43,17 @@ class LateSource : public Source {
     ready(error);
   }
 
+  // What is wanted from now on comes before want() returns.
+  void deliver_at_once() {
+    const std::lock_guard lock(mutex_);
+    is_prompt_ = true;
+  }
+  // want() runs out of memory after so many ranges.
+  void refuse_after(std::size_t ranges) {
+    const std::lock_guard lock(mutex_);
+    room_ = ranges;
+  }
+
   // Nothing that came is here any more.
   void forget() {
     const std::lock_guard lock(mutex_);
@@ -57,8 +71,16 @@ class LateSource : public Source {
     return false;
   }
   void want(ByteRange range, Ready ready) const override {
-    const std::lock_guard lock(mutex_);
-    waiting_.emplace_back(range, std::move(ready));
+    std::unique_lock lock(mutex_);
+    if (room_ == 0) throw std::bad_alloc();
+    --room_;
+    if (!is_prompt_) {
+      waiting_.emplace_back(range, std::move(ready));
+      return;
+    }
+    here_.push_back(range);
+    lock.unlock();
+    ready(0);
   }
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
     return file_.read_unverified(buffer, offset);
@@ -75,7 +97,9 @@ class LateSource : public Source {
   LocalFile file_;
   mutable std::mutex mutex_;
   bool is_away_ = false;
-  std::vector<ByteRange> here_;
+  bool is_prompt_ = false;
+  mutable std::size_t room_ = std::numeric_limits<std::size_t>::max();
+  mutable std::vector<ByteRange> here_;
   mutable std::vector<std::pair<ByteRange, Ready>> waiting_;
 };
 
