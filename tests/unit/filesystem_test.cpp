@@ -2,6 +2,7 @@
 #include "fs/mount/filesystem.h"
 
 #include "core/checkpoint/catalogue.h"
+#include "tests/unit/allocated.h"
 #include "tests/unit/served_checkpoint.h"
 
 #include <nlohmann/json.hpp>
@@ -583,6 +584,23 @@ TEST(FileSystem, GoesOnWithTheOldBytesOfASourceThatWasReplaced) {
   EXPECT_EQ(mounted.text("a"), "1234");
   EXPECT_TRUE(mounted.log.empty());
 }
+
+#ifndef STFS_SANITIZED  // a sanitizer has an allocator of its own
+TEST(FileSystem, AllocatesNothingButABufferToReadATensor) {
+  constexpr std::uint64_t kBytes = 65536;
+  const ServedCheckpoint served({{"w", "U8", {kBytes}, std::string(kBytes, 'x')}});
+  const std::uint64_t inode = served.inode("w");
+  std::uint64_t sent = 0;
+  const std::uint64_t before = allocated_bytes();
+
+  served->read(
+      {inode, 0, kBytes}, [](FileSystem::Ticket) {},
+      [&](int, const Reply& reply) { sent = reply.pieces()[0].iov_len; });
+
+  EXPECT_LE(allocated_bytes() - before, kBytes) << "none where it is sent from the source";
+  EXPECT_EQ(sent, kBytes);
+}
+#endif
 
 TEST(FileSystem, CutsAReadAtTheEndOfTheFile) {
   const ServedCheckpoint mounted({{"a", "U8", {4}, "1234"}, {"b", "U8", {4}, "5678"}});

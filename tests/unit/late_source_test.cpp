@@ -150,7 +150,7 @@ TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
 TEST_F(LateSourceTest, AReadOfSeveralRangesIsAnsweredOnceWhenTheLastHasCome) {
   const auto waiting = read(".stfs/merged.safetensors");
   const std::size_t ranges = source_->wanted().size();
-  ASSERT_GE(ranges, 1U);
+  ASSERT_EQ(ranges, 2U);
 
   for (std::size_t i = 0; i < ranges; ++i) {
     EXPECT_FALSE(waiting->is_answered());
