@@ -74,8 +74,7 @@ struct LoadOptions {
 
 class Checkpoint {
  public:
-  // Loads every source as SPEC 1 resolves it: a file, an index file, or a directory with one of
-  // them. Throws Error.
+  // Loads every source: a file, an index file, or a directory with one of them. Throws Error.
   explicit Checkpoint(std::span<const std::string> sources, const LoadOptions& options = {});
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;

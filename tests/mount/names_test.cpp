@@ -1,4 +1,4 @@
-// Tensor names as paths. Each expected path is written out by hand from SPEC 2.
+// Tensor names as paths. Each expected path is written out by hand.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/mounted.h"
 
