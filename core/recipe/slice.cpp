@@ -121,17 +121,22 @@ class Gather : public Producer {
       // Ask for the row's runs as one range first: local sources miss nothing.
       const std::uint64_t take = std::min(length, row - offset % row);
       const std::uint64_t first = offset % row / run_;
-      const std::uint64_t runs = (offset % row + take - 1) / run_ - first + 1;
-      const std::uint64_t begin = position(offset / row) + first * inner.stride;
-      std::vector<Extent> row_missing = whole_.missing(begin, (runs - 1) * inner.stride + run_);
-      if (!row_missing.empty() && inner.stride - run_ >= kPage) {
-        row_missing.clear();
-        for (std::uint64_t i = 0; i < runs; ++i) {
-          const auto run_missing = whole_.missing(begin + i * inner.stride, run_);
-          row_missing.insert(row_missing.end(), run_missing.begin(), run_missing.end());
+      const std::uint64_t last = (offset % row + take - 1) / run_;
+      const std::uint64_t skip = offset % row % run_;                  // bytes of the first
+      const std::uint64_t end = (offset % row + take - 1) % run_ + 1;  // in the last
+      const std::uint64_t pass = position(offset / row);
+      const std::uint64_t begin = pass + first * inner.stride + skip;
+      std::vector<Extent> found = whole_.missing(begin, pass + last * inner.stride + end - begin);
+      if (!found.empty() && inner.stride - run_ >= kPage) {
+        found.clear();
+        for (std::uint64_t i = first; i <= last; ++i) {
+          const std::uint64_t from = i == first ? skip : 0;
+          const std::uint64_t to = i == last ? end : run_;
+          const auto part = whole_.missing(pass + i * inner.stride + from, to - from);
+          found.insert(found.end(), part.begin(), part.end());
         }
       }
-      missing.insert(missing.end(), row_missing.begin(), row_missing.end());
+      missing.insert(missing.end(), found.begin(), found.end());
       offset += take;
       length -= take;
     }

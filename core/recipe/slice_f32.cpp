@@ -18,8 +18,7 @@ class Float32Slice : public Producer {
         slice_(std::move(elements)),
         inner_(slice_.loops.empty() ? Slice::Loop{1, slice_.run} : slice_.loops.back()) {
     is_dense_ = type_.offset_of(inner_.stride - slice_.run) < kPage;
-    in_window_ =
-        std::max<std::uint64_t>(1, kWindow / std::max(kOne, type_.offset_of(inner_.stride)));
+    in_window_ = std::max<std::uint64_t>(1, type_.elements_in(kWindow) / inner_.stride);
   }
 
   std::uint64_t size() const override { return slice_.size() * sizeof(float); }
@@ -67,7 +66,6 @@ class Float32Slice : public Producer {
   }
 
  private:
-  static constexpr std::uint64_t kOne = 1;
   static constexpr std::uint64_t kPage = 4096;
   static constexpr std::uint64_t kWindow = 32 << 10;  // bytes read at a time
 
@@ -103,8 +101,7 @@ class Float32Slice : public Producer {
     }
     runs.end = std::min(slice_.run, wanted - (runs.count - 1) * slice_.run);
     if (runs.count == 1) {
-      const std::uint64_t most = kWindow / type_.block_bytes * type_.block_elements;
-      runs.end = std::min(runs.end, runs.skip + most);
+      runs.end = std::min(runs.end, runs.skip + type_.elements_in(kWindow));
     }
     return runs;
   }

@@ -28,7 +28,7 @@ struct Version {
   std::uint64_t size = 0;  // bytes
   timespec mtime{};        // for ls(1)
   // Identifies the bytes: two sources with equal tokens have the same bytes. Opaque: compare and
-  // print it, never parse it.
+  // print it, never parse it. Printable ASCII.
   std::string token;
 };
 
@@ -61,7 +61,8 @@ class Source {
   // Whether a range is on this machine: reading it then uses no network.
   virtual bool has(ByteRange range) const = 0;
   // Fetches a range to this machine. Calls `ready` exactly once, with 0 or an errno: before want()
-  // returns, or later on a thread of the source, which may then read the range.
+  // returns, or later on a thread of the source, which may then read the range. Throws
+  // std::bad_alloc without calling it.
   using Ready = std::function<void(int error)>;
   virtual void want(ByteRange range, Ready ready) const = 0;
 

@@ -40,6 +40,8 @@ void Computed::stop() {
   }
   for (const auto& [ticket, waiter] : cancelled_) waiter.done(EINTR, "");
   cancelled_.clear();
+  std::unique_lock lock(mutex_);
+  all_arrived_.wait(lock, [this] { return arriving_ == 0; });
 }
 
 Computed::Ticket Computed::ticket() {
@@ -93,9 +95,14 @@ void Computed::wait(Ticket ticket, Done done) {
 
 void Computed::arrive(Ticket ticket, int error) {
   std::unique_lock lock(mutex_);
-  const auto waiter = waiters_.extract(ticket);
+  auto waiter = waiters_.extract(ticket);
+  if (waiter.empty()) return;
+  ++arriving_;
   lock.unlock();
-  if (!waiter.empty()) waiter.mapped().done(error, "");
+  waiter.mapped().done(error, "");
+  waiter = {};  // what it holds may end with those who wait for this
+  lock.lock();
+  if (--arriving_ == 0) all_arrived_.notify_all();
 }
 
 void Computed::cancel(Ticket ticket) {

@@ -57,8 +57,8 @@ class Computed {
   Computed& operator=(const Computed&) = delete;
   ~Computed() { stop(); }
 
-  // Ends the threads and answers all waiters with EINTR before it returns. Later requests get EINTR
-  // too.
+  // Ends the threads, answers all waiters with EINTR and waits for the answers that arrive() is
+  // giving. Later requests get EINTR too. Not to be called by such an answer.
   void stop();
 
   // Issue a ticket before the request: an interrupt can then cancel it at any moment.
@@ -95,8 +95,9 @@ class Computed {
 
   Work work_;
   std::mutex mutex_;
-  std::condition_variable wake_compute_, wake_answer_;
+  std::condition_variable wake_compute_, wake_answer_, all_arrived_;
   bool stopping_ = false;
+  std::size_t arriving_ = 0;  // answers that arrive() is giving
   Ticket next_ticket_ = 1;
   std::map<Ticket, Waiter> waiters_;
   // Queued or running. Shared with the thread that runs it: a cancelled job leaves the map first.

@@ -190,26 +190,31 @@ bool FileSystem::is_computed(std::uint64_t inode) const {
 
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
   const Node file = node_of(request.inode);
-  Reply reply;
   std::vector<Extent> missing;
-  int error = 0;
-  if (const std::optional<Extent> extent = nodes_.extent(file)) {
-    const Extent part = extent->part(request.offset, request.length);
-    if (!part.source->has({part.offset, part.length})) missing.push_back(part);
-    if (missing.empty()) error = read_extent(part, reply.reading);
-  } else if (is_computed(request.inode)) {
-    return compute_and_answer(request, will_wait, std::move(done));
-  } else {
-    error = find_content(file, reply.recipe);
-    const Content& content = reply.recipe.content();
-    if (error == 0) missing = content.missing(request.offset, request.length);
-    if (error == 0 && missing.empty()) {
-      error = content.read(request.offset, request.length, reply.reading);
+  {
+    Reply reply;
+    int error = 0;
+    if (const std::optional<Extent> extent = nodes_.extent(file)) {
+      const Extent part = extent->part(request.offset, request.length);
+      if (!part.source->has({part.offset, part.length})) missing.push_back(part);
+      if (missing.empty()) error = read_extent(part, reply.reading);
+    } else if (is_computed(request.inode)) {
+      return compute_and_answer(request, will_wait, std::move(done));
+    } else {
+      error = find_content(file, reply.recipe);
+      const Content& content = reply.recipe.content();
+      if (error == 0) missing = content.missing(request.offset, request.length);
+      if (error == 0 && missing.empty()) {
+        error = content.read(request.offset, request.length, reply.reading);
+      }
+    }
+    if (missing.empty()) {
+      if (error != 0) report_faults();
+      return done(error, reply);
     }
   }
-  if (!missing.empty()) return fetch_and_answer(request, missing, will_wait, std::move(done));
-  if (error != 0) report_faults();
-  done(error, reply);
+  // The recipe has ended: a source may be ready at once, and the answer then takes the turn again.
+  fetch_and_answer(request, missing, will_wait, std::move(done));
 }
 
 void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
@@ -223,9 +228,7 @@ void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Ex
     will_wait(ticket);
     computed_->wait(ticket, [this, request, done = std::move(done)](int error, const auto&) {
       Reply reply;
-      if (error == 0) error = fill(request, reply);
-      if (error != 0) report_faults();
-      done(error, reply);
+      done(fill(request, error, reply), reply);
     });
   } catch (...) {
     computed_->forget(ticket);
@@ -242,10 +245,14 @@ void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Ex
   }
 }
 
-int FileSystem::fill(const ReadRequest& request, Reply& reply) const {
+int FileSystem::fill(const ReadRequest& request, int error, Reply& reply) const {
   try {
-    if (const int error = find_content(node_of(request.inode), reply.recipe)) return error;
-    return reply.recipe.content().read(request.offset, request.length, reply.reading);
+    if (error == 0) error = find_content(node_of(request.inode), reply.recipe);
+    if (error == 0) {
+      error = reply.recipe.content().read(request.offset, request.length, reply.reading);
+    }
+    if (error != 0) report_faults();
+    return error;
   } catch (const std::bad_alloc&) {
     return ENOMEM;
   }

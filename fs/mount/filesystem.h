@@ -139,7 +139,9 @@ class FileSystem {
  private:
   Attributes attributes_of(Node node) const;
   int find_content(Node file, Recipe& recipe) const;  // 0 or an errno
-  int fill(const ReadRequest& request, Reply& reply) const;
+  // Fills `reply` unless `error` says that the bytes have not come. The error of both; throws
+  // nothing.
+  int fill(const ReadRequest& request, int error, Reply& reply) const;
   void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
   void fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
                         const WillWait& will_wait, Done done);

@@ -3,6 +3,7 @@
 
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/late_source.h"
 #include "tools/gpu/device/narrow.h"
 
 #include <gtest/gtest.h>
@@ -105,6 +106,23 @@ TEST(GpuNarrowing, EveryTypeToEveryTarget) {
           << dtype_name(from) << " as " << dtype_name(to);
     }
   }
+}
+
+TEST(GpuNarrowing, WantsTheBlocksOfTheElementsThatAreRead) {
+  const TempDir dir;
+  write_file(dir / "f", std::string(100, 'x'));
+  LateSource source((dir / "f").string());
+  source.take_bytes_away();
+  Content raw;
+  raw.extent(source, 0, 100);
+  Content content;
+  content.production(as_type(std::move(raw), DType::kF4, DType::kF16, 200));
+
+  const std::vector<Extent> missing = content.missing(11, 2);
+
+  ASSERT_EQ(missing.size(), 1U);
+  EXPECT_EQ(missing[0].offset, 2U) << "elements 5 and 6";
+  EXPECT_EQ(missing[0].length, 2U);
 }
 
 TEST(GpuNarrowing, CountsWhatBecameInfiniteAndNotWhatWas) {

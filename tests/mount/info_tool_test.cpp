@@ -316,6 +316,20 @@ TEST_F(InfoWhere, TextNamesSourceOffsetLengthDtypeAndShape) {
   }
 }
 
+TEST_F(InfoWhere, OfAViewsFileTellsTheSliceAndTheTypeThatItShows) {
+  const Mounted mount({test_data("sharded")});
+
+  const Outcome text = info({"where", mount / ".stfs/f32-slice/bfloat16_35/..."});
+  const Outcome part = info({"where", "--json", mount / ".stfs/slice/bfloat16_35/..."});
+  const Outcome whole = info({"where", "--json", mount / "bfloat16_35"});
+
+  EXPECT_NE(text.out.find("...\n"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("F32\n"), std::string::npos) << text.out;
+  EXPECT_EQ(json::parse(part.out).at("slice"), "...");
+  EXPECT_FALSE(json::parse(part.out).contains("as"));
+  EXPECT_FALSE(json::parse(whole.out).contains("slice"));
+}
+
 TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
   const Mounted mount({test_data("sharded")});
 

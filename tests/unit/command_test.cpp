@@ -15,6 +15,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -141,6 +142,17 @@ TEST_P(Commands, PrintNoLineOverEightyColumns) {
   for (const VerbRow* verb : helps()) {
     std::istringstream lines(help_of(verb));
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  }
+}
+
+TEST(GpuCommand, TakesASizeInEveryNotationThatItsCheckTakes) {
+  for (const auto& [text, bytes] : {std::pair("16", 16U), std::pair("0x10", 16U),
+                                    std::pair("2K", 2048U), std::pair("1MiB", 1048576U)}) {
+    gpu::GpuArguments holder, plan;
+    parse_command(gpu::gpu_command(), {"holder", "--memory-limit", text}, &holder);
+    parse_command(gpu::gpu_command(), {"plan", "-d", "cpu", "--keep-free", text, "x"}, &plan);
+    EXPECT_EQ(holder.holder.memory_limit, bytes) << text;
+    EXPECT_EQ(plan.keep_free, bytes) << text;
   }
 }
 

@@ -307,6 +307,31 @@ TEST(Computed, AnswersThoseWhoComeAfterItWasStopped) {
   computed.cancel(early);
 }
 
+// What an answer uses may end when stop() has returned.
+TEST(Computed, WaitsForAnAnswerOfAnArrivalWhenItIsStopped) {
+  Computed computed(1, echo);
+  const Computed::Ticket ticket = computed.ticket();
+  std::latch begun(1), go_on(1);
+  std::atomic<bool> is_over = false;
+  computed.wait(ticket, [&](int, const std::string&) {
+    begun.count_down();
+    go_on.wait();
+    is_over = true;
+  });
+  std::thread source([&] { computed.arrive(ticket, 0); });
+  begun.wait();
+
+  auto stopped = std::async(std::launch::async, [&] {
+    computed.stop();
+    return is_over.load();
+  });
+
+  EXPECT_EQ(stopped.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  go_on.count_down();
+  EXPECT_TRUE(stopped.get());
+  source.join();
+}
+
 TEST(Computed, MayBeAskedFromTheAnswer) {
   Computed computed(1, echo);
   std::promise<Answer> inner;

@@ -5,6 +5,8 @@
 
 #include "core/source/local_file.h"
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -43,12 +45,18 @@ class LateSource : public Source {
     ready(error);
   }
 
-  // Lets want() throw std::bad_alloc.
-  void refuse_wants() {
+  // What is wanted from now on comes before want() returns.
+  void deliver_at_once() {
     const std::lock_guard lock(mutex_);
-    refuses_wants_ = true;
+    is_prompt_ = true;
   }
-  // Takes all delivered bytes away again.
+  // want() runs out of memory after so many ranges.
+  void refuse_after(std::size_t ranges) {
+    const std::lock_guard lock(mutex_);
+    room_ = ranges;
+  }
+
+  // Nothing that came is here any more.
   void forget() {
     const std::lock_guard lock(mutex_);
     here_.clear();
@@ -65,9 +73,16 @@ class LateSource : public Source {
     return false;
   }
   void want(ByteRange range, Ready ready) const override {
-    const std::lock_guard lock(mutex_);
-    if (refuses_wants_) throw std::bad_alloc();
-    waiting_.emplace_back(range, std::move(ready));
+    std::unique_lock lock(mutex_);
+    if (room_ == 0) throw std::bad_alloc();
+    --room_;
+    if (!is_prompt_) {
+      waiting_.emplace_back(range, std::move(ready));
+      return;
+    }
+    here_.push_back(range);
+    lock.unlock();
+    ready(0);
   }
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
     return file_.read_unverified(buffer, offset);
@@ -84,8 +99,9 @@ class LateSource : public Source {
   LocalFile file_;
   mutable std::mutex mutex_;
   bool is_away_ = false;
-  bool refuses_wants_ = false;
-  std::vector<ByteRange> here_;
+  bool is_prompt_ = false;
+  mutable std::size_t room_ = std::numeric_limits<std::size_t>::max();
+  mutable std::vector<ByteRange> here_;
   mutable std::vector<std::pair<ByteRange, Ready>> waiting_;
 };
 

@@ -160,6 +160,45 @@ TEST_P(SliceF32, OfMillionsOfRunsIsRightAndHasBoundedMemory) {
 #endif
 }
 
+// Each element is the first byte of its block and its place in it.
+void blocks_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
+  for (std::size_t i = 0; i < elements; ++i) {
+    out[i] = static_cast<float>(std::to_integer<unsigned>(blocks[i / 256 * 144]) * 256 + i % 256);
+  }
+}
+
+TEST(SliceF32OfLargeBlocks, HasBoundedMemoryWhereAStepIsShorterThanABlock) {
+  static constexpr TypeInfo kType{.name = "Q",
+                                  .block_elements = 256,
+                                  .block_bytes = 144,
+                                  .kind = TypeKind::kQuantized,
+                                  .to_f32 = blocks_to_f32};
+  const Dims shape{std::uint64_t{1} << 23};
+  std::string bytes = RandomBytes(9).bytes(*kType.bytes_of(shape[0]));
+  const std::string known = bytes;
+  std::vector<Range> ranges;
+  ASSERT_EQ(parse_ranges("3::255", shape, ranges), 0);
+  std::uint64_t read = 0;
+  Content raw;
+  raw.production(std::make_unique<CountedBytes>(std::move(bytes), read));
+  const auto producer = as_f32_slice(std::move(raw), kType, elements_of(ranges, shape));
+  std::vector<float> values(producer->size() / sizeof(float));
+#ifndef STFS_SANITIZED
+  const std::uint64_t before = allocated_bytes();
+#endif
+
+  ASSERT_EQ(producer->produce(0, std::as_writable_bytes(std::span(values))), 0);
+
+#ifndef STFS_SANITIZED
+  EXPECT_LT(allocated_bytes() - before, std::uint64_t{1} << 20);
+#endif
+  for (std::uint64_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t element = 3 + i * 255;
+    const auto first = static_cast<unsigned char>(known[element / 256 * 144]);
+    ASSERT_EQ(values[i], static_cast<float>(first * 256 + element % 256)) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, SliceF32,
                          ::testing::Values(DType::kF4, DType::kF6E2M3, DType::kF6E3M2,
                                            DType::kF8E4M3, DType::kBF16, DType::kF32, DType::kF64),

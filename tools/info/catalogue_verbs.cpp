@@ -147,10 +147,14 @@ int where(const Arguments& arguments) {
     const std::string length = attribute(path, "user.stfs.length");
     const std::string dtype = attribute(path, "user.stfs.dtype");
     const std::string shape = attribute(path, "user.stfs.shape");
+    // Of a view's file, which shows a part of the tensor or other values.
+    const auto slice = extended_attribute(path, "user.stfs.slice");
+    const auto as = extended_attribute(path, "user.stfs.as");
     if (arguments.json) {
       print("{\"path\":" + json_string(path) + ",\"source\":" + json_string(source) +
             ",\"offset\":" + offset + ",\"length\":" + length + ",\"dtype\":" + json_string(dtype) +
-            ",\"shape\":" + shape + "}\n");
+            ",\"shape\":" + shape + (slice ? ",\"slice\":" + json_string(*slice) : "") +
+            (as ? ",\"as\":" + json_string(*as) : "") + "}\n");
       continue;
     }
     const auto line = [&](const char* key, const std::string& value) {
@@ -162,6 +166,8 @@ int where(const Arguments& arguments) {
     line("length", length);
     line("dtype", dtype);
     line("shape", shape);
+    if (slice) line("slice", printable(*slice));
+    if (as) line("as", *as);
   }
   return 0;
 }

@@ -154,15 +154,16 @@ constexpr std::array kOptions = {
               .man = "Measure the load and the limit <n> times each; 5 by default.",
               .least = 1,
               .most = 1000},
-    OptionRow{
-        .flags = "--memory-limit",
-        .verbs = "holder",
-        .argument = "SIZE",
-        .value = Value::kSize,
-        .set = [](void* to,
-                  const std::string& value) { of(to).holder.memory_limit = std::stoull(value); },
-        .help = "bytes to hold on each device",
-        .man = "The most bytes to hold on each device."},
+    OptionRow{.flags = "--memory-limit",
+              .verbs = "holder",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set =
+                  [](void* to, const std::string& value) {
+                    of(to).holder.memory_limit = std::stoull(value, nullptr, 0);
+                  },
+              .help = "bytes to hold on each device",
+              .man = "The most bytes to hold on each device."},
     OptionRow{
         .flags = "--exit-idle",
         .verbs = "holder",

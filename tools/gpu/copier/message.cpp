@@ -180,6 +180,9 @@ Item item_from_json(const Json& json) {
   request.path = text_of(json, "path");
   request.tensor = text_of(json, "tensor");
   request.version = text_of(json, "version");
+  // Part of the key, which is sent and printed as it is.
+  const auto is_printable = [](char c) { return c >= ' ' && c <= '~'; };
+  if (!std::ranges::all_of(request.version, is_printable)) malformed("version");
   request.source_size = number_of(json, "size");
   request.offset = number_of(json, "offset");
   request.dtype = dtype_member(json, "dtype").value_or(DType::kU8);

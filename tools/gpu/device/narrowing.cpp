@@ -57,6 +57,16 @@ class Conversion : public Producer {
   std::uint64_t size() const override { return count_ * type_info(to_).block_bytes; }
   int verify() const override { return raw_.verify(); }
 
+  void missing(std::uint64_t offset, std::uint64_t length,
+               std::vector<Extent>& missing) const override {
+    const TypeInfo& from = type_info(from_);
+    const std::uint64_t width = type_info(to_).block_bytes;
+    const std::uint64_t begin = from.offset_of(offset / width);
+    const std::uint64_t last = (offset + length - 1) / width;
+    const auto found = raw_.missing(begin, from.offset_of(last) + from.block_bytes - begin);
+    missing.insert(missing.end(), found.begin(), found.end());
+  }
+
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const TypeInfo& from = type_info(from_);
     const std::uint64_t width = type_info(to_).block_bytes;
