@@ -67,8 +67,8 @@ class Producer {
 
   // Appends the extents that produce() of this range reads and that are not on this machine
   // (Source::has). length > 0 and offset + length <= size().
-  virtual void missing(std::uint64_t /*offset*/, std::uint64_t /*length*/,
-                       std::vector<Extent>& /*missing*/) const {}
+  virtual void missing(std::uint64_t offset, std::uint64_t length,
+                       std::vector<Extent>& missing) const = 0;
 
   // Source::verify() of every source that produce() reads: 0 or the first errno.
   virtual int verify() const { return 0; }

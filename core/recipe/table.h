@@ -28,6 +28,7 @@ class Table : public Producer {
 
   std::uint64_t size() const override { return size_; }
   int produce(std::uint64_t offset, std::span<std::byte> out) const override;
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
 
  private:
   void append_block(std::size_t block, std::string& text) const;

@@ -58,10 +58,9 @@ void Computed::request(Ticket ticket, Key key, Done done) {
   const bool is_cancelled = stopping_ || waiter == waiters_.end() || waiter->second.cancelled;
   if (is_cancelled || text != texts_.end()) {
     if (waiter != waiters_.end()) waiters_.erase(waiter);
-    const std::string* known = is_cancelled ? nullptr : &text->second;  // never removed
+    const std::shared_ptr<const std::string> known = is_cancelled ? nullptr : text->second;
     lock.unlock();
-    done(is_cancelled ? EINTR : 0, is_cancelled ? std::string() : *known);
-    return;
+    return known == nullptr ? done(EINTR, "") : done(0, *known);
   }
   auto job = jobs_.find(key);
   if (job == jobs_.end()) {
@@ -135,6 +134,20 @@ void Computed::answer_cancelled() {
   }
 }
 
+void Computed::keep(Key key, const std::string& text) {
+  auto kept = std::make_shared<const std::string>(text);
+  by_age_.push_back(key);
+  try {
+    texts_[key] = std::move(kept);
+  } catch (...) {
+    by_age_.pop_back();
+    throw;
+  }
+  if (texts_.size() <= kMaxTexts) return;
+  texts_.erase(by_age_.front());
+  by_age_.pop_front();
+}
+
 void Computed::compute() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -164,7 +177,7 @@ void Computed::compute() {
       waiter = next;
     }
     try {
-      if (error == 0) texts_.emplace(key, text);
+      if (error == 0) keep(key, text);
     } catch (const std::bad_alloc&) {
       // Not kept: the next request computes it again.
     }

@@ -1,5 +1,6 @@
 // Reads that wait without a thread: for bytes that a source fetches, or for a text that takes long
-// to compute (statistics, a digest). A pool of threads computes each text once and keeps it. When
+// to compute (statistics, a digest). A pool of threads computes each text once and keeps the
+// newest. When
 // all its waiters are cancelled, the computation stops.
 //
 // The states of a ticket:
@@ -38,6 +39,8 @@ namespace stfs {
 
 class Computed {
  public:
+  static constexpr std::size_t kMaxTexts = 16'384;  // the oldest is dropped
+
   using Key = std::uint64_t;  // the inode number of the text's file
   using Ticket = std::uint64_t;
 
@@ -91,6 +94,7 @@ class Computed {
   using Queued = std::pair<Key, std::shared_ptr<Job>>;
 
   void compute();
+  void keep(Key key, const std::string& text);  // of a key without a text
   void answer_cancelled();
 
   Work work_;
@@ -104,7 +108,8 @@ class Computed {
   std::map<Key, std::shared_ptr<Job>> jobs_;
   std::deque<Queued> queue_;
   std::map<Ticket, Waiter> cancelled_;
-  std::map<Key, std::string> texts_;
+  std::map<Key, std::shared_ptr<const std::string>> texts_;  // shared with a request's answer
+  std::deque<Key> by_age_;                                   // the keys of texts_
   std::vector<std::thread> threads_;
 };
 

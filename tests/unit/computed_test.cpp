@@ -115,6 +115,22 @@ TEST(Computed, ComputesAsManyAtOnceAsThereAreThreads) {
   EXPECT_EQ(second.answer().error, 0);
 }
 
+TEST(Computed, KeepsABoundedNumberOfTextsAndComputesTheOldestAgain) {
+  std::atomic<int> times = 0;
+  Computed computed(1, [&](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+    ++times;
+    return echo(key, stop, text);
+  });
+  for (Computed::Key key = 0; key <= Computed::kMaxTexts; ++key) Asked(computed, key).answer();
+  const int before = times;
+
+  EXPECT_EQ(Asked(computed, Computed::kMaxTexts).answer().text,
+            "text " + std::to_string(Computed::kMaxTexts));
+  EXPECT_EQ(times, before) << "the newest is kept";
+  EXPECT_EQ(Asked(computed, 0).answer().text, "text 0");
+  EXPECT_EQ(times, before + 1);
+}
+
 TEST(Computed, DoesNotKeepAnError) {
   std::atomic<int> times = 0;
   Computed computed(1, [&](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {

@@ -31,6 +31,7 @@ class TextProducer : public Producer {
  public:
   explicit TextProducer(std::string text, int error = 0) : text_(std::move(text)), error_(error) {}
   std::uint64_t size() const override { return text_.size(); }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     EXPECT_LE(offset + out.size(), text_.size());
     std::memcpy(out.data(), text_.data() + offset, out.size());
@@ -329,6 +330,7 @@ class RewritingProducer : public Producer {
  public:
   explicit RewritingProducer(std::filesystem::path path) : path_(std::move(path)) {}
   std::uint64_t size() const override { return 4; }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
   int produce(std::uint64_t, std::span<std::byte> out) const override {
     std::ranges::fill(out, std::byte{'p'});
     std::filesystem::resize_file(path_, 5);

@@ -360,6 +360,7 @@ TEST(AsF32, GivesAnyPartOfBlocksThatHoldScales) {
 class FailingProducer : public Producer {
  public:
   std::uint64_t size() const override { return 100; }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
   int produce(std::uint64_t, std::span<std::byte>) const override { return EIO; }
 };
 

@@ -27,6 +27,7 @@ class CountedBytes : public Producer {
   CountedBytes(std::string bytes, std::uint64_t& read) : bytes_(std::move(bytes)), read_(read) {}
 
   std::uint64_t size() const override { return bytes_.size(); }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     read_ += out.size();
     std::memcpy(out.data(), bytes_.data() + offset, out.size());

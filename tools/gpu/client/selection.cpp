@@ -169,7 +169,10 @@ void Selection::add_file(const std::string& path, const SelectionOptions& option
   }
   SelectionOptions wanted = options;
   const auto as = attribute("user.stfs.as");
-  if (as && !wanted.as) wanted.as = dtype_from_name(*as);
+  if (as && !wanted.as) {
+    wanted.as = dtype_from_name(*as);
+    if (!wanted.as) refuse(path, "shows its tensor as " + in_quotes(*as) + ", an unknown type");
+  }
   add(checkpoint.tensor(*found), attribute("user.stfs.slice").value_or(""), wanted, path, items);
 }
 
