@@ -316,20 +316,6 @@ TEST_F(InfoWhere, TextNamesSourceOffsetLengthDtypeAndShape) {
   }
 }
 
-TEST_F(InfoWhere, OfAViewsFileTellsTheSliceAndTheTypeThatItShows) {
-  const Mounted mount({test_data("sharded")});
-
-  const Outcome text = info({"where", mount / ".stfs/f32-slice/bfloat16_35/..."});
-  const Outcome part = info({"where", "--json", mount / ".stfs/slice/bfloat16_35/..."});
-  const Outcome whole = info({"where", "--json", mount / "bfloat16_35"});
-
-  EXPECT_NE(text.out.find("...\n"), std::string::npos) << text.out;
-  EXPECT_NE(text.out.find("F32\n"), std::string::npos) << text.out;
-  EXPECT_EQ(json::parse(part.out).at("slice"), "...");
-  EXPECT_FALSE(json::parse(part.out).contains("as"));
-  EXPECT_FALSE(json::parse(whole.out).contains("slice"));
-}
-
 TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
   const Mounted mount({test_data("sharded")});
 
@@ -339,6 +325,24 @@ TEST_F(InfoWhere, APathThatIsNotATensorIsAnError) {
     const Outcome result = info({"where", path});
     EXPECT_NE(result.status, 0) << path;
     expect_one_line(result, result.status);
+  }
+}
+
+// Its attributes name the tensor, whose bytes are others; as many, by chance, in one case.
+TEST_F(InfoWhere, AFileThatShowsATensorInAnotherFormIsAnError) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "BF16", {4, 2})});
+  const Mounted mount({dir / "m.safetensors"});
+
+  for (const char* path : {".stfs/f32/w", ".stfs/npy/w.npy", ".stfs/slice/w/1:3",
+                           ".stfs/f32-slice/w/1:3", ".stfs/safetensors/w.safetensors"}) {
+    const Outcome result = info({"where", mount / path});
+    EXPECT_EQ(result.out, "") << path;
+    EXPECT_NE(result.status, 0) << path;
+    expect_one_line(result, result.status);
+  }
+  for (const char* path : {"w", ".stfs/tree/w"}) {
+    EXPECT_EQ(info({"where", mount / path}).status, 0) << path;
   }
 }
 

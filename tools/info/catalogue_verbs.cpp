@@ -12,8 +12,10 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <span>
+#include <system_error>
 
 namespace stfs {
 namespace {
@@ -147,14 +149,16 @@ int where(const Arguments& arguments) {
     const std::string length = attribute(path, "user.stfs.length");
     const std::string dtype = attribute(path, "user.stfs.dtype");
     const std::string shape = attribute(path, "user.stfs.shape");
-    // Of a view's file, which shows a part of the tensor or other values.
-    const auto slice = extended_attribute(path, "user.stfs.slice");
-    const auto as = extended_attribute(path, "user.stfs.as");
+    // Of a view's file the attributes name the tensor, and not the bytes that it shows.
+    std::error_code error;
+    if (extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as") ||
+        std::to_string(std::filesystem::file_size(path, error)) != length) {
+      throw Error(ErrorCode::kUnreadable, path, "shows the tensor in another form");
+    }
     if (arguments.json) {
       print("{\"path\":" + json_string(path) + ",\"source\":" + json_string(source) +
             ",\"offset\":" + offset + ",\"length\":" + length + ",\"dtype\":" + json_string(dtype) +
-            ",\"shape\":" + shape + (slice ? ",\"slice\":" + json_string(*slice) : "") +
-            (as ? ",\"as\":" + json_string(*as) : "") + "}\n");
+            ",\"shape\":" + shape + "}\n");
       continue;
     }
     const auto line = [&](const char* key, const std::string& value) {
@@ -166,8 +170,6 @@ int where(const Arguments& arguments) {
     line("length", length);
     line("dtype", dtype);
     line("shape", shape);
-    if (slice) line("slice", printable(*slice));
-    if (as) line("as", *as);
   }
   return 0;
 }
