@@ -319,7 +319,8 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
   if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
-  // Check before writing: a shape may have a hundred megabytes.
+  // Check before writing: a name or a shape may have a hundred megabytes.
+  if (name == "user.stfs.name" && shown->tensor.name.size() > kMaxXattr) return E2BIG;
   if (name == "user.stfs.shape" && shown->tensor.shape.size() > kMaxXattr) return E2BIG;
   value = xattr->value(*shown);
   return value.size() > kMaxXattr ? E2BIG : 0;

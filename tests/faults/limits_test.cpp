@@ -8,10 +8,12 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -122,6 +124,33 @@ TEST_F(Limits, GlobsThatAreOnlyLookedUpCostTheDaemonAlmostNothing) {
 
 #ifndef STFS_SANITIZED  // a sanitizer keeps what was freed
   EXPECT_LT(DaemonFigures(mount.daemon()).resident, before.resident + (8 << 20));
+#endif
+}
+
+TEST_F(Limits, AttributesThatAreTooLongCostTheDaemonNothing) {
+  Tensor tensor = random_tensor(std::string(16 << 20, 'n'), "U8", {1});
+  write_safetensors(dir_ / "m.safetensors", {tensor});
+  const Mounted mount({dir_ / "m.safetensors"});
+  const std::string path = mount / names_in(mount.path()).at(0);
+  const auto peak = [&] {
+    const std::string status = read_file("/proc/" + std::to_string(mount.daemon()) + "/status");
+    return std::stoul(status.substr(status.find("VmHWM:") + 6));  // kB
+  };
+  [[maybe_unused]] const auto before = peak();
+
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 16; ++i) {
+    readers.emplace_back([&] {
+      for (int k = 0; k < 20; ++k) {
+        EXPECT_EQ(::getxattr(path.c_str(), "user.stfs.name", nullptr, 0), -1);
+        EXPECT_EQ(errno, E2BIG);
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+
+#ifndef STFS_SANITIZED  // a sanitizer keeps what was freed
+  EXPECT_LT(peak(), before + (8 << 10));
 #endif
 }
 
