@@ -35,7 +35,7 @@ void add_check(CLI::Option& option, const OptionRow& row) {
   if (row.value == Value::kChoice) {
     std::vector<std::string> choices;
     for (const std::string_view choice : parts_of(row.argument, '|')) choices.emplace_back(choice);
-    option.check(CLI::IsMember(std::move(choices)).description(""));
+    option.check(CLI::IsMember(choices).description(""));
   } else if (row.value == Value::kNumber) {
     option.check(
         CLI::Range(static_cast<int>(row.least), static_cast<int>(row.most)).description(""));

@@ -43,14 +43,13 @@ constexpr std::array<Row, kDTypeCount> kRows{{
 }};
 // clang-format on
 
-static_assert(
-    [] {
-      for (std::size_t i = 0; i < kRows.size(); ++i) {
-        if (kRows[i].dtype != static_cast<DType>(i)) return false;
-      }
-      return true;
-    }(),
-    "the rows are in the order of the enumerators of DType");
+constexpr bool are_in_order() {
+  for (std::size_t i = 0; i < kRows.size(); ++i) {
+    if (kRows[i].dtype != static_cast<DType>(i)) return false;
+  }
+  return true;
+}
+static_assert(are_in_order(), "the rows are in the order of the enumerators of DType");
 
 }  // namespace
 

@@ -147,8 +147,11 @@ Content f32_slice_content(Content whole, DType dtype, std::span<const Range> ran
   if (is_whole_blocks && dtype == DType::kF32) return slice_content(bytes, std::move(whole));
   const std::uint64_t count = elements.size();
   Content content;
-  content.production(is_whole_blocks ? as_f32(slice_content(bytes, std::move(whole)), type, count)
-                                     : as_f32_slice(std::move(whole), type, std::move(elements)));
+  if (is_whole_blocks) {
+    content.production(as_f32(slice_content(bytes, std::move(whole)), type, count));
+  } else {
+    content.production(as_f32_slice(std::move(whole), type, std::move(elements)));
+  }
   return content;
 }
 
