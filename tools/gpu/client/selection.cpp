@@ -1,6 +1,7 @@
 #include "tools/gpu/client/selection.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
 
 #include <glob.h>
