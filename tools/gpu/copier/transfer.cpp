@@ -10,7 +10,6 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
