@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cstdint>
 #include <deque>
-#include <system_error>
 #include <utility>
 
 namespace stfs {

@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <map>
-#include <numeric>
 
 namespace stfs {
 namespace {

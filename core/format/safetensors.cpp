@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <set>
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -77,6 +78,13 @@ class Float32 : public Producer {
 
 std::unique_ptr<const Producer> as_f32(Content raw, const TypeInfo& type, std::uint64_t count) {
   return std::make_unique<Float32>(std::move(raw), type, count);
+}
+
+Content f32_content(Content raw, DType dtype, std::uint64_t count) {
+  if (dtype == DType::kF32) return raw;
+  Content content;
+  content.production(as_f32(std::move(raw), type_info(dtype), count));
+  return content;
 }
 
 }  // namespace stfs

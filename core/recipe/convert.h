@@ -15,4 +15,7 @@ namespace stfs {
 // `type`. The type has a to_f32 and outlives the producer, as the sources of `raw` do.
 std::unique_ptr<const Producer> as_f32(Content raw, const TypeInfo& type, std::uint64_t count);
 
+// The recipe of the same values; `raw` itself if they are binary32 already.
+Content f32_content(Content raw, DType dtype, std::uint64_t count);
+
 }  // namespace stfs

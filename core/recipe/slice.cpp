@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>

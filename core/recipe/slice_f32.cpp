@@ -143,15 +143,11 @@ Content f32_slice_content(Content whole, DType dtype, std::span<const Range> ran
   const TypeInfo& type = type_info(dtype);
   Slice elements = elements_of(ranges, shape);
   Slice bytes;
-  const bool is_whole_blocks = slice_of(ranges, type, shape, bytes) == 0;
-  if (is_whole_blocks && dtype == DType::kF32) return slice_content(bytes, std::move(whole));
-  const std::uint64_t count = elements.size();
-  Content content;
-  if (is_whole_blocks) {
-    content.production(as_f32(slice_content(bytes, std::move(whole)), type, count));
-  } else {
-    content.production(as_f32_slice(std::move(whole), type, std::move(elements)));
+  if (slice_of(ranges, type, shape, bytes) == 0) {
+    return f32_content(slice_content(bytes, std::move(whole)), dtype, elements.size());
   }
+  Content content;
+  content.production(as_f32_slice(std::move(whole), type, std::move(elements)));
   return content;
 }
 

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <csignal>
-#include <utility>
 
 namespace stfs {
 

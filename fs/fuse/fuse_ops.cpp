@@ -5,11 +5,9 @@
 #include <sys/statvfs.h>
 
 #include <cerrno>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace stfs {

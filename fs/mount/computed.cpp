@@ -99,7 +99,7 @@ void Computed::arrive(Ticket ticket, int error) {
   ++arriving_;
   lock.unlock();
   waiter.mapped().done(error, "");
-  waiter = {};  // what it holds may end with those who wait for this
+  waiter = {};  // before stop() returns: `done` may use objects that end after stop()
   lock.lock();
   if (--arriving_ == 0) all_arrived_.notify_all();
 }

@@ -1,7 +1,6 @@
 // Reads that wait without a thread: for bytes that a source fetches, or for a text that takes long
-// to compute (statistics, a digest). A pool of threads computes each text once and keeps the
-// newest. When
-// all its waiters are cancelled, the computation stops.
+// to compute (statistics, a digest). A pool of threads computes a text and keeps the newest ones.
+// When all waiters of a text are cancelled, its computation stops.
 //
 // The states of a ticket:
 //

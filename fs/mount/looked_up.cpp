@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <new>
 #include <tuple>
-#include <utility>
 
 namespace stfs {
 

@@ -11,10 +11,7 @@ std::string header_of(const Tensor& tensor, DType dtype) {
 }
 
 Content floats_of(const Tensor& tensor) {
-  if (tensor.dtype == DType::kF32) return tensor.content();
-  Content content;
-  content.production(as_f32(tensor.content(), type_info(tensor.dtype), tensor.elements()));
-  return content;
+  return f32_content(tensor.content(), tensor.dtype, tensor.elements());
 }
 
 }  // namespace

@@ -139,6 +139,13 @@ TEST_F(GpuLoad, TheRootIsItsTensorsAlsoWhereViewsAreListed) {
   EXPECT_EQ(load({mount.path().string()})["tensors"].size(), 3u);
 }
 
+TEST_F(GpuLoad, ADirectoryOfTheCheckpointMayHaveTheNameOfTheViews) {
+  write_safetensors(file("m.safetensors"), {random_tensor("a/.stfs/w", "U8", {10})});
+  const Mounted mount({file("m.safetensors")}, {"-o", "views=visible"});
+
+  EXPECT_EQ(load({mount.path().string()})["tensors"].size(), 1u);
+}
+
 TEST_F(GpuLoad, ADirectoryOfAView) {
   const auto source = small();
   const Mounted mount({source});

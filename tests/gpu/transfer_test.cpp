@@ -3,6 +3,7 @@
 #include "tools/gpu/copier/transfer.h"
 
 #include "core/base/error.h"
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 

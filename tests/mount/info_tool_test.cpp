@@ -158,6 +158,15 @@ TEST(InfoShow, CatConvertsASliceThatBeginsInsideAByte) {
   EXPECT_EQ(raw.status, 2) << raw.err;
 }
 
+TEST(InfoCat, ConvertsAWholeTensorOfAnyNumberOfDimensions) {
+  TempDir dir;
+  write_safetensors(dir / "m.safetensors", {{"w", "BF16", Shape(65, 1), "\x80\x3f"}});
+
+  const Outcome cat = info({"cat", dir / "m.safetensors", "w", "--as", "f32"});
+
+  EXPECT_EQ(cat.out, std::string("\0\0\x80\x3f", 4)) << cat.err;
+}
+
 TEST(InfoShow, ATensorThatIsNotThereIsAnErrorThatNamesIt) {
   const Outcome show = info({"show", test_data("sharded"), "absent"});
   const Outcome cat = info({"cat", test_data("sharded"), "absent"});

@@ -2,6 +2,7 @@
 // for duplicate keys.
 #include "core/base/error.h"
 #include "core/format/safetensors.h"
+#include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 
 #include <gtest/gtest.h>

@@ -5,7 +5,9 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
+#include "core/recipe/convert.h"
 #include "core/recipe/npy.h"
+#include "core/recipe/slice.h"
 #include "core/recipe/slice_f32.h"
 #include "tools/command/terminal.h"
 #include "tools/info/new_file.h"
@@ -60,8 +62,8 @@ int cat(const Arguments& arguments) {
   }
   Content content = tensor.content();
   std::vector<std::uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
-  if (!arguments.slice.empty() || arguments.as_f32) {
-    const std::string expression = arguments.slice.empty() ? "..." : arguments.slice;
+  if (!arguments.slice.empty()) {
+    const std::string& expression = arguments.slice;
     std::vector<Range> ranges;
     Slice slice;
     int error = parse_ranges(expression, tensor.shape, ranges);
@@ -73,6 +75,8 @@ int cat(const Arguments& arguments) {
     content = arguments.as_f32 ? f32_slice_content(std::move(content), dtype, ranges, tensor.shape)
                                : slice_content(slice, std::move(content));
     shape = elements_of(ranges, tensor.shape).shape;
+  } else if (arguments.as_f32) {
+    content = f32_content(std::move(content), dtype, tensor.elements());
   }
   if (arguments.as_f32) dtype = DType::kF32;
   if (arguments.npy) {

@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 

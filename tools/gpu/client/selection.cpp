@@ -48,7 +48,7 @@ bool take(std::string_view& text, char c) {
   return true;
 }
 
-// The part of what `slice` takes that is the shard's.
+// The slice that is the part of a shard in `slice`.
 std::string shard_of(const Shard& shard, const std::string& slice, const Tensor& tensor,
                      const std::string& place) {
   std::vector<Range> ranges;
@@ -140,8 +140,11 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
        at.increment(error)) {
-    // The views, where they are listed, show the same tensors again: only who names them gets them.
-    if (at->path().filename() == ".stfs") at.disable_recursion_pending();
+    // The views show the same tensors again. Take them only where the argument names a view.
+    constexpr ino_t kRoot = 1;  // of every mount; a directory elsewhere is one of the checkpoint
+    if (at->path().filename() == ".stfs" && status_of(at->path().parent_path()).st_ino == kRoot) {
+      at.disable_recursion_pending();
+    }
     std::error_code cause;
     const fs::file_type type = at->status(cause).type();
     if (type == fs::file_type::none) {

@@ -6,13 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <limits>
 #include <utility>
 
 namespace stfs::gpu {
 namespace {
-
-constexpr std::size_t kMaxRank = 1024;
 
 std::string shape_text(const std::vector<std::uint64_t>& shape) {
   std::string text = "[";
@@ -41,7 +38,9 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
     throw Error(ErrorCode::kUsage, request_.path,
                 "tensor " + in_quotes(request_.tensor) + ": " + rule);
   };
-  if (request_.shape.size() > kMaxRank) refuse("more dimensions than any tensor has");
+  if (request_.shape.size() > kSliceMaxRank) {
+    refuse("more than " + std::to_string(kSliceMaxRank) + " dimensions");
+  }
   const TypeInfo& type = type_info(request_.dtype);
   const std::optional<std::uint64_t> tensor_bytes = bytes_of(type, request_.shape);
   if (!tensor_bytes) {

@@ -10,7 +10,6 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -50,7 +49,7 @@ class Sources {
 
   void verify() const {
     for (const auto& [path, source] : sources_) {
-      if (source->verify() != 0) fail(path, ESTALE);
+      if (const int error = source->verify()) fail(path, error);
     }
   }
 
@@ -58,7 +57,7 @@ class Sources {
   [[noreturn]] void fail(const std::string& path, int error) const {
     if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
     const auto changed = std::ranges::find_if(
-        sources_, [](const auto& entry) { return entry.second->verify() != 0; });
+        sources_, [](const auto& entry) { return entry.second->verify() == ESTALE; });
     throw Error(ErrorCode::kUnreadable, changed == sources_.end() ? path : changed->first,
                 "changed while it was copied");
   }
