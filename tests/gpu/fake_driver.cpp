@@ -1144,9 +1144,9 @@ CUresult cuLaunchKernel(CUfunction, unsigned int grid_x, unsigned int, unsigned 
   task.out = out;
   const auto run = [task] {
     for (std::uint64_t i = 0; i < task.count; ++i) {
-      const stfs::gpu::Met met = stfs::gpu::convert_element(task, i);
-      if (met == stfs::gpu::Met::kOutOfRange) ++task.counts[0];
-      if (met == stfs::gpu::Met::kNan) ++task.counts[1];
+      const stfs::gpu::ValueKind kind = stfs::gpu::convert_element(task, i);
+      if (kind == stfs::gpu::ValueKind::kOutOfRange) ++task.counts[0];
+      if (kind == stfs::gpu::ValueKind::kNan) ++task.counts[1];
     }
   };
   const auto fault = [&m, &context] {

@@ -98,11 +98,11 @@ TEST(GpuNarrowing, EveryTypeToEveryTarget) {
       const ConversionCounts counts = reference(from, to, kCount, in, expected);
       std::vector<std::byte> found(expected.size());
 
-      const ConversionCounts met = convert_elements(from, to, kCount, in, found);
+      const ConversionCounts converted = convert_elements(from, to, kCount, in, found);
 
       EXPECT_EQ(found, expected) << dtype_name(from) << " as " << dtype_name(to);
-      EXPECT_EQ(met.nan, counts.nan) << dtype_name(from) << " as " << dtype_name(to);
-      EXPECT_EQ(met.out_of_range, counts.out_of_range)
+      EXPECT_EQ(converted.nan, counts.nan) << dtype_name(from) << " as " << dtype_name(to);
+      EXPECT_EQ(converted.out_of_range, counts.out_of_range)
           << dtype_name(from) << " as " << dtype_name(to);
     }
   }

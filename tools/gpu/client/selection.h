@@ -3,7 +3,7 @@
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
-//   model.safetensors::model.norm.weight   SOURCE::NAME; a NAME that is none is a glob of names
+//   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
 //
 // The source is read by what the mount says of a file (its extended attributes: the tensor, its
 // part, the type that it is shown as), and must still be the version that was mounted.

@@ -44,7 +44,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const TypeInfo& type = type_info(request_.dtype);
   const std::optional<std::uint64_t> tensor_bytes = bytes_of(type, request_.shape);
   if (!tensor_bytes) {
-    refuse("shape " + shape_text(request_.shape) + " is none of a tensor");
+    refuse("shape " + shape_text(request_.shape) + " is not a tensor's");
   }
   tensor_bytes_ = *tensor_bytes;
   std::uint64_t end = 0;

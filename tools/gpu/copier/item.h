@@ -1,5 +1,5 @@
 // One thing to have on a device: a tensor of a source file, or a part of it, in its own type or
-// another. It says where the bytes are and which version of them is meant; it owns no file.
+// another. It says where the bytes are and of which version; it owns no file.
 //
 // Two items are the same bytes exactly when their keys are equal. Immutable once it is made, and
 // then safe to share between threads.
@@ -29,13 +29,13 @@ struct ItemRequest {
   DType dtype = DType::kU8;
   std::vector<std::uint64_t> shape;
   std::string slice;        // EXPR as core/recipe/slice.h says; empty: all of it
-  std::optional<DType> as;  // F32, F16 or BF16; none when that is what it is
+  std::optional<DType> as;  // F32, F16 or BF16; empty: its own type
 };
 
 class Item {
  public:
-  // Throws Error kUsage when the request is none that could be: a tensor outside its file, a slice
-  // that is none, a conversion of a type that has none. Nothing in it is trusted.
+  // Trusts nothing in the request. Throws Error kUsage for a tensor outside its file, a slice that
+  // its tensor does not have, or a conversion that does not exist.
   explicit Item(ItemRequest request);
 
   const ItemRequest& request() const { return request_; }

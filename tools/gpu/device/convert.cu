@@ -8,9 +8,9 @@ extern "C" __global__ void __launch_bounds__(stfs::gpu::kConvertThreads)
   unsigned nan = 0;
   for (std::uint64_t i = static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
        i < task.count; i += stride) {
-    const stfs::gpu::Met met = stfs::gpu::convert_element(task, i);
-    out_of_range += met == stfs::gpu::Met::kOutOfRange ? 1 : 0;
-    nan += met == stfs::gpu::Met::kNan ? 1 : 0;
+    const stfs::gpu::ValueKind kind = stfs::gpu::convert_element(task, i);
+    out_of_range += kind == stfs::gpu::ValueKind::kOutOfRange ? 1 : 0;
+    nan += kind == stfs::gpu::ValueKind::kNan ? 1 : 0;
   }
 
   // Add up per block, so that each block does at most two atomic additions in device memory.

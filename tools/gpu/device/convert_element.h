@@ -31,8 +31,8 @@ inline constexpr char kConvertKernel[] = "stfs_convert";
 
 inline constexpr unsigned kConvertThreads = 256;  // of a block
 
-// What one element was.
-enum class Met : std::uint32_t { kNumber, kOutOfRange, kNan };
+// How an element was converted.
+enum class ValueKind : std::uint32_t { kNumber, kOutOfRange, kNan };
 
 // The bits of a binary64 as those of a binary32, rounded to nearest, ties to even. Not the device's
 // own conversion: that one drops the payload of a NaN.
@@ -69,7 +69,7 @@ STFS_HOST_DEVICE inline std::uint64_t element_bits(const unsigned char* in, std:
   return bits == 64 ? window : window & ((std::uint64_t{1} << bits) - 1);
 }
 
-STFS_HOST_DEVICE inline Met convert_element(const ConvertTask& task, std::uint64_t index) {
+STFS_HOST_DEVICE inline ValueKind convert_element(const ConvertTask& task, std::uint64_t index) {
   const std::uint64_t code = element_bits(task.in, index, task.from_bits);
   std::uint32_t value = 0;  // bits of binary32
   bool is_finite = false;
@@ -94,8 +94,8 @@ STFS_HOST_DEVICE inline Met convert_element(const ConvertTask& task, std::uint64
     static_cast<std::uint16_t*>(task.out)[index] = half;
     is_infinite = (half & 0x7fffu) == 0x7f80u;
   }
-  if (!is_finite) return (value & 0x7fffffffu) > 0x7f800000u ? Met::kNan : Met::kNumber;
-  return is_infinite ? Met::kOutOfRange : Met::kNumber;
+  if (!is_finite) return (value & 0x7fffffffu) > 0x7f800000u ? ValueKind::kNan : ValueKind::kNumber;
+  return is_infinite ? ValueKind::kOutOfRange : ValueKind::kNumber;
 }
 
 }  // namespace stfs::gpu

@@ -29,19 +29,19 @@ class ConversionTally {
   std::atomic<std::uint64_t> nan_ = 0;
 };
 
-// Whether --as takes elements of the first type to the second: any floating one but complex, to
-// F32, F16 or BF16.
+// Whether --as converts elements of `from` to `to`: from any floating type except complex, to F32,
+// F16 or BF16.
 bool converts(DType from, DType to);
 
-// Converts `count` elements; `in` begins at a block's boundary and holds them whole, `out` has room
-// for count elements of `to`. Values are rounded once, to nearest, ties to even. Returns what was
-// met.
+// Converts `count` elements. `in` holds whole blocks of them; `out` has room for `count` elements
+// of `to`. Values are rounded once, to nearest, ties to even. Returns the numbers of NaNs and of
+// values out of range.
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
                                   std::span<const std::byte> in, std::span<std::byte> out);
 
-// The elements of `raw`, `count` of them, converted as they are read. Every read adds what it met
-// to `tally` when that is given (it outlives the producer): each element once, when every byte is
-// read once and reads begin and end at blocks of elements.
+// Converts the `count` elements of `raw` as they are read. Every read adds its counts to `tally`,
+// if there is one (it outlives the producer). An element is counted once when every byte is read
+// once and reads begin and end at blocks of elements.
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 

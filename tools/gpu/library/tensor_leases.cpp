@@ -41,11 +41,11 @@ std::string device_text(const std::string& device) { return is_host(device) ? "c
 LeasedTensor::~LeasedTensor() {
   if (::getpid() != process_) {
     // After fork(2) the mapping and the connection belong to the parent: leak them.
-    static_cast<void>(kept_.release());
+    static_cast<void>(state_.release());
     return;
   }
-  kept_->segment.reset();  // unmap before the holder may free the memory
-  if (kept_->leases != nullptr) kept_->leases->give_back(std::move(lease_));
+  state_->segment.reset();  // unmap before the holder may free the memory
+  if (state_->leases != nullptr) state_->leases->give_back(std::move(lease_));
 }
 
 int LeasedTensor::ordinal() const {
@@ -228,7 +228,7 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     tensor->bytes_ = item.bytes();
     tensor->device_ = device;
     tensor->lease_.emplace_front();
-    tensor->kept_->leases = shared_from_this();
+    tensor->state_->leases = shared_from_this();
     tensors.push_back(tensor);
     leased.push_back(std::move(tensor));
   }
@@ -255,9 +255,9 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     const auto segment = loaded.segments.find(resident.segment);
     if (segment == loaded.segments.end() || resident.key != tensor.key_)
       throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
-    tensor.kept_->segment = map(device, static_cast<std::int64_t>(resident.segment),
-                                segment->second.get(), resident.segment_bytes);
-    tensor.address_ = tensor.kept_->segment->address() + resident.offset;
+    tensor.state_->segment = map(device, static_cast<std::int64_t>(resident.segment),
+                                 segment->second.get(), resident.segment_bytes);
+    tensor.address_ = tensor.state_->segment->address() + resident.offset;
   }
 
   // Add the inherited tensors, in request order.
@@ -286,8 +286,8 @@ std::shared_ptr<LeasedTensor> TensorLeases::map_inherited(const DeviceInfo& devi
   tensor->bytes_ = inherited.bytes;
   tensor->device_ = device;
   if (tensor->bytes_ != 0) {
-    tensor->kept_->segment = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
-    tensor->address_ = tensor->kept_->segment->address() + inherited.offset;
+    tensor->state_->segment = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
+    tensor->address_ = tensor->state_->segment->address() + inherited.offset;
   }
   return tensor;
 }

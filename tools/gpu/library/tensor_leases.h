@@ -84,11 +84,11 @@ class LeasedTensor {
   std::uint64_t address_ = 0;
   DeviceInfo device_;
   // Behind a pointer: a child of fork(2) leaks it, so that nothing is unmapped or released twice.
-  struct Kept {
+  struct State {
     std::shared_ptr<const MappedSegment> segment;
     std::shared_ptr<TensorLeases> leases;  // null for an inherited tensor
   };
-  std::unique_ptr<Kept> kept_ = std::make_unique<Kept>();
+  std::unique_ptr<State> state_ = std::make_unique<State>();
   std::forward_list<Lease> lease_;  // one, or none for an inherited tensor
   pid_t process_ = 0;
 };
