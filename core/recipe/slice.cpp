@@ -102,19 +102,15 @@ int resolve(const Item& item, std::uint64_t dimension, Range& range) {
 class Gather : public Producer {
  public:
   Gather(const Slice& slice, Content whole)
-      : whole_(std::move(whole)), first_(slice.begin), run_(slice.run), loops_(slice.loops) {
-    if (loops_.empty()) loops_.push_back({1, run_});
-    size_ = slice.size();
-  }
+      : whole_(std::move(whole)), slice_(slice), run_(slice.run), inner_(slice.inner()) {}
 
-  std::uint64_t size() const override { return size_; }
+  std::uint64_t size() const override { return slice_.size(); }
 
   int verify() const override { return whole_.verify(); }
 
   void missing(std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const override {
-    const Slice::Loop& inner = loops_.back();
-    const std::uint64_t row = inner.count * run_;
+    const std::uint64_t row = inner_.count * run_;
     while (length > 0) {
       // Ask for the row's runs as one range first: local sources miss nothing.
       const std::uint64_t take = std::min(length, row - offset % row);
@@ -122,15 +118,15 @@ class Gather : public Producer {
       const std::uint64_t last = (offset % row + take - 1) / run_;
       const std::uint64_t skip = offset % row % run_;                  // bytes of the first
       const std::uint64_t end = (offset % row + take - 1) % run_ + 1;  // in the last
-      const std::uint64_t pass = position(offset / row);
-      const std::uint64_t begin = pass + first * inner.stride + skip;
-      std::vector<Extent> found = whole_.missing(begin, pass + last * inner.stride + end - begin);
-      if (!found.empty() && inner.stride - run_ >= kPage) {
+      const std::uint64_t pass = slice_.pass_begin(offset / row);
+      const std::uint64_t begin = pass + first * inner_.stride + skip;
+      std::vector<Extent> found = whole_.missing(begin, pass + last * inner_.stride + end - begin);
+      if (!found.empty() && inner_.stride - run_ >= kPage) {
         found.clear();
         for (std::uint64_t i = first; i <= last; ++i) {
           const std::uint64_t from = i == first ? skip : 0;
           const std::uint64_t to = i == last ? end : run_;
-          const auto part = whole_.missing(pass + i * inner.stride + from, to - from);
+          const auto part = whole_.missing(pass + i * inner_.stride + from, to - from);
           found.insert(found.end(), part.begin(), part.end());
         }
       }
@@ -142,11 +138,10 @@ class Gather : public Producer {
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     std::vector<std::byte> window;
-    const Slice::Loop& inner = loops_.back();
-    const std::uint64_t row = inner.count * run_;  // bytes
-    const bool is_dense = inner.stride - run_ < kPage;
+    const std::uint64_t row = inner_.count * run_;  // bytes
+    const bool is_dense = inner_.stride - run_ < kPage;
     while (!out.empty()) {
-      const std::uint64_t row_begin = position(offset / row);
+      const std::uint64_t row_begin = slice_.pass_begin(offset / row);
       const std::uint64_t in_row = offset % row;
       const std::uint64_t first_run = in_row / run_;
       const std::uint64_t skip = in_row % run_;
@@ -157,7 +152,7 @@ class Gather : public Producer {
       } else {
         filled = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), run_ - skip));
         error =
-            whole_.copy_unverified(row_begin + first_run * inner.stride + skip, out.first(filled));
+            whole_.copy_unverified(row_begin + first_run * inner_.stride + skip, out.first(filled));
       }
       if (error != 0) return error;
       out = out.subspan(filled);
@@ -170,35 +165,24 @@ class Gather : public Producer {
   static constexpr std::uint64_t kPage = 4096;
   static constexpr std::uint64_t kWindow = 256 << 10;  // bytes read at a time
 
-  // The byte of the tensor at which a row begins.
-  std::uint64_t position(std::uint64_t row) const {
-    std::uint64_t at = first_;
-    for (std::size_t i = loops_.size() - 1; i-- > 0;) {
-      at += row % loops_[i].count * loops_[i].stride;
-      row /= loops_[i].count;
-    }
-    return at;
-  }
-
   // Reads runs of one row and the gaps between them into `window`, and copies the runs to the front
   // of `out`. Sets `filled` to the bytes copied.
   int gather_dense(std::uint64_t row_begin, std::uint64_t first_run, std::uint64_t skip,
                    std::span<std::byte> out, std::vector<std::byte>& window,
                    std::size_t& filled) const {
-    const Slice::Loop& inner = loops_.back();
     const std::uint64_t wanted = (skip + out.size() + run_ - 1) / run_;
-    const std::uint64_t in_window = std::max<std::uint64_t>(1, kWindow / inner.stride);
-    const std::uint64_t runs = std::min({wanted, in_window, inner.count - first_run});
+    const std::uint64_t in_window = std::max<std::uint64_t>(1, kWindow / inner_.stride);
+    const std::uint64_t runs = std::min({wanted, in_window, inner_.count - first_run});
     const std::uint64_t last = std::min<std::uint64_t>(run_, skip + out.size() - (runs - 1) * run_);
-    window.resize(static_cast<std::size_t>((runs - 1) * inner.stride + last - skip));
-    const std::uint64_t from_byte = row_begin + first_run * inner.stride + skip;
+    window.resize(static_cast<std::size_t>((runs - 1) * inner_.stride + last - skip));
+    const std::uint64_t from_byte = row_begin + first_run * inner_.stride + skip;
     if (const int error = whole_.copy_unverified(from_byte, window)) return error;
     const std::byte* from = window.data();
     std::byte* to = out.data();
     for (std::uint64_t i = 0; i < runs; ++i) {
       const std::uint64_t begin = i == 0 ? skip : 0;
       const std::uint64_t end = i + 1 == runs ? last : run_;
-      std::memcpy(to, from + (i * inner.stride + begin - skip), end - begin);
+      std::memcpy(to, from + (i * inner_.stride + begin - skip), end - begin);
       to += end - begin;
     }
     filled = static_cast<std::size_t>(to - out.data());
@@ -206,13 +190,23 @@ class Gather : public Producer {
   }
 
   Content whole_;
-  std::uint64_t first_;
-  std::uint64_t run_;
-  std::vector<Slice::Loop> loops_;
-  std::uint64_t size_ = 0;
+  Slice slice_;
+  std::uint64_t run_;  // bytes
+  Slice::Loop inner_;
 };
 
 }  // namespace
+
+Slice::Loop Slice::inner() const { return loops.empty() ? Loop{1, run} : loops.back(); }
+
+std::uint64_t Slice::pass_begin(std::uint64_t pass) const {
+  std::uint64_t at = begin;
+  for (std::size_t i = loops.empty() ? 0 : loops.size() - 1; i-- > 0;) {
+    at += pass % loops[i].count * loops[i].stride;
+    pass /= loops[i].count;
+  }
+  return at;
+}
 
 std::uint64_t Slice::size() const {
   std::uint64_t size = run;

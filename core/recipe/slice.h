@@ -60,6 +60,8 @@ struct Slice {
   std::vector<Loop> loops;           // outermost first; adjacent runs are one run
 
   std::uint64_t size() const;
+  Loop inner() const;  // the innermost loop; one pass over the run if there is none
+  std::uint64_t pass_begin(std::uint64_t pass) const;  // of the inner loop, as `begin` counts
 };
 
 // The slice of ranges of parse_ranges(), in elements.

@@ -13,10 +13,7 @@ namespace {
 class Float32Slice : public Producer {
  public:
   Float32Slice(Content raw, const TypeInfo& type, Slice elements)
-      : raw_(std::move(raw)),
-        type_(type),
-        slice_(std::move(elements)),
-        inner_(slice_.loops.empty() ? Slice::Loop{1, slice_.run} : slice_.loops.back()) {
+      : raw_(std::move(raw)), type_(type), slice_(std::move(elements)), inner_(slice_.inner()) {
     is_dense_ = type_.offset_of(inner_.stride - slice_.run) < kPage;
     in_window_ = std::max<std::uint64_t>(1, type_.elements_in(kWindow) / inner_.stride);
   }
@@ -77,21 +74,12 @@ class Float32Slice : public Producer {
     std::uint64_t end;   // and where in the last the wanted ones end
   };
 
-  // Where the given pass of the innermost loop begins.
-  std::uint64_t position(std::uint64_t pass) const {
-    std::uint64_t at = slice_.begin;
-    for (std::size_t i = slice_.loops.empty() ? 0 : slice_.loops.size() - 1; i-- > 0;) {
-      at += pass % slice_.loops[i].count * slice_.loops[i].stride;
-      pass /= slice_.loops[i].count;
-    }
-    return at;
-  }
-
   Runs runs_at(std::uint64_t offset, std::uint64_t bytes) const {
     const std::uint64_t first = offset / sizeof(float);
     const std::uint64_t run = first / slice_.run;
     const std::uint64_t in_pass = run % inner_.count;
-    Runs runs{position(run / inner_.count) + in_pass * inner_.stride, 1, first % slice_.run, 0};
+    Runs runs{slice_.pass_begin(run / inner_.count) + in_pass * inner_.stride, 1,
+              first % slice_.run, 0};
     // Counted from the beginning of the first run.
     const std::uint64_t wanted =
         runs.skip + (offset % sizeof(float) + bytes + sizeof(float) - 1) / sizeof(float);

@@ -108,7 +108,7 @@ const PathTree* Nodes::tree_of(const ViewSpec& row) const {
   return dotted_.value ? &*dotted_.value : nullptr;
 }
 
-// What exists
+// Existence
 
 bool Nodes::exists(Node node) const {
   if (node.view != kRootNode.view && control_ == ControlDirectory::kOff) return false;

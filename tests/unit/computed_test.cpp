@@ -323,7 +323,7 @@ TEST(Computed, AnswersThoseWhoComeAfterItWasStopped) {
   computed.cancel(early);
 }
 
-// What an answer uses may end when stop() has returned.
+// The objects that an answer uses may end when stop() has returned.
 TEST(Computed, WaitsForAnAnswerOfAnArrivalWhenItIsStopped) {
   Computed computed(1, echo);
   const Computed::Ticket ticket = computed.ticket();

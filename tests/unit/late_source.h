@@ -45,7 +45,7 @@ class LateSource : public Source {
     ready(error);
   }
 
-  // What is wanted from now on comes before want() returns.
+  // From now on bytes arrive before want() returns.
   void deliver_at_once() {
     const std::lock_guard lock(mutex_);
     is_prompt_ = true;
