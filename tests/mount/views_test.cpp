@@ -472,11 +472,16 @@ TEST_F(Views, ASliceOfMillionsOfRunsIsReadInBoundedMemory) {
                     {random_tensor("w", "U8", {kBytes}), random_tensor("f", "F4", {kBytes})});
   const Mounted mount({dir / "m.safetensors"});
 
+#ifdef STFS_SANITIZED
+  constexpr const char* kMostKib = "524288";  // a sanitizer keeps some of what was freed
+#else
+  constexpr const char* kMostKib = "65536";
+#endif
   const Outcome result = sh(R"(
     rss() { awk '/VmHWM/ { print $2 }' /proc/$2/status; }
-    before=$(rss x "$2"); wc -c < "$1"; cat "$3" | wc -c; after=$(rss x "$2"); echo $((after - before < 65536)))",
+    before=$(rss x "$2"); wc -c < "$1"; cat "$3" | wc -c; after=$(rss x "$2"); echo $((after - before < $4)))",
                             {mount / ".stfs/slice/w/::2", std::to_string(mount.daemon()),
-                             mount / ".stfs/f32-slice/f/1::2"});
+                             mount / ".stfs/f32-slice/f/1::2", kMostKib});
 
   EXPECT_EQ(result.out, "20000000\n80000000\n1\n") << result.err;
 }
