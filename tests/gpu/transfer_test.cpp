@@ -23,6 +23,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::gpu::test {
