@@ -1,4 +1,5 @@
-// Wrappers of system calls. Those that load throw Error; those that serve return 0 or an errno.
+// Wrappers of system calls. Functions for loading throw Error; functions for serving return 0 or an
+// errno.
 //
 // Thread safety: the functions may be called from any thread; one thread at a time uses a UniqueFd.
 #pragma once

@@ -142,7 +142,12 @@ int Content::read(std::uint64_t offset, std::uint64_t length, Reading& reading) 
                       [&](std::span<std::byte> buffer) { return copy(begin, buffer); });
   };
   const auto first = span_at(offset);
-  if (static_cast<std::size_t>(span_at(end - 1) - first) >= kMaxPieces) return read_all();
+  const auto last = span_at(end - 1);
+  if (const auto* only = std::get_if<SourcePosition>(&first->kind);
+      only != nullptr && first == last) {
+    return read_extent({only->source, only->offset + offset - first->begin, end - offset}, reading);
+  }
+  if (static_cast<std::size_t>(last - first) >= kMaxPieces) return read_all();
   // Pin last: writers wait for the pins, and reading into a buffer may take long.
   std::array<std::optional<SourcePosition>, kMaxPieces> to_pin;  // by piece
   for (auto span = first; offset < end; ++span) {
