@@ -199,7 +199,8 @@ TEST_F(MountCommand, MountsReadOnlyNosuidNodev) {
 TEST_F(MountCommand, PassesOurOptionsOn) {
   const Outcome result = in_namespace(R"sh(
     mount -t fuse.stfs "$1" "$2" -o allow_other,views=off,umask=077,_netdev,nofail &&
-      stat -c %a "$2/mask" && test ! -e "$2/.stfs" && grep -o allow_other /proc/self/mountinfo)sh",
+      stat -c %a "$2/mask" && test ! -e "$2/.stfs" && grep " $2 " /proc/self/mountinfo |
+      grep -o allow_other)sh",
                                       source());
 
   EXPECT_EQ(result.status, 0) << result.err;
