@@ -169,6 +169,36 @@ std::size_t utf8_floor(std::string_view text, std::size_t n) {
   return n;
 }
 
+std::strong_ordering natural_order(std::string_view a, std::string_view b) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  // Takes the digits off the front of a text, and returns them without leading zeros.
+  const auto take_number = [&](std::string_view& text) {
+    const auto end = std::ranges::find_if_not(text, is_digit);
+    std::string_view digits(text.begin(), end);
+    text = std::string_view(end, text.end());
+    digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+    return digits;
+  };
+  std::string_view left = a;
+  std::string_view right = b;
+  while (!left.empty() && !right.empty()) {
+    if (is_digit(left.front()) && is_digit(right.front())) {
+      const std::string_view number_a = take_number(left);
+      const std::string_view number_b = take_number(right);
+      if (const auto order = number_a.size() <=> number_b.size(); order != 0) return order;
+      if (const auto order = number_a <=> number_b; order != 0) return order;
+    } else {
+      if (const auto order = left.substr(0, 1) <=> right.substr(0, 1); order != 0) return order;
+      left.remove_prefix(1);
+      right.remove_prefix(1);
+    }
+  }
+  if (left.empty() != right.empty()) {
+    return left.empty() ? std::strong_ordering::less : std::strong_ordering::greater;
+  }
+  return a <=> b;
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);

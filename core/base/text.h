@@ -4,6 +4,7 @@
 // TextWriter.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -47,6 +48,11 @@ bool is_utf8(std::string_view text);
 // The largest position up to `n` at which a cut splits no UTF-8 character. Returns `n` when the
 // bytes before it are not UTF-8, and text.size() when `n` is larger.
 std::size_t utf8_floor(std::string_view text, std::size_t n);
+
+// The order in which people count: digits compare as numbers, so "layers.2" is less than
+// "layers.10". Texts that differ only in leading zeros compare bytewise: only equal texts are
+// equal.
+std::strong_ordering natural_order(std::string_view a, std::string_view b);
 
 // 1536 -> "1.5 KiB", 17 -> "17 B".
 std::string human_bytes(std::uint64_t bytes);

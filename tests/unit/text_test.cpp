@@ -188,5 +188,16 @@ TEST(Rfc3339, CannotWriteAYearOfMoreThanFourDigitsOrBeforeYearZero) {
   EXPECT_EQ(rfc3339(std::numeric_limits<std::int64_t>::max(), 0), "@9223372036854775807");
 }
 
+TEST(NaturalOrder, ComparesDigitsAsNumbers) {
+  const std::vector<std::string_view> sorted{"",    "7",     "a",       "a1",   "a02", "a2",
+                                             "a10", "a10.b", "a10.b10", "a10b", "b1"};
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    EXPECT_TRUE(natural_order(sorted[i - 1], sorted[i]) < 0) << sorted[i - 1] << " " << sorted[i];
+  }
+  EXPECT_TRUE(natural_order("a02", "a2b") < 0);
+  EXPECT_TRUE(natural_order("18446744073709551615x", "18446744073709551616x") < 0);
+  EXPECT_TRUE(natural_order("x", "x") == 0);
+}
+
 }  // namespace
 }  // namespace stfs::test

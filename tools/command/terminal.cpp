@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -29,6 +30,29 @@ std::size_t columns(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+bool has_utf8_locale() {
+  for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {  // the first that is set counts
+    if (!is_set(variable)) continue;
+    const std::string_view locale = std::getenv(variable);
+    for (const std::string_view name : {"UTF-8", "utf-8", "UTF8", "utf8"}) {
+      if (locale.find(name) != std::string_view::npos) return true;
+    }
+    return false;
+  }
+  return false;
+}
+
+// The byte at which a column of a UTF-8 text begins.
+std::size_t byte_at(std::string_view text, std::size_t column) {
+  std::size_t at = 0;
+  for (; column > 0 && at < text.size(); --column) {
+    do {
+      ++at;
+    } while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+  }
+  return at;
+}
+
 // "[####....]  50%  1.0 GiB of 2.0 GiB  1.23 GB/s", `width` columns at most. With fewer columns the
 // bar gets shorter, then disappears, then the text is cut.
 std::string progress_text(std::uint64_t done, std::uint64_t total, double seconds,
@@ -42,7 +66,7 @@ std::string progress_text(std::uint64_t done, std::uint64_t total, double second
   constexpr std::size_t kMaxCells = 30, kMinCells = 5;
   const std::size_t taken = figures.size() + std::string_view("[] ").size();
   const std::size_t cells = std::min(kMaxCells, width - std::min(width, taken));
-  if (cells < kMinCells) return shortened(figures, width);
+  if (cells < kMinCells) return figures.substr(0, width);
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
   return "[" + std::string(filled, '#') + std::string(cells - filled, '.') + "] " + figures;
 }
@@ -52,7 +76,8 @@ std::string progress_text(std::uint64_t done, std::uint64_t total, double second
 Terminal::Terminal()
     : is_terminal(::isatty(STDOUT_FILENO) == 1),
       has_colours(is_terminal && !is_set("NO_COLOR") && !is_dumb()),
-      width(columns(STDOUT_FILENO)) {}
+      width(columns(STDOUT_FILENO)),
+      is_utf8(has_utf8_locale()) {}
 
 std::string Terminal::bold(const std::string& text) const {
   return has_colours ? "\x1b[1m" + text + "\x1b[0m" : text;
@@ -60,6 +85,17 @@ std::string Terminal::bold(const std::string& text) const {
 
 std::string Terminal::dim(const std::string& text) const {
   return has_colours ? "\x1b[2m" + text + "\x1b[0m" : text;
+}
+
+std::string Terminal::shortened(const std::string& text, std::size_t columns) const {
+  const std::size_t length = columns_of(text);
+  if (length <= columns) return text;
+  const std::string_view ellipsis = is_utf8 ? "…" : "...";
+  const std::size_t kept = columns - std::min(columns, columns_of(ellipsis));
+  if (kept == 0) return text.substr(0, byte_at(text, columns));
+  // The end of a name says more than its beginning: it gets the larger half.
+  return text.substr(0, byte_at(text, kept / 2)) + std::string(ellipsis) +
+         text.substr(byte_at(text, length - (kept - kept / 2)));
 }
 
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
@@ -75,15 +111,69 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-std::string shortened(const std::string& text, std::size_t width) {
-  if (columns_of(text) <= width) return text;
-  std::size_t at = 0;
-  for (std::size_t column = 0; column + 1 < width; ++column) {
-    do {
-      ++at;
-    } while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+Table::Table(const Terminal& terminal, std::vector<Column> columns)
+    : terminal_(terminal), columns_(std::move(columns)) {
+  for (const Column& column : columns_) widest_.push_back(columns_of(column.heading));
+}
+
+void Table::measure(std::span<const std::string> cells) {
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    widest_[i] = std::max(widest_[i], columns_of(cells[i]));
   }
-  return text.substr(0, at) + "…";
+}
+
+std::vector<std::size_t> Table::widths() const {
+  std::vector<std::size_t> widths = widest_;
+  if (!terminal_.is_terminal) {
+    constexpr std::size_t kMaxPadding = 120;  // one very long name must not pad every line
+    for (std::size_t& width : widths) width = std::min(width, kMaxPadding);
+    return widths;
+  }
+  // The widest give way first: find the largest cap of the columns with which a line fits.
+  const auto capped = [&](std::size_t i, std::size_t cap) {
+    const Column& column = columns_[i];
+    return column.least == 0 ? widths[i] : std::min(widths[i], std::max(cap, column.least));
+  };
+  const auto fits = [&](std::size_t cap) {
+    std::size_t taken = 2 * (widths.size() - 1);
+    for (std::size_t i = 0; i < widths.size(); ++i) taken += capped(i, cap);
+    return taken <= terminal_.width;
+  };
+  std::size_t cap = 0;
+  std::size_t step = std::bit_floor(std::ranges::max(widths) | 1U);
+  for (; step > 0; step /= 2) {
+    if (fits(cap + step)) cap += step;
+  }
+  for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = capped(i, cap);
+  return widths;
+}
+
+std::string Table::joined(std::span<const std::string> cells, bool with_colours) const {
+  const std::vector<std::size_t> widths = this->widths();
+  std::string line;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const bool is_last = i + 1 == cells.size();
+    std::string cell = terminal_.is_terminal ? terminal_.shortened(cells[i], widths[i]) : cells[i];
+    const std::size_t spaces = widths[i] - std::min(widths[i], columns_of(cell));
+    if (columns_[i].is_right_aligned) {
+      cell.insert(0, spaces, ' ');
+    } else if (!is_last) {
+      cell.append(spaces, ' ');
+    }
+    if (i > 0) cell.insert(0, 2, ' ');
+    line += with_colours && columns_[i].is_dim ? terminal_.dim(cell) : cell;
+  }
+  return line;
+}
+
+std::string Table::heading() const {
+  std::vector<std::string> cells;
+  for (const Column& column : columns_) cells.push_back(column.heading);
+  return terminal_.bold(joined(cells, false)) + "\n";
+}
+
+std::string Table::line(std::span<const std::string> cells) const {
+  return joined(cells, true) + "\n";
 }
 
 ProgressBar::ProgressBar(std::uint64_t total_bytes)

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace stfs {
 
@@ -18,9 +20,13 @@ struct Terminal {
   bool is_terminal;
   bool has_colours;   // a terminal, without NO_COLOR and with a TERM that is not "dumb"
   std::size_t width;  // columns; 80 if ioctl(TIOCGWINSZ) fails
+  bool is_utf8;       // the locale's characters (LC_ALL, LC_CTYPE, LANG)
 
   std::string bold(const std::string& text) const;
   std::string dim(const std::string& text) const;
+  // Cuts the middle out of a text of more than `width` columns, and puts an ellipsis there: tensors
+  // differ at the end of their names.
+  std::string shortened(const std::string& text, std::size_t width) const;
 };
 
 void print(std::string_view text);  // to standard output
@@ -29,8 +35,37 @@ void print(std::string_view text);  // to standard output
 std::size_t columns_of(std::string_view text);
 // Appends spaces up to `width` columns.
 std::string padded(std::string text, std::size_t width);
-// Cuts a text to `width` columns, the last of them an ellipsis.
-std::string shortened(const std::string& text, std::size_t width);
+
+// A table for people: columns as wide as their widest cell, with two spaces between them. On a
+// terminal, the cells of columns that may be cut are shortened until a line fits its width.
+//
+// Thread safety: one thread at a time.
+class Table {
+ public:
+  struct Column {
+    std::string heading;
+    bool is_right_aligned = false;
+    std::size_t least = 0;  // on a terminal the column may be cut to this; 0: never
+    bool is_dim = false;
+  };
+
+  // The last column gets no spaces after its text.
+  Table(const Terminal& terminal, std::vector<Column> columns);
+
+  // Makes the columns wide enough for these cells, one a column. Call it for all lines before the
+  // first line is made.
+  void measure(std::span<const std::string> cells);
+  std::string heading() const;                                 // with a line end
+  std::string line(std::span<const std::string> cells) const;  // with a line end
+
+ private:
+  std::vector<std::size_t> widths() const;
+  std::string joined(std::span<const std::string> cells, bool with_colours) const;
+
+  const Terminal& terminal_;
+  std::vector<Column> columns_;
+  std::vector<std::size_t> widest_;
+};
 
 // A line on standard error, if that is a terminal, with the bytes done and the speed. While it is
 // visible, print to standard output only by print().

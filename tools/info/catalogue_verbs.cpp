@@ -21,42 +21,20 @@ namespace {
 
 void print_table(const std::vector<Tensor>& tensors) {
   const Terminal terminal;
-  std::vector<std::array<std::string, 4>> rows{{"NAME", "DTYPE", "SHAPE", "BYTES"}};
+  Table table(terminal, {{.heading = "NAME", .least = 8},
+                         {.heading = "DTYPE", .is_dim = true},
+                         {.heading = "SHAPE", .least = 8, .is_dim = true},
+                         {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}});
+  std::vector<std::array<std::string, 4>> rows;
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
     rows.push_back({printable(tensor.name), std::string(dtype_name(tensor.dtype)),
                     shape_json(tensor.shape), std::to_string(tensor.length)});
+    table.measure(rows.back());
     bytes += tensor.length;
   }
-  std::array<std::size_t, 4> widths{};
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], columns_of(row[i]));
-    }
-  }
-  if (terminal.is_terminal) {
-    constexpr std::size_t kMinName = 8;
-    constexpr std::size_t kMaxShape = 32;
-    widths[2] = std::min(widths[2], kMaxShape);
-    const std::size_t others = 6 + widths[1] + widths[2] + widths[3];
-    const std::size_t room = terminal.width > others ? terminal.width - others : 0;
-    widths[0] = std::min(widths[0], std::max(room, kMinName));
-  } else {
-    constexpr std::size_t kMaxPadding = 120;  // one very long name must not pad every line
-    widths[0] = std::min(widths[0], kMaxPadding);
-    widths[2] = std::min(widths[2], kMaxPadding);
-  }
-  const auto cell = [&](const std::string& text, std::size_t width) {
-    return padded(terminal.is_terminal ? shortened(text, width) : text, width);
-  };
-  for (const auto& row : rows) {
-    const bool is_heading = &row == &rows.front();
-    const std::string name = cell(row[0], widths[0]);
-    const std::string shape = cell(row[2], widths[2]);
-    const std::string size = std::string(widths[3] - row[3].size(), ' ') + row[3];
-    const std::string rest = "  " + padded(row[1], widths[1]) + "  " + shape + "  " + size;
-    print((is_heading ? terminal.bold(name + rest) : name + terminal.dim(rest)) + "\n");
-  }
+  print(table.heading());
+  for (const auto& row : rows) print(table.line(row));
   if (terminal.is_terminal) {
     const char* noun = tensors.size() == 1 ? " tensor, " : " tensors, ";
     print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes)) + "\n");

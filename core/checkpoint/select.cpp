@@ -1,0 +1,87 @@
+#include "core/checkpoint/select.h"
+
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+bool is_glob(std::string_view name) { return name.find_first_of("*?[") != std::string_view::npos; }
+
+// The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
+// when more than `most` are needed.
+std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
+  std::vector<std::size_t> row(b.size() + 1);  // from the prefix of `a` to each prefix of `b`
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    std::size_t least = row[0];
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      least = std::min(least, row[j]);
+    }
+    if (least > most) return most + 1;
+  }
+  return std::min(row.back(), most + 1);
+}
+
+// How unlike two names are; nullopt when they are too unlike to suggest one for the other.
+std::optional<std::size_t> unlikeness(std::string_view typed, std::string_view name,
+                                      std::size_t most_edits) {
+  if (const std::size_t edits = edit_distance(typed, name, most_edits); edits <= most_edits) {
+    return edits;
+  }
+  // A beginning, or an end from a dot or a slash on.
+  const auto is_separator = [](char c) { return c == '.' || c == '/'; };
+  if (typed.empty() || name.size() <= typed.size()) return std::nullopt;
+  const std::size_t rest = name.size() - typed.size();
+  const bool begins = name.starts_with(typed);
+  const bool ends = name.ends_with(typed) && is_separator(name[rest - 1]);
+  if (!begins && !ends) return std::nullopt;
+  return most_edits + 1;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> select(const Checkpoint& checkpoint, const std::string& name) {
+  if (const auto number = checkpoint.find(name)) return {*number};
+  return checkpoint.match(std::span(&name, 1));
+}
+
+std::string_view similar_name(const Checkpoint& checkpoint, std::string_view name) {
+  constexpr std::size_t kLongest = 256;  // the cost is quadratic, and nobody types more
+  if (name.size() > kLongest) return {};
+  const std::size_t most_edits = std::clamp<std::size_t>(name.size() / 5, 1, 3);
+  std::string_view best;
+  std::optional<std::pair<std::size_t, std::size_t>> best_cost;  // unlikeness, then length
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    const std::string_view candidate = checkpoint.name(i);
+    const auto cost = unlikeness(name, candidate, most_edits);
+    if (!cost) continue;
+    const std::pair whole{*cost, candidate.size()};
+    const bool is_better = !best_cost || whole < *best_cost ||
+                           (whole == *best_cost && natural_order(candidate, best) < 0);
+    if (!is_better) continue;
+    best = candidate;
+    best_cost = whole;
+  }
+  return best;
+}
+
+std::string no_such_tensor(const Checkpoint& checkpoint, const std::string& name) {
+  if (is_glob(name)) return in_quotes(name) + ": matches no tensor";
+  std::string text = "tensor " + in_quotes(name) + ": not in the checkpoint";
+  const std::string_view similar = similar_name(checkpoint, name);
+  if (!similar.empty()) text += " (did you mean " + in_quotes(similar) + "?)";
+  return text;
+}
+
+}  // namespace stfs
