@@ -52,14 +52,14 @@ int list(const Arguments& arguments) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
   std::vector<Tensor> tensors;
-  for (const std::uint32_t number : checkpoint.match(arguments.globs)) {
+  for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
     tensors.push_back(checkpoint.tensor(number));
   }
   if (arguments.sort == Arguments::Sort::kName) {
     std::ranges::sort(tensors, {}, &Tensor::name);
   } else if (arguments.sort == Arguments::Sort::kSize) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
-  }  // kOffset: match() returns them in this order
+  }  // kOffset: select_tensors() returns them in this order
   if (!arguments.json) {
     print_table(tensors);
     return 0;

@@ -94,8 +94,8 @@ int cat(const Arguments& arguments) {
 int extract(const Arguments& arguments) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
-  std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
-  if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
+  std::vector<std::uint32_t> tensors =
+      select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();
   const SafetensorsFiles files(checkpoint);
   const std::optional<Content> content = files.make(std::move(tensors));

@@ -2,13 +2,56 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/checkpoint/select.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 namespace stfs {
+namespace {
+
+std::vector<std::uint32_t> selected(const Checkpoint& checkpoint, const std::string& source,
+                                    const std::string& operand) {
+  std::vector<std::uint32_t> numbers = select(checkpoint, operand);
+  if (!numbers.empty()) return numbers;
+  std::error_code error;
+  if (const auto type = std::filesystem::status(operand, error).type();
+      !error && type != std::filesystem::file_type::not_found) {
+    const bool is_directory = type == std::filesystem::file_type::directory;
+    throw Error(ErrorCode::kUsage, operand,
+                (is_directory ? "a directory" : "a file") +
+                    std::string(", but only the first operand is a SOURCE; the others are names of "
+                                "tensors, or globs in quotes"));
+  }
+  throw Error(ErrorCode::kUsage, source, no_such_tensor(checkpoint, operand));
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const std::string& source,
+                                          std::span<const std::string> operands) {
+  if (operands.empty()) return checkpoint.match({});
+  std::vector<std::uint32_t> numbers;
+  for (const std::string& operand : operands) {
+    const std::vector<std::uint32_t> found = selected(checkpoint, source, operand);
+    numbers.insert(numbers.end(), found.begin(), found.end());
+  }
+  std::ranges::sort(numbers);
+  const auto repeated = std::ranges::unique(numbers);
+  numbers.erase(repeated.begin(), repeated.end());
+  return numbers;
+}
 
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
-                   const std::string& name) {
-  if (const auto number = checkpoint.find(name)) return checkpoint.tensor(*number);
-  throw Error(ErrorCode::kUsage, source, "tensor " + in_quotes(name) + ": not in the checkpoint");
+                   const std::string& operand) {
+  const std::vector<std::uint32_t> numbers = selected(checkpoint, source, operand);
+  if (numbers.size() > 1) {
+    throw Error(
+        ErrorCode::kUsage, source,
+        in_quotes(operand) + ": matches " + std::to_string(numbers.size()) + " tensors, name one");
+  }
+  return checkpoint.tensor(numbers.front());
 }
 
 }  // namespace stfs

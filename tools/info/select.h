@@ -1,15 +1,25 @@
-// Finds the tensor that a command line names.
+// Finds the tensors that a command line names. What is named and means no tensor is an Error kUsage
+// that begins with `source`, the checkpoint as the user typed it.
+//
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
 
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace stfs {
 
-// The tensor with this name, borrowed from the checkpoint. `source` begins the message of the Error
-// kUsage that it throws for any other name.
+// The numbers, ascending, of the tensors that the operands of a verb mean: each is a name or a glob
+// (core/checkpoint/select.h) and must mean a tensor. All tensors without operands.
+std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const std::string& source,
+                                          std::span<const std::string> operands);
+
+// The one tensor that `operand` means, borrowed from the checkpoint.
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
-                   const std::string& name);
+                   const std::string& operand);
 
 }  // namespace stfs

@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -110,13 +111,16 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
   return bytes;
 }
 
-// Prints `line_of` of each selected tensor.
+// Prints `heading` (not with --json) and `line_of` of each selected tensor.
 int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
-                                                 const Progress&)>& line_of) {
+                                                 const Progress&)>& line_of,
+                 std::string_view heading = "") {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
-  const std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
+  const std::vector<std::uint32_t> tensors =
+      select_tensors(checkpoint, arguments.source, arguments.globs);
+  if (!arguments.json) print(heading);
   ProgressBar bar(bytes_of(checkpoint, tensors));
   Lines out(arguments.json, bar);
   add_in_order(out, tensors.size(), arguments.jobs,
@@ -189,7 +193,6 @@ std::vector<std::uint32_t> by_name(const Checkpoint& checkpoint) {
 }  // namespace
 
 int stats(const Arguments& arguments) {
-  if (!arguments.json) print("name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n");
   return for_selected(
       arguments,
       [&](const Tensor& tensor, const std::atomic<bool>& stop,
@@ -211,7 +214,8 @@ int stats(const Arguments& arguments) {
           line += "\t" + std::to_string(count);
         }
         return line;
-      });
+      },
+      "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n");
 }
 
 int hash(const Arguments& arguments) {

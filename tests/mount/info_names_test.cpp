@@ -1,0 +1,99 @@
+// How stfs-info finds the tensors that a user names: whole names, globs, and what it says when one
+// of them means no tensor.
+#include "tests/mount/info_tool.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+class InfoNames : public ::testing::Test {
+ protected:
+  InfoNames() {
+    write_safetensors(a_, {random_tensor("lm_head.weight", "F32", {2}),
+                           random_tensor("model.layers.0.norm.weight", "F32", {4}),
+                           random_tensor("model.layers.0.mlp.weight", "F32", {8}),
+                           random_tensor("model.layers.1.norm.weight", "F32", {4}),
+                           random_tensor("odd[1]", "U8", {1}), random_tensor("odd1", "U8", {1})});
+  }
+
+  // Runs a verb on the checkpoint.
+  Outcome of(const std::string& verb, const Words& operands) const {
+    Words words{verb, a_};
+    words.insert(words.end(), operands.begin(), operands.end());
+    if (verb == "extract") words.insert(words.end(), {"-o", out_});
+    return info(words);
+  }
+
+  TempDir dir_;
+  std::string a_ = dir_ / "a.safetensors";
+  std::string out_ = dir_ / "out.safetensors";
+};
+
+TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
+  for (const char* verb : {"list", "stats", "hash", "extract"}) {
+    const Outcome typo = of(verb, {"model.layers.0.*", "model.layers.0.nrom.weight"});
+    const Outcome glob = of(verb, {"lm_head.weight", "layers.0.*"});
+
+    expect_one_line(typo, 2,
+                    "a.safetensors: tensor \"model.layers.0.nrom.weight\": not in the checkpoint "
+                    "(did you mean \"model.layers.0.norm.weight\"?)");
+    expect_one_line(glob, 2, "a.safetensors: \"layers.0.*\": matches no tensor");
+    EXPECT_FALSE(std::filesystem::exists(out_)) << verb;
+  }
+}
+
+TEST_F(InfoNames, AFileAmongTheNamesIsAnErrorThatSaysWhatTheOperandsAre) {
+  write_safetensors(dir_ / "b.safetensors", {random_tensor("w", "U8", {1})});
+  for (const char* verb : {"list", "stats", "hash", "extract"}) {
+    expect_one_line(of(verb, {dir_ / "b.safetensors"}), 2,
+                    "b.safetensors: a file, but only the first operand is a SOURCE; the others are "
+                    "names of tensors, or globs in quotes");
+    expect_one_line(of(verb, {dir_.path()}), 2, ": a directory, but only the first operand");
+  }
+}
+
+TEST_F(InfoNames, AWholeNameIsPreferredToTheSameTextAsAGlob) {
+  const json tensors = json::parse(of("list", {"--json", "odd[1]"}).out);
+
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].at("name"), "odd[1]");
+}
+
+TEST_F(InfoNames, ATensorThatTwoOperandsMeanIsPrintedOnce) {
+  const json tensors =
+      json::parse(of("hash", {"--json", "*norm*", "model.layers.0.norm.weight"}).out);
+
+  EXPECT_EQ(tensors.size(), 2u);
+}
+
+TEST_F(InfoNames, CatTakesAGlobThatMeansOneTensor) {
+  const Outcome one = of("cat", {"lm*"});
+
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_EQ(one.out.size(), 8u);
+  expect_one_line(of("cat", {"model*"}), 2, "\"model*\": matches 3 tensors, name one");
+  expect_one_line(of("cat", {"lm_head"}), 2, "did you mean \"lm_head.weight\"?");
+}
+
+TEST_F(InfoNames, ACheckpointWithoutTensorsIsNoErrorWithoutNames) {
+  const std::string empty = dir_ / "empty.safetensors";
+  write_safetensors(empty, {});
+  for (const char* verb : {"list", "stats", "hash"}) {
+    EXPECT_EQ(info({verb, empty}).status, 0) << verb;
+    expect_one_line(info({verb, empty, "*"}), 2, "\"*\": matches no tensor");
+  }
+}
+
+}  // namespace
+}  // namespace stfs::test
