@@ -179,8 +179,13 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
     digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
     return digits;
   };
+  // Begin where the texts differ, or at the number that they have in common there.
   std::string_view left = a;
   std::string_view right = b;
+  auto same = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  while (same > 0 && is_digit(a[same - 1])) --same;
+  left.remove_prefix(same);
+  right.remove_prefix(same);
   while (!left.empty() && !right.empty()) {
     if (is_digit(left.front()) && is_digit(right.front())) {
       const std::string_view number_a = take_number(left);

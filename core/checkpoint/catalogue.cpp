@@ -2,8 +2,6 @@
 
 #include "core/recipe/table.h"
 
-#include <map>
-
 namespace stfs {
 
 void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
@@ -42,16 +40,21 @@ std::string tensor_json(const Tensor& tensor) {
   return text;
 }
 
-void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
-  std::uint64_t bytes = 0;
-  std::uint64_t parameters = 0;
-  std::map<DType, std::uint64_t> by_dtype;
+Totals totals_of(const Checkpoint& checkpoint) {
+  Totals totals;
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     const Tensor tensor = checkpoint.tensor(i);
-    bytes += tensor.length;
-    parameters += tensor.elements();
-    by_dtype[tensor.dtype] += tensor.length;
+    for (Total* const total : {&totals.all, &totals.by_dtype[tensor.dtype]}) {
+      total->tensors += 1;
+      total->parameters += tensor.elements();
+      total->bytes += tensor.length;
+    }
   }
+  return totals;
+}
+
+void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
+  const Totals totals = totals_of(checkpoint);
   // Without a JSON document, which takes hundreds of bytes a key: metadata may have millions.
   bool is_empty = true;  // the open array or object
   const auto item = [&]() -> TextWriter& {
@@ -71,12 +74,12 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
     out.number(header.tensors.size()).add("}");
   }
   close("]");
-  out.add(",\n  \"tensors\": ").number(checkpoint.tensor_count());
-  out.add(",\n  \"bytes\": ").number(bytes);
-  out.add(",\n  \"parameters\": ").number(parameters);
+  out.add(",\n  \"tensors\": ").number(totals.all.tensors);
+  out.add(",\n  \"bytes\": ").number(totals.all.bytes);
+  out.add(",\n  \"parameters\": ").number(totals.all.parameters);
   out.add(",\n  \"bytes_per_dtype\": {");
-  for (const auto& [dtype, count] : by_dtype) {
-    item().json(dtype_name(dtype)).add(": ").number(count);
+  for (const auto& [dtype, total] : totals.by_dtype) {
+    item().json(dtype_name(dtype)).add(": ").number(total.bytes);
   }
   close("}");
   out.add(",\n  \"metadata\": {");

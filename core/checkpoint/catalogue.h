@@ -9,6 +9,7 @@
 #include "core/recipe/content.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,18 @@ std::string shape_json(std::span<const std::uint64_t> shape);
 // source and offset.
 void write_tensor_json(const Tensor& tensor, TextWriter& out);
 std::string tensor_json(const Tensor& tensor);
+
+// How much a checkpoint holds, in all and of each dtype.
+struct Total {
+  std::uint64_t tensors = 0;
+  std::uint64_t parameters = 0;  // elements
+  std::uint64_t bytes = 0;
+};
+struct Totals {
+  Total all;
+  std::map<DType, Total> by_dtype;
+};
+Totals totals_of(const Checkpoint& checkpoint);
 
 // info.json: sources, counts, metadata, missing tensors. Ends with a line end.
 void write_info_json(const Checkpoint& checkpoint, TextWriter& out);

@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
+#include "core/checkpoint/directory.h"
 #include "core/checkpoint/names.h"
 #include "core/format/format.h"
 #include "core/format/index.h"
@@ -21,29 +22,6 @@ namespace stfs {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
-constexpr std::string_view kFileSuffix = ".safetensors";
-constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
-
-// The names in a directory that end in .safetensors or .safetensors.index.json, sorted.
-struct Candidates {
-  std::vector<std::string> indexes, files;
-};
-
-Candidates candidates_in(const std::string& path) {
-  Candidates candidates;
-  for (std::string& name : names_in(path)) {
-    if (name.ends_with(kIndexSuffix)) {
-      candidates.indexes.push_back(std::move(name));
-    } else if (name.ends_with(kFileSuffix)) {
-      candidates.files.push_back(std::move(name));
-    }
-  }
-  std::ranges::sort(candidates.indexes);
-  std::ranges::sort(candidates.files);
-  return candidates;
-}
 
 // The usual name, else the only name; nullopt when the choice is ambiguous.
 std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view usual) {
@@ -201,7 +179,7 @@ void Checkpoint::load_directory(const std::string& path, const LoadOptions& opti
 }
 
 void Checkpoint::load_index(const std::string& path, const LoadOptions& options) {
-  const Index index = parse_index(read_file(path, kMaxIndexBytes), path);
+  const Index index = read_index(path);
   std::vector<std::vector<std::string_view>> mapped(index.shards.size());
   for (const Index::Entry& entry : index.entries) {
     mapped[entry.shard].push_back(index.name(entry));

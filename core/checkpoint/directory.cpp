@@ -1,0 +1,57 @@
+#include "core/checkpoint/directory.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::string_view kFileSuffix = ".safetensors";
+constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
+
+}  // namespace
+
+Candidates candidates_in(const std::string& path) {
+  Candidates candidates;
+  for (std::string& name : names_in(path)) {
+    if (name.ends_with(kIndexSuffix)) {
+      candidates.indexes.push_back(std::move(name));
+    } else if (name.ends_with(kFileSuffix)) {
+      candidates.files.push_back(std::move(name));
+    }
+  }
+  std::ranges::sort(candidates.indexes);
+  std::ranges::sort(candidates.files);
+  return candidates;
+}
+
+Index read_index(const std::string& path) {
+  return parse_index(read_file(path, kMaxIndexBytes), path);
+}
+
+std::vector<std::string> checkpoints_in(const std::string& path) {
+  Candidates candidates = candidates_in(path);
+  std::set<std::string> shards;
+  for (const std::string& index : candidates.indexes) {
+    try {
+      for (const std::string& shard : read_index(std::filesystem::path(path) / index).shards) {
+        shards.insert(std::filesystem::path(shard).lexically_normal());
+      }
+    } catch (const Error&) {
+      // A broken index has no shards: its files are checkpoints of their own.
+    }
+  }
+  std::vector<std::string> names = std::move(candidates.indexes);
+  std::ranges::copy_if(candidates.files, std::back_inserter(names),
+                       [&](const std::string& name) { return !shards.contains(name); });
+  return names;
+}
+
+}  // namespace stfs

@@ -1,0 +1,30 @@
+// The checkpoints in a directory.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/format/index.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+// The names in a directory that end in .safetensors or in kIndexSuffix, sorted.
+struct Candidates {
+  std::vector<std::string> indexes, files;
+};
+// Throws Error kUnreadable.
+Candidates candidates_in(const std::string& path);
+
+// Throws Error: kUnreadable, or kInvalidIndex.
+Index read_index(const std::string& path);
+
+// The names of the checkpoints in a directory: each index, and each file that is not a shard of one
+// of them. Throws Error kUnreadable.
+std::vector<std::string> checkpoints_in(const std::string& path);
+
+}  // namespace stfs
