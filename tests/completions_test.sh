@@ -67,7 +67,7 @@ expect 'stfs -o ro ch' checkpoint
 expect 'stfs -u no-such'
 expect 'stfs -uz ch'
 
-expect 'stfs-info ' list show check cat where stats hash diff extract
+expect 'stfs-info ' info list show check cat where stats hash diff extract
 expect 'stfs-info s' show stats
 expect 'stfs-info --' --help --version
 expect 'stfs-info list a' a.safetensors a.safetensors.index.json a:b.safetensors

@@ -41,7 +41,7 @@ class InfoNames : public ::testing::Test {
 };
 
 TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
-  for (const char* verb : {"list", "stats", "hash", "extract"}) {
+  for (const char* verb : {"list", "stats", "hash", "extract", "show"}) {
     const Outcome typo = of(verb, {"model.layers.0.*", "model.layers.0.nrom.weight"});
     const Outcome glob = of(verb, {"lm_head.weight", "layers.0.*"});
 
@@ -55,7 +55,7 @@ TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
 
 TEST_F(InfoNames, AFileAmongTheNamesIsAnErrorThatSaysWhatTheOperandsAre) {
   write_safetensors(dir_ / "b.safetensors", {random_tensor("w", "U8", {1})});
-  for (const char* verb : {"list", "stats", "hash", "extract"}) {
+  for (const char* verb : {"list", "stats", "hash", "extract", "show"}) {
     expect_one_line(of(verb, {dir_ / "b.safetensors"}), 2,
                     "b.safetensors: a file, but only the first operand is a SOURCE; the others are "
                     "names of tensors, or globs in quotes");

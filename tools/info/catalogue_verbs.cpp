@@ -4,17 +4,23 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/directory.h"
 #include "tools/command/terminal.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <new>
 #include <span>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -41,47 +47,21 @@ void print_table(const std::vector<Tensor>& tensors) {
   }
 }
 
-std::string attribute(const std::string& path, const char* name) {
-  if (auto value = extended_attribute(path, name)) return *std::move(value);
-  throw Error(ErrorCode::kUnreadable, path, "not a tensor in a mount of stfs");
-}
+// Prints the elements of an array of JSON, one a line.
+class JsonArray {
+ public:
+  void add(std::string_view object) {
+    print(is_empty_ ? "[\n" : ",\n");
+    print(object);
+    is_empty_ = false;
+  }
+  void end() { print(is_empty_ ? "[]\n" : "\n]\n"); }
 
-}  // namespace
+ private:
+  bool is_empty_ = true;
+};
 
-int list(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
-  std::vector<Tensor> tensors;
-  for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
-    tensors.push_back(checkpoint.tensor(number));
-  }
-  if (arguments.sort == Arguments::Sort::kName) {
-    std::ranges::sort(tensors, {}, &Tensor::name);
-  } else if (arguments.sort == Arguments::Sort::kSize) {
-    std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
-  }  // kOffset: select_tensors() returns them in this order
-  if (!arguments.json) {
-    print_table(tensors);
-    return 0;
-  }
-  print("[");
-  for (const Tensor& tensor : tensors) {
-    print(&tensor == tensors.data() ? "\n" : ",\n");
-    print(tensor_json(tensor));
-  }
-  print("\n]\n");
-  return 0;
-}
-
-int show(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
-  const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
-  if (arguments.json) {
-    print(tensor_json(tensor) + "\n");
-    return 0;
-  }
-  const Terminal terminal;
+void print_properties(const Terminal& terminal, const Tensor& tensor) {
   const auto line = [&](const char* key, const std::string& value) {
     print(terminal.dim(padded(key, 10)) + value + "\n");
   };
@@ -91,63 +71,199 @@ int show(const Arguments& arguments) {
   line("shape", shape_json(tensor.shape));
   line("elements", std::to_string(tensor.elements()));
   line("bytes", std::to_string(tensor.length));
-  if (!tensor.locator) return 0;
+  if (!tensor.locator) return;
   line("source", printable(tensor.locator->source->path()));
   line("offset", std::to_string(tensor.locator->offset));
+}
+
+// Prints a line or an object for each checkpoint, and remembers the worst.
+class Verdicts {
+ public:
+  explicit Verdicts(bool json) : json_(json) {}
+
+  void check(const std::string& path) {
+    try {
+      const std::uint32_t count = Checkpoint(std::span(&path, 1)).tensor_count();
+      add(path, "ok\t" + std::to_string(count) + " tensors",
+          "\"ok\":true,\"tensors\":" + std::to_string(count));
+    } catch (const Error& error) {
+      add_error(path, error);
+    } catch (const std::bad_alloc&) {
+      add_error(path, Error(ErrorCode::kUnreadable, path, "out of memory"));
+    }
+  }
+  void add_error(const std::string& path, const Error& error) {
+    (exit_status(error.code()) == 1 ? any_breaks_ : any_unreadable_) = true;
+    // The error may be about a file that `path` names: a shard, or the checkpoint in a directory.
+    std::string message = error.message();
+    const std::string_view what = error.what();
+    const std::string_view place = what.substr(0, what.find(": " + message));
+    if (place != printable(path) && place.size() < what.size()) {
+      message.insert(0, std::string(place) + ": ");
+    }
+    const std::string name(error_name(error.code()));
+    add(path, "error\t" + name + "\t" + message,
+        "\"ok\":false,\"error\":\"" + name + "\",\"message\":" + json_string(message));
+  }
+  int end() {
+    if (json_) objects_.end();
+    return any_breaks_ ? 1 : any_unreadable_ ? exit_status(ErrorCode::kUnreadable) : 0;
+  }
+
+ private:
+  void add(const std::string& path, const std::string& columns, const std::string& members) {
+    if (json_) {
+      objects_.add("{\"path\":" + json_string(path) + "," + members + "}");
+    } else {
+      print(printable(path) + "\t" + columns + "\n");
+    }
+    std::fflush(stdout);
+  }
+
+  bool json_;
+  JsonArray objects_;
+  bool any_breaks_ = false;
+  bool any_unreadable_ = false;
+};
+
+// The checkpoints that `path` means: itself, or all in a directory that has several.
+std::vector<std::string> checkpoints_at(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return {path};
+  std::vector<std::string> names = checkpoints_in(path);
+  if (names.size() <= 1) return {path};
+  for (std::string& name : names) name = std::filesystem::path(path) / name;
+  return names;
+}
+
+// Where the bytes of a mounted file are, as its attributes tell.
+struct Place {
+  std::string source, offset, length, dtype, shape;
+};
+
+Place place_of(const std::string& path) {
+  const auto attribute = [&](const char* name) {
+    if (auto value = extended_attribute(path, name)) return *std::move(value);
+    throw Error(ErrorCode::kUnreadable, path,
+                "not the file of a tensor in a mount of stfs; without a mount, \"stfs-info show "
+                "SOURCE TENSOR\" prints the place");
+  };
+  Place place{.source = attribute("user.stfs.source"),
+              .offset = attribute("user.stfs.offset"),
+              .length = attribute("user.stfs.length"),
+              .dtype = attribute("user.stfs.dtype"),
+              .shape = attribute("user.stfs.shape")};
+  // Of a view's file the attributes name the tensor, and not the bytes that it shows.
+  std::error_code error;
+  if (extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as") ||
+      std::to_string(std::filesystem::file_size(path, error)) != place.length) {
+    throw Error(ErrorCode::kUnreadable, path,
+                "shows the tensor in another form, which the source does not hold; name the file "
+                "of tensor " +
+                    in_quotes(attribute("user.stfs.name")) + " outside of .stfs/");
+  }
+  return place;
+}
+
+std::string place_json(const std::string& path, const Place& place) {
+  return "{\"path\":" + json_string(path) + ",\"source\":" + json_string(place.source) +
+         ",\"offset\":" + place.offset + ",\"length\":" + place.length +
+         ",\"dtype\":" + json_string(place.dtype) + ",\"shape\":" + place.shape + "}";
+}
+
+}  // namespace
+
+int list(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  std::vector<std::pair<std::string_view, std::uint32_t>> named;
+  for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
+    named.emplace_back(checkpoint.name(number), number);
+  }
+  if (arguments.sort == Arguments::Sort::kName) {
+    std::ranges::sort(
+        named, [](const auto& a, const auto& b) { return natural_order(a.first, b.first) < 0; });
+  }
+  std::vector<Tensor> tensors;
+  tensors.reserve(named.size());
+  for (const auto& [name, number] : named) tensors.push_back(checkpoint.tensor(number));
+  if (arguments.sort == Arguments::Sort::kSize) {
+    std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
+  }  // kOffset: select_tensors() returns them in this order
+  if (!arguments.json) {
+    print_table(tensors);
+    return 0;
+  }
+  JsonArray objects;
+  for (const Tensor& tensor : tensors) objects.add(tensor_json(tensor));
+  objects.end();
+  return 0;
+}
+
+int show(const Arguments& arguments) {
+  const Checkpoint checkpoint(std::span(&arguments.source, 1),
+                              {.allow_missing = arguments.allow_missing});
+  const std::vector<std::uint32_t> numbers =
+      select_tensors(checkpoint, arguments.source, arguments.globs);
+  if (arguments.json && arguments.globs.size() == 1 && checkpoint.find(arguments.globs.front())) {
+    print(tensor_json(checkpoint.tensor(numbers.front())) + "\n");
+    return 0;
+  }
+  const Terminal terminal;
+  JsonArray objects;
+  for (const std::uint32_t number : numbers) {
+    const Tensor tensor = checkpoint.tensor(number);
+    if (arguments.json) {
+      objects.add(tensor_json(tensor));
+      continue;
+    }
+    if (number != numbers.front()) print("\n");
+    print_properties(terminal, tensor);
+  }
+  if (arguments.json) objects.end();
   return 0;
 }
 
 int check(const Arguments& arguments) {
-  bool any_breaks = false;
-  bool any_unreadable = false;
-  for (const std::string& file : arguments.paths) {
-    std::string verdict;
+  Verdicts verdicts(arguments.json);
+  for (const std::string& path : arguments.paths) {
+    std::vector<std::string> checkpoints;
     try {
-      const Checkpoint checkpoint(std::span(&file, 1));
-      verdict = "ok\t" + std::to_string(checkpoint.tensor_count()) + " tensors";
+      checkpoints = checkpoints_at(path);
     } catch (const Error& error) {
-      (exit_status(error.code()) == 1 ? any_breaks : any_unreadable) = true;
-      verdict = "error\t" + std::string(error_name(error.code())) + "\t" + error.message();
-    } catch (const std::bad_alloc&) {
-      any_unreadable = true;
-      verdict = "error\tUnreadable\tout of memory";
+      verdicts.add_error(path, error);
     }
-    print(printable(file) + "\t" + verdict + "\n");
-    std::fflush(stdout);
+    for (const std::string& checkpoint : checkpoints) verdicts.check(checkpoint);
   }
-  return any_breaks ? 1 : any_unreadable ? exit_status(ErrorCode::kUnreadable) : 0;
+  return verdicts.end();
 }
 
 int where(const Arguments& arguments) {
+  std::vector<Place> places;
+  for (const std::string& path : arguments.paths) places.push_back(place_of(path));
+  if (arguments.json && places.size() == 1) {
+    print(place_json(arguments.paths.front(), places.front()) + "\n");
+    return 0;
+  }
   const Terminal terminal;
-  for (const std::string& path : arguments.paths) {
-    const std::string source = attribute(path, "user.stfs.source");
-    const std::string offset = attribute(path, "user.stfs.offset");
-    const std::string length = attribute(path, "user.stfs.length");
-    const std::string dtype = attribute(path, "user.stfs.dtype");
-    const std::string shape = attribute(path, "user.stfs.shape");
-    // Of a view's file the attributes name the tensor, and not the bytes that it shows.
-    std::error_code error;
-    if (extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as") ||
-        std::to_string(std::filesystem::file_size(path, error)) != length) {
-      throw Error(ErrorCode::kUnreadable, path, "shows the tensor in another form");
-    }
+  JsonArray objects;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& [source, offset, length, dtype, shape] = places[i];
     if (arguments.json) {
-      print("{\"path\":" + json_string(path) + ",\"source\":" + json_string(source) +
-            ",\"offset\":" + offset + ",\"length\":" + length + ",\"dtype\":" + json_string(dtype) +
-            ",\"shape\":" + shape + "}\n");
+      objects.add(place_json(arguments.paths[i], places[i]));
       continue;
     }
     const auto line = [&](const char* key, const std::string& value) {
       print(terminal.dim(padded(key, 8)) + value + "\n");
     };
-    if (arguments.paths.size() > 1) print(terminal.bold(printable(path) + ":") + "\n");
+    if (places.size() > 1) print(terminal.bold(printable(arguments.paths[i]) + ":") + "\n");
     line("source", printable(source));
     line("offset", offset);
     line("length", length);
     line("dtype", dtype);
     line("shape", shape);
   }
+  if (arguments.json) objects.end();
   return 0;
 }
 

@@ -15,9 +15,9 @@ struct Arguments {
 
   std::string source;
   std::string other;               // the second checkpoint of diff
-  std::string tensor;              // a name
-  std::vector<std::string> globs;  // of names; empty: all tensors
-  std::vector<std::string> paths;  // of check: checkpoints; of where: files in a mount
+  std::string tensor;              // of cat: a name, or a glob that means one tensor
+  std::vector<std::string> globs;  // names and globs; empty: all tensors
+  std::vector<std::string> paths;  // of info and check: checkpoints; of where: files in a mount
   std::string output;              // of extract
   std::string slice;               // of cat (core/recipe/slice.h); "": the whole tensor
   bool as_f32 = false;
@@ -29,6 +29,7 @@ struct Arguments {
 };
 
 // These read headers alone, and no tensor's bytes.
+int info(const Arguments& arguments);
 int list(const Arguments& arguments);
 int show(const Arguments& arguments);
 int check(const Arguments& arguments);

@@ -1,0 +1,176 @@
+// info
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/source/source.h"
+#include "tools/command/terminal.h"
+#include "tools/info/verbs.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// 124439808 -> "124.4 M"; "" under a thousand.
+std::string short_count(std::uint64_t count) {
+  constexpr std::array kUnits{"K", "M", "B", "T"};
+  if (count < 1000) return "";
+  double value = static_cast<double>(count) / 1000;
+  std::size_t unit = 0;
+  for (; value >= 999.95 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %s", value, kUnits[unit]);
+  return text.data();
+}
+
+// "6738415616 (6.7 B)"
+std::string with_short(std::uint64_t number, const std::string& text) {
+  return std::to_string(number) + (text.empty() ? "" : " (" + text + ")");
+}
+
+void print_rows(const Terminal& terminal, std::vector<Table::Column> columns,
+                const std::vector<std::vector<std::string>>& rows) {
+  if (rows.empty()) return;
+  Table table(terminal, std::move(columns));
+  for (const auto& row : rows) table.measure(row);
+  print("\n" + table.heading());
+  for (const auto& row : rows) print(table.line(row));
+}
+
+void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Part& part : checkpoint.parts()) {
+    constexpr std::size_t kDate = 10;  // of "2026-01-31T08:00:00.000000000Z"
+    const timespec mtime = part.source->mtime();
+    rows.push_back({printable(part.source->path()), std::to_string(part.header.tensors.size()),
+                    human_bytes(part.source->size()),
+                    rfc3339(mtime.tv_sec, mtime.tv_nsec).substr(0, kDate)});
+  }
+  print_rows(terminal,
+             {{.heading = "FILE", .least = 8},
+              {.heading = "TENSORS", .is_right_aligned = true},
+              {.heading = "SIZE", .is_right_aligned = true},
+              {.heading = "MODIFIED", .is_dim = true}},
+             rows);
+}
+
+void print_dtypes(const Terminal& terminal, const Totals& totals) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [dtype, total] : totals.by_dtype) {
+    rows.push_back({std::string(dtype_name(dtype)), std::to_string(total.tensors),
+                    std::to_string(total.parameters), human_bytes(total.bytes)});
+  }
+  print_rows(terminal,
+             {{.heading = "DTYPE"},
+              {.heading = "TENSORS", .is_right_aligned = true},
+              {.heading = "PARAMETERS", .is_right_aligned = true},
+              {.heading = "SIZE", .is_right_aligned = true}},
+             rows);
+}
+
+void print_metadata(const Terminal& terminal, const Checkpoint& checkpoint) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    rows.push_back({printable(key), printable(value)});
+  }
+  print_rows(terminal, {{.heading = "METADATA", .least = 8}, {.heading = "VALUE", .least = 8}},
+             rows);
+}
+
+std::vector<std::string> names_of_empty(const Checkpoint& checkpoint) {
+  std::vector<std::string> names;
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    const Tensor tensor = checkpoint.tensor(i);
+    if (tensor.elements() == 0) names.emplace_back(tensor.name);
+  }
+  return names;
+}
+
+// Prints the first of many remarks of a kind, and how many there are more.
+void print_remarks(const std::string& kind, const std::vector<std::string>& texts) {
+  constexpr std::size_t kShown = 8;
+  for (std::size_t i = 0; i < std::min(kShown, texts.size()); ++i) {
+    print(kind + ": " + texts[i] + "\n");
+  }
+  if (texts.size() > kShown) {
+    print(kind + ": and " + std::to_string(texts.size() - kShown) + " more (--json has all)\n");
+  }
+}
+
+void print_oddities(const Checkpoint& checkpoint) {
+  std::vector<std::string> missing, conflicts, empty;
+  for (const MissingTensor& tensor : checkpoint.missing()) {
+    missing.push_back("tensor " + in_quotes(tensor.name) + " of shard " + in_quotes(tensor.source));
+  }
+  for (const std::string& key : checkpoint.metadata_conflicts()) {
+    conflicts.push_back("metadata " + in_quotes(key) + " has different values in different files");
+  }
+  for (const std::string& name : names_of_empty(checkpoint)) {
+    empty.push_back("tensor " + in_quotes(name) + " has no elements");
+  }
+  const std::vector<std::string>& warnings = checkpoint.warnings();
+  if (missing.empty() && conflicts.empty() && empty.empty() && warnings.empty()) return;
+  print("\n");
+  print_remarks("missing", missing);
+  print_remarks("warning", warnings);
+  print_remarks("conflict", conflicts);
+  print_remarks("empty", empty);
+}
+
+// The object of .stfs/info.json with more members at its end.
+std::string summary_json(const Checkpoint& checkpoint) {
+  std::string text;
+  TextWriter out(text);
+  write_info_json(checkpoint, out);
+  text.erase(text.rfind("\n}"));
+  const char* separator = ",\n  \"tensors_per_dtype\": {";
+  const Totals totals = totals_of(checkpoint);
+  if (totals.by_dtype.empty()) out.add(separator);
+  for (const auto& [dtype, total] : totals.by_dtype) {
+    out.add(std::exchange(separator, ", ")).json(dtype_name(dtype)).add(": ").number(total.tensors);
+  }
+  out.add("}");
+  const auto add_texts = [&](const char* key, const std::vector<std::string>& texts) {
+    out.add(",\n  ").json(key).add(": [");
+    for (const std::string& value : texts) out.add(&value == texts.data() ? "" : ", ").json(value);
+    out.add("]");
+  };
+  add_texts("empty", names_of_empty(checkpoint));
+  add_texts("warnings", checkpoint.warnings());
+  return text + "\n}\n";
+}
+
+}  // namespace
+
+int info(const Arguments& arguments) {
+  const Checkpoint checkpoint(arguments.paths, {.allow_missing = arguments.allow_missing});
+  if (arguments.json) {
+    print(summary_json(checkpoint));
+    return 0;
+  }
+  const Terminal terminal;
+  const Totals totals = totals_of(checkpoint);
+  const auto line = [&](const char* key, const std::string& value) {
+    print(terminal.dim(padded(key, 12)) + value + "\n");
+  };
+  line("tensors", std::to_string(totals.all.tensors));
+  line("parameters", with_short(totals.all.parameters, short_count(totals.all.parameters)));
+  line("bytes",
+       with_short(totals.all.bytes, totals.all.bytes < 1024 ? "" : human_bytes(totals.all.bytes)));
+  print_files(terminal, checkpoint);
+  print_dtypes(terminal, totals);
+  print_metadata(terminal, checkpoint);
+  print_oddities(checkpoint);
+  return 0;
+}
+
+}  // namespace stfs
