@@ -35,7 +35,7 @@ PLACEHOLDERS = {'errno_text': 'REASON', 'strsignal': 'SIGNAL', 'human_bytes': 'S
 OF_THE_OBJECT = {'substr', 'front', 'back', 'string', 'str', 'get', 'value', 'value_or', 'data', 'c_str',
                  'id', 'begin'}
 # (function, parameter): a placeholder, because its callers give the names of functions alone.
-NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('cpu_failed', 'what'): 'FUNCTION',
+NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION',
                     ('malformed', 'what'): 'TEXT', ('run_to_exit', 'program'): 'PROGRAM',
                     ('load_index', 'path'): 'PLACE',
                     ('scalar', 'kind'): 'VALUE', ('fail', 'subject'): 'SUBJECT',
@@ -50,7 +50,7 @@ SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, None, 1),
          ('tools/gpu/library/library.cpp', 'fail'): (0, None, 1)}
 # (file, variable that keeps a text): the error that it becomes.
 STORED = {('core/format/index.cpp', 'error'): 'InvalidIndex'}
-LOGS = {'log', 'say', 'syslog'}
+LOGS = {'log', 'log_', 'say', 'syslog'}
 # (file, text): the text of a message that is made, and found, elsewhere.
 PASSED_ON = {
     ('fs/fuse/main.cpp', 'TEXT'), ('fs/fuse/main.cpp', 'LINE'), ('fs/fuse/main.cpp', 'warning: WARNING'),
@@ -65,6 +65,17 @@ PASSED_ON = {
     ('tools/gpu/holder/residency.cpp', 'TEXT'), ('tools/gpu/library/library.cpp', 'TEXT'),
     ('tools/info/catalogue_verbs.cpp', 'error\tERROR\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
 }
+# Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'line', 'check', 'checked', 'scalar', 'write_content'}
+# (file, function) that makes output.
+OUTPUT = {('core/base/command.cpp', 'help_text'), ('core/checkpoint/select.cpp', 'no_such_tensor'),
+          ('fs/fuse/main.cpp', 'main'), ('tools/gpu/client/device_verbs.cpp', 'doctor'),
+          ('tools/gpu/client/device_verbs.cpp', 'bench'), ('tools/gpu/device/cpu_device.cpp', 'cpu_info'),
+          ('tools/gpu/client/resident_verbs.cpp', 'load'),
+          ('tools/gpu/client/resident_verbs.cpp', 'speed_text'),
+          ('tools/gpu/device/cuda_device.cpp', 'finding_of'), ('tools/gpu/device/cuda_device.cpp', 'cuda_findings'),
+          ('tools/command/terminal.cpp', 'progress_text'),
+          ('core/base/command_parser.cpp', 'size_error')}  # that one reaches CLI11, which puts it into its TEXT
 TAKES_A_CODE = {'exit_status', 'take_ending_signals', 'run_to_exit'}  # and makes no message of it
 STATUS = {'Usage': 2, 'Unreadable': 3, 'MissingShard': 3, 'MountFailed': 4, 'DeviceFailed': 5}
 CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed',
@@ -90,10 +101,11 @@ ESCAPES = {'n': '\n', 't': '\t', 'r': '\r', '0': '\0', 'x1b': '\x1b'}
 
 
 class Token:
-    __slots__ = ('kind', 'text', 'line')
+    __slots__ = ('kind', 'text', 'line', 'is_read')
 
     def __init__(self, kind, text, line):
         self.kind, self.text, self.line = kind, text, line
+        self.is_read = False
 
 
 def literal(text):
@@ -392,6 +404,7 @@ class Reader:
             runs, depth = [], 0
             for token in tokens:
                 is_text = token.kind == 'str' and depth == 0
+                token.is_read = token.is_read or is_text
                 if token.kind == 'op' and token.text in OPEN:
                     depth += 1
                 elif token.kind == 'op' and token.text in CLOSE:
@@ -706,6 +719,8 @@ def formatted(tokens):
     """The tokens of printf's format and arguments as a sum."""
     arguments = split(tokens, ',')
     text = ''.join(t.text for t in arguments[0] if t.kind == 'str')
+    for token in arguments[0]:
+        token.is_read = True
     if any(t.kind != 'str' for t in arguments[0]):
         raise Unreadable('a format that is no literal')
     line, values, result = arguments[0][0].line, arguments[1:], []
@@ -769,6 +784,8 @@ def places(file):
         elif token.text == 'fprintf' and arguments[0][0].text == 'stderr' and \
                 not arguments[1][0].text.startswith('\r'):  # the bar of progress
             yield bracket, (following_code(file, bracket), [], formatted(tokens[bracket + 1 + 2:match[bracket]])), 'line'
+        elif token.text == 'write' and arguments[0] and arguments[0][-1].text == 'STDERR_FILENO':
+            yield bracket, (None, [], arguments[1]), 'line'
         elif token.text == 'fputs' and arguments[1][0].text == 'stderr':
             if any(t.kind == 'str' and re.search('[A-Za-z]{3}', t.text) for t in arguments[0]):
                 yield bracket, (None, [], arguments[0]), 'line'
@@ -791,6 +808,23 @@ def check_codes(file, reader):
             raise Unreadable(f'{file.path}:{tokens[i].line}: what does {tokens[i - 2].text} do with an error?')
 
 
+def check_literals(file):
+    """Every literal of several words is in a message, or in output."""
+    calls, failures = [], []
+    for i, token in enumerate(file.tokens):
+        if is_op(token, '('):
+            calls.append(file.tokens[i - 1].text)
+        elif is_op(token, ')'):
+            calls.pop()
+        if token.kind != 'str' or token.is_read or not re.search('[A-Za-z]{2}.* [a-z]|[a-z] .*[A-Za-z]{2}', token.text):
+            continue
+        function = file.function_at(i)
+        if function is None or OUTPUT_CALLS.intersection(calls) or (file.path, function.title()) in OUTPUT:
+            continue
+        failures.append(f'{file.path}:{token.line}: is "{token.text}" in {function.title()} a message?')
+    return failures
+
+
 def messages():
     """[(kind or error, line, file, function)]"""
     paths = sorted(p for d in ('core', 'fs', 'tools') for s in ('cpp', 'h') for p in (ROOT / d).rglob(f'*.{s}'))
@@ -811,6 +845,7 @@ def messages():
                 failures.append(f'{file.path}:{file.tokens[bracket].line}: {error}')
     for file in files:
         check_codes(file, reader)
+        failures += check_literals(file)
     if failures:
         raise Unreadable('\n'.join(failures))
     return found
@@ -827,10 +862,12 @@ def python_messages():
                 inner = f'{name}.{child.name}'.strip('.')
             elif isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call) and child.exc.args:
                 text = child.exc.args[-1]
-                if isinstance(text, (ast.Constant, ast.JoinedStr)):
+                for text in [text.body, text.orelse] if isinstance(text, ast.IfExp) else [text]:
+                    if not isinstance(text, (ast.Constant, ast.JoinedStr)):
+                        continue  # the text of an error that is made elsewhere, or a name
                     values = text.values if isinstance(text, ast.JoinedStr) else [text]
                     line = ''.join(str(v.value) if isinstance(v, ast.Constant) else
-                                   re.findall(r'\w+', ast.unparse(v.value))[-1].upper() for v in values)
+                                   re.findall(r'[A-Za-z]+', ast.unparse(v.value))[-1].upper() for v in values)
                     found.append((child.exc.func.id if child.exc.func.id != 'Error' else 'Usage', line, path, inner))
             visit(child, inner)
     visit(ast.parse((ROOT / path).read_text()), '')
@@ -856,7 +893,7 @@ SECTIONS = (
      'or its standard error.'),
 )
 # Status of a message that is neither an Error nor a warning.
-OTHERS = {'COMMAND: REASON': '127, 126', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
+OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
 BROKEN = re.findall(r'return "(\w+)";', (ROOT / 'core/base/error.cpp').read_text())
 BROKEN = [name for name in BROKEN if name not in STATUS and name != 'Unknown']
 HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$')  # "rule (what to do)"
@@ -933,14 +970,14 @@ def table():
 
 
 def main():
+    if sys.argv[1:] not in ([], ['--write']):
+        sys.exit(__doc__)
     try:
         text = table()
     except Unreadable as error:
         sys.exit(f'messages.py: {error}')
     if sys.argv[1:] == ['--write']:
         TABLE.write_text(text)
-    elif sys.argv[1:]:
-        sys.exit(__doc__)
     elif not TABLE.exists() or TABLE.read_text() != text:
         old = TABLE.read_text().splitlines() if TABLE.exists() else []
         sys.stdout.writelines(line + '\n' for line in difflib.unified_diff(
