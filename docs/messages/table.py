@@ -11,7 +11,7 @@ return a text, and names everything else in capitals: in_quotes(tensor.name) is 
 text or the error is a parameter, the function is a helper, and each of its calls makes a message.
 
 It fails for a message that it cannot read, and for one without advice: a message ends in a hint
-in brackets, or a line of advice.tsv matches it.
+("rule (what to do)", "rule: do this"), or a line of advice.tsv matches it.
 """
 
 import ast
@@ -30,10 +30,22 @@ SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, None, 1),
          ('tools/gpu/library/library.cpp', 'fail'): (0, None, 1)}
 # (file, variable that keeps a text): the error that it becomes.
 STORED = {('core/format/index.cpp', 'error'): 'InvalidIndex'}
+# Rows of a constant table with two texts: the error, and what a message makes of the texts.
+TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {} ({}): RULE')}
+# (file, list) of lines that are printed as they are.
+NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
 # Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
-OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'line', 'check', 'checked', 'scalar', 'write_content'}
-# (file, function) that makes output.
-OUTPUT = {('core/base/command.cpp', 'help_text'), ('core/checkpoint/select.cpp', 'no_such_tensor'),
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'line', 'check', 'checked', 'scalar', 'write_content', 'static_assert',
+                'asm', 'starts_with', 'is_in'}
+# (file, function or text): output, or a part of a message that cannot be seen.
+OUTPUT = {('core/format/guess.cpp', 'with_words'), ('core/format/guess.cpp', 'finish the download'),
+          ('core/format/guess.cpp', 'has the name of an unfinished download'),
+          ('core/format/guess.cpp', 'is_page'), ('core/format/guess.cpp', 'version https://git-lfs'),
+          ('fs/fuse/main.cpp', '-o allow_missing mounts the rest'),
+          ('tools/info/copy_verbs.cpp', 'standard output'), ('tools/info/verbs.h', '--allow-missing reads the rest'),
+          ('tools/info/value_verbs.cpp', 'DiffRows::words'), ('tools/info/value_verbs.cpp', 'summarize'),
+          ('fs/fuse/mount.cpp', 'with_advice'),
+          ('tools/info/info_verb.cpp', 'print_oddities'), ('core/base/command.cpp', 'help_text'), ('core/checkpoint/select.cpp', 'no_such_tensor'),
           ('fs/fuse/main.cpp', 'main'), ('tools/gpu/client/device_verbs.cpp', 'doctor'),
           ('tools/gpu/client/device_verbs.cpp', 'bench'), ('tools/gpu/device/cpu_device.cpp', 'cpu_info'),
           ('tools/gpu/client/resident_verbs.cpp', 'load'),
@@ -79,21 +91,29 @@ def following_code(file, bracket):
     return None
 
 
-def places(file):
-    """(bracket, (code, place, text), kind) of each place in a file that makes a message."""
+def places(file, errors):
+    """`errors`: functions and classes that make one. (bracket, (code, place, text), kind) of each place in a file that makes a message."""
     tokens, match = file.tokens, file.match
     for i in range(len(tokens) - 1):
         token, following = tokens[i], tokens[i + 1]
+        if (file.path, token.text) in TABLES and is_op(tokens[i + 1], '[') and is_op(tokens[i + 3], '='):
+            yield from table_rows(file, i + 4)
+        if token.text == 'return' and is_op(following, '{'):
+            function = file.function_at(i)
+            arguments = split(tokens[i + 2:match[i + 1]], ',')
+            if function is not None and function.name in errors and len(arguments) == 3 and \
+                    not function.is_lambda and (file.path, function.name) not in OUTPUT:
+                yield i + 1, tuple(arguments), 'error'
         if token.kind == 'str' and token.text.startswith('error\t'):
             end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
-            yield i, (None, [], tokens[i:end]), 'check'
+            yield i, (None, [], split(tokens[i:end], ',')[0]), 'check'
         if (file.path, token.text) in STORED and is_op(following, '='):
             end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
             code = tokens_of('ErrorCode::k' + STORED[(file.path, token.text)])
             yield i, (code, tokens_of('place'), tokens[i + 2:end]), 'error'
         if token.text == 'throw' and not is_op(following, ';'):
             words = [t.text for t in tokens[i + 1:i + 5]]
-            if words[0] not in ('Error', 'OutOfDeviceMemory') and words[:3] != ['std', '::', 'bad_alloc']:
+            if words[0] not in errors and words[:3] != ['std', '::', 'bad_alloc']:
                 raise Unreadable(f'{file.path}:{token.line}: throws something else')
         if token.kind != 'id' or not is_op(following, '(', '{'):
             continue
@@ -114,9 +134,9 @@ def places(file):
             numbers = SINKS[(file.path, token.text)]
             yield bracket, tuple([] if n is None else arguments[n] for n in numbers), 'error'
         elif token.text == 'fprintf' and arguments[0][0].text == 'stderr' and \
-                not arguments[1][0].text.startswith('\r'):  # the bar of progress
+                re.search('[A-Za-z]{3}|%s', ''.join(t.text for t in arguments[1]).split('\r')[0]):  # no bar of progress
             yield bracket, (following_code(file, bracket), [], formatted(tokens[bracket + 1 + 2:match[bracket]])), 'line'
-        elif token.text == 'write' and arguments[0] and arguments[0][-1].text == 'STDERR_FILENO':
+        elif token.text == 'write' and arguments and arguments[0] and arguments[0][-1].text == 'STDERR_FILENO':
             yield bracket, (None, [], arguments[1]), 'line'
         elif token.text == 'fputs' and arguments[1][0].text == 'stderr':
             if any(t.kind == 'str' and re.search('[A-Za-z]{3}', t.text) for t in arguments[0]):
@@ -124,10 +144,28 @@ def places(file):
         elif token.text in LOGS and file.function_at(i) and len(arguments) == 1 and \
                 tokens[i - 1].kind == 'op':
             yield bracket, (None, [], arguments[0]), 'log'
-        elif token.text == 'push_back' and tokens[i - 2].text in ('warnings', 'warnings_'):
+        elif token.text == 'push_back' and (tokens[i - 2].text in ('warnings', 'warnings_') or
+                                            (file.path, tokens[i - 2].text) in NOTES):
             yield bracket, (None, [], arguments[0]), 'warning'
         elif token.text in ('perror', 'warnx', 'errx'):
             raise Unreadable(f'{file.path}:{token.line}: {token.text}')
+
+
+def table_rows(file, brace):
+    """The messages of a table in TABLES."""
+    code, text = TABLES[(file.path, file.tokens[brace - 4].text)]
+    before, between, after = text.split('{}')
+    for row in split(file.tokens[brace + 1:file.match[brace]], ','):
+        fields = [f for f in split(row[1:-1], ',') if f and
+                  all(t.kind == 'str' or re.fullmatch('k[A-Z].*', t.text) for t in f)]
+        if len(fields) < 2:
+            continue
+        line = file.tokens[brace].line
+        parts = [[Token('str', before, line)], fields[0], [Token('str', between, line)], fields[1],
+                 [Token('str', after, line)]]
+        plus = Token('op', '+', line)
+        yield brace, (tokens_of('ErrorCode::k' + code), tokens_of('place'),
+                      [t for part in parts for t in part + [plus]][:-1]), 'error'
 
 
 def check_codes(file, reader):
@@ -151,9 +189,12 @@ def check_literals(file):
         if token.kind != 'str' or token.is_read or not re.search('[A-Za-z]{2}.* [a-z]|[a-z] .*[A-Za-z]{2}', token.text):
             continue
         function = file.function_at(i)
-        if function is None or OUTPUT_CALLS.intersection(calls) or (file.path, function.title()) in OUTPUT:
+        if function is None and re.search('options|/command|error', file.path):
+            continue  # the tables of the commands
+        title = function.title() if function else ''
+        if OUTPUT_CALLS.intersection(calls) or {(file.path, title), (file.path, token.text)} & OUTPUT:
             continue
-        failures.append(f'{file.path}:{token.line}: is "{token.text}" in {function.title()} a message?')
+        failures.append(f'{file.path}:{token.line}: is "{token.text}" in {title} a message?')
     return failures
 
 
@@ -162,17 +203,24 @@ def messages():
     paths = sorted(p for d in ('core', 'fs', 'tools') for s in ('cpp', 'h') for p in (ROOT / d).rglob(f'*.{s}'))
     files = [File(path) for path in paths]
     reader = Reader(files)
-    found, failures = [], []
+    found, failures = [], reader.failures
+    errors = {'Error', 'OutOfDeviceMemory'}
+    for file in files:
+        errors |= {file.tokens[i + 1].text for i in range(len(file.tokens) - 2)
+                   if file.tokens[i].text == 'Error' and file.tokens[i + 1].kind == 'id' and
+                   is_op(file.tokens[i + 2], '(')}
     for file in files:
         if file.path.startswith('core/base/error.'):
             continue
-        for bracket, expressions, kind in places(file):
+        for bracket, expressions, kind in places(file, errors):
             try:
                 for code, line, path, function in reader.read(file, bracket, expressions):
+                    if '\x1b' in line:
+                        continue  # a bar of progress
                     line = re.sub('^(\x01PROGRAM\x02|stfs|stfs-gpu): ', '', line).rstrip('\n').replace('\t', ' ')
                     if kind == 'line' and not code:
                         kind = 'warning' if line.startswith('warning: ') else 'note'
-                    found.append((code or kind, re.sub('[\x01\x02]', '', line.removeprefix('warning: ')), path, function))
+                    found.append((code or kind.replace('error', 'the same'), re.sub('[\x01\x02]', '', line.removeprefix('warning: ')), path, function))
             except Unreadable as error:
                 failures.append(f'{file.path}:{file.tokens[bracket].line}: {error}')
     for file in files:
@@ -217,6 +265,8 @@ SECTIONS = (
      'A message of libfuse or fusermount3 may stand here too, after the mountpoint.'),
     ('Exit status 5: the device failed', lambda e: STATUS.get(e) == 5, ''),
     ('Other messages of a command', lambda e: e in OTHERS.values() or e == 'check', ''),
+    ('Additions to other messages', lambda e: e == 'the same',
+     'MESSAGE is one of the messages above, and the exit status is its own.'),
     ('Exceptions of the Python module', lambda e: e.endswith('Error'),
      '`stfs_gpu.Error` has the messages above.'),
     ('Warnings', lambda e: e == 'warning', 'The command goes on. `warning: ` stands before each.'),
@@ -228,7 +278,10 @@ SECTIONS = (
 OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
 BROKEN = re.findall(r'return "(\w+)";', (ROOT / 'core/base/error.cpp').read_text())
 BROKEN = [name for name in BROKEN if name not in STATUS and name != 'Unknown']
-HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$')  # "rule (what to do)"
+# "rule (what to do)", "rule: do this"
+HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$|'
+                  r'[:;,.?] (add|choose|connect|convert|download|end|export|finish|give|install|load|mount|name|read|'
+                  r'report|run|see|set|start|take|try|unmount|unpin|use|wait|write) .*$', re.I)
 
 INTRODUCTION = """# Messages
 
@@ -289,6 +342,8 @@ def table():
     for title, belongs, note in SECTIONS:
         here = [row for row in left if belongs(row[0])]
         left = [row for row in left if not belongs(row[0])]
+        if not here:
+            continue
         out.append(f'## {title}\n' + (f'\n{note}\n' if note else ''))
         out.append('| message | error or status | what to do | made in |\n|---|---|---|---|')
         order = {name: i for i, name in enumerate(BROKEN)}
