@@ -43,6 +43,7 @@ share/bash-completion/completions/stfs-gpu
 share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
 share/doc/stfs/LICENSE
+share/doc/stfs/MESSAGES.md
 share/doc/stfs/NOTICE
 share/doc/stfs/README.md
 share/doc/stfs/SECURITY.md

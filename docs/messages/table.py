@@ -1,0 +1,376 @@
+#!/usr/bin/python3
+"""Makes docs/MESSAGES.md, the table of every message, from the source and advice.tsv.
+
+  table.py          fails (status 1) unless the table is the one that the source makes
+  table.py --write  writes it
+
+A message is made where an Error is constructed, a line is logged, a warning is stored, or standard
+error is written. This program reads the tokens of each such expression. It joins what is joined
+with +, follows ?: into both branches, puts in the values of local variables and of functions that
+return a text, and names everything else in capitals: in_quotes(tensor.name) is "NAME". Where the
+text or the error is a parameter, the function is a helper, and each of its calls makes a message.
+
+It fails for a message that it cannot read, and for one without advice: a message ends in a hint
+("rule (what to do)", "rule: do this"), or a line of advice.tsv matches it.
+"""
+
+import ast
+import difflib
+import re
+import sys
+
+from cpp import KEYWORDS, ROOT, File, Token, Unreadable, is_op, split, tokens_of
+from texts import LOGS, Reader
+
+TABLE = ROOT / 'docs' / 'MESSAGES.md'
+ADVICE = ROOT / 'docs' / 'messages' / 'advice.tsv'
+# Functions that answer or keep a text: (file, function) -> (code, place, text), the arguments by number.
+SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, None, 1),
+         ('tools/gpu/copier/copier.cpp', 'error_answer'): (1, None, 2),
+         ('tools/gpu/library/library.cpp', 'fail'): (0, None, 1)}
+# (file, variable that keeps a text): the error that it becomes.
+STORED = {('core/format/index.cpp', 'error'): 'InvalidIndex'}
+# Rows of a constant table with two texts: the error, and what a message makes of the texts.
+TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {} ({}): RULE')}
+# (file, list) of lines that are printed as they are.
+NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
+# Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'line', 'check', 'checked', 'scalar', 'write_content', 'static_assert',
+                'asm', 'starts_with', 'is_in'}
+# (file, function or text): output, or a part of a message that cannot be seen.
+OUTPUT = {('core/format/guess.cpp', 'with_words'), ('core/format/guess.cpp', 'finish the download'),
+          ('core/format/guess.cpp', 'has the name of an unfinished download'),
+          ('core/format/guess.cpp', 'is_page'), ('core/format/guess.cpp', 'version https://git-lfs'),
+          ('fs/fuse/main.cpp', '-o allow_missing mounts the rest'),
+          ('tools/info/copy_verbs.cpp', 'standard output'), ('tools/info/verbs.h', '--allow-missing reads the rest'),
+          ('tools/info/value_verbs.cpp', 'DiffRows::words'), ('tools/info/value_verbs.cpp', 'summarize'),
+          ('fs/fuse/mount.cpp', 'with_advice'),
+          ('tools/info/info_verb.cpp', 'print_oddities'), ('core/base/command.cpp', 'help_text'), ('core/checkpoint/select.cpp', 'no_such_tensor'),
+          ('fs/fuse/main.cpp', 'main'), ('tools/gpu/client/device_verbs.cpp', 'doctor'),
+          ('tools/gpu/client/device_verbs.cpp', 'bench'), ('tools/gpu/device/cpu_device.cpp', 'cpu_info'),
+          ('tools/gpu/client/resident_verbs.cpp', 'load'),
+          ('tools/gpu/client/resident_verbs.cpp', 'speed_text'),
+          ('tools/gpu/device/cuda_device.cpp', 'finding_of'), ('tools/gpu/device/cuda_device.cpp', 'cuda_findings'),
+          ('tools/command/terminal.cpp', 'progress_text'),
+          ('core/base/command_parser.cpp', 'size_error')}  # that one reaches CLI11, which puts it into its TEXT
+TAKES_A_CODE = {'exit_status', 'take_ending_signals', 'run_to_exit'}  # and makes no message of it
+STATUS = {'Usage': 2, 'Unreadable': 3, 'MissingShard': 3, 'MountFailed': 4, 'DeviceFailed': 5}
+
+
+# --- places that make messages
+
+def formatted(tokens):
+    """The tokens of printf's format and arguments as a sum."""
+    arguments = split(tokens, ',')
+    text = ''.join(t.text for t in arguments[0] if t.kind == 'str')
+    for token in arguments[0]:
+        token.is_read = True
+    if any(t.kind != 'str' for t in arguments[0]):
+        raise Unreadable('a format that is no literal')
+    line, values, result = arguments[0][0].line, arguments[1:], []
+    text = re.sub('^(stfs|stfs-gpu): ', '', text).rstrip('\n')
+
+    def add(part):
+        result.extend(([Token('op', '+', line)] if result else []) + part)
+    for piece in re.split(r'(%[-0-9.*]*(?:ll|l|z)?[a-zA-Z%])', text):
+        if piece == '%%':
+            add([Token('str', '%', line)])
+        elif piece.startswith('%'):
+            value = values.pop(0)
+            add(value if piece == '%s' else [Token('id', 'n', line)])
+        elif piece:
+            add([Token('str', piece, line)])
+    return result
+
+
+def following_code(file, bracket):
+    """The error of the exit status that is returned right after."""
+    for i in range(file.match[bracket], min(file.match[bracket] + 12, len(file.tokens) - 4)):
+        if file.tokens[i].text == 'exit_status' and file.tokens[i + 2].text == 'ErrorCode':
+            return file.tokens[i + 2:i + 5]
+    return None
+
+
+def places(file, errors):
+    """`errors`: functions and classes that make one. (bracket, (code, place, text), kind) of each place in a file that makes a message."""
+    tokens, match = file.tokens, file.match
+    for i in range(len(tokens) - 1):
+        token, following = tokens[i], tokens[i + 1]
+        if (file.path, token.text) in TABLES and is_op(tokens[i + 1], '[') and is_op(tokens[i + 3], '='):
+            yield from table_rows(file, i + 4)
+        if token.text == 'return' and is_op(following, '{'):
+            function = file.function_at(i)
+            arguments = split(tokens[i + 2:match[i + 1]], ',')
+            if function is not None and function.name in errors and len(arguments) == 3 and \
+                    not function.is_lambda and (file.path, function.name) not in OUTPUT:
+                yield i + 1, tuple(arguments), 'error'
+        if token.kind == 'str' and token.text.startswith('error\t'):
+            end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
+            yield i, (None, [], split(tokens[i:end], ',')[0]), 'check'
+        if (file.path, token.text) in STORED and is_op(following, '='):
+            end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
+            code = tokens_of('ErrorCode::k' + STORED[(file.path, token.text)])
+            yield i, (code, tokens_of('place'), tokens[i + 2:end]), 'error'
+        if token.text == 'throw' and not is_op(following, ';'):
+            words = [t.text for t in tokens[i + 1:i + 5]]
+            if words[0] not in errors and words[:3] != ['std', '::', 'bad_alloc']:
+                raise Unreadable(f'{file.path}:{token.line}: throws something else')
+        if token.kind != 'id' or not is_op(following, '(', '{'):
+            continue
+        bracket = i + 1
+        arguments = split(tokens[bracket + 1:match[bracket]], ',')
+        if token.text == 'Error':
+            if following.text == '{' or len(arguments) == 1:
+                continue  # the class, or a copy
+            if [t.text for t in arguments[0]][-1:] == ['code'] and len(arguments[0]) == 2:
+                continue  # its constructor
+            if len(arguments) != 3:
+                raise Unreadable(f'{file.path}:{token.line}: an Error of {len(arguments)} arguments')
+            yield bracket, tuple(arguments), 'error'
+        elif token.text in ('emplace', 'make_exception_ptr') and arguments and \
+                [t.text for t in arguments[0][:2]] == ['ErrorCode', '::']:
+            yield bracket, tuple(arguments), 'error'
+        elif (file.path, token.text) in SINKS and file.function_at(i):
+            numbers = SINKS[(file.path, token.text)]
+            yield bracket, tuple([] if n is None else arguments[n] for n in numbers), 'error'
+        elif token.text == 'fprintf' and arguments[0][0].text == 'stderr' and \
+                re.search('[A-Za-z]{3}|%s', ''.join(t.text for t in arguments[1]).split('\r')[0]):  # no bar of progress
+            yield bracket, (following_code(file, bracket), [], formatted(tokens[bracket + 1 + 2:match[bracket]])), 'line'
+        elif token.text == 'write' and arguments and arguments[0] and arguments[0][-1].text == 'STDERR_FILENO':
+            yield bracket, (None, [], arguments[1]), 'line'
+        elif token.text == 'fputs' and arguments[1][0].text == 'stderr':
+            if any(t.kind == 'str' and re.search('[A-Za-z]{3}', t.text) for t in arguments[0]):
+                yield bracket, (None, [], arguments[0]), 'line'
+        elif token.text in LOGS and file.function_at(i) and len(arguments) == 1 and \
+                tokens[i - 1].kind == 'op':
+            yield bracket, (None, [], arguments[0]), 'log'
+        elif token.text == 'push_back' and (tokens[i - 2].text in ('warnings', 'warnings_') or
+                                            (file.path, tokens[i - 2].text) in NOTES):
+            yield bracket, (None, [], arguments[0]), 'warning'
+        elif token.text in ('perror', 'warnx', 'errx'):
+            raise Unreadable(f'{file.path}:{token.line}: {token.text}')
+
+
+def table_rows(file, brace):
+    """The messages of a table in TABLES."""
+    code, text = TABLES[(file.path, file.tokens[brace - 4].text)]
+    before, between, after = text.split('{}')
+    for row in split(file.tokens[brace + 1:file.match[brace]], ','):
+        fields = [f for f in split(row[1:-1], ',') if f and
+                  all(t.kind == 'str' or re.fullmatch('k[A-Z].*', t.text) for t in f)]
+        if len(fields) < 2:
+            continue
+        line = file.tokens[brace].line
+        parts = [[Token('str', before, line)], fields[0], [Token('str', between, line)], fields[1],
+                 [Token('str', after, line)]]
+        plus = Token('op', '+', line)
+        yield brace, (tokens_of('ErrorCode::k' + code), tokens_of('place'),
+                      [t for part in parts for t in part + [plus]][:-1]), 'error'
+
+
+def check_codes(file, reader):
+    """Every function that takes an ErrorCode is known."""
+    known = {'Error', 'emplace', 'throw_errno'} | reader.helpers | TAKES_A_CODE
+    tokens = file.tokens
+    for i in range(2, len(tokens) - 2):
+        if tokens[i].text == 'ErrorCode' and is_op(tokens[i + 1], '::') and is_op(tokens[i - 1], '(') and \
+                tokens[i - 2].kind == 'id' and tokens[i - 2].text not in known | KEYWORDS:
+            raise Unreadable(f'{file.path}:{tokens[i].line}: what does {tokens[i - 2].text} do with an error?')
+
+
+def check_literals(file):
+    """Every literal of several words is in a message, or in output."""
+    calls, failures = [], []
+    for i, token in enumerate(file.tokens):
+        if is_op(token, '('):
+            calls.append(file.tokens[i - 1].text)
+        elif is_op(token, ')'):
+            calls.pop()
+        if token.kind != 'str' or token.is_read or not re.search('[A-Za-z]{2}.* [a-z]|[a-z] .*[A-Za-z]{2}', token.text):
+            continue
+        function = file.function_at(i)
+        if function is None and re.search('options|/command|error', file.path):
+            continue  # the tables of the commands
+        title = function.title() if function else ''
+        if OUTPUT_CALLS.intersection(calls) or {(file.path, title), (file.path, token.text)} & OUTPUT:
+            continue
+        failures.append(f'{file.path}:{token.line}: is "{token.text}" in {title} a message?')
+    return failures
+
+
+def messages():
+    """[(kind or error, line, file, function)]"""
+    paths = sorted(p for d in ('core', 'fs', 'tools') for s in ('cpp', 'h') for p in (ROOT / d).rglob(f'*.{s}'))
+    files = [File(path) for path in paths]
+    reader = Reader(files)
+    found, failures = [], reader.failures
+    errors = {'Error', 'OutOfDeviceMemory'}
+    for file in files:
+        errors |= {file.tokens[i + 1].text for i in range(len(file.tokens) - 2)
+                   if file.tokens[i].text == 'Error' and file.tokens[i + 1].kind == 'id' and
+                   is_op(file.tokens[i + 2], '(')}
+    for file in files:
+        if file.path.startswith('core/base/error.'):
+            continue
+        for bracket, expressions, kind in places(file, errors):
+            try:
+                for code, line, path, function in reader.read(file, bracket, expressions):
+                    if '\x1b' in line:
+                        continue  # a bar of progress
+                    line = re.sub('^(\x01PROGRAM\x02|stfs|stfs-gpu): ', '', line).rstrip('\n').replace('\t', ' ')
+                    if kind == 'line' and not code:
+                        kind = 'warning' if line.startswith('warning: ') else 'note'
+                    found.append((code or kind.replace('error', 'the same'), re.sub('[\x01\x02]', '', line.removeprefix('warning: ')), path, function))
+            except Unreadable as error:
+                failures.append(f'{file.path}:{file.tokens[bracket].line}: {error}')
+    for file in files:
+        check_codes(file, reader)
+        failures += check_literals(file)
+    if failures:
+        raise Unreadable('\n'.join(failures))
+    return found
+
+def python_messages():
+    """Those of the Python module, which raises exceptions of its own."""
+    path = 'tools/gpu/library/python/stfs_gpu.py'
+    found = []
+
+    def visit(node, name):
+        for child in ast.iter_child_nodes(node):
+            inner = name
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+                inner = f'{name}.{child.name}'.strip('.')
+            elif isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call) and child.exc.args:
+                text = child.exc.args[-1]
+                for text in [text.body, text.orelse] if isinstance(text, ast.IfExp) else [text]:
+                    if not isinstance(text, (ast.Constant, ast.JoinedStr)):
+                        continue  # the text of an error that is made elsewhere, or a name
+                    values = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    line = ''.join(str(v.value) if isinstance(v, ast.Constant) else
+                                   re.findall(r'[A-Za-z]+', ast.unparse(v.value))[-1].upper() for v in values)
+                    found.append((child.exc.func.id if child.exc.func.id != 'Error' else 'Usage', line, path, inner))
+            visit(child, inner)
+    visit(ast.parse((ROOT / path).read_text()), '')
+    return found
+
+
+# --- the table
+
+SECTIONS = (
+    ('Exit status 1: the checkpoint breaks its format', lambda e: e in BROKEN, ''),
+    ('Exit status 2: wrong usage', lambda e: e == 'Usage',
+     'stfs puts `-o OPTION: ` before the rule of an option of `-o`.'),
+    ('Exit status 3: a file cannot be read or written', lambda e: STATUS.get(e) == 3, ''),
+    ('Exit status 4: the mount failed', lambda e: STATUS.get(e) == 4,
+     'A message of libfuse or fusermount3 may stand here too, after the mountpoint.'),
+    ('Exit status 5: the device failed', lambda e: STATUS.get(e) == 5, ''),
+    ('Other messages of a command', lambda e: e in OTHERS.values() or e == 'check', ''),
+    ('Additions to other messages', lambda e: e == 'the same',
+     'MESSAGE is one of the messages above, and the exit status is its own.'),
+    ('Exceptions of the Python module', lambda e: e.endswith('Error'),
+     '`stfs_gpu.Error` has the messages above.'),
+    ('Warnings', lambda e: e == 'warning', 'The command goes on. `warning: ` stands before each.'),
+    ('The log', lambda e: e == 'log',
+     'Of a mount: syslog(3), or standard error with `-f`. Of the holder, after `holder: `: the file beside its socket, '
+     'or its standard error.'),
+)
+# Status of a message that is neither an Error nor a warning.
+OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
+BROKEN = re.findall(r'return "(\w+)";', (ROOT / 'core/base/error.cpp').read_text())
+BROKEN = [name for name in BROKEN if name not in STATUS and name != 'Unknown']
+# "rule (what to do)", "rule: do this"
+HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$|'
+                  r'[:;,.?] (add|choose|connect|convert|download|end|export|finish|give|install|load|mount|name|read|'
+                  r'report|run|see|set|start|take|try|unmount|unpin|use|wait|write) .*$', re.I)
+
+INTRODUCTION = """# Messages
+
+Every message of `stfs`, `stfs-info`, `stfs-gpu` (with its holder and copiers) and `libstfs_gpu`, with
+the next step. `docs/messages/table.py` makes this file from the source and from `advice.tsv` beside it; a test
+fails when they differ. Longer advice is in [TROUBLESHOOTING.md](TROUBLESHOOTING.md).
+
+A command prints its name before a message: `stfs-info: model.safetensors: not a regular file`. A
+message of exit status 1 ends with the error in brackets: `(InvalidOffset)`. Words in capitals stand
+for what only the run knows: PLACE is the file, URL, mountpoint or device that the message is about;
+REASON is the system's own text, such as `Permission denied`; TEXT comes from another program or
+library; N is a number. `[A|B]` is there in some cases.
+"""
+
+
+def advice_lines():
+    lines = []
+    for number, line in enumerate(ADVICE.read_text().splitlines(), 1):
+        if not line or line.startswith('#'):
+            continue
+        fields = line.split('\t')
+        if len(fields) != 3:
+            raise Unreadable(f'{ADVICE.name}:{number}: not ERROR, MESSAGE and ADVICE with tabs between them')
+        pattern = re.compile('.*'.join(re.escape(part) for part in fields[1].split('*')) + '$')
+        lines.append((number, fields[0], pattern, fields[2]))
+    return lines
+
+
+def rows():
+    """(error, message, advice, places) of each message once."""
+    made = {}
+    for error, line, path, function in messages() + python_messages():
+        if error == 'note':
+            error = OTHERS.get(line, '')
+            if not error:
+                raise Unreadable(f'{path}: "{line}" needs its exit status in OTHERS')
+        made.setdefault((error, line), {}).setdefault(path, {})[function] = None
+    lines, used, lacking, result = advice_lines(), set(), [], []
+    for (error, line), where in made.items():
+        fits = [l for l in lines if l[1] in ('*', error) and l[2].match(line)]
+        if fits:
+            used.add(fits[0][0])
+        elif not HINT.search(line):
+            lacking.append(f'  {error}: {line}  ({next(iter(where))})')
+        places = '; '.join(f'{path}: {", ".join(filter(None, functions))}'.rstrip(': ')
+                           for path, functions in where.items())
+        result.append((error, line, fits[0][3] if fits else 'as it says', places))
+    idle = [f'  {ADVICE.name}:{number}' for number, *_ in lines if number not in used]
+    if lacking:
+        raise Unreadable('a message says what to do next, or docs/messages/advice.tsv does; these lack both:\n' + '\n'.join(lacking))
+    if idle:
+        raise Unreadable('advice for no message:\n' + '\n'.join(idle))
+    return result
+
+
+def table():
+    out, left = [INTRODUCTION], rows()
+    for title, belongs, note in SECTIONS:
+        here = [row for row in left if belongs(row[0])]
+        left = [row for row in left if not belongs(row[0])]
+        if not here:
+            continue
+        out.append(f'## {title}\n' + (f'\n{note}\n' if note else ''))
+        out.append('| message | error or status | what to do | made in |\n|---|---|---|---|')
+        order = {name: i for i, name in enumerate(BROKEN)}
+        for error, line, advice, places in sorted(here, key=lambda row: (order.get(row[0], 0), row)):
+            shown = '`' + line.replace('|', '\\|') + '`'
+            out.append(f'| {shown} | {error} | {advice} | {places} |')
+        out.append('')
+    if left:
+        raise Unreadable(f'no section for {left}')
+    return '\n'.join(out)
+
+
+def main():
+    if sys.argv[1:] not in ([], ['--write']):
+        sys.exit(__doc__)
+    try:
+        text = table()
+    except Unreadable as error:
+        sys.exit(f'table.py: {error}')
+    if sys.argv[1:] == ['--write']:
+        TABLE.write_text(text)
+    elif not TABLE.exists() or TABLE.read_text() != text:
+        old = TABLE.read_text().splitlines() if TABLE.exists() else []
+        sys.stdout.writelines(line + '\n' for line in difflib.unified_diff(
+            old, text.splitlines(), 'docs/MESSAGES.md', 'the source', lineterm='', n=0))
+        sys.exit('table.py: docs/MESSAGES.md is not what the source makes (docs/messages/table.py --write)')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,460 @@
+"""Evaluates the expression of a message to its texts: literals, and names in capitals for the rest."""
+
+import itertools
+import re
+
+from cpp import KEYWORDS, OPEN, CLOSE, Unreadable, is_op, matches, split
+
+# Functions that return their argument, in another form.
+TRANSPARENT = {'string', 'string_view', 'printable', 'to_json_text', 'move', 'c_str', 'from_json_text'}
+# Functions with a text that only the run knows.
+PLACEHOLDERS = {'errno_text': 'REASON', 'strsignal': 'SIGNAL', 'human_bytes': 'SIZE', 'to_string': 'N',
+                'dtype_name': 'DTYPE', 'shape_text': 'SHAPE', 'shape_json': 'SHAPE', 'error_name': 'ERROR',
+                'last_line': 'TEXT', 'device_text': 'DEVICE', 'holder_socket_path': 'SOCKET',
+                'list_of': 'NAMES', 'what': 'TEXT', 'mountpoint': 'MOUNTPOINT'}
+OF_THE_OBJECT = {'substr', 'front', 'back', 'string', 'str', 'get', 'value', 'value_or', 'data', 'c_str',
+                 'id', 'begin'}
+# (function, parameter): a placeholder, because its callers give the names of functions alone.
+NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION',
+                    ('malformed', 'what'): 'TEXT', ('run_to_exit', 'program'): 'PROGRAM',
+                    ('load_index', 'path'): 'PLACE',
+                    ('scalar', 'kind'): 'VALUE', ('fail', 'subject'): 'SUBJECT',
+                    ('checked', 'what'): 'ARGUMENT'}
+# Clearer names for what a variable's name says badly.
+RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
+           'CANDIDATES': 'NAMES', 'LIST': 'VALUES', 'EXPRESSION': 'SLICE'}
+LOGS = {'log', 'log_', 'say', 'syslog'}
+# (file, text): the text of a message that is made, and found, elsewhere.
+PASSED_ON = {
+    ('fs/fuse/main.cpp', 'TEXT'), ('fs/fuse/main.cpp', 'LINE'), ('fs/fuse/main.cpp', 'warning: WARNING'),
+    ('fs/fuse/daemon.cpp', 'LINE'), ('fs/fuse/options.cpp', '-o OPTION: MESSAGE'),
+    ('tools/command/command_line.cpp', 'PROGRAM: TEXT'), ('tools/gpu/client/client.cpp', 'TEXT'),
+    ('tools/gpu/client/client.cpp', 'SAID'), ('tools/gpu/client/client.cpp', 'TEXT OF'),
+    ('tools/gpu/client/client.cpp', 'WARNING'), ('tools/gpu/holder/residency.cpp', 'TEXT OF'),
+    ('tools/gpu/holder/holder.cpp', 'holder: TEXT'),
+    ('fs/fuse/mount_table.cpp', 'PATH: MESSAGE'),  # fusermount3's own
+    ('fs/fuse/mount.cpp', '-o: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: WITH ADVICE'),  # libfuse's own
+    ('tools/gpu/copier/copier.cpp', 'TEXT'), ('tools/gpu/client/resident_verbs.cpp', 'warning: WARNING'),
+    ('tools/gpu/holder/residency.cpp', 'TEXT'), ('tools/gpu/library/library.cpp', 'TEXT'),
+    ('tools/info/catalogue_verbs.cpp', 'error\tERROR\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
+    ('tools/gpu/client/run_verb.cpp', 'LINE'), ('core/base/command_parser.cpp', 'FLAG VALUE: MESSAGE'),
+}
+CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed',
+           'code_of': 'DeviceFailed'}
+
+
+# A text is a string in which \x01NAME\x02 stands for what only the run knows; with it go the
+# branches of ?: that led to it, so that one condition is not followed both ways.
+
+def name_in_capitals(text):
+    words = re.sub(r'^k(?=[A-Z])', '', text.strip('_'))
+    return '\x01' + re.sub(r'(?<=[a-z])(?=[A-Z])|_', ' ', words).upper() + '\x02'
+
+
+def has_words(text):
+    return re.search('[A-Za-z]', re.sub('\x01.*?\x02', '', text)) is not None
+
+
+def joined(alternatives):
+    """The texts of a sequence of expressions, from the alternatives of each."""
+    result = []
+    for parts in itertools.product(*alternatives):
+        branches, fits = {}, True
+        for _, chosen in parts:
+            for condition, value in chosen:
+                fits = fits and branches.setdefault(condition, value) == value
+        if fits:
+            result.append((''.join(text for text, _ in parts), tuple(branches.items())))
+    return result
+
+
+class Context:
+    """Where an expression stands, and how many functions and variables led to it."""
+
+    def __init__(self, function, position, depth=0):
+        self.function, self.position, self.depth = function, position, depth
+
+
+class Reader:
+    def __init__(self, files):
+        self.files = files
+        self.by_name = {}
+        for file in files:
+            for function in file.functions:
+                self.by_name.setdefault(function.name, []).append(function)
+        self.unresolved = []  # parameters without an argument that the last expressions used
+        self.arguments = {}  # of the functions being followed: (function, parameter) -> (tokens, context)
+        self.helpers = set()
+        self.failures = []
+
+    def texts(self, tokens, context):
+        if context.depth > 12:
+            return [('\x01…\x02', ())]
+        parts = self.branches(tokens)
+        if parts:
+            condition, first, second = parts
+            known = self.known(condition, context)
+            key = ' '.join(t.text for t in condition)
+            result = []
+            for value, branch in ((True, first), (False, second)):
+                if known in (None, value):
+                    for text, chosen in self.texts(branch, context):
+                        result += joined([[('', ((key, value),))], [(text, chosen)]])
+            return result
+        return joined([self.operand(part, context) for part in split(tokens, '+')])
+
+    @staticmethod
+    def branches(tokens):
+        depth, question, nested = 0, None, 0
+        for i, token in enumerate(tokens):
+            if token.kind != 'op':
+                continue
+            if token.text in OPEN:
+                depth += 1
+            elif token.text in CLOSE:
+                depth -= 1
+            elif depth == 0 and token.text == '?':
+                if question is None:
+                    question = i
+                else:
+                    nested += 1
+            elif depth == 0 and token.text == ':' and question is not None:
+                if nested == 0:
+                    return tokens[:question], tokens[question + 1:i], tokens[i + 1:]
+                nested -= 1
+        return None
+
+    def known(self, condition, context):
+        """What `x.empty()` is when x is known, else None."""
+        words = [t.text for t in condition]
+        if words[1:] == ['.', 'empty', '(', ')']:
+            before = list(self.unresolved)
+            texts = self.texts(condition[:1], context)
+            self.unresolved = before
+            if len(texts) == 1 and '\x01' not in texts[0][0]:
+                return texts[0][0] == ''
+        return None
+
+    def operand(self, tokens, context):
+        if not tokens:
+            return [('', ())]
+        if len(split(tokens, '/')) > 1:
+            return [('\x01PATH\x02', ())]
+        # Literals beside others, as in "a" MACRO(b) "c".
+        if any(t.kind == 'str' for t in tokens):
+            runs, depth = [], 0
+            for token in tokens:
+                is_text = token.kind == 'str' and depth == 0
+                token.is_read = token.is_read or is_text
+                if token.kind == 'op' and token.text in OPEN:
+                    depth += 1
+                elif token.kind == 'op' and token.text in CLOSE:
+                    depth -= 1
+                if runs and runs[-1][0] == is_text:
+                    runs[-1][1].append(token)
+                else:
+                    runs.append((is_text, [token]))
+            if len(runs) > 1 or runs[0][0]:
+                return joined([[(''.join(t.text for t in run), ())] if is_text else
+                               self.operand(run, context) for is_text, run in runs])
+        while is_op(tokens[0], '*', '&', '::'):
+            tokens = tokens[1:]
+        match = matches(tokens)
+        if is_op(tokens[0], '(') and match[0] == len(tokens) - 1:
+            return self.texts(tokens[1:-1], context)
+        if is_op(tokens[-1], ']'):
+            return self.operand(tokens[:match[len(tokens) - 1]], context)
+        if is_op(tokens[-1], ')', '}'):
+            return self.call(tokens, match[len(tokens) - 1], context)
+        if len(tokens) == 1 and tokens[0].kind == 'id':
+            return self.variable(tokens[0].text, context)
+        if tokens[-1].kind == 'num':
+            return [(tokens[-1].text, ())]
+        if tokens[-1].kind != 'id':
+            raise Unreadable('cannot read ' + ' '.join(t.text for t in tokens))
+        return [(name_in_capitals(tokens[-1].text), ())]
+
+    def call(self, tokens, bracket, context):
+        if bracket == 0:  # {}
+            return self.texts(tokens[1:-1], context)
+        name = tokens[bracket - 1].text
+        arguments = split(tokens[bracket + 1:-1], ',')
+        is_member = bracket >= 2 and is_op(tokens[bracket - 2], '.', '->')
+        if is_op(tokens[bracket - 1], '>'):  # static_cast<T>(x)
+            return self.texts(arguments[0], context) if arguments else [('\x01NAME\x02', ())]
+        if is_member and name == 'append':
+            return joined([self.operand(tokens[:bracket - 2], context), self.texts(arguments[0], context)])
+        if is_member and (name in OF_THE_OBJECT):
+            return self.operand(tokens[:bracket - 2], context)
+        if name in TRANSPARENT and arguments:
+            return self.texts(arguments[0], context)
+        if name in PLACEHOLDERS:
+            return [('\x01' + PLACEHOLDERS[name] + '\x02', ())]
+        if name == 'in_quotes':
+            before = list(self.unresolved)
+            texts = self.texts(arguments[0], context)
+            self.unresolved = before  # a name in quotes is no rule
+            inner = texts[0][0] if not has_words(texts[0][0]) and texts[0][0].count('\x01') == 1 else '\x01NAME\x02'
+            return [('"' + inner + '"', ())]
+        if not is_member:
+            function = self.lookup(name, context, len(arguments))
+            if function is not None:
+                texts = self.returned(function, arguments, context)
+                if texts:
+                    return texts
+        return [(name_in_capitals(name), ())]
+
+    def lookup(self, name, context, count):
+        candidates = [f for f in self.by_name.get(name, ()) if len(f.params) == count]
+        here = context.function.file if context.function else None
+        near = [f for f in candidates if f.file is here]
+        if near:
+            return near[-1]
+        return candidates[0] if len(candidates) == 1 and not candidates[0].is_local else None
+
+    def returned(self, function, arguments, context):
+        """The texts that a function may return; None when it does not make texts."""
+        tokens = function.file.tokens
+        before, self.arguments = self.arguments, dict(self.arguments)
+        for param, argument in zip(function.params, arguments):
+            self.arguments[(function, param)] = (argument, context)
+        result = []
+        for i in range(function.begin, function.end):
+            if tokens[i].text == 'return' and function.file.function_at(i) is function:
+                end = next(j for j in range(i, function.end + 1) if is_op(tokens[j], ';') and
+                           function.file.function_at(j) is function)
+                result += self.texts(tokens[i + 1:end], Context(function, i, context.depth + 1))
+        self.arguments = before
+        texts = [text for text in result if text[0]]
+        return texts if any(has_words(text) for text, _ in texts) else None
+
+    def variable(self, name, context):
+        function = context.function
+        while function is not None:
+            texts = self.local(name, function, context)
+            if texts is not None:
+                return texts
+            if name in function.params:
+                if (function.name, name) in NAMED_PARAMETERS:
+                    return [('\x01' + NAMED_PARAMETERS[(function.name, name)] + '\x02', ())]
+                if (function, name) in self.arguments:
+                    argument, where = self.arguments[(function, name)]
+                    return self.texts(argument, Context(where.function, where.position, context.depth + 1))
+                self.unresolved.append((function, name))
+                return [(name_in_capitals(name), ())]
+            function = function.outer
+        return self.constant(name, context) or [(name_in_capitals(name), ())]
+
+    def constant(self, name, context):
+        """The text of a constant, of this file if it has one of this name."""
+        if not name.startswith('k'):
+            return None
+        for file in ([context.function.file] if context.function else []) + self.files:
+            text = self.constant_in(file.tokens, name)
+            if text:
+                return [(text, ())]
+        return None
+
+    @staticmethod
+    def constant_in(tokens, name):
+        for i in range(1, len(tokens) - 4):
+            if tokens[i].text == name and tokens[i - 1].kind in ('id', 'op') and \
+                    (is_op(tokens[i + 1], '=', '{') or (is_op(tokens[i + 1], '[') and is_op(tokens[i + 3], '='))):
+                i = next(j for j in range(i, len(tokens)) if is_op(tokens[j], '=', '{'))
+                end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
+                for token in tokens[i + 1:end]:
+                    token.is_read = True
+                return ''.join(t.text for t in tokens[i + 1:end] if t.kind == 'str')
+        return None
+
+    def local(self, name, function, context):
+        """The texts of a local variable: its first value, and what is added to it."""
+        tokens, match = function.file.tokens, function.file.match
+        last = min(context.position, function.end) if context.function.file is function.file else function.end
+        declared, values, added = None, [], []
+        for i in range(function.begin + 1, last):
+            if tokens[i].text != name or tokens[i].kind != 'id':
+                continue
+            previous, following = tokens[i - 1], tokens[i + 1]
+            starts = previous.kind == 'id' and previous.text not in KEYWORDS or is_op(previous, '&', '>', '*')
+            if starts and is_op(following, '=', '(', '{', ';') and declared is None:
+                kind = [t.text for t in tokens[max(function.begin, i - 8):i]]
+                begin = max((j for j, t in enumerate(kind) if t in (';', '{', '}', '(')), default=-1)
+                if not {'string', 'string_view', 'auto', 'char'} & set(kind[begin + 1:]):
+                    return None
+                declared = i
+                if is_op(following, ';'):
+                    values.append([])
+                elif is_op(following, '='):
+                    end = i
+                    while not is_op(tokens[end], ';', ')'):
+                        end = match.get(end, end) + 1
+                    values.append(tokens[i + 2:end])
+                else:
+                    value = tokens[i + 2:match[i + 1]]
+                    values.append(value if len(split(value, ',')) < 2 else [])
+            elif declared is not None and is_op(following, '=', '+='):
+                end = next(j for j in range(i, function.end) if is_op(tokens[j], ';'))
+                if is_op(following, '='):
+                    values.append(tokens[i + 2:end])
+                else:
+                    added.append((tokens[i + 2:end], i))
+            elif declared is not None and is_op(following, '.') and tokens[i + 2].text == 'append':
+                at = i
+                while is_op(tokens[at + 1], '.') and tokens[at + 2].text == 'append':
+                    added.append((split(tokens[at + 4:match[at + 3]], ',')[0], i))
+                    at = match[at + 3]
+        if declared is None or not values:
+            return None
+        inner = Context(function, declared, context.depth + 1)
+        before = list(self.unresolved)
+        texts = [text for value in values if value or len(values) == 1
+                 for text in ([('', ())] if value and value[0].text == '[' else self.texts(value, inner))]
+        for value, at in added:
+            extra = self.texts(value, inner)
+            if self.level(function, at) > self.level(function, declared) or not self.is_statement(function, at):
+                kinds = list(dict.fromkeys(text for text, _ in extra))
+                kinds = [k for k in kinds if not any(k != other and other.endswith(k) for other in kinds)]
+                extra = [('[' + '|'.join(kinds) + ']', ())]
+            texts = joined([texts, extra])
+        if not any(has_words(text) for text, _ in texts) and not added:
+            if len(texts) == 1 and not texts[0][0]:
+                return [(name_in_capitals(name), ())]
+            if len(self.unresolved) == len(before):
+                return [(name_in_capitals(name), ())]
+        return texts
+
+    def is_statement(self, function, position):
+        return is_op(function.file.tokens[position - 1], ';', '{', '}')
+
+    def level(self, function, position):
+        return sum(1 for begin, end in function.file.match.items() if begin < position < end
+                   and begin < end and begin > function.begin)
+
+    # --- calls
+
+    def calls(self, function):
+        """(file, position of the bracket) of each call of a helper."""
+        found = []
+        for file in self.files:
+            if (function.is_local or function.is_lambda) and file is not function.file:
+                continue
+            for i in range(1, len(file.tokens) - 1):
+                if file.tokens[i].text != function.name or not is_op(file.tokens[i + 1], '('):
+                    continue
+                caller = file.function_at(i)
+                if caller is None:
+                    continue  # a declaration
+                count = len(split(file.tokens[i + 2:file.match[i + 1]], ','))
+                if count != len(function.params) or self.is_other(function, file, i, caller):
+                    continue
+                found.append((file, i + 1))
+        return found
+
+    def is_other(self, function, file, position, caller):
+        """Whether the call is one of another function with this name."""
+        if file.tokens[position - 1].kind == 'id' and file.tokens[position - 1].text not in KEYWORDS:
+            return True  # a declaration
+        is_member = is_op(file.tokens[position - 1], '.', '->')
+        enclosing = caller
+        while enclosing is not None:
+            for other in file.functions:
+                if other.is_lambda and other.name == function.name and other.outer is enclosing and not is_member:
+                    return other is not function
+            enclosing = enclosing.outer
+        if function.is_lambda:
+            return True
+        if file is function.file:
+            return False
+        if not is_member and any(f.name == function.name and not f.is_lambda for f in file.functions):
+            return True
+        return bool(function.scope) and not is_member
+
+    # --- messages
+
+    def read(self, file, bracket, expressions, where=None):
+        """The messages of one place. `expressions`: (code, place, text) as tokens."""
+        function = file.function_at(bracket)
+        context = Context(function, bracket)
+        code_tokens, place_tokens, text_tokens = expressions
+        self.unresolved = []
+        codes = self.codes(code_tokens, context)
+        texts = self.texts(text_tokens, context)
+        needed = list(self.unresolved)
+        places = self.texts(place_tokens, context)
+        needed += [(f, p) for f, p in self.unresolved[len(needed):] if f.never_returns]
+        needed = [(f, p) for f, p in needed if f.name not in LOGS]
+        where = where or (file, bracket)
+        if needed:
+            helper = needed[0][0]
+            self.helpers.add(helper.name)
+            calls = self.calls(helper)
+            if not calls:
+                if has_words(texts[0][0]) or texts[0][0].count('\x01') == 1:
+                    return self.finished(file, where, codes, places, texts)
+                raise Unreadable(f'{helper.title()}: no call of this helper was found')
+            found = []
+            for caller, at in calls:
+                before, self.arguments = self.arguments, dict(self.arguments)
+                given = split(caller.tokens[at + 1:caller.match[at]], ',')
+                outer = Context(caller.function_at(at), at)
+                for param, argument in zip(helper.params, given):
+                    self.arguments[(helper, param)] = (argument, outer)
+                try:
+                    found += self.read(file, bracket, expressions, (caller, at))
+                except Unreadable as error:
+                    self.failures.append(f'{caller.path}:{caller.tokens[at].line}: {error}')
+                self.arguments = before
+            return found
+        return self.finished(file, where, codes, places, texts)
+
+    @staticmethod
+    def finished(file, where, codes, places, texts):
+        caller, at = where
+        function = caller.function_at(at)
+        title = function.title() if function else ''
+        found = []
+        for code, place, text in ((c, p, t) for c in codes for p in places for t in texts):
+            complete = joined([[code], [place], [text]])
+            if not complete:
+                continue
+            line = place[0] + ': ' + text[0] if place[0] else text[0]
+            plain = re.sub('[\x01\x02]', '', line)
+            if place[0] and not has_words(place[0]):
+                line = '\x01PLACE\x02: ' + text[0]
+            line = re.sub('\x01(.*?)\x02', lambda m: '\x01' + RENAMED.get(m[1], m[1]) + '\x02', line)
+            if not has_words(line) and (file.path, plain) in PASSED_ON or (caller.path, plain) in PASSED_ON:
+                continue
+            if not has_words(line) and 'REASON' not in plain:
+                raise Unreadable(f'no words in "{plain}"; is it in PASSED_ON?')
+            found.append((code[0], line, caller.path, title))
+        return found
+
+    def codes(self, tokens, context):
+        if tokens is None:
+            return [('', ())]
+        parts = self.branches(tokens)
+        if parts:
+            key = ' '.join(t.text for t in parts[0])
+            return [(code, chosen + ((key, value),)) for value, branch in ((True, parts[1]), (False, parts[2]))
+                    for code, chosen in self.codes(branch, context)]
+        words = [t.text for t in tokens]
+        if words[:2] == ['ErrorCode', '::']:
+            return [(words[2].removeprefix('k'), ())]
+        for word in words:
+            if word in CODE_OF:
+                return [(CODE_OF[word], ())]
+        if words[:1] == ['exit_status']:
+            return self.codes(tokens[2:-1], context)
+        if len(words) == 1:
+            function = context.function
+            while function is not None:
+                if words[0] in function.params:
+                    if (function, words[0]) in self.arguments:
+                        return self.codes(*self.arguments[(function, words[0])])
+                    self.unresolved.append((function, words[0]))
+                    return [('', ())]
+                function = function.outer
+        if words[-3:] == ['code', '(', ')'] or words == ['code'] or '(' in words:
+            return [('', ())]  # that of an error which is made elsewhere
+        raise Unreadable('cannot read the error ' + ' '.join(words))
