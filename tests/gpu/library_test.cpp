@@ -113,6 +113,35 @@ TEST(Library, ReadsWhatThisProcessWasGiven) {
   EXPECT_EQ(tensors.bytes(1), kTwo[1].bytes);
 }
 
+TEST(Library, ReadsTheValuesOfAnyFloatingTypeAsFloat) {
+  const Given given({{.name = "w", .shape = {2}, .bytes = floats({1, -2.5F})},
+                     {.name = "h", .dtype = "BF16", .shape = {2}, .bytes = {"\x80\x3f\x20\xc0", 4}},
+                     {.name = "q", .dtype = "F4", .shape = {2}, .bytes = "\x21"},
+                     {.name = "i", .dtype = "I32", .shape = {1}, .bytes = "abcd"},
+                     {.name = "none", .shape = {0}, .bytes = ""}});
+  Connection connection;
+  Tensors tensors;
+  ASSERT_EQ(tensors.acquire(connection.handle, {}), STFS_GPU_OK) << Connection::error();
+  std::vector<float> values(2);
+  const auto read = [&](std::size_t index, std::size_t count) {
+    return stfs_gpu_read_f32(tensors.handle, index, values.data(), count);
+  };
+
+  EXPECT_EQ(read(0, 2), STFS_GPU_OK);
+  EXPECT_EQ(values, (std::vector<float>{1, -2.5F}));
+  EXPECT_EQ(read(1, 2), STFS_GPU_OK);
+  EXPECT_EQ(values, (std::vector<float>{1, -2.5F}));
+  EXPECT_EQ(read(2, 2), STFS_GPU_OK);
+  EXPECT_EQ(values, (std::vector<float>{0.5F, 1}));
+  EXPECT_EQ(stfs_gpu_read_f32(tensors.handle, 4, nullptr, 0), STFS_GPU_OK);
+  EXPECT_EQ(read(0, 1), STFS_GPU_USAGE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "has 2 elements, not 1", Connection::error());
+  EXPECT_EQ(read(3, 1), STFS_GPU_USAGE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "I32 is not a floating type", Connection::error());
+  EXPECT_EQ(stfs_gpu_read_f32(tensors.handle, 0, nullptr, 2), STFS_GPU_USAGE);
+  EXPECT_EQ(read(9, 1), STFS_GPU_USAGE);
+}
+
 TEST(Library, GivesTensorsInTheOrderAskedForAndMapsASegmentOnce) {
   const Given given(kTwo);
   Connection connection;

@@ -201,6 +201,60 @@ class PythonTest(unittest.TestCase):
         part = self.acquire("f32", shard="1/2@1")[0].numpy()
         numpy.testing.assert_array_equal(part, ARRAYS["f32"][1][:, 2:])
 
+    def test_a_float32_copy_of_any_floating_type(self):
+        expected = {
+            "bf16": [[1, 2], [3, 4]], "f8": [2.0**-9, 2.0**-8, 3 * 2.0**-9],
+            "f4": [0.5, 1.0, 1.5, 2.0], "f16": ARRAYS["f16"][1], "f32": ARRAYS["f32"][1],
+            "f64": [1.5, -2.5], "scalar": 42, "empty": numpy.empty((0, 5)),
+        }
+        tensors = self.acquire("*")
+        for name, values in expected.items():
+            array = tensors[name].numpy(as_="f32")
+            self.assertEqual(array.dtype, numpy.float32, name)
+            self.assertEqual(array.shape, tensors[name].shape, name)
+            numpy.testing.assert_array_equal(array, values, name)
+            array[...] = 7  # a copy is the caller's
+        numpy.testing.assert_array_equal(tensors["f32"].numpy(), ARRAYS["f32"][1])
+        part = self.acquire("bf16", shard="1/2@0")[0].numpy(as_="f32")
+        numpy.testing.assert_array_equal(part, [[3, 4]])
+        for name in ("i64", "bool", "c64"):
+            with self.assertRaisesRegex(TypeError, "is not a floating type: use numpy"):
+                tensors[name].numpy(as_="f32")
+        for wrong in ("f16", "float32", numpy.float32, 1):
+            with self.assertRaisesRegex(ValueError, 'it can be "f32" or None'):
+                tensors["f32"].numpy(as_=wrong)
+        tensors.release()
+        with self.assertRaises(stfs_gpu.Error):
+            tensors["f32"].numpy(as_="f32")
+
+    def test_a_bare_checkpoint_is_all_of_its_tensors(self):
+        tensors = self.connection.acquire(self.source, device="cpu", load_if_missing=True)
+        self.assertEqual(sorted(tensors.names()), sorted([*ARRAYS, *RAW]))
+        self.assertEqual(tensors["f32"].label, f"{self.source}::f32")
+
+    def test_of_many_tensors_options_leave_out_those_they_cannot_apply_to(self):
+        tensors = self.acquire("f32", "f64", shard="0/2@1")
+        self.assertEqual((tensors["f32"].shape, tensors["f64"].shape), ((3, 2), (2,)))
+        tensors = self.acquire("f32", "i64", as_="bf16")
+        self.assertEqual((tensors["f32"].dtype, tensors["i64"].dtype), ("BF16", "I64"))
+        for name, options in (("f64", {"shard": "0/2@1"}), ("i64", {"as_": "f16"})):
+            with self.assertRaisesRegex(stfs_gpu.Error, "load it"):
+                self.acquire(name, **options)
+
+    def test_without_the_library_the_error_says_what_to_do(self):
+        for library in ("/nowhere/libstfs_gpu.so", "libc.so.6"):
+            done = subprocess.run([sys.executable, "-c", "import stfs_gpu"], capture_output=True,
+                                  text=True, env={**os.environ, "STFS_GPU_LIBRARY": library})
+            self.assertEqual(done.returncode, 1)
+            last = done.stderr.splitlines()[-1]
+            self.assertTrue(last.startswith("ImportError: "), done.stderr)
+            self.assertIn("STFS_GPU_LIBRARY", last)
+            self.assertIn("nstall stfs", last)
+
+    def test_a_wrong_name_says_which_is_meant(self):
+        with self.assertRaisesRegex(stfs_gpu.Error, 'did you mean "scalar"'):
+            self.acquire("scala")
+
     def test_no_elements(self):
         tensor = self.acquire("empty")[0]
         self.assertEqual(tensor.ptr, 0)

@@ -36,7 +36,9 @@ void check_private(const std::string& path) {
     throw_errno(ErrorCode::kDeviceFailed, path, "", errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 022) != 0) {
-    holder_failed(path, "not a directory that this user alone can write to");
+    holder_failed(path,
+                  "not a directory that this user alone can write to: set XDG_RUNTIME_DIR or "
+                  "STFS_GPU_SOCKET");
   }
 }
 
@@ -60,7 +62,8 @@ UniqueFd connect_to(const std::string& path) {
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
         (peer.uid != ::geteuid() && peer.uid != 0)) {
-      holder_failed(path, "the holder belongs to another user");
+      holder_failed(
+          path, "the holder belongs to another user: set STFS_GPU_SOCKET to a path of this user");
     }
     return fd;
   }
@@ -117,7 +120,7 @@ void start_holder(const std::string& program, const std::string& path) {
   if (said.starts_with(prefix)) {
     holder_failed("", said.substr(prefix.size(), said.find('\n') - prefix.size()));
   }
-  if (status != 0) holder_failed(program, "the holder did not start");
+  if (status != 0) holder_failed(program, "the holder did not start: see " + path + ".log");
 }
 
 ErrorCode code_of(std::uint64_t status) {

@@ -165,10 +165,22 @@ int devices(const GpuArguments& arguments) {
     print(rows.dump() + "\n");
     return 0;
   }
+  const Terminal terminal;
+  // A UUID that is cut cannot be copied: cut it only where it cannot stand whole.
+  constexpr std::size_t kUuidColumns = 40, kWide = 80;
+  Table table(terminal, {{.heading = "DEVICE"},
+                         {.heading = "NAME", .least = 5},
+                         {.heading = "UUID", .least = terminal.width < kWide ? 6 : kUuidColumns},
+                         {.heading = "PCI", .least = 3},
+                         {.heading = "MEMORY", .is_right_aligned = true}});
+  std::vector<std::array<std::string, 5>> rows;
   for (const DeviceInfo& device : found) {
-    print(padded(device.id, 8) + padded(printable(device.name), 24) + padded(device.uuid, 42) +
-          padded(device.pci, 14) + human_bytes(device.total_bytes) + "\n");
+    rows.push_back({device.id, printable(device.name), device.uuid,
+                    device.pci.empty() ? "-" : device.pci, human_bytes(device.total_bytes)});
+    table.measure(rows.back());
   }
+  if (terminal.is_terminal) print(table.heading());
+  for (const auto& row : rows) print(table.line(row));
   if (!why.empty()) std::fprintf(stderr, "stfs-gpu: no GPU: %s\n", why.c_str());
   return 0;
 }
@@ -216,10 +228,7 @@ int doctor(const GpuArguments& arguments) {
 int bench(const GpuArguments& arguments) {
   const std::unique_ptr<Device> device = open_device(find_device(arguments.device));
   Selection selection;
-  std::vector<Item> items;
-  for (const std::string& tensor : arguments.tensors) {
-    std::ranges::move(selection.resolve(tensor), std::back_inserter(items));
-  }
+  const std::vector<Item> items = selection.resolve_all(arguments.tensors, {});
   for (const Item& item : items) {
     if (item.converts() || !item.request().slice.empty()) {
       throw Error(ErrorCode::kUsage, "",

@@ -60,7 +60,7 @@ constexpr std::array kOptions = {
               .verbs = "plan! load! get! evict pin unpin run! bench!",
               .value = Value::kPath,
               .set = set<&GpuArguments::tensors>,
-              .help = "paths in a mount, directories there, or SOURCE::NAME"},
+              .help = "a path in a mount, a checkpoint, or SOURCE::NAME"},
     OptionRow{.flags = "--",
               .verbs = "run!",
               .argument = "COMMAND [ARGUMENT...]",
@@ -80,7 +80,10 @@ constexpr std::array kOptions = {
               .man =
                   "Convert floating-point elements, rounded to nearest, ties to even. "
                   "Values that become infinite and NaNs are counted, and the counts go to standard "
-                  "error."},
+                  "error. "
+                  "Of many tensors, those of other types keep their type, and the command counts "
+                  "them. "
+                  "For a tensor named alone this is an error."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",
@@ -91,7 +94,10 @@ constexpr std::array kOptions = {
                   "The part of a rank in tensor parallelism: part <rank> of <world> equal parts of "
                   "dimension <dim>. "
                   "Ranks and dimensions count from 0. "
-                  "A dimension that cannot be divided into equal parts is an error."},
+                  "Of many tensors, those without the dimension are loaded whole, and the command "
+                  "counts them as `replicated`. "
+                  "For a tensor named alone this is an error. "
+                  "A dimension that cannot be divided into equal parts is always an error."},
     OptionRow{.flags = "--verify",
               .verbs = "load run",
               .set = set<&GpuArguments::verify>,

@@ -12,8 +12,10 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <utility>
 
 namespace stfs::gpu {
@@ -22,12 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::vector<Item> select(const GpuArguments& arguments) {
-  Selection selection;
-  std::vector<Item> items;
-  for (const std::string& tensor : arguments.tensors) {
-    std::ranges::move(selection.resolve(tensor, arguments.selection), std::back_inserter(items));
-  }
-  return items;
+  return Selection().resolve_all(arguments.tensors, arguments.selection);
 }
 
 std::string tensors_text(std::uint64_t count) {
@@ -63,6 +60,122 @@ Json json_of(const Resident& resident) {
           {"idle_seconds", resident.idle_seconds}};
 }
 
+// The same with what the options did to the item that was asked for.
+Json json_of(const Resident& resident, const Item& item, const SelectionOptions& options) {
+  Json json = json_of(resident);
+  json["replicated"] = is_replicated(item, options);
+  json["unconverted"] = is_unconverted(item, options);
+  return json;
+}
+
+// "replicated", "unconverted", both with a comma between them, or "".
+std::string exception_of(const Item& item, const SelectionOptions& options) {
+  std::string text = is_replicated(item, options) ? "replicated" : "";
+  if (is_unconverted(item, options)) text += text.empty() ? "unconverted" : ",unconverted";
+  return text;
+}
+
+void print_exceptions(std::span<const Item> items, const SelectionOptions& options) {
+  for (const std::string& line : exceptions(items, options)) print("except    " + line + "\n");
+}
+
+// The names of devices as a user gives them. The driver is loaded for GPUs alone.
+std::map<std::string, std::string> device_names(std::span<const Resident> tensors) {
+  const DeviceInfo host = cpu_info();
+  std::map<std::string, std::string> names{{host.uuid, host.id}};
+  const auto is_host = [&](const Resident& tensor) { return tensor.device_uuid == host.uuid; };
+  if (std::ranges::all_of(tensors, is_host)) return names;
+  for (const DeviceInfo& device : list_devices()) names.emplace(device.uuid, device.id);
+  return names;
+}
+
+constexpr std::size_t kNarrow = 60;  // columns; a narrower terminal gets fewer columns of a table
+
+bool is_narrow(const Terminal& terminal) {
+  return terminal.is_terminal && terminal.width < kNarrow;
+}
+
+// The source that begins all labels, with its "::", else the directory of all sources.
+std::string_view shared_beginning(const std::vector<std::vector<std::string>>& rows) {
+  if (rows.empty()) return {};
+  std::string_view shared = rows.front().back();
+  for (const std::vector<std::string>& row : rows) {
+    const auto differs = std::ranges::mismatch(shared, row.back()).in1;
+    shared = shared.substr(0, static_cast<std::size_t>(differs - shared.begin()));
+  }
+  const std::size_t colons = shared.find("::");
+  return shared.substr(0, colons != std::string_view::npos ? colons + 2 : shared.rfind('/') + 1);
+}
+
+// Prints rows, which end with a label, below a heading; in a pipe the heading is optional. On a
+// terminal the columns go to what differs: the beginning that all labels share is told once.
+void print_table(const Terminal& terminal, std::vector<Table::Column> columns,
+                 std::vector<std::vector<std::string>> rows, bool has_heading) {
+  const std::string shared(terminal.is_terminal ? shared_beginning(rows) : "");
+  for (std::vector<std::string>& row : rows) row.back().erase(0, shared.size());
+  Table table(terminal, std::move(columns));
+  for (const std::vector<std::string>& row : rows) table.measure(row);
+  if (has_heading) print(table.heading());
+  for (const std::vector<std::string>& row : rows) print(table.line(row));
+  if (shared.empty()) return;
+  print(terminal.dim(terminal.shortened("all in " + shared, terminal.width)) + "\n");
+}
+
+// The items in the natural order of their labels.
+void print_plan(std::span<const Item> items, const std::set<std::string>& resident,
+                const SelectionOptions& options) {
+  const Terminal terminal;
+  const bool has_exceptions = options.shard || options.as;
+  const bool has_types = !is_narrow(terminal);
+  std::vector<Table::Column> columns{{.heading = "ACTION"},
+                                     {.heading = "BYTES", .is_right_aligned = true}};
+  if (has_types) columns.insert(columns.end(), {{.heading = "DTYPE"}, {.heading = "SHAPE"}});
+  if (has_exceptions) columns.push_back({.heading = "EXCEPT", .least = 5});
+  columns.push_back({.heading = "TENSOR", .least = 8});
+  std::vector<const Item*> ordered;
+  for (const Item& item : items) ordered.push_back(&item);
+  std::ranges::stable_sort(ordered, [](const Item* a, const Item* b) {
+    return natural_order(a->label(), b->label()) < 0;
+  });
+  std::vector<std::vector<std::string>> rows;
+  for (const Item* item : ordered) {
+    std::vector<std::string>& row = rows.emplace_back();
+    row = {resident.contains(item->key()) ? "resident" : "copy", human_bytes(item->bytes())};
+    if (has_types) {
+      row.insert(row.end(), {std::string(dtype_name(item->dtype())), shape_text(item->shape())});
+    }
+    // In a pipe every column has a word.
+    const std::string exception = has_exceptions ? exception_of(*item, options) : "";
+    if (has_exceptions) row.push_back(exception.empty() ? "-" : exception);
+    row.push_back(printable(item->label()));
+  }
+  print_table(terminal, std::move(columns), std::move(rows), terminal.is_terminal);
+}
+
+// "2 tensors, 1.5 KiB", after a line for each device if there are several.
+void print_totals(const Terminal& terminal, std::span<const Resident> tensors,
+                  const std::map<std::string, std::string>& names) {
+  struct Held {
+    std::uint64_t count = 0;
+    std::uint64_t bytes = 0;
+    std::string text() const { return tensors_text(count) + ", " + human_bytes(bytes); }
+  };
+  std::map<std::string, Held> by_device;
+  Held all;
+  for (const Resident& tensor : tensors) {
+    for (Held* held : {&by_device[tensor.device_uuid], &all}) {
+      ++held->count;
+      held->bytes = sum_or_most(held->bytes, tensor.bytes);
+    }
+  }
+  for (const auto& [uuid, held] : by_device) {
+    const auto name = names.find(uuid);
+    if (by_device.size() == 1) break;
+    print((name == names.end() ? printable(uuid) : name->second) + "  " + held.text() + "\n");
+  }
+  print(terminal.bold(all.text()) + "\n");
+}
+
 // Prints one line of JSON; replaces bytes that are not UTF-8.
 void print_json(const Json& json) {
   print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -92,9 +205,11 @@ ResidentFilter filter_of(const GpuArguments& arguments) {
     throw Error(ErrorCode::kUsage, "", "give either tensors or --all");
   }
   Selection selection;
+  SelectionOptions options = arguments.selection;
+  options.is_one_of_many = arguments.tensors.size() > 1;
   for (const std::string& tensor : arguments.tensors) {
     try {
-      for (const Item& item : selection.resolve(tensor, arguments.selection)) {
+      for (const Item& item : selection.resolve(tensor, options)) {
         filter.labels.push_back(item.label());
       }
     } catch (const Error& error) {
@@ -106,7 +221,8 @@ ResidentFilter filter_of(const GpuArguments& arguments) {
 }
 
 [[noreturn]] void not_resident() {
-  throw Error(ErrorCode::kDeviceFailed, "", "none of these is resident");
+  throw Error(ErrorCode::kDeviceFailed, "",
+              "none of these is resident (stfs-gpu ls lists what is)");
 }
 
 std::optional<Client> running_holder() { return Client::connect(""); }
@@ -153,7 +269,9 @@ int plan(const GpuArguments& arguments) {
                          {"dtype", dtype_name(item.dtype())},
                          {"shape", item.shape()},
                          {"bytes", item.bytes()},
-                         {"resident", resident.contains(item.key())}});
+                         {"resident", resident.contains(item.key())},
+                         {"replicated", is_replicated(item, arguments.selection)},
+                         {"unconverted", is_unconverted(item, arguments.selection)}});
     }
     print_json({{"device", device.id},
                 {"uuid", device.uuid},
@@ -166,11 +284,8 @@ int plan(const GpuArguments& arguments) {
     return 0;
   }
   echo(device);
-  for (const Item& item : items) {
-    print(std::string(resident.contains(item.key()) ? "resident  " : "copy      ") +
-          padded(human_bytes(item.bytes()), 12) + padded(std::string(dtype_name(item.dtype())), 6) +
-          shape_text(item.shape()) + "  " + printable(item.label()) + "\n");
-  }
+  print_plan(items, resident, arguments.selection);
+  print_exceptions(items, arguments.selection);
   print("copy      " + human_bytes(bytes) + " in " + tensors_text(sizes.size()) + "; needs " +
         human_bytes(needed) + " of " + human_bytes(device.free_bytes) + " free\n");
   if (!fits) print("it does not fit unless resident tensors are evicted\n");
@@ -204,7 +319,9 @@ int load(const GpuArguments& arguments) {
   for (const Resident& tensor : loaded.tensors) bytes = sum_or_most(bytes, tensor.bytes);
   if (arguments.json) {
     Json tensors = Json::array();
-    for (const Resident& tensor : loaded.tensors) tensors.push_back(json_of(tensor));
+    for (std::size_t i = 0; i < loaded.tensors.size(); ++i) {
+      tensors.push_back(json_of(loaded.tensors[i], items.at(i), arguments.selection));
+    }
     print_json({{"device", device.id},
                 {"uuid", device.uuid},
                 {"bytes", bytes},
@@ -219,6 +336,7 @@ int load(const GpuArguments& arguments) {
                                   : "; copied " + human_bytes(loaded.copied_bytes) + " in " +
                                         in_gb_per_second(loaded.copied_bytes, time)) +
         (arguments.verify && loaded.copied_bytes > 0 ? ", verified" : "") + "\n");
+  print_exceptions(items, arguments.selection);
   return 0;
 }
 
@@ -229,7 +347,8 @@ int list_resident(const GpuArguments& arguments) {
   std::erase_if(
       tensors, [&](const Resident& tensor) { return !uuid.empty() && tensor.device_uuid != uuid; });
   std::ranges::sort(tensors, [](const Resident& a, const Resident& b) {
-    return std::pair(a.device_uuid, a.label) < std::pair(b.device_uuid, b.label);
+    if (a.device_uuid != b.device_uuid) return a.device_uuid < b.device_uuid;
+    return natural_order(a.label, b.label) < 0;
   });
   if (arguments.json) {
     Json rows = Json::array();
@@ -239,15 +358,32 @@ int list_resident(const GpuArguments& arguments) {
   }
   if (tensors.empty()) return 0;
   const Terminal terminal;
-  print(terminal.bold(padded("DEVICE", 42) + padded("BYTES", 12) + padded("DTYPE", 8) +
-                      padded("USERS", 7) + padded("PINNED", 8) + padded("IDLE", 8) + "TENSOR") +
-        "\n");
-  for (const Resident& tensor : tensors) {
-    print(padded(tensor.device_uuid, 42) + padded(human_bytes(tensor.bytes), 12) +
-          padded(std::string(dtype_name(tensor.dtype)), 8) +
-          padded(std::to_string(tensor.users.size()), 7) + padded(tensor.pinned ? "yes" : "no", 8) +
-          padded(std::to_string(tensor.idle_seconds) + " s", 8) + printable(tensor.label) + "\n");
+  const bool is_whole = !is_narrow(terminal);
+  std::vector<Table::Column> columns{{.heading = "DEVICE", .least = 6},
+                                     {.heading = "BYTES", .is_right_aligned = true}};
+  if (is_whole) {
+    columns.insert(columns.end(), {{.heading = "DTYPE"},
+                                   {.heading = "USERS", .is_right_aligned = true},
+                                   {.heading = "PINNED"},
+                                   {.heading = "IDLE", .is_right_aligned = true}});
   }
+  columns.push_back({.heading = "TENSOR", .least = 8});
+  const std::map<std::string, std::string> names = device_names(tensors);
+  std::vector<std::vector<std::string>> rows;
+  for (const Resident& tensor : tensors) {
+    const auto name = names.find(tensor.device_uuid);
+    std::vector<std::string>& row = rows.emplace_back();
+    row = {name == names.end() ? printable(tensor.device_uuid) : name->second,
+           human_bytes(tensor.bytes)};
+    if (is_whole) {
+      row.insert(row.end(),
+                 {std::string(dtype_name(tensor.dtype)), std::to_string(tensor.users.size()),
+                  tensor.pinned ? "yes" : "no", std::to_string(tensor.idle_seconds) + " s"});
+    }
+    row.push_back(printable(tensor.label));
+  }
+  print_table(terminal, std::move(columns), std::move(rows), true);
+  if (terminal.is_terminal) print_totals(terminal, tensors, names);
   return 0;
 }
 
@@ -264,8 +400,9 @@ int get(const GpuArguments& arguments) {
   const Loaded loaded = client->load(device, items, request);
   const std::int64_t pid = client->status().pid;
   Json rows = Json::array();
-  for (const Resident& tensor : loaded.tensors) {
-    Json row = json_of(tensor);
+  for (std::size_t i = 0; i < loaded.tensors.size(); ++i) {
+    const Resident& tensor = loaded.tensors[i];
+    Json row = json_of(tensor, items.at(i), arguments.selection);
     row["device"] = device.id;
     row["holder_pid"] = pid;
     row["holder_fd"] = tensor.holder_fd;

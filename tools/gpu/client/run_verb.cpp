@@ -57,10 +57,11 @@ int run(const GpuArguments& arguments) {
   Selection selection;
   std::vector<Item> items;
   std::map<std::string, std::size_t> by_key;
-  for (const std::string& tensor : arguments.tensors) {
-    for (Item& item : selection.resolve(tensor, arguments.selection)) {
-      if (by_key.emplace(item.key(), items.size()).second) items.push_back(std::move(item));
-    }
+  for (Item& item : selection.resolve_all(arguments.tensors, arguments.selection)) {
+    if (by_key.emplace(item.key(), items.size()).second) items.push_back(std::move(item));
+  }
+  for (const std::string& line : exceptions(items, arguments.selection)) {
+    std::fprintf(stderr, "stfs-gpu: %s\n", line.c_str());
   }
   TransferOptions options;
   options.verify = arguments.verify;

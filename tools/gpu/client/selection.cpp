@@ -3,6 +3,8 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/select.h"
+#include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>
 #include <sys/stat.h>
@@ -11,6 +13,8 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
+#include <set>
 #include <utility>
 
 namespace stfs::gpu {
@@ -48,9 +52,28 @@ bool take(std::string_view& text, char c) {
   return true;
 }
 
-// The slice that is the part of a shard in `slice`.
-std::string shard_of(const Shard& shard, const std::string& slice, const Tensor& tensor,
-                     const std::string& place) {
+constexpr std::string_view kForms =
+    "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
+
+bool is_checkpoint_name(const std::string& path) {
+  return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json");
+}
+
+// Whether a directory outside of a mount holds a checkpoint.
+bool holds_checkpoint(const std::string& directory) {
+  return std::ranges::any_of(names_in(directory), [&](const std::string& name) {
+    if (!is_checkpoint_name(name)) return false;
+    const fs::path path = fs::path(directory) / name;
+    std::error_code error;
+    return fs::is_regular_file(path, error) && !extended_attribute(path, "user.stfs.name");
+  });
+}
+
+// The slice that is the part of a shard in `slice`; `slice` itself for one of many tensors that has
+// no such dimension.
+std::string shard_of(const SelectionOptions& options, const std::string& slice,
+                     const Tensor& tensor, const std::string& place) {
+  const Shard& shard = *options.shard;
   std::vector<Range> ranges;
   if (parse_ranges(slice.empty() ? "..." : slice, tensor.shape, ranges) != 0) return slice;
   std::uint64_t kept = 0;
@@ -59,14 +82,17 @@ std::string shard_of(const Shard& shard, const std::string& slice, const Tensor&
     if (range.count % shard.world != 0) {
       refuse(place, "tensor " + in_quotes(tensor.name) + ": dimension " +
                         std::to_string(shard.dimension) + " of " + std::to_string(range.count) +
-                        " cannot be divided by " + std::to_string(shard.world));
+                        " cannot be divided by " + std::to_string(shard.world) +
+                        ": choose another dimension or number of ranks");
     }
     range.count /= shard.world;
     range.start += shard.rank * range.count * range.step;
     return canonical_expression(ranges, tensor.shape);
   }
+  if (options.is_one_of_many) return slice;
   refuse(place, "tensor " + in_quotes(tensor.name) + ": there is no dimension " +
-                    std::to_string(shard.dimension));
+                    std::to_string(shard.dimension) + " (they count from 0, and it has " +
+                    std::to_string(kept) + "): load it without a shard");
 }
 
 }  // namespace
@@ -78,12 +104,68 @@ Shard parse_shard(const std::string& text) {
                       take_number(rest, shard.world) && take(rest, '@') &&
                       take_number(rest, shard.dimension) && rest.empty();
   if (!is_one || shard.world == 0 || shard.rank >= shard.world) {
-    refuse("", "shard " + in_quotes(text) + ": not RANK/WORLD@DIM with RANK below WORLD");
+    refuse("", "shard " + in_quotes(text) + ": not RANK/WORLD@DIM with RANK below WORLD, as 0/8@1");
   }
   return shard;
 }
 
-std::vector<Item> Selection::resolve(const std::string& argument, const SelectionOptions& options) {
+bool is_replicated(const Item& item, const SelectionOptions& options) {
+  return options.shard && item.shape().size() <= options.shard->dimension;
+}
+
+bool is_unconverted(const Item& item, const SelectionOptions& options) {
+  return options.as && item.dtype() != *options.as;
+}
+
+std::vector<std::string> exceptions(std::span<const Item> items, const SelectionOptions& options) {
+  std::uint64_t replicated = 0;
+  std::uint64_t unconverted = 0;
+  std::set<std::string_view> types;
+  for (const Item& item : items) {
+    replicated += is_replicated(item, options) ? 1 : 0;
+    if (!is_unconverted(item, options)) continue;
+    ++unconverted;
+    types.insert(dtype_name(item.dtype()));
+  }
+  std::vector<std::string> lines;
+  if (replicated > 0) {
+    lines.push_back(std::to_string(replicated) + " replicated: no dimension " +
+                    std::to_string(options.shard->dimension));
+  }
+  if (unconverted > 0) {
+    std::string text = std::to_string(unconverted) + " unconverted:";
+    for (const std::string_view type : types) {
+      text += (type == *types.begin() ? " " : ", ") + std::string(type);
+    }
+    lines.push_back(std::move(text));
+  }
+  return lines;
+}
+
+std::vector<Item> Selection::resolve_all(std::span<const std::string> arguments,
+                                         SelectionOptions options) {
+  options.is_one_of_many = options.is_one_of_many || arguments.size() > 1;
+  std::vector<Item> items;
+  for (const std::string& argument : arguments) {
+    std::ranges::move(resolve(argument, options), std::back_inserter(items));
+  }
+  const auto apply_to_none = [&](bool (*is_exception)(const Item&, const SelectionOptions&)) {
+    return !items.empty() && std::ranges::all_of(items, [&](const Item& item) {
+      return is_exception(item, options);
+    });
+  };
+  if (apply_to_none(is_replicated)) {
+    refuse("", "no tensor has a dimension " + std::to_string(options.shard->dimension) +
+                   " to divide: dimensions count from 0");
+  }
+  if (apply_to_none(is_unconverted)) {
+    refuse("", "no tensor can be converted to " + std::string(dtype_name(*options.as)) +
+                   ": none is of a floating type");
+  }
+  return items;
+}
+
+std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptions options) {
   std::vector<Item> items;
   if (exists(argument)) {
     add_path(argument, options, items);
@@ -96,11 +178,13 @@ std::vector<Item> Selection::resolve(const std::string& argument, const Selectio
     if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
     if (paths.empty()) {
-      throw Error(ErrorCode::kUnreadable, argument, "no such file, and not SOURCE::NAME");
+      throw Error(ErrorCode::kUnreadable, argument,
+                  "no such file, and no source before a \"::\": " + std::string(kForms));
     }
+    options.is_one_of_many = true;
     for (const std::string& path : paths) add_path(path, options, items);
   }
-  if (items.empty()) refuse(argument, "no tensors there");
+  if (items.empty()) refuse(argument, "no tensors there: " + std::string(kForms));
   // In the order of their bytes, so that a source is read from its beginning to its end.
   std::ranges::stable_sort(items, [](const Item& a, const Item& b) {
     return std::pair(a.request().path, a.request().offset) <
@@ -119,24 +203,40 @@ std::size_t Selection::split(const std::string& argument) {
 }
 
 void Selection::add_named(const std::string& source, const std::string& name,
-                          const SelectionOptions& options, std::vector<Item>& items) {
+                          SelectionOptions options, std::vector<Item>& items) {
   const Checkpoint& checkpoint = open(source);
-  if (const auto found = checkpoint.find(name)) {
-    return add(checkpoint.tensor(*found), "", options, source, items);
-  }
-  const std::vector<std::uint32_t> numbers = checkpoint.match(std::span(&name, 1));
-  if (numbers.empty()) {
-    refuse(source, "tensor " + in_quotes(name) + ": not in the checkpoint");
-  }
+  const std::vector<std::uint32_t> numbers = select(checkpoint, name);
+  if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
+  if (!checkpoint.find(name)) options.is_one_of_many = true;
   for (const std::uint32_t number : numbers) {
     add(checkpoint.tensor(number), "", options, source, items);
   }
 }
 
-void Selection::add_path(const std::string& path, const SelectionOptions& options,
+void Selection::add_checkpoint(const std::string& source, SelectionOptions options,
+                               std::vector<Item>& items) {
+  options.is_one_of_many = true;
+  const Checkpoint& checkpoint = open(source);
+  for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
+    add(checkpoint.tensor(number), "", options, source, items);
+  }
+}
+
+void Selection::add_path(const std::string& path, SelectionOptions options,
                          std::vector<Item>& items) {
   const std::string absolute = absolute_path(path);
-  if (!S_ISDIR(status_of(absolute).st_mode)) return add_file(absolute, options, items);
+  if (!S_ISDIR(status_of(absolute).st_mode)) {
+    if (add_file(absolute, options, items)) return;
+    try {
+      return add_checkpoint(path, options, items);
+    } catch (const Error& error) {
+      // Of a file with another name, the broken rule alone says too little.
+      if (exit_status(error.code()) != 1 || is_checkpoint_name(path)) throw;
+      throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
+    }
+  }
+  if (holds_checkpoint(absolute)) return add_checkpoint(path, options, items);
+  options.is_one_of_many = true;
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
        at.increment(error)) {
@@ -150,26 +250,25 @@ void Selection::add_path(const std::string& path, const SelectionOptions& option
     if (type == fs::file_type::none) {
       throw_errno(ErrorCode::kUnreadable, at->path().string(), "", cause.value());
     }
-    if (type == fs::file_type::regular) add_file(at->path().string(), options, items);
+    if (type == fs::file_type::regular && !add_file(at->path().string(), options, items)) {
+      refuse(at->path().string(), "not a tensor in a mount of stfs: " + std::string(kForms));
+    }
   }
   if (error) throw_errno(ErrorCode::kUnreadable, path, "", error.value());
 }
 
-void Selection::add_file(const std::string& path, const SelectionOptions& options,
+bool Selection::add_file(const std::string& path, const SelectionOptions& options,
                          std::vector<Item>& items) {
   const auto attribute = [&](const char* name) { return extended_attribute(path, name); };
   const auto name = attribute("user.stfs.name");
   const auto source = attribute("user.stfs.source");
   const auto version = attribute("user.stfs.version");
-  if (!name || !source || !version) {
-    refuse(path,
-           "not a tensor in a mount of stfs (of a checkpoint that is not mounted: "
-           "SOURCE::NAME)");
-  }
+  if (!name || !source || !version) return false;
   const Checkpoint& checkpoint = open(*source);
   const auto found = checkpoint.find(*name);
   if (!found || checkpoint.part_of(*found).source->version().token != *version) {
-    throw Error(ErrorCode::kUnreadable, *source, "is another version than the one that is mounted");
+    throw Error(ErrorCode::kUnreadable, *source,
+                "is another version than the one that is mounted: mount it again");
   }
   SelectionOptions wanted = options;
   const auto as = attribute("user.stfs.as");
@@ -178,6 +277,7 @@ void Selection::add_file(const std::string& path, const SelectionOptions& option
     if (!wanted.as) refuse(path, "shows its tensor as " + in_quotes(*as) + ", an unknown type");
   }
   add(checkpoint.tensor(*found), attribute("user.stfs.slice").value_or(""), wanted, path, items);
+  return true;
 }
 
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
@@ -190,8 +290,15 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
   request.offset = tensor.locator->offset;
   request.dtype = tensor.dtype;
   request.shape.assign(tensor.shape.begin(), tensor.shape.end());
-  request.slice = options.shard ? shard_of(*options.shard, slice, tensor, place) : slice;
-  request.as = options.as;
+  request.slice = options.shard ? shard_of(options, slice, tensor, place) : slice;
+  const bool can_convert =
+      options.as && (tensor.dtype == *options.as || converts(tensor.dtype, *options.as));
+  if (options.as && !can_convert && !options.is_one_of_many) {
+    refuse(place, "tensor " + in_quotes(tensor.name) + ": no conversion from " +
+                      std::string(dtype_name(tensor.dtype)) + " to " +
+                      std::string(dtype_name(*options.as)) + ": load it in its own type");
+  }
+  if (can_convert) request.as = options.as;
   items.emplace_back(std::move(request));
 }
 

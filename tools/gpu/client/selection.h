@@ -3,10 +3,11 @@
 //   /mnt/w/model.norm.weight            a file of a mount: a tensor; also below .stfs/, in the
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
+//   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
 //
-// The source is read by what the mount says of a file (its extended attributes: the tensor, its
-// part, the type that it is shown as), and must still be the version that was mounted.
+// The extended attributes of a file in a mount name the source, the tensor, its part and the type
+// that it is shown as. The source must still be the version that was mounted.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,22 +34,40 @@ Shard parse_shard(const std::string& text);  // throws Error kUsage
 struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
+  // Load a tensor without the shard's dimension whole, and one without a conversion to `as` in its
+  // own type. When false, both are errors.
+  bool is_one_of_many = false;
 };
+
+// Whether the item is whole because it lacks the shard's dimension.
+bool is_replicated(const Item& item, const SelectionOptions& options);
+// Whether the item keeps its type because no conversion from it to `as` exists.
+bool is_unconverted(const Item& item, const SelectionOptions& options);
+// Lines that count them: "12 replicated: no dimension 1", "1 unconverted: I64".
+std::vector<std::string> exceptions(std::span<const Item> items, const SelectionOptions& options);
 
 // Checkpoints that were looked into stay open, so that the next name costs nothing.
 // Thread safety: one call at a time.
 class Selection {
  public:
-  // The items that an argument names, at least one. Throws Error: kUsage for a name of nothing,
-  // kUnreadable when the source is not the version that was mounted.
-  std::vector<Item> resolve(const std::string& argument, const SelectionOptions& options = {});
+  // The items that the arguments of one request name, in their order. Throws Error as resolve(),
+  // and kUsage when an option applies to none of them.
+  std::vector<Item> resolve_all(std::span<const std::string> arguments, SelectionOptions options);
+
+  // The items that an argument names, at least one. A directory, a checkpoint and a glob name many.
+  // Throws Error: kUsage for a name of nothing, kUnreadable when the source is not the version that
+  // was mounted, and what Checkpoint throws.
+  std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
 
  private:
   static std::size_t split(const std::string& argument);
-  void add_named(const std::string& source, const std::string& name,
-                 const SelectionOptions& options, std::vector<Item>& items);
-  void add_path(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
-  void add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
+  void add_named(const std::string& source, const std::string& name, SelectionOptions options,
+                 std::vector<Item>& items);
+  void add_path(const std::string& path, SelectionOptions options, std::vector<Item>& items);
+  void add_checkpoint(const std::string& source, SelectionOptions options,
+                      std::vector<Item>& items);
+  // Returns false for a file that is not in a mount.
+  bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
   static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                   const std::string& place, std::vector<Item>& items);
   // The checkpoint as it is now: opened again when a file of it has changed.

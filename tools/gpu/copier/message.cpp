@@ -217,7 +217,8 @@ int poll_events(std::span<pollfd> polled, int timeout_ms) {
 Channel::Channel(UniqueFd socket, Limits limits) : socket_(std::move(socket)), limits_(limits) {}
 
 void Channel::gone() const {
-  throw Error(ErrorCode::kDeviceFailed, "", "the connection to the holder has ended");
+  throw Error(ErrorCode::kDeviceFailed, "",
+              "the connection to the holder has ended: load again (stfs-gpu doctor tells more)");
 }
 
 bool Channel::receive() {

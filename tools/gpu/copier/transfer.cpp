@@ -40,7 +40,8 @@ class Sources {
       std::unique_ptr<const Source>& source = sources_[request.path];
       if (source == nullptr) source = open_source(request.path);
       if (source->version().token != request.version) {
-        throw Error(ErrorCode::kUnreadable, request.path, "has changed since it was named");
+        throw Error(ErrorCode::kUnreadable, request.path,
+                    "has changed since it was named: load it again");
       }
     }
   }
@@ -59,7 +60,7 @@ class Sources {
     const auto changed = std::ranges::find_if(
         sources_, [](const auto& entry) { return entry.second->verify() == ESTALE; });
     throw Error(ErrorCode::kUnreadable, changed == sources_.end() ? path : changed->first,
-                "changed while it was copied");
+                "changed while it was copied: load it again when no program writes to it");
   }
 
  private:

@@ -42,11 +42,12 @@ DeviceInfo find_device(const std::string& name) {
     if (is_uuid ? info.uuid.starts_with(name) : info.id == name) found.push_back(std::move(info));
   }
   if (found.empty()) {
-    throw Error(ErrorCode::kDeviceFailed, "", "device " + in_quotes(name) + ": no such device");
+    throw Error(ErrorCode::kDeviceFailed, "",
+                "device " + in_quotes(name) + ": no such device (stfs-gpu devices lists them)");
   }
   if (found.size() > 1) {
     throw Error(ErrorCode::kUsage, "",
-                "device " + in_quotes(name) + ": several UUIDs begin with it");
+                "device " + in_quotes(name) + ": several UUIDs begin with it: give more of it");
   }
   return std::move(found.front());
 }

@@ -23,7 +23,8 @@ CudaDriver load_driver() {
     const char* reason = dlerror();
     throw Error(ErrorCode::kDeviceFailed, "cuda",
                 std::string("there is no NVIDIA driver: ") +
-                    (reason != nullptr ? reason : driver.library.c_str()));
+                    (reason != nullptr ? reason : driver.library.c_str()) +
+                    " (the device cpu needs none)");
   }
 #define STFS_LOOK_UP(name)                                                                         \
   driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, STFS_TEXT(name)));          \

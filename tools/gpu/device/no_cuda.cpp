@@ -5,7 +5,7 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr const char* kWhy = "stfs was built without the CUDA Toolkit";
+constexpr const char* kWhy = "stfs was built without the CUDA Toolkit (the device cpu needs none)";
 
 [[noreturn]] void refuse() { throw Error(ErrorCode::kDeviceFailed, "cuda", kWhy); }
 

@@ -133,7 +133,8 @@ void Residency::load(ClientId client, const Json& body) {
   std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
   if (!loads_.contains(uuid) && loads_.size() >= kMaxDevices) {
-    throw Error(ErrorCode::kDeviceFailed, "", "loads to too many devices are under way");
+    throw Error(ErrorCode::kDeviceFailed, "",
+                "loads to too many devices are under way: try again later");
   }
   loads_[uuid].push_back(std::move(load));
   if (loads_[uuid].size() == 1) advance(uuid);

@@ -35,7 +35,7 @@ std::unique_ptr<Export<Managed>> make(const std::shared_ptr<const LeasedTensor>&
                                       bool is_copy) {
   if (is_copy && !tensor->is_on_host()) {
     throw Error(ErrorCode::kUsage, tensor->device().id,
-                in_quotes(tensor->label()) + ": copies are made of host memory alone");
+                in_quotes(tensor->label()) + ": only host memory can be copied");
   }
   auto made = std::make_unique<Export<Managed>>();
   made->shape.assign(tensor->shape().begin(), tensor->shape().end());

@@ -1,6 +1,7 @@
 // The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "tools/gpu/device/narrowing.h"
 #include "tools/gpu/library/dlpack_export.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 #include "tools/gpu/library/tensor_leases.h"
@@ -229,6 +230,28 @@ int stfs_gpu_pointer(const stfs_gpu_tensors* tensors, size_t index, uint64_t* po
   return guarded([&] {
     prepare(pointer);
     *pointer = tensor_at(tensors, index)->address();
+  });
+}
+
+int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* values, size_t count) {
+  return guarded([&] {
+    const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
+    const auto refuse_tensor = [&](const std::string& rule) {
+      refuse(stfs::in_quotes(tensor.label()) + ": " + rule);
+    };
+    if (!tensor.is_on_host())
+      refuse_tensor("on " + tensor.device().id + ": only host memory is converted here");
+    if (!stfs::gpu::converts(tensor.dtype(), stfs::DType::kF32))
+      refuse_tensor(std::string(stfs::dtype_name(tensor.dtype())) + " is not a floating type");
+    const std::uint64_t elements = stfs::type_info(tensor.dtype()).elements_in(tensor.bytes());
+    if (count != elements)
+      refuse_tensor("has " + std::to_string(elements) + " elements, not " + std::to_string(count));
+    if (count == 0) return;
+    if (values == nullptr) refuse("values: NULL");
+    stfs::gpu::convert_elements(tensor.dtype(), stfs::DType::kF32, count,
+                                {reinterpret_cast<const std::byte*>(tensor.address()),
+                                 static_cast<std::size_t>(tensor.bytes())},
+                                {reinterpret_cast<std::byte*>(values), count * sizeof(float)});
   });
 }
 

@@ -84,7 +84,7 @@ Client& TensorLeases::client() {
     throw Error(ErrorCode::kDeviceFailed, "",
                 "no holder listens at " +
                     in_quotes(socket_.empty() ? holder_socket_path() : socket_) +
-                    ": nothing is resident");
+                    ": nothing is resident (stfs-gpu load starts one)");
   }
   return *client_;
 }
@@ -119,25 +119,31 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
   std::vector<Wanted> wanted;
   if (request.names.empty()) {
     if (!inherited_)
-      throw Error(ErrorCode::kUsage, "", std::string("no names, and no ") + kInheritedVariable);
+      throw Error(ErrorCode::kUsage, "",
+                  std::string("no names, and no ") + kInheritedVariable +
+                      ": name tensors, or start the program with stfs-gpu run");
     for (const InheritedTensor& tensor : *inherited_) wanted.push_back({&tensor, {}});
     return wanted;
   }
-  const bool is_changed = request.selection.as || request.selection.shard;
-  for (const std::string& name : request.names) {
-    // A label finds an inherited tensor without its source, which may be gone.
-    const InheritedTensor* labelled =
-        is_changed ? nullptr : find_inherited(inherited_labels_, name, request.device);
-    if (labelled != nullptr) {
-      wanted.push_back({labelled, {}});
-      continue;
-    }
-    for (Item& item : selection_.resolve(name, request.selection)) {
+  const auto add = [&](std::vector<Item> items) {
+    for (Item& item : items) {
       if (const auto* found = find_inherited(inherited_keys_, item.key(), request.device)) {
         wanted.push_back({found, {}});
       } else {
         wanted.push_back({nullptr, std::move(item)});
       }
+    }
+  };
+  if (request.selection.as || request.selection.shard) {
+    add(selection_.resolve_all(request.names, request.selection));
+    return wanted;
+  }
+  for (const std::string& name : request.names) {
+    // A label finds an inherited tensor without its source, which may be gone.
+    if (const auto* found = find_inherited(inherited_labels_, name, request.device)) {
+      wanted.push_back({found, {}});
+    } else {
+      add(selection_.resolve(name));
     }
   }
   return wanted;
@@ -175,9 +181,11 @@ DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const Acquire
     }
   }
   if (!nowhere.empty()) {
-    throw Error(request.load_if_missing ? ErrorCode::kUsage : ErrorCode::kDeviceFailed, "",
-                list_of(nowhere) + ": not resident" +
-                    (request.load_if_missing ? ", and no device is named to load to" : ""));
+    throw Error(
+        request.load_if_missing ? ErrorCode::kUsage : ErrorCode::kDeviceFailed, "",
+        list_of(nowhere) + ": not resident" +
+            (request.load_if_missing ? ", and no device is named to load to (cuda:N, a UUID or cpu)"
+                                     : ": load with stfs-gpu load, or with load_if_missing"));
   }
   const bool is_elsewhere = request.device && common && !common->empty() &&
                             !is_same_device(*common->begin(), *request.device);

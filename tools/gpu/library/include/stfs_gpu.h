@@ -7,8 +7,8 @@
  *       stfs_gpu_acquire(connection, &name, 1, NULL, &tensors) != STFS_GPU_OK)
  *     fprintf(stderr, "%s\n", stfs_gpu_last_error());
  *
- * An acquired tensor stays in device memory, mapped into this process, until it is released or the
- * process ends, for any reason. Pointers to GPU memory are for the device. All memory is read-only
+ * A process keeps its tensors in device memory, mapped into its address space, until it releases
+ * them or exits, for any reason. Pointers to GPU memory are for the device. All memory is read-only
  * and its values never change, because other processes see the same bytes: a store to host memory
  * raises SIGSEGV, and a kernel's store to GPU memory fails where the driver can protect it.
  *
@@ -76,7 +76,7 @@ typedef struct stfs_gpu_acquire_options {
   size_t size;             /* sizeof(stfs_gpu_acquire_options) */
   const char* device;      /* "cuda:0", a UUID, "cpu"; NULL: where they are resident */
   const char* as;          /* "f32", "f16", "bf16"; NULL: in their own type */
-  const char* shard;       /* "RANK/WORLD@DIM": a part of each tensor; NULL: all */
+  const char* shard;       /* "RANK/WORLD@DIM": a part of each tensor; NULL: whole tensors */
   int32_t load_if_missing; /* nonzero: load tensors that are not resident; needs `device` */
   int32_t verify;          /* nonzero: compare loaded tensors with the source */
   int32_t pin;             /* nonzero: never evict them to make room */
@@ -86,7 +86,10 @@ typedef struct stfs_gpu_acquire_options {
   { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0 }
 
 /* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
- * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, or SOURCE::GLOB.
+ * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, SOURCE::GLOB, or
+ * SOURCE, a checkpoint, which means all its tensors.
+ * If the names mean many tensors, a tensor without the dimension of `shard` is acquired whole, and
+ * one without a conversion to `as` in its own type; for a tensor named alone both are errors.
  * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on
  * one device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices.
  * options NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */
@@ -127,6 +130,11 @@ STFS_GPU_API int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index,
 
 /* Returns only the pointer: a host address or a CUdeviceptr of the device's primary context. */
 STFS_GPU_API int stfs_gpu_pointer(const stfs_gpu_tensors* tensors, size_t index, uint64_t* pointer);
+
+/* Writes the values of a tensor of any floating type as float to `values`, row-major. `count` is
+ * its number of elements. Values of F64 are rounded to nearest. Host memory only. */
+STFS_GPU_API int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* values,
+                                   size_t count);
 
 /* DLPack's structs, version 1, declared in <dlpack/dlpack.h>. */
 struct DLManagedTensorVersioned;

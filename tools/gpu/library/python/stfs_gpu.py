@@ -4,10 +4,11 @@
     with stfs_gpu.connect() as connection:
         w = connection.acquire("/mnt/w/lm_head.weight", device="cpu", load_if_missing=True)[0]
         w.numpy()                       # host memory: a read-only view, nothing is copied
+        w.numpy(as_="f32")              # a float32 copy of any floating type, BF16 too
         torch.from_dlpack(w)            # device memory (or host memory, see below): the same
 
-One file over ctypes: it needs libstfs_gpu, and NumPy only for numpy(). A tensor stays in memory
-while a Tensors that acquire() returned, or an array made from one of its tensors, exists.
+The module uses libstfs_gpu through ctypes; only numpy(), raw() and arrays need NumPy. A tensor stays
+in memory while its Tensors (the result of acquire()) or an array made from it exists.
 
 Memory is read-only, because other processes see the same bytes. A store to host memory raises
 SIGSEGV; a kernel's store to device memory fails where the driver can protect it. NumPy raises an
@@ -37,6 +38,7 @@ _CODES = {
     "U32": "<u4", "I32": "<i4", "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8",
     "U64": "<u8",
 }
+_INTEGERS = {name for name, code in _CODES.items() if code[1] in "biu"}
 # dtype -> its name in ml_dtypes, and the void type of its width for use without that package.
 _ML_DTYPES = {
     "BF16": ("bfloat16", "V2"), "F8_E4M3": ("float8_e4m3fn", "V1"),
@@ -97,17 +99,30 @@ class _ManagedVersioned(ctypes.Structure):  # DLManagedTensorVersioned
     capsule, consumed = b"dltensor_versioned", b"used_dltensor_versioned"
 
 
+def _open_library(path):
+    try:
+        return _declare(ctypes.CDLL(path))
+    except OSError as error:
+        raise ImportError(
+            f"libstfs_gpu cannot be loaded: {error}. Install stfs, or set STFS_GPU_LIBRARY to the "
+            "path of libstfs_gpu.so.0") from error
+    except AttributeError as error:
+        raise ImportError(
+            f"{path} is not the libstfs_gpu of this module: {error}. Install stfs_gpu.py and "
+            "libstfs_gpu of one version, or set STFS_GPU_LIBRARY") from error
+
+
 def _load_library():
     """$STFS_GPU_LIBRARY, else the library installed with this file, else the dynamic linker's."""
     chosen = os.environ.get("STFS_GPU_LIBRARY")
     if chosen:
-        return ctypes.CDLL(chosen)
+        return _open_library(chosen)
     # PREFIX/lib/python3/dist-packages/stfs_gpu.py, or one like it
     prefix = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 3))
     for directory in ("lib", "lib64", "lib/*"):
         for path in glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs_gpu.so.0")):
-            return ctypes.CDLL(path)
-    return ctypes.CDLL("libstfs_gpu.so.0")
+            return _open_library(path)
+    return _open_library("libstfs_gpu.so.0")
 
 
 def _declare(library):
@@ -125,12 +140,14 @@ def _declare(library):
     function("stfs_gpu_release", None, handle)
     function("stfs_gpu_count", ctypes.c_size_t, handle)
     function("stfs_gpu_info", ctypes.c_int, handle, ctypes.c_size_t, ctypes.POINTER(_Info))
+    function("stfs_gpu_read_f32", ctypes.c_int, handle, ctypes.c_size_t, ctypes.c_void_p,
+             ctypes.c_size_t)
     for name in ("stfs_gpu_export", "stfs_gpu_export_unversioned"):
         function(name, ctypes.c_int, handle, ctypes.c_size_t, ctypes.c_uint, out)
     return library
 
 
-_library = _declare(_load_library())
+_library = _load_library()
 
 
 def _check(status):
@@ -260,18 +277,26 @@ class Tensor:
             _check(function(tensors, self._index, flags, ctypes.byref(exported)))
         return exported.value
 
-    def numpy(self):
+    def numpy(self, as_=None):
         """A read-only NumPy array of host memory, without a copy.
 
-        NumPy lacks BF16 and the 8-bit floats: they get their ml_dtypes type if that package is
-        installed, else void of the same width ("V2", "V1"). Types of 4 and 6 bits have no array: use
-        raw().
+        as_="f32" returns instead a writable float32 copy of the values of any floating type, also
+        of BF16 and of those with 8, 6 and 4 bits. Values of F64 are rounded to nearest.
+
+        NumPy lacks BF16 and the 8-bit floats. Without as_ they get their ml_dtypes type if that
+        package is installed, else void of the same width ("V2", "V1"). Types of 4 and 6 bits have
+        no array without as_: use raw().
         """
         import numpy
 
+        if as_ == "f32":
+            return self._floats(numpy)
+        if as_ is not None:
+            raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
         code = _CODES.get(self.dtype)
         if code is None and self.dtype not in _ML_DTYPES:
-            raise TypeError(f"{self.dtype} has elements smaller than a byte: use raw() or DLPack")
+            raise TypeError(f'{self.dtype} has elements smaller than a byte: use '
+                            'numpy(as_="f32"), raw() or DLPack')
         if code is not None:
             return self._array(numpy, code, self.shape)
         ml_name, code = _ML_DTYPES[self.dtype]
@@ -289,9 +314,22 @@ class Tensor:
 
         return self._array(numpy, "|u1", (self.nbytes,))
 
-    def _array(self, numpy, code, shape):
+    def _floats(self, numpy):
+        self._check_host()
+        if self.dtype in ("C64", *_INTEGERS):
+            raise TypeError(f"{self.dtype} is not a floating type: use numpy() without as_")
+        array = numpy.empty(self.shape, numpy.float32)
+        with self._handle as tensors:
+            _check(_library.stfs_gpu_read_f32(tensors, self._index, array.ctypes.data, array.size))
+        return array
+
+    def _check_host(self):
         if self._device_type != _DLPACK_CPU:
-            raise TypeError(f"on {self.device}: NumPy sees host memory alone; use DLPack")
+            raise TypeError(f'on {self.device}: NumPy needs host memory; use DLPack, or load to '
+                            'device="cpu"')
+
+    def _array(self, numpy, code, shape):
+        self._check_host()
         if self.nbytes == 0:
             array = numpy.empty(shape, code)
             array.flags.writeable = False
@@ -370,7 +408,7 @@ class Tensors(collections.abc.Sequence):
         found = [t for t in self._all if t.label == which] or [
             t for t in self._all if t.name == which]
         if len(found) != 1:
-            raise KeyError(which if not found else f"{which}: several have this name")
+            raise KeyError(which if not found else f"{which}: several have this name, use a label")
         return found[0]
 
     def names(self):
@@ -396,9 +434,14 @@ class Connection:
                 verify=False, pin=False):
         """Acquires the tensors of these names (as for stfs-gpu), all or none, as Tensors.
 
+        A name is a path in a mount, SOURCE::NAME, SOURCE::GLOB, or SOURCE: a checkpoint, which
+        means all its tensors.
+
         device   "cuda:0", a UUID, "cpu"; None: where they are resident
         as_      "f32", "f16", "bf16": converted
         shard    "RANK/WORLD@DIM": a part of each tensor
+                 If the names mean many tensors, those without the dimension come whole, and those
+                 that as_ cannot convert come in their own type. For one tensor both are errors.
         load_if_missing   load tensors that are not resident to `device`
         verify, pin       as the options of `stfs-gpu load`
 

@@ -1,0 +1,232 @@
+// What a request of stfs-gpu names and what its options do to many tensors: a checkpoint that is
+// not mounted, tensors that cannot be divided or converted, and tables of the result.
+#include "tests/gpu/tool.h"
+#include "tests/support/pseudo_terminal.h"
+#include "tools/command/terminal.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+class GpuRequest : public GpuToolTest {
+ protected:
+  // A matrix, a norm of one dimension and position ids of integers.
+  std::string model() const {
+    write_safetensors(file("m.safetensors"), {random_tensor("lm_head.weight", "BF16", {4, 8}, 1),
+                                              random_tensor("model.norm", "BF16", {8}, 2),
+                                              random_tensor("position_ids", "I64", {1, 8}, 3)});
+    return file("m.safetensors").string();
+  }
+
+  static Arguments words(const char* verb, const Arguments& rest) {
+    Arguments all{verb, "--device", device()};
+    all.insert(all.end(), rest.begin(), rest.end());
+    return all;
+  }
+  Outcome load(const Arguments& rest) const { return gpu(words("load", rest)); }
+  json load_json(const Arguments& rest) const { return gpu_json(words("load", rest)); }
+
+  static json tensor(const json& result, std::string_view name) {
+    for (const json& row : result["tensors"]) {
+      if (row["label"].get<std::string>().find(name) != std::string::npos) return row;
+    }
+    ADD_FAILURE() << name << " is not in " << result;
+    return json::object();
+  }
+};
+
+TEST_F(GpuRequest, OfManyTensorsThoseWithoutTheDimensionAreReplicated) {
+  const std::string source = model();
+  const Mounted mount({source});
+  const Arguments all{"--shard", "1/4@1", mount.path().string()};
+
+  const json plan = gpu_json(words("plan", all));
+  const Outcome table = gpu(words("plan", all));
+  const json loaded = load_json(all);
+  const Outcome again = load(all);
+
+  EXPECT_EQ(tensor(plan, "lm_head")["shape"], (json{4, 2}));
+  EXPECT_EQ(tensor(plan, "lm_head")["replicated"], false);
+  EXPECT_EQ(tensor(plan, "norm")["shape"], json{8});
+  EXPECT_EQ(tensor(plan, "norm")["replicated"], true);
+  EXPECT_EQ(tensor(loaded, "norm")["replicated"], true);
+  EXPECT_EQ(tensor(loaded, "norm")["label"], source + "::model.norm");
+  EXPECT_NE(table.out.find("  replicated  " + source + "::model.norm\n"), std::string::npos)
+      << table.out;
+  EXPECT_NE(table.out.find("  -           " + source + "::lm_head.weight[:,2:4]\n"),
+            std::string::npos)
+      << table.out;
+  EXPECT_NE(again.out.find("\nexcept    1 replicated: no dimension 1\n"), std::string::npos)
+      << again.out;
+  EXPECT_EQ(gpu({"evict", "--shard", "1/4@1", mount.path().string()}).out, "evicted 3 tensors\n");
+}
+
+TEST_F(GpuRequest, AnyFormThatNamesManyReplicates) {
+  const std::string source = model();
+  const Mounted mount({source});
+  for (const Arguments& many :
+       {Arguments{source}, Arguments{source + "::*"}, Arguments{mount / "*"},
+        Arguments{mount / "lm_head.weight", mount / "model.norm"},
+        Arguments{source + "::lm_head.weight", source + "::model.norm"}}) {
+    Arguments rest{"--shard", "0/2@1"};
+    rest.insert(rest.end(), many.begin(), many.end());
+    EXPECT_EQ(tensor(load_json(rest), "norm")["replicated"], true) << many[0];
+  }
+}
+
+TEST_F(GpuRequest, ATensorAloneHasTheDimensionOrItIsAnError) {
+  const std::string source = model();
+  const Mounted mount({source});
+  for (const std::string& alone : {source + "::model.norm", std::string(mount / "model.norm")}) {
+    expect_one_line(load({"--shard", "0/8@1", alone}), 2,
+                    "tensor \"model.norm\": there is no dimension 1 (they count from 0, and it has "
+                    "1): load it without a shard");
+  }
+  expect_one_line(load({"--shard", "0/3@0", source}), 2,
+                  "tensor \"lm_head.weight\": dimension 0 of 4 cannot be divided by 3: choose "
+                  "another dimension or number of ranks");
+}
+
+TEST_F(GpuRequest, AnOptionThatAppliesToNoTensorIsAnError) {
+  const std::string source = model();
+  expect_one_line(load({"--shard", "0/2@7", source}), 2, "no tensor has a dimension 7");
+  expect_one_line(load({"--as", "f16", source + "::position*"}), 2,
+                  "no tensor can be converted to F16: none is of a floating type");
+  EXPECT_EQ(holder(), 0);
+}
+
+TEST_F(GpuRequest, OfManyTensorsIntegersKeepTheirType) {
+  const std::string source = model();
+  const Arguments all{"--as", "f16", "--shard", "0/8@1", source};
+
+  const json plan = gpu_json(words("plan", all));
+  const Outcome loaded = load(all);
+
+  EXPECT_EQ(tensor(plan, "position")["dtype"], "I64");
+  EXPECT_EQ(tensor(plan, "position")["unconverted"], true);
+  EXPECT_EQ(tensor(plan, "norm")["dtype"], "F16");
+  EXPECT_EQ(tensor(plan, "norm")["unconverted"], false);
+  EXPECT_EQ(loaded.status, 0) << loaded.err;
+  EXPECT_NE(loaded.out.find("except    1 replicated: no dimension 1\n"
+                            "except    1 unconverted: I64\n"),
+            std::string::npos)
+      << loaded.out;
+  expect_one_line(
+      load({"--as", "f16", source + "::position_ids"}), 2,
+      "tensor \"position_ids\": no conversion from I64 to F16: load it in its own type");
+}
+
+TEST_F(GpuRequest, RunSaysWhatWasReplicatedOnStandardError) {
+  const Outcome outcome =
+      gpu({"run", "--device", device(), "--shard", "0/2@1", model(), "--", "echo", "mine"});
+
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out, "mine\n");
+  EXPECT_EQ(outcome.err, "stfs-gpu: 1 replicated: no dimension 1\n");
+}
+
+TEST_F(GpuRequest, ABareCheckpointIsAllOfItsTensors) {
+  std::filesystem::create_directory(file("model"));
+  const std::string source = (file("model") / "model.safetensors").string();
+  std::filesystem::rename(model(), source);
+  write_file(file("model") / "config.json", "{}");
+  std::filesystem::create_symlink("model.safetensors", file("model") / "shard.safetensors");
+  write_file(file("model") / "model.safetensors.index.json",
+             R"({"weight_map": {"lm_head.weight": "model.safetensors",
+                 "model.norm": "model.safetensors", "position_ids": "model.safetensors"}})");
+
+  EXPECT_EQ(load_json({source})["tensors"].size(), 3u);
+  EXPECT_EQ(load_json({source + ".index.json"})["copied_bytes"], 0);
+  EXPECT_EQ(load_json({file("model").string()})["copied_bytes"], 0);
+  EXPECT_EQ(load_json({(file("model") / "model.*tensors").string()})["copied_bytes"], 0);
+  EXPECT_EQ(gpu_json({"ls"})[0]["label"], source + "::lm_head.weight");
+  const Outcome relative = gpu(words("load", {"model.safetensors"}), {.directory = file("model")});
+  EXPECT_NE(relative.out.find("nothing to copy"), std::string::npos) << relative.err;
+}
+
+TEST_F(GpuRequest, WhatIsNeitherInAMountNorACheckpointIsAnErrorThatSaysWhatCanBeNamed) {
+  write_file(file("notes.txt"), "The quick brown fox jumps over the lazy dog.\n");
+  std::filesystem::create_directories(file("docs") / "empty");
+  expect_one_line(load({file("notes.txt").string()}), 1,
+                  ": name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME");
+  expect_one_line(load({(file("docs") / "empty").string()}), 2, "no tensors there: name a tensor");
+  write_file(file("docs") / "notes.txt", "fox");
+  expect_one_line(load({file("docs").string()}), 2,
+                  "not a tensor in a mount of stfs: name a tensor");
+  expect_one_line(load({"nothing"}), 3, "no such file");
+  expect_one_line(load({model() + "::lm_head"}), 2, "did you mean \"lm_head.weight\"?");
+  expect_one_line(load({model() + "::layers.9.*"}), 2, "matches no tensor");
+}
+
+TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
+  write_safetensors(file("m.safetensors"), {random_tensor("layers.10.w", "U8", {10}, 1),
+                                            random_tensor("layers.2.w", "BF16", {700}, 2)});
+  const std::string source = file("m.safetensors").string();
+  ASSERT_EQ(load({source}).status, 0);
+
+  const std::string piped = gpu({"ls"}).out;
+
+  EXPECT_TRUE(piped.starts_with("DEVICE  ")) << piped;
+  EXPECT_EQ(piped.find("CPU-"), std::string::npos) << piped;
+  EXPECT_NE(piped.find("\n" + device() + " "), std::string::npos) << piped;
+  EXPECT_LT(piped.find("layers.2.w\n"), piped.find("layers.10.w\n")) << piped;
+  EXPECT_EQ(std::ranges::count(piped, '\n'), 3) << "no totals: " << piped;
+  for (const unsigned columns : {40U, 80U, 200U}) {
+    const Arguments rows = screen(
+        gpu({"ls"}, {.environment = {"LC_ALL=C"}, .terminal_columns = columns}).out, columns);
+    ASSERT_EQ(rows.size(), 5u) << columns;
+    EXPECT_TRUE(rows[1].starts_with(device() + " ")) << rows[1];
+    EXPECT_TRUE(rows[1].ends_with("  layers.2.w")) << rows[1];
+    EXPECT_TRUE(rows[3].starts_with("all in /")) << rows[3];
+    EXPECT_TRUE(rows[3].ends_with(".safetensors::")) << rows[3];
+    EXPECT_EQ(rows[4], "2 tensors, 1.4 KiB");
+  }
+}
+
+TEST_F(GpuRequest, TablesOfPlanAndDevicesFitTheTerminal) {
+  const std::string source = model();
+  for (const unsigned columns : {40U, 80U, 200U}) {
+    const Arguments plan = screen(
+        gpu(words("plan", {"--shard", "0/2@1", source}), {.terminal_columns = columns}).out, 1000);
+    EXPECT_TRUE(plan.at(1).starts_with("ACTION ")) << plan[1];
+    for (std::size_t i = 1; i < 5; ++i) EXPECT_LE(columns_of(plan.at(i)), columns) << plan[i];
+    EXPECT_NE(plan[3].find("repl"), std::string::npos) << plan[3];
+    const Outcome devices = gpu(
+        {"devices"}, {.environment = {"STFS_GPU_DRIVER=/no/driver"}, .terminal_columns = columns});
+    const Arguments listed = screen(devices.out, 1000);
+    EXPECT_TRUE(listed.at(0).starts_with("DEVICE ")) << listed[0];
+    EXPECT_TRUE(listed.at(1).starts_with("cpu ")) << listed[1];
+    EXPECT_LE(columns_of(listed[0]), columns) << listed[0];
+    EXPECT_LE(columns_of(listed[1]), columns) << listed[1];
+    EXPECT_EQ(listed[1].find("CPU-") != std::string::npos, columns >= 80) << listed[1];
+  }
+  EXPECT_TRUE(gpu({"devices"}).out.find("DEVICE") == std::string::npos) << "no heading in a pipe";
+}
+
+TEST_F(GpuRequest, AnErrorSaysWhatToDoNext) {
+  const std::string source = model();
+  expect_one_line(gpu({"evict", source}), 5,
+                  "none of these is resident (stfs-gpu ls lists what is)");
+  expect_one_line(gpu({"load", "--device", "gpu", source}), 2,
+                  "not cuda:N, a UUID of a GPU, or cpu");
+  expect_one_line(
+      gpu({"load", "--device", "cuda:7", source}, {.environment = {"STFS_GPU_DRIVER=/no/driver"}}),
+      5, "(the device cpu needs none)");
+  if (device() != "cpu") {
+    expect_one_line(gpu({"load", "--device", "cuda:77", source}), 5, "stfs-gpu devices lists them");
+  }
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test
