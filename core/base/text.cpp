@@ -190,10 +190,11 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
     if (is_digit(left.front()) && is_digit(right.front())) {
       const std::string_view number_a = take_number(left);
       const std::string_view number_b = take_number(right);
-      if (const auto order = number_a.size() <=> number_b.size(); order != 0) return order;
-      if (const auto order = number_a <=> number_b; order != 0) return order;
+      if (const auto order = number_a.size() <=> number_b.size(); std::is_neq(order)) return order;
+      if (const auto order = number_a <=> number_b; std::is_neq(order)) return order;
     } else {
-      if (const auto order = left.substr(0, 1) <=> right.substr(0, 1); order != 0) return order;
+      if (const auto order = left.substr(0, 1) <=> right.substr(0, 1); std::is_neq(order))
+        return order;
       left.remove_prefix(1);
       right.remove_prefix(1);
     }

@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 
 #include <algorithm>
+#include <compare>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -68,7 +69,7 @@ std::string_view similar_name(const Checkpoint& checkpoint, std::string_view nam
     if (!cost) continue;
     const std::pair whole{*cost, candidate.size()};
     const bool is_better = !best_cost || whole < *best_cost ||
-                           (whole == *best_cost && natural_order(candidate, best) < 0);
+                           (whole == *best_cost && std::is_lt(natural_order(candidate, best)));
     if (!is_better) continue;
     best = candidate;
     best_cost = whole;

@@ -224,7 +224,8 @@ TEST_F(InfoSummary, HasTheTotalsTheFilesAndWhatIsOdd) {
   EXPECT_EQ(lines[2], "bytes       2400040 (2.3 MiB)");
   EXPECT_TRUE(has_line(lines, "BF16         1     1200000  2.3 MiB")) << result.out;
   EXPECT_TRUE(has_line(lines, "F32          2          10     40 B")) << result.out;
-  EXPECT_TRUE(has_line(lines, std::filesystem::canonical(sources()[1]).string() + "        1"));
+  EXPECT_EQ(lines[3], "directory   " + std::filesystem::canonical(dir_.path()).string());
+  EXPECT_TRUE(has_line(lines, "b.safetensors        1")) << result.out;
   EXPECT_TRUE(has_line(lines, "note      red\\x1b[31m\\n", std::string(300, 'x'))) << result.out;
   EXPECT_TRUE(
       has_line(lines, "conflict: metadata \"format\" has different values in different files"));
@@ -270,6 +271,17 @@ TEST_F(InfoSummary, JsonHasWhatInfoJsonHas) {
   const Mounted mount({sources()[0], sources()[1]});
   const json mounted = json::parse(read_file(mount / ".stfs/info.json"));
   for (const auto& [key, value] : mounted.items()) EXPECT_EQ(object.at(key), value) << key;
+}
+
+TEST_F(InfoSummary, OfFilesInSeveralDirectoriesHasTheirPaths) {
+  std::filesystem::create_directory(dir_ / "lora");
+  write("lora/a.safetensors", {random_tensor("lora", "F32", {10})});
+
+  const Outcome result = info({"info", sources()[0], dir_ / "lora/a.safetensors"});
+
+  const std::string directory = std::filesystem::canonical(dir_.path());
+  EXPECT_TRUE(has_line(lines_of(result.out), directory + "/a.safetensors")) << result.out;
+  EXPECT_TRUE(has_line(lines_of(result.out), directory + "/lora/a.safetensors")) << result.out;
 }
 
 TEST_F(InfoSummary, OfACheckpointWithoutTensors) {

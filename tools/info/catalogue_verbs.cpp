@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -55,7 +56,7 @@ class JsonArray {
     print(object);
     is_empty_ = false;
   }
-  void end() { print(is_empty_ ? "[]\n" : "\n]\n"); }
+  void end() const { print(is_empty_ ? "[]\n" : "\n]\n"); }
 
  private:
   bool is_empty_ = true;
@@ -105,7 +106,7 @@ class Verdicts {
     add(path, "error\t" + name + "\t" + message,
         "\"ok\":false,\"error\":\"" + name + "\",\"message\":" + json_string(message));
   }
-  int end() {
+  int end() const {
     if (json_) objects_.end();
     return any_breaks_ ? 1 : any_unreadable_ ? exit_status(ErrorCode::kUnreadable) : 0;
   }
@@ -181,8 +182,9 @@ int list(const Arguments& arguments) {
     named.emplace_back(checkpoint.name(number), number);
   }
   if (arguments.sort == Arguments::Sort::kName) {
-    std::ranges::sort(
-        named, [](const auto& a, const auto& b) { return natural_order(a.first, b.first) < 0; });
+    std::ranges::sort(named, [](const auto& a, const auto& b) {
+      return std::is_lt(natural_order(a.first, b.first));
+    });
   }
   std::vector<Tensor> tensors;
   tensors.reserve(named.size());

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,13 +48,25 @@ void print_rows(const Terminal& terminal, std::vector<Table::Column> columns,
   for (const auto& row : rows) print(table.line(row));
 }
 
+// The directory of all files; "" when they lie in several.
+std::string directory_of(const Checkpoint& checkpoint) {
+  std::string directory;
+  for (const Part& part : checkpoint.parts()) {
+    const std::string parent = std::filesystem::path(part.source->path()).parent_path();
+    if (!directory.empty() && parent != directory) return "";
+    directory = parent;
+  }
+  return directory;
+}
+
 void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
+  const bool has_directory = !directory_of(checkpoint).empty();
   std::vector<std::vector<std::string>> rows;
   for (const Part& part : checkpoint.parts()) {
     constexpr std::size_t kDate = 10;  // of "2026-01-31T08:00:00.000000000Z"
     const timespec mtime = part.source->mtime();
-    rows.push_back({printable(part.source->path()), std::to_string(part.header.tensors.size()),
-                    human_bytes(part.source->size()),
+    rows.push_back({printable(has_directory ? part.label : part.source->path()),
+                    std::to_string(part.header.tensors.size()), human_bytes(part.source->size()),
                     rfc3339(mtime.tv_sec, mtime.tv_nsec).substr(0, kDate)});
   }
   print_rows(terminal,
@@ -166,6 +180,10 @@ int info(const Arguments& arguments) {
   line("parameters", with_short(totals.all.parameters, short_count(totals.all.parameters)));
   line("bytes",
        with_short(totals.all.bytes, totals.all.bytes < 1024 ? "" : human_bytes(totals.all.bytes)));
+  if (const std::string directory = printable(directory_of(checkpoint)); !directory.empty()) {
+    const std::size_t columns = terminal.width - std::min<std::size_t>(terminal.width, 12);
+    line("directory", terminal.is_terminal ? terminal.shortened(directory, columns) : directory);
+  }
   print_files(terminal, checkpoint);
   print_dtypes(terminal, totals);
   print_metadata(terminal, checkpoint);

@@ -38,8 +38,7 @@ std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const st
     numbers.insert(numbers.end(), found.begin(), found.end());
   }
   std::ranges::sort(numbers);
-  const auto repeated = std::ranges::unique(numbers);
-  numbers.erase(repeated.begin(), repeated.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   return numbers;
 }
 
