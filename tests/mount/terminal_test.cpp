@@ -1,14 +1,17 @@
-// stfs-info on a terminal: it prints the same there as elsewhere, and erases its progress bar at
-// the end.
+// stfs-info on a terminal: tables for people, and a progress bar that is never in their way.
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/faulty_disk.h"
 #include "tests/support/mounted.h"
 #include "tests/support/pseudo_terminal.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -59,24 +62,215 @@ TEST_F(InfoOnATerminal, HashShowsABarThatGoes) {
 }
 
 TEST_F(InfoOnATerminal, StatsShowsABarThatGoes) {
-  expect_bar({"stats", a_});
   expect_bar({"stats", "--json", a_});
+  for (const unsigned columns : kWidths) {
+    const Outcome result = info({"stats", a_}, {.terminal_columns = columns});
+
+    EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
+    EXPECT_TRUE(screen(result.out, columns)[0].starts_with("  NAME")) << result.out;
+  }
 }
 
 TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
-  expect_bar({"diff", a_, b_}, 1);
   expect_bar({"diff", "--json", a_, b_}, 1);
+  for (const unsigned columns : kWidths) {
+    const Outcome result = info({"diff", a_, b_}, {.terminal_columns = columns});
+
+    EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
+    EXPECT_EQ(screen(result.out, columns), (Words{"NAME  DIFFERENCE", "t19   only in A",
+                                                  "1 of 20 tensors differs: 1 only in A"}));
+  }
 }
 
 TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
   for (const unsigned columns : kWidths) {
-    const Outcome result =
-        info({"extract", a_, "*", "-o", dir_ / "new.safetensors"}, {.terminal_columns = columns});
+    const Outcome result = info({"extract", a_, "*", "-o", "new"},
+                                {.directory = dir_.path(), .terminal_columns = columns});
 
     EXPECT_EQ(result.status, 0) << result.out;
     EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
-    EXPECT_EQ(screen(result.out, columns), Words{"20 tensors, 746.3 KiB"}) << result.out;
+    EXPECT_EQ(screen(result.out, columns), Words{"new: 20 tensors, 746.3 KiB"}) << result.out;
   }
+}
+
+TEST_F(InfoOnATerminal, TheBarIsOnStandardErrorWhereTheOutputIsNoTerminal) {
+  const Words lines = screen(info({"hash", a_}, {}).out, 200);
+  for (const char* script :
+       {R"("$1" hash "$2" > "$3"; cat "$3")", R"("$1" hash "$2" | cat > "$3"; cat "$3")"}) {
+    const Outcome result = run({"bash", "-c", script, "bash", STFS_INFO_BINARY, a_, dir_ / "out"},
+                               {.terminal_columns = 200});
+
+    EXPECT_FALSE(progress_texts(result.out).empty()) << script;
+    EXPECT_EQ(screen(result.out, 200), lines) << script;
+  }
+}
+
+TEST_F(InfoOnATerminal, TheBarGoesWithTheReaderOfAPipe) {
+  // Descriptor 8 is a pipe that nobody reads any more.
+  const Outcome result = run({"bash", "-c", R"(mkfifo "$3"; exec 9<> "$3" 8> "$3" 9<&-
+                              "$1" hash -j 1 "$2" >&8)",
+                              "bash", STFS_INFO_BINARY, a_, dir_ / "fifo"},
+                             {.terminal_columns = 200});
+
+  EXPECT_EQ(result.status, 128 + SIGPIPE) << result.out;
+  EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
+  EXPECT_EQ(screen(result.out, 200), Words());
+}
+
+TEST_F(InfoOnATerminal, TheOutputMayBeAnotherTerminal) {
+  PseudoTerminal other(200);
+  const std::string path =
+      "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(other.end());
+  const Outcome result =
+      run({"sh", "-c", R"("$1" hash "$2" > "$3")", "sh", STFS_INFO_BINARY, a_, path},
+          {.terminal_columns = 200});
+
+  EXPECT_EQ(other.output(), info({"hash", a_}, {}).out);
+  EXPECT_FALSE(progress_texts(result.out).empty()) << result.out;
+  EXPECT_EQ(screen(result.out, 200), Words());
+}
+
+TEST_F(InfoOnATerminal, BytesAreRefused) {
+  for (const auto& [words, instead] : std::vector<std::pair<Words, std::string>>{
+           {{"cat", a_, "t1"}, "pipe it to od(1)"},
+           {{"cat", "--npy", a_, "t1"}, "pipe it to od(1)"},
+           {{"extract", a_, "*", "-o", "-"}, "name a file"}}) {
+    const Outcome result = info(words, {.directory = dir_.path(), .terminal_columns = 200});
+
+    EXPECT_EQ(result.status, 2);
+    EXPECT_EQ(screen(result.out, 200),
+              Words{"stfs-info: standard output is a terminal: redirect it, or " + instead});
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "-"));
+}
+
+class TablesOnATerminal : public InfoOnATerminal {
+ protected:
+  TablesOnATerminal() {
+    const float values[] = {1, -2, 0, 0.5F};
+    const float bad[] = {1, std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::infinity(), 0};
+    const auto tensor = [](std::string name, const float(&four)[4]) {
+      return Tensor{std::move(name),
+                    "F32",
+                    {4},
+                    std::string(reinterpret_cast<const char*>(four), sizeof four)};
+    };
+    for (const char* layer : {"10", "2", "1"}) {
+      good_.push_back(
+          tensor("model.layers." + std::string(layer) + ".self_attn.q_proj.weight", values));
+    }
+    mixed_ = good_;
+    mixed_.push_back(tensor("norm", bad));
+    write_safetensors(a_, mixed_);
+    write_safetensors(b_, good_);
+  }
+
+  static Words rows(const Words& words, unsigned columns, const std::string& locale,
+                    int status = 0) {
+    const Outcome result =
+        info(words, {.environment = {"LC_ALL=" + locale}, .terminal_columns = columns});
+    EXPECT_EQ(result.status, status) << result.out;
+    return screen(result.out, columns);
+  }
+
+  std::vector<Tensor> good_, mixed_;
+};
+
+TEST_F(TablesOnATerminal, StatsMarksWhatIsNotFinite) {
+  EXPECT_EQ(rows({"stats", a_}, 200, "C.UTF-8"),
+            (Words{"  NAME                                     COUNT        MIN        MAX       "
+                   "MEAN        STD  ZEROS    NAN    INF",
+                   "  model.layers.1.self_attn.q_proj.weight       4         -2          1     "
+                   "-0.125       1.14      1      0      0",
+                   "  model.layers.2.self_attn.q_proj.weight       4         -2          1     "
+                   "-0.125       1.14      1      0      0",
+                   "  model.layers.10.self_attn.q_proj.weight      4         -2          1     "
+                   "-0.125       1.14      1      0      0",
+                   "! norm                                         4          0          1        "
+                   "0.5        0.5      1      1      1",
+                   "1 of 4 tensors with NaN or infinity"}));
+  EXPECT_EQ(rows({"stats", b_}, 200, "C").back(), "3 tensors, none with NaN or infinity");
+}
+
+TEST_F(TablesOnATerminal, StatsFitsTheWidth) {
+  EXPECT_EQ(
+      rows({"stats", a_}, 80, "C.UTF-8"),
+      (Words{"  NAME                                   MIN        MAX        STD    NAN    INF",
+             "  model.layers.1…tn.q_proj.weight         -2          1       1.14      0      0",
+             "  model.layers.2…tn.q_proj.weight         -2          1       1.14      0      0",
+             "  model.layers.1…tn.q_proj.weight         -2          1       1.14      0      0",
+             "! norm                                     0          1        0.5      1      1",
+             "1 of 4 tensors with NaN or infinity", "not shown: COUNT MEAN ZEROS"}));
+  EXPECT_EQ(
+      rows({"stats", a_}, 40, "C"),
+      (Words{"  NAME                        NAN    INF", "  model.lay..._proj.weight      0      0",
+             "  model.lay..._proj.weight      0      0", "  model.lay..._proj.weight      0      0",
+             "! norm                          1      1", "1 of 4 tensors with NaN or infinity",
+             "not shown: COUNT MIN MAX MEAN STD ZEROS"}));
+}
+
+TEST_F(TablesOnATerminal, StatsMarksInRedWhereThereAreColours) {
+  const Outcome coloured = info({"stats", a_}, {.terminal_columns = 200});
+  const Outcome plain =
+      info({"stats", a_}, {.environment = {"NO_COLOR=1"}, .terminal_columns = 200});
+
+  EXPECT_NE(coloured.out.find("\x1b[1;31m! norm"), std::string::npos);
+  EXPECT_EQ(plain.out.find("\x1b[1"), std::string::npos);
+  EXPECT_EQ(screen(coloured.out, 200), screen(plain.out, 200));
+}
+
+TEST_F(TablesOnATerminal, StatsCutsLargeCounts) {
+  write_safetensors(a_, {{"a", "U8", {99'999}, std::string(99'999, '\0')},
+                         {"b", "U8", {100'000}, std::string(100'000, '\0')},
+                         {"c", "U8", {1'239'999}, std::string(1'239'999, '\0')},
+                         {"d", "U8", {12'399'999}, std::string(12'399'999, '\1')}});
+
+  const Words lines = rows({"stats", a_}, 80, "C");
+
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_TRUE(
+      lines[1].starts_with("  a     99999          0          0          0          0  99999"))
+      << lines[1];
+  EXPECT_TRUE(lines[2].starts_with("  b      100k ")) << lines[2];
+  EXPECT_TRUE(lines[3].starts_with("  c     1.23M ")) << lines[3];
+  EXPECT_TRUE(lines[4].starts_with("  d     12.3M ")) << lines[4];
+}
+
+TEST_F(TablesOnATerminal, NonfiniteListsOnlyThose) {
+  const Words bad = rows({"stats", "--nonfinite", a_}, 200, "C", 1);
+
+  ASSERT_EQ(bad.size(), 3U);
+  EXPECT_TRUE(bad[1].starts_with("! norm")) << bad[1];
+  EXPECT_EQ(bad[2], "1 of 4 tensors with NaN or infinity");
+  EXPECT_EQ(rows({"stats", "--nonfinite", b_}, 80, "C"),
+            Words{"3 tensors, none with NaN or infinity"});
+}
+
+TEST_F(TablesOnATerminal, DiffSaysInWordsWhatDiffers) {
+  good_[0].bytes[10] ^= 1;
+  good_[1].dtype = "I32";
+  good_[2].shape = {2, 2};
+  write_safetensors(b_, good_);
+
+  EXPECT_EQ(rows({"diff", a_, b_}, 80, "C.UTF-8", 1),
+            (Words{"NAME                                     DIFFERENCE",
+                   "model.layers.1.self_attn.q_proj.weight   shape [4] → [2,2]",
+                   "model.layers.2.self_attn.q_proj.weight   dtype F32 → I32",
+                   "model.layers.10.self_attn.q_proj.weight  bytes differ from byte 10",
+                   "norm                                     only in A",
+                   "4 of 4 tensors differ: 3 in both, 1 only in A"}));
+  EXPECT_EQ(
+      rows({"diff", b_, a_}, 40, "C", 1),
+      (Words{"NAME                        DIFFERENCE", "model.layer..._proj.weight  [2,2] -> [4]",
+             "model.layer..._proj.weight  I32 -> F32", "model.layer..._proj.weight  from byte 10",
+             "norm                        only in B", "4 of 4 tensors differ: 3 in both, 1 only",
+             " in B"}));
+}
+
+TEST_F(TablesOnATerminal, DiffOfTheSameSaysSo) {
+  EXPECT_EQ(rows({"diff", a_, a_}, 80, "C"), Words{"4 tensors, no difference"});
+  EXPECT_EQ(rows({"diff", "--json", a_, a_}, 80, "C"), (Words{"[", "]"}));
 }
 
 TEST_F(InfoOnATerminal, NoBarIsShownWhereTheTerminalIsDumbOrOfNoType) {
@@ -110,6 +304,12 @@ TEST_F(ErrorsOnATerminal, AreALineOfTheirOwn) {
   ASSERT_EQ(rows.size(), 2u) << result.out;
   EXPECT_EQ(rows[0].substr(64), "  a") << rows[0];
   EXPECT_TRUE(rows[1].starts_with("stfs-info: ")) << rows[1];
+
+  const Outcome to_file = run({"sh", "-c", R"("$1" stats -j 1 "$2" > /dev/null)", "sh",
+                               STFS_INFO_BINARY, disk / "m.safetensors"},
+                              {.terminal_columns = 200});
+  EXPECT_FALSE(progress_texts(to_file.out).empty()) << to_file.out;
+  EXPECT_EQ(screen(to_file.out, 200), Words{rows[1]});
 }
 
 }  // namespace

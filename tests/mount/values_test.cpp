@@ -157,6 +157,34 @@ TEST_F(InfoStats, AreTheSameForAnyNumberOfJobs) {
   EXPECT_EQ(one.out, many.out);
 }
 
+TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
+  const std::string bad = write("bad", {{"fine", "BF16", {2}, "\x80\x3f\x00\x00"s},
+                                        {"nan", "BF16", {2}, "\xc0\x7f\x00\x00"s},
+                                        {"inf", "BF16", {2}, "\x80\xff\x00\x00"s},
+                                        {"i", "I32", {1}, "\xff\xff\xff\xff"}});
+  const Outcome found = info({"stats", "--nonfinite", bad});
+  const Outcome as_json = info({"stats", "--nonfinite", "--json", bad});
+  const Outcome none = info({"stats", "--nonfinite", bad, "fine", "i"});
+  const Outcome none_json = info({"stats", "--nonfinite", "--json", bad, "fine"});
+
+  EXPECT_EQ(found.status, 1) << found.err;
+  EXPECT_EQ(found.out,
+            "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n"
+            "nan\t2\t0\t0\t0\t0\t1\t1\t0\ninf\t2\t0\t0\t0\t0\t1\t0\t1\n");
+  EXPECT_EQ(as_json.status, 1);
+  EXPECT_EQ(json::parse(as_json.out).size(), 2U);
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_EQ(none.out, "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n");
+  EXPECT_EQ(none_json.status, 0);
+  EXPECT_EQ(json::parse(none_json.out), json::array());
+}
+
+TEST_F(InfoStats, NonfiniteOfNoValuesIsExit2) {
+  expect_one_line(info({"stats", "--nonfinite", write("none", {})}), 2, "no values");
+  expect_one_line(info({"stats", "--nonfinite", write("e", {{"e", "F32", {0}, ""}})}), 2,
+                  "no values");
+}
+
 // hash
 
 class InfoHash : public Values {};
@@ -348,6 +376,24 @@ TEST_F(InfoExtract, LeavesNothingBehindWhenTheDiskIsFull) {
 
   if (result.status == 77 || result.err.starts_with("unshare:")) GTEST_SKIP() << result.err;
   EXPECT_EQ(result.out, "status 3\n") << result.err;
+}
+
+TEST_F(InfoExtract, ToADashIsToStandardOutput) {
+  const std::string file =
+      write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "F32", {5})});
+  ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);
+
+  for (const char* name : {"-", "/dev/stdout"}) {
+    const Outcome result = sh(R"(cd "$1"; "$2" extract m.safetensors '*' -o "$3" | cmp - out)",
+                              {dir_.path(), STFS_INFO_BINARY, name});
+
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink("/dev/stdout"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "-"));
+
+  sh(R"(cd "$1"; "$2" extract m.safetensors '*' -o ./-)", {dir_.path(), STFS_INFO_BINARY});
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "-"));
 }
 
 TEST_F(InfoExtract, UsageIsExit2) {

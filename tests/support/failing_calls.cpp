@@ -1,7 +1,8 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from that call on.
 //
-//   STFS_FAIL_CALL=accept4|open|mmap|malloc|pthread_create|pread
-//                          the kind of call; malloc: calloc and realloc too
+//   STFS_FAIL_CALL=accept4|open|mmap|malloc|pthread_create|pread|tmpfile
+//                          the kind of call; malloc: calloc and realloc too; tmpfile: openat with
+//                          O_TMPFILE, as on a file system without it
 //   STFS_FAIL_AT=N         the Nth call of this kind, counted from 1
 //   STFS_FAIL_ON=1         all later calls too
 //   STFS_FAIL_SIZE=BYTES   malloc and mmap: only calls of at least this size
@@ -56,6 +57,16 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
+int opened_at(const char* symbol, int directory, const char* path, int flags, va_list arguments) {
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  static const auto next = real<int (*)(int, const char*, int, ...)>(symbol);
+  if ((flags & O_TMPFILE) == O_TMPFILE && fails("tmpfile")) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return next(directory, path, flags, mode);
+}
+
 using Main = int(int argc, char** argv, char** environment);
 
 int opened(const char* symbol, const char* path, int flags, va_list arguments) {
@@ -85,6 +96,22 @@ int open64(const char* path, int flags, ...) {
   va_list arguments;
   va_start(arguments, flags);
   const int fd = opened("open64", path, flags, arguments);
+  va_end(arguments);
+  return fd;
+}
+
+int openat(int directory, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const int fd = opened_at("openat", directory, path, flags, arguments);
+  va_end(arguments);
+  return fd;
+}
+
+int openat64(int directory, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const int fd = opened_at("openat64", directory, path, flags, arguments);
   va_end(arguments);
   return fd;
 }

@@ -115,6 +115,8 @@ void Process::signal(int number) const {
   if (!reaped_) ::kill(pid_, number);
 }
 
+void Process::type(const std::string& keys) const { terminal_->type(keys); }
+
 void Process::reap() {
   while (::waitpid(pid_, &wait_status_, 0) < 0 && errno == EINTR) {
   }

@@ -54,6 +54,7 @@ class Process {
   pid_t pid() const { return pid_; }
   bool running() const;
   void signal(int number) const;
+  void type(const std::string& keys) const;  // on its terminal
   // Waits until it ends, or until the limit.
   Outcome wait();
   // Its standard output, or its terminal's, so far.

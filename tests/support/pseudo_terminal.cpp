@@ -53,6 +53,10 @@ const std::string& PseudoTerminal::output() {
   }
 }
 
+void PseudoTerminal::type(const std::string& keys) const {
+  checked(static_cast<int>(::write(master_, keys.data(), keys.size())), "write");
+}
+
 std::vector<std::string> screen(const std::string& output, unsigned columns) {
   using Row = std::vector<std::string>;  // one string for each character
   std::vector<Row> rows(1);

@@ -7,8 +7,8 @@
 namespace stfs::test {
 
 // A pseudo terminal that keeps all output, byte by byte: "\n" stays "\n". It is no process's
-// controlling terminal. Writers wait while some 4 KiB are unread: see output(). Throws
-// std::system_error.
+// controlling terminal, unless a program makes it one: see controlled(). Writers wait while some 4
+// KiB are unread: see output(). Throws std::system_error.
 class PseudoTerminal {
  public:
   explicit PseudoTerminal(unsigned columns);
@@ -22,12 +22,23 @@ class PseudoTerminal {
   int readable() const { return master_; }
   // Reads new output without waiting, and returns all output since the beginning.
   const std::string& output();
+  // Types on the keyboard.
+  void type(const std::string& keys) const;
 
  private:
   int master_ = -1;
   int end_ = -1;
   std::string output_;
 };
+
+// The command, run with its terminal as the controlling one, where "\x03" (Ctrl-C) is a SIGINT.
+inline std::vector<std::string> controlled(const std::vector<std::string>& command) {
+  // noflsh: Ctrl-C drops no output.
+  std::vector<std::string> words = {
+      "setsid", "--ctty", "sh", "-c", R"(stty isig noflsh && exec "$@")", "sh"};
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
+}
 
 // The rows of a terminal with `columns` columns after `output`, without trailing spaces and without
 // empty rows at the end. Knows "\r", "\n", colours and "erase to the end of the line"; long lines

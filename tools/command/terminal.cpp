@@ -2,12 +2,16 @@
 
 #include "core/base/text.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -71,6 +75,37 @@ std::string progress_text(std::uint64_t done, std::uint64_t total, double second
   return "[" + std::string(filled, '#') + std::string(cells - filled, '.') + "] " + figures;
 }
 
+bool is_pipe(int fd) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
+constexpr std::string_view kErase = "\r\x1b[K";
+
+// A signal handler, called with the default action restored and the signal not blocked.
+void erase_and_end(int signal) {
+  pollfd terminal{STDERR_FILENO, POLLOUT, 0};
+  // A terminal that the user has stopped must not keep the process from ending.
+  while (::poll(&terminal, 1, 0) == 1 && (terminal.revents & POLLOUT) != 0 &&
+         ::write(STDERR_FILENO, kErase.data(), kErase.size()) < 0 && errno == EINTR) {
+  }
+  ::raise(signal);
+  ::_exit(128 + signal);  // process 1 of a container survives raise(3)
+}
+
+// Gives the signals that end the process the handler `to`, where they have the handler `from`.
+void replace_handler(void (*from)(int), void (*to)(int)) {
+  for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM}) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != from) continue;
+    action = {};
+    action.sa_handler = to;
+    action.sa_flags = static_cast<int>(SA_NODEFER | SA_RESETHAND);
+    ::sigaction(signal, &action, nullptr);
+  }
+}
+
 }  // namespace
 
 Terminal::Terminal()
@@ -85,6 +120,10 @@ std::string Terminal::bold(const std::string& text) const {
 
 std::string Terminal::dim(const std::string& text) const {
   return has_colours ? "\x1b[2m" + text + "\x1b[0m" : text;
+}
+
+std::string Terminal::red(const std::string& text) const {
+  return has_colours ? "\x1b[1;31m" + text + "\x1b[0m" : text;
 }
 
 std::string Terminal::shortened(const std::string& text, std::size_t columns) const {
@@ -178,8 +217,11 @@ std::string Table::line(std::span<const std::string> cells) const {
 
 ProgressBar::ProgressBar(std::uint64_t total_bytes)
     : shows_(::isatty(STDERR_FILENO) == 1 && !is_dumb()),
-      is_beside_output_(shows_ && ::isatty(STDOUT_FILENO) == 1),
-      total_(total_bytes) {}
+      is_beside_pipe_(shows_ && is_pipe(STDOUT_FILENO)),
+      is_beside_output_(is_beside_pipe_ || (shows_ && ::isatty(STDOUT_FILENO) == 1)),
+      total_(total_bytes) {
+  if (shows_) replace_handler(SIG_DFL, erase_and_end);
+}
 
 void ProgressBar::add(std::uint64_t bytes) {
   const std::uint64_t done = std::min(done_.fetch_add(bytes) + bytes, total_);
@@ -187,11 +229,13 @@ void ProgressBar::add(std::uint64_t bytes) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   const Clock::time_point now = Clock::now();
   if (!lock || has_ended_ || now < next_) return;
+  drawn_ = now;
   next_ = now + std::chrono::milliseconds(100);
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   // Some terminals wrap a line that fills the last column.
   const std::size_t width = std::max<std::size_t>(columns(STDERR_FILENO), 2) - 1;
-  std::fprintf(stderr, "\r%s\x1b[K", progress_text(done, total_, seconds, width).c_str());
+  // Back at the first column: what another program of a pipeline prints does not stand behind it.
+  std::fprintf(stderr, "\r%s\x1b[K\r", progress_text(done, total_, seconds, width).c_str());
   is_drawn_ = true;
 }
 
@@ -201,17 +245,21 @@ void ProgressBar::print(std::string_view lines) {
   erase();
   stfs::print(lines);
   std::fflush(stdout);
+  if (!is_beside_pipe_) return;
+  // Gives the reader time to show the lines, unless they come too fast for any bar.
+  next_ = std::max(next_, std::min(Clock::now() + std::chrono::milliseconds(10),
+                                   drawn_ + std::chrono::seconds(1)));
 }
 
 void ProgressBar::end() {
   if (!shows_) return;
   const std::lock_guard lock(mutex_);
-  has_ended_ = true;
+  if (!std::exchange(has_ended_, true)) replace_handler(erase_and_end, SIG_DFL);
   erase();
 }
 
 void ProgressBar::erase() {
-  if (std::exchange(is_drawn_, false)) std::fputs("\r\x1b[K", stderr);
+  if (std::exchange(is_drawn_, false)) std::fputs(kErase.data(), stderr);
 }
 
 }  // namespace stfs

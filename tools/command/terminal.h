@@ -24,6 +24,7 @@ struct Terminal {
 
   std::string bold(const std::string& text) const;
   std::string dim(const std::string& text) const;
+  std::string red(const std::string& text) const;  // and bold
   // Cuts the middle out of a text of more than `width` columns, and puts an ellipsis there: tensors
   // differ at the end of their names.
   std::string shortened(const std::string& text, std::size_t width) const;
@@ -39,7 +40,7 @@ std::string padded(std::string text, std::size_t width);
 // A table for people: columns as wide as their widest cell, with two spaces between them. On a
 // terminal, the cells of columns that may be cut are shortened until a line fits its width.
 //
-// Thread safety: one thread at a time.
+// Thread safety: one thread measures; then any thread may make lines.
 class Table {
  public:
   struct Column {
@@ -68,7 +69,9 @@ class Table {
 };
 
 // A line on standard error, if that is a terminal, with the bytes done and the speed. While it is
-// visible, print to standard output only by print().
+// visible, print to standard output only by print(). A signal that ends the process removes it too.
+// Its handler runs in a thread that can take a signal: keep one out of reads, which may never
+// return.
 //
 // Thread safety: add() and print() may be called from any thread. end() may run at the same time.
 class ProgressBar {
@@ -88,12 +91,14 @@ class ProgressBar {
   void erase();  // the caller holds mutex_
 
   bool shows_;
-  bool is_beside_output_;  // standard output is a terminal too: printing must erase the line
+  bool is_beside_pipe_;    // standard output is a pipe, whose reader may print on the terminal
+  bool is_beside_output_;  // a pipe, or a terminal too: printing must erase the line
   std::uint64_t total_;
   std::atomic<std::uint64_t> done_ = 0;
   Clock::time_point begin_ = Clock::now();
   std::mutex mutex_;
-  Clock::time_point next_ = begin_;  // when add() may draw again
+  Clock::time_point drawn_ = begin_;  // when the line was drawn last
+  Clock::time_point next_ = begin_;   // when add() may draw again
   bool has_ended_ = false;
   bool is_drawn_ = false;
 };

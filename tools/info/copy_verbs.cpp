@@ -18,20 +18,33 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace stfs {
 namespace {
 
+constexpr const char* kStandardOutput = "standard output";
+
+// A terminal would obey the control sequences in the bytes of a tensor.
+void refuse_terminal(const std::string& instead) {
+  if (::isatty(STDOUT_FILENO) != 1) return;
+  throw Error(ErrorCode::kUsage, "", "standard output is a terminal: redirect it, or " + instead);
+}
+
 // Writes a recipe's bytes to `fd`. A message begins with `source`, or with `to` if write(2) failed.
 void write_content(const Content& content, int fd, const std::string& source, const std::string& to,
                    ProgressBar* bar = nullptr) {
   constexpr std::uint64_t kChunk = 1 << 20;
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
+  ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
   for (std::uint64_t offset = 0; offset < content.size();) {
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
@@ -44,6 +57,26 @@ void write_content(const Content& content, int fd, const std::string& source, co
     if (bar != nullptr) bar->add(length);
     offset += length;
   }
+}
+
+// Writes in a thread, since a read may never return: this thread can still take a signal.
+void write_with_bar(const Content& content, int fd, const std::string& source,
+                    const std::string& to) {
+  ProgressBar bar(content.size());
+  std::exception_ptr failure;
+  const auto write = [&] {
+    try {
+      write_content(content, fd, source, to, &bar);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  try {
+    std::thread(write).join();
+  } catch (const std::system_error&) {
+    write();  // no more threads
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -87,7 +120,8 @@ int cat(const Arguments& arguments) {
     file.literal(npy_header(code, shape)).append(std::move(content));
     content = std::move(file);
   }
-  write_content(content, STDOUT_FILENO, arguments.source, "standard output");
+  refuse_terminal("pipe it to od(1)");
+  write_content(content, STDOUT_FILENO, arguments.source, kStandardOutput);
   return 0;
 }
 
@@ -103,14 +137,17 @@ int extract(const Arguments& arguments) {
     throw Error(ErrorCode::kUsage, arguments.output,
                 "the header would exceed the format's limit of 100000000 bytes");
   }
+  if (arguments.output == "-" || arguments.output == "/dev/stdout") {
+    refuse_terminal("name a file");
+    write_with_bar(*content, STDOUT_FILENO, arguments.source, kStandardOutput);
+    return 0;
+  }
   NewFile file(arguments.output);
-  ProgressBar bar(content->size());
-  write_content(*content, file.fd(), arguments.source, arguments.output, &bar);
-  bar.end();
+  write_with_bar(*content, file.fd(), arguments.source, arguments.output);
   file.commit();
   if (Terminal().is_terminal) {
-    print(std::to_string(count) + (count == 1 ? " tensor, " : " tensors, ") +
-          human_bytes(content->size()) + "\n");
+    print(printable(arguments.output) + ": " + std::to_string(count) +
+          (count == 1 ? " tensor, " : " tensors, ") + human_bytes(content->size()) + "\n");
   }
   return 0;
 }

@@ -52,17 +52,16 @@ class BlockedSignals {
 
 }  // namespace
 
-// Unlinks a file when SIGHUP, SIGINT or SIGTERM ends the process. Its thread reads these signals,
-// which are blocked in the others, unlinks the file and raises the signal again.
+// Unlinks a file when SIGHUP, SIGINT or SIGTERM ends the process. The constructor blocks these
+// signals. The thread that watch() starts reads them, also those that came before it, unlinks the
+// file and raises the signal again.
 class UnlinkAtSignal {
  public:
-  UnlinkAtSignal(int directory, std::string name)
-      : directory_(directory), name_(std::move(name)), end_(::eventfd(0, EFD_CLOEXEC)) {
+  UnlinkAtSignal() : end_(::eventfd(0, EFD_CLOEXEC)) {
     if (!end_) throw_errno(ErrorCode::kUnreadable, "", "eventfd", errno);
     pthread_sigmask(SIG_BLOCK, nullptr, &before_);
     try {
       signals_ = take_ending_signals(ErrorCode::kUnreadable);
-      thread_ = start_thread([this] { wait(); });
     } catch (...) {
       pthread_sigmask(SIG_SETMASK, &before_, nullptr);
       throw;
@@ -70,8 +69,13 @@ class UnlinkAtSignal {
   }
   ~UnlinkAtSignal() {
     ::eventfd_write(end_.get(), 1);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  void watch(int directory, const std::string& name) {
+    directory_ = directory;
+    name_ = name;
+    thread_ = start_thread([this] { wait(); });
   }
   UnlinkAtSignal(const UnlinkAtSignal&) = delete;
   UnlinkAtSignal& operator=(const UnlinkAtSignal&) = delete;
@@ -89,7 +93,6 @@ class UnlinkAtSignal {
     }
     ::unlinkat(directory_, name_.c_str(), 0);
     const int number = static_cast<int>(signal.ssi_signo);
-    ::signal(number, SIG_DFL);
     sigset_t one;
     sigemptyset(&one);
     sigaddset(&one, number);
@@ -98,7 +101,7 @@ class UnlinkAtSignal {
     ::_exit(128 + number);  // process 1 of a container survives raise(3)
   }
 
-  int directory_;
+  int directory_ = -1;
   std::string name_;
   UniqueFd end_;
   UniqueFd signals_;
@@ -135,6 +138,12 @@ void NewFile::begin_unnamed() {
 }
 
 void NewFile::begin_named() {
+  // Before the file: no signal may come between the two.
+  try {
+    at_signal_ = std::make_unique<UnlinkAtSignal>();
+  } catch (const std::exception&) {
+    // No descriptor or memory: go on; a signal will leave the temporary file behind.
+  }
   do {
     temporary_ = temporary_name();
     fd_ = UniqueFd(::openat(directory_.get(), temporary_.c_str(),
@@ -145,9 +154,9 @@ void NewFile::begin_named() {
     fail(errno);
   }
   try {
-    at_signal_ = std::make_unique<UnlinkAtSignal>(directory_.get(), temporary_);
+    if (at_signal_) at_signal_->watch(directory_.get(), temporary_);
   } catch (const std::exception&) {
-    // No thread, descriptor or memory: go on; a signal will leave the temporary file behind.
+    at_signal_.reset();  // no thread: as above
   }
 }
 

@@ -53,14 +53,15 @@ constexpr std::array kOptions = {
               .set = set<&Arguments::other>,
               .help = "the second checkpoint"},
 
-    OptionRow{
-        .flags = "-o,--output",
-        .verbs = "extract!",
-        .argument = "FILE",
-        .value = Value::kSource,
-        .set = set<&Arguments::output>,
-        .help = "the file to write; replaced once it is complete",
-        .man = "The file to write. An existing file is replaced once the new one is complete."},
+    OptionRow{.flags = "-o,--output",
+              .verbs = "extract!",
+              .argument = "FILE",
+              .value = Value::kSource,
+              .set = set<&Arguments::output>,
+              .help = "the file to write, - for standard output",
+              .man =
+                  "The file to write. An existing file is replaced once the new one is complete. "
+                  "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",
               .argument = "EXPR",
@@ -97,6 +98,12 @@ constexpr std::array kOptions = {
               .man =
                   "The order of the list: by name (the default), by size (the largest first), or "
                   "by the position of the bytes."},
+    OptionRow{.flags = "--nonfinite",
+              .verbs = "stats",
+              .set = set<&Arguments::nonfinite>,
+              .help = "only tensors with NaN or infinity",
+              .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
+                     "are any, and 0 if there are none."},
     OptionRow{.flags = "-j,--jobs",
               .verbs = "stats hash diff",
               .argument = "N",
@@ -122,8 +129,9 @@ constexpr CommandRow kCommand = {
     .name = "stfs-info",
     .help = "Inspect a safetensors checkpoint without mounting it.",
     .notes =
-        "Exit status: 0 success, 1 the checkpoint breaks the format or diff found a\n"
-        "difference, 2 wrong usage, 3 the source cannot be read.\n",
+        "Exit status: 0 success, 1 the checkpoint breaks the format, diff found a\n"
+        "difference or stats --nonfinite found NaN or infinity, 2 wrong usage, 3 the\n"
+        "source cannot be read.\n",
     .verbs = kVerbs,
     .options = kOptions};
 

@@ -8,9 +8,13 @@
 #include "core/recipe/stats.h"
 #include "tools/command/terminal.h"
 #include "tools/info/select.h"
+#include "tools/info/stats_rows.h"
 #include "tools/info/verbs.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <compare>
 #include <condition_variable>
@@ -33,12 +37,17 @@ namespace {
 // Prints lines one by one, or with --json as the elements of an array. Skips empty lines.
 class Lines {
  public:
-  Lines(bool json, ProgressBar& bar) : json_(json), bar_(bar) {
+  // `heading` comes before the first line; "": none.
+  Lines(bool json, ProgressBar& bar, std::string heading = "")
+      : json_(json), bar_(bar), heading_(std::move(heading)) {
     if (json_) bar_.print("[\n");
   }
   void add(std::string line) {
     if (line.empty()) return;
-    if (!json_) return bar_.print(line + "\n");
+    if (!json_) {
+      if (!heading_.empty()) bar_.print(std::exchange(heading_, "") + "\n");
+      return bar_.print(line + "\n");
+    }
     // Keep the line until the next one comes: only then a comma follows it.
     if (last_) bar_.print(*last_ + ",\n");
     last_ = std::move(line);
@@ -50,6 +59,7 @@ class Lines {
  private:
   bool json_;
   ProgressBar& bar_;
+  std::string heading_;
   std::optional<std::string> last_;
 };
 
@@ -111,25 +121,27 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
   return bytes;
 }
 
-// Prints `heading` (not with --json) and `line_of` of each selected tensor.
+// Prints `line_of` of each selected tensor, for `stats` in the order and below the heading that it
+// gives.
 int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of,
-                 std::string_view heading = "") {
+                 StatsRows* stats = nullptr) {
   const Checkpoint checkpoint(std::span(&arguments.source, 1),
                               {.allow_missing = arguments.allow_missing});
   const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
-  if (!arguments.json) print(heading);
   ProgressBar bar(bytes_of(checkpoint, tensors));
-  Lines out(arguments.json, bar);
-  add_in_order(out, tensors.size(), arguments.jobs,
+  const std::vector<std::uint32_t> order = stats ? stats->begin(checkpoint, tensors) : tensors;
+  Lines out(arguments.json, bar, stats ? stats->heading() : "");
+  add_in_order(out, order.size(), arguments.jobs,
                [&](std::size_t i, const std::atomic<bool>& stop) {
-                 return line_of(checkpoint.tensor(tensors[i]), stop,
+                 return line_of(checkpoint.tensor(order[i]), stop,
                                 [&bar](std::uint64_t bytes) { bar.add(bytes); });
                });
+  bar.end();
   out.end();
-  return 0;
+  return stats ? stats->end() : 0;
 }
 
 // The first byte in which two tensors of equal size differ; nullopt when all bytes are equal.
@@ -164,58 +176,155 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
   return std::nullopt;
 }
 
-// A difference as a line of tab-separated columns, or with --json as an object.
-std::string difference(const Arguments& arguments, const char* kind, std::string_view name,
-                       const std::string& in_a = "", const std::string& in_b = "") {
-  if (!arguments.json) {
-    std::string line = std::string(kind) + "\t" + printable(name);
-    if (!in_a.empty()) line += "\t" + in_a;
-    if (!in_b.empty()) line += "\t" + in_b;
-    return line;
+// A tensor that `diff` compares.
+struct Pair {
+  std::optional<Tensor> a, b;  // nullopt: not in this checkpoint
+};
+
+struct Difference {
+  const char* kind;
+  std::string in_a = "", in_b = "";  // of a dtype or a shape
+  std::uint64_t first_byte = 0;
+};
+
+// The difference that the headers show; nullopt where the bytes must be compared.
+std::optional<Difference> difference_of_headers(const Pair& pair) {
+  if (!pair.b) return Difference{"removed"};
+  if (!pair.a) return Difference{"added"};
+  if (pair.a->dtype != pair.b->dtype) {
+    return Difference{"dtype", std::string(dtype_name(pair.a->dtype)),
+                      std::string(dtype_name(pair.b->dtype))};
   }
-  std::string object = "{\"change\":\"" + std::string(kind) + "\",\"name\":" + json_string(name);
-  if (std::string_view(kind) == "bytes") {
-    object += ",\"first_difference\":" + in_a;
-  } else if (!in_a.empty()) {
-    const bool is_shape = std::string_view(kind) == "shape";
-    object += ",\"a\":" + (is_shape ? in_a : json_string(in_a));
-    object += ",\"b\":" + (is_shape ? in_b : json_string(in_b));
+  if (!std::ranges::equal(pair.a->shape, pair.b->shape)) {
+    return Difference{"shape", shape_json(pair.a->shape), shape_json(pair.b->shape)};
   }
-  return object + "}";
+  return std::nullopt;
 }
 
-std::vector<std::uint32_t> by_name(const Checkpoint& checkpoint) {
-  std::vector<std::uint32_t> numbers = checkpoint.match({});
-  std::ranges::sort(numbers, {}, [&](std::uint32_t number) { return checkpoint.name(number); });
-  return numbers;
+// What `diff` prints: tab-separated fields, JSON objects, or on a terminal a table.
+class DiffRows {
+ public:
+  DiffRows(const Arguments& arguments, std::span<const Pair> pairs) : json_(arguments.json) {
+    if (json_ || !terminal_.is_terminal) return;
+    // Room for "bytes differ from byte 1234", and for two shapes in the short form: a narrow
+    // terminal rather cuts the names.
+    table_.emplace(terminal_, std::vector<Table::Column>{
+                                  {.heading = "NAME", .least = 8},
+                                  {.heading = "DIFFERENCE", .least = is_narrow() ? 22U : 28U}});
+    for (const Pair& pair : pairs) {
+      const Difference difference = difference_of_headers(pair).value_or(
+          Difference{"bytes", "", "", pair.a ? pair.a->length : 0});
+      table_->measure(std::vector{printable(name_of(pair)), words(difference)});
+    }
+  }
+
+  std::string heading() const { return table_ ? without_end(table_->heading()) : ""; }
+
+  std::string line(const Pair& pair, const Difference& difference) const {
+    const std::string_view name = name_of(pair);
+    const auto& [kind, in_a, in_b, first_byte] = difference;
+    const bool is_bytes = std::string_view(kind) == "bytes";
+    if (table_) return without_end(table_->line(std::vector{printable(name), words(difference)}));
+    if (!json_) {
+      std::string line = std::string(kind) + "\t" + printable(name);
+      if (is_bytes) line += "\t" + std::to_string(first_byte);
+      if (!in_a.empty()) line += "\t" + in_a + "\t" + in_b;
+      return line;
+    }
+    std::string object = "{\"change\":\"" + std::string(kind) + "\",\"name\":" + json_string(name);
+    if (is_bytes) object += ",\"first_difference\":" + std::to_string(first_byte);
+    if (!in_a.empty()) {
+      const bool is_shape = std::string_view(kind) == "shape";
+      object += ",\"a\":" + (is_shape ? in_a : json_string(in_a));
+      object += ",\"b\":" + (is_shape ? in_b : json_string(in_b));
+    }
+    return object + "}";
+  }
+
+ private:
+  static std::string_view name_of(const Pair& pair) { return pair.a ? pair.a->name : pair.b->name; }
+  static std::string without_end(std::string line) {
+    line.pop_back();
+    return line;
+  }
+
+  std::string words(const Difference& difference) const {
+    const std::string_view kind = difference.kind;
+    if (kind == "removed") return "only in A";
+    if (kind == "added") return "only in B";
+    if (kind == "bytes") {
+      return (is_narrow() ? "from byte " : "bytes differ from byte ") +
+             std::to_string(difference.first_byte);
+    }
+    return (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
+           (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
+  }
+  bool is_narrow() const { return terminal_.width < 60; }
+
+  bool json_;
+  const Terminal terminal_;
+  std::optional<Table> table_;  // empty: not on a terminal, or with --json
+};
+
+// "3 of 39 tensors differ: 2 in both, 1 only in A", on standard error if that is a terminal.
+// Scripts get nothing, as from cmp(1): output is the mark of a difference there.
+void summarize(std::size_t tensors, const std::array<std::size_t, 3>& found) {
+  if (::isatty(STDERR_FILENO) != 1) return;
+  std::string text = std::to_string(tensors) + (tensors == 1 ? " tensor" : " tensors");
+  const std::size_t sum = found[0] + found[1] + found[2];
+  if (sum == 0) {
+    text += ", no difference";
+  } else {
+    text = std::to_string(sum) + " of " + text + (sum == 1 ? " differs" : " differ");
+    const char* before = ": ";
+    constexpr std::array kWhere = {" in both", " only in A", " only in B"};
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (found[i] == 0) continue;
+      text += std::exchange(before, ", ") + std::to_string(found[i]) + kWhere[i];
+    }
+  }
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+// The pairs of all names in A or B, in the order `is_less` of names.
+template <class Less>
+std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_less) {
+  const auto sorted = [&](const Checkpoint& checkpoint) {
+    std::vector<std::uint32_t> numbers = checkpoint.match({});
+    std::ranges::sort(numbers, is_less, [&](std::uint32_t n) { return checkpoint.name(n); });
+    return numbers;
+  };
+  const std::vector<std::uint32_t> in_a = sorted(a);
+  const std::vector<std::uint32_t> in_b = sorted(b);
+  std::vector<Pair> pairs;
+  for (std::size_t i = 0, j = 0; i < in_a.size() || j < in_b.size();) {
+    const bool a_first =
+        j == in_b.size() || (i < in_a.size() && !is_less(b.name(in_b[j]), a.name(in_a[i])));
+    const bool b_first =
+        i == in_a.size() || (j < in_b.size() && !is_less(a.name(in_a[i]), b.name(in_b[j])));
+    Pair pair;
+    if (a_first) pair.a = a.tensor(in_a[i++]);
+    if (b_first) pair.b = b.tensor(in_b[j++]);
+    pairs.push_back(pair);
+  }
+  return pairs;
 }
 
 }  // namespace
 
 int stats(const Arguments& arguments) {
+  StatsRows rows(arguments);
   return for_selected(
       arguments,
-      [&](const Tensor& tensor, const std::atomic<bool>& stop,
-          const Progress& progress) -> std::string {
+      [&](const Tensor& tensor, const std::atomic<bool>& stop, const Progress& progress) {
         ValueStats values;
         if (const int error = value_stats(tensor.content(), tensor.dtype, stop, values, progress)) {
           fail(tensor, error);
         }
-        if (arguments.json) {
-          return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values).substr(1);
-        }
-        std::string line = printable(tensor.name) + "\t" + std::to_string(values.count);
-        for (const auto& value : {values.min, values.max, values.mean, values.std}) {
-          char text[32] = "-";
-          if (value) std::snprintf(text, sizeof text, "%.6g", *value);
-          line += std::string("\t") + text;
-        }
-        for (const std::uint64_t count : {values.zeros, values.nan, values.inf}) {
-          line += "\t" + std::to_string(count);
-        }
-        return line;
+        return rows.line(tensor, values);
       },
-      "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n");
+      &rows);
 }
 
 int hash(const Arguments& arguments) {
@@ -236,55 +345,36 @@ int hash(const Arguments& arguments) {
 int diff(const Arguments& arguments) {
   const Checkpoint a(std::span(&arguments.source, 1), {.allow_missing = arguments.allow_missing});
   const Checkpoint b(std::span(&arguments.other, 1), {.allow_missing = arguments.allow_missing});
-  const std::vector<std::uint32_t> in_a = by_name(a);
-  const std::vector<std::uint32_t> in_b = by_name(b);
-
-  // Merges the sorted names: a pair for each name in A or B.
-  struct Pair {
-    std::optional<Tensor> a, b;  // nullopt: not in this checkpoint
-  };
-  std::vector<Pair> pairs;
+  const bool for_people = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
+  const std::vector<Pair> pairs = for_people ? pairs_of(a, b,
+                                                        [](std::string_view x, std::string_view y) {
+                                                          return std::is_lt(natural_order(x, y));
+                                                        })
+                                             : pairs_of(a, b, std::less<std::string_view>());
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0, j = 0; i < in_a.size() || j < in_b.size();) {
-    auto order = std::strong_ordering::less;
-    if (i == in_a.size()) {
-      order = std::strong_ordering::greater;
-    } else if (j < in_b.size()) {
-      order = a.name(in_a[i]) <=> b.name(in_b[j]);
-    }
-    Pair pair;
-    if (std::is_lteq(order)) pair.a = a.tensor(in_a[i++]);
-    if (std::is_gteq(order)) pair.b = b.tensor(in_b[j++]);
-    if (pair.a && pair.b) bytes += pair.a->length;
-    pairs.push_back(pair);
-  }
+  for (const Pair& pair : pairs) bytes += pair.a && pair.b ? pair.a->length : 0;
 
-  std::atomic<bool> differs = false;
+  const DiffRows rows(arguments, pairs);
+  std::array<std::atomic<std::size_t>, 3> found = {};  // in both, only in A, only in B
   ProgressBar bar(bytes);
-  Lines out(arguments.json, bar);
-  add_in_order(
-      out, pairs.size(), arguments.jobs, [&](std::size_t i, const std::atomic<bool>& stop) {
-        const auto& [left, right] = pairs[i];
-        std::string line;
-        if (!right) {
-          line = difference(arguments, "removed", left->name);
-        } else if (!left) {
-          line = difference(arguments, "added", right->name);
-        } else if (left->dtype != right->dtype) {
-          line = difference(arguments, "dtype", left->name, std::string(dtype_name(left->dtype)),
-                            std::string(dtype_name(right->dtype)));
-        } else if (!std::ranges::equal(left->shape, right->shape)) {
-          line = difference(arguments, "shape", left->name, shape_json(left->shape),
-                            shape_json(right->shape));
-        } else if (const auto at = first_difference(*left, *right, stop,
-                                                    [&](std::uint64_t n) { bar.add(n); })) {
-          line = difference(arguments, "bytes", left->name, std::to_string(*at));
-        }
-        if (!line.empty()) differs = true;
-        return line;
-      });
+  Lines out(arguments.json, bar, rows.heading());
+  add_in_order(out, pairs.size(), arguments.jobs,
+               [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
+                 const Pair& pair = pairs[i];
+                 std::optional<Difference> difference = difference_of_headers(pair);
+                 if (!difference) {
+                   const auto at = first_difference(*pair.a, *pair.b, stop,
+                                                    [&](std::uint64_t n) { bar.add(n); });
+                   if (!at) return "";
+                   difference = Difference{"bytes", "", "", *at};
+                 }
+                 ++found[!pair.b ? 1 : !pair.a ? 2 : 0];
+                 return rows.line(pair, *difference);
+               });
+  bar.end();
   out.end();
-  return differs ? 1 : 0;
+  if (!arguments.json) summarize(pairs.size(), {found[0], found[1], found[2]});
+  return found[0] + found[1] + found[2] > 0 ? 1 : 0;
 }
 
 }  // namespace stfs

@@ -23,6 +23,7 @@ struct Arguments {
   bool as_f32 = false;
   bool npy = false;
   bool json = false;
+  bool nonfinite = false;  // stats: only tensors with NaN or infinity
   bool allow_missing = false;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor

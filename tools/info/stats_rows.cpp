@@ -1,0 +1,167 @@
+#include "tools/info/stats_rows.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr const char* kHeading = "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\n";
+
+// The fields behind the name.
+constexpr std::array kFields = {"COUNT", "MIN", "MAX", "MEAN", "STD", "ZEROS", "NAN", "INF"};
+constexpr bool is_count(std::size_t field) { return field == 0 || field >= 5; }
+// When a table gives up a field for the names: the lowest first, 0 never.
+constexpr std::array<int, kFields.size()> kDropped = {1, 5, 5, 3, 4, 2, 0, 0};
+
+// In front of the names; a terminal without colours shows it too.
+constexpr const char* kMark = "! ";
+constexpr const char* kNoMark = "  ";
+
+// A count in five columns at most: 99999, 123k, 1.23M. Cut, not rounded.
+std::string short_count(std::uint64_t count) {
+  if (count < 100'000) return std::to_string(count);
+  std::uint64_t unit = 1000;
+  const char* letter = "kMGTPE";
+  for (; count / unit >= 1000; unit *= 1000) ++letter;
+  const std::uint64_t whole = count / unit;
+  const std::uint64_t hundredths = count % unit / (unit / 100);
+  std::array<char, 16> text;
+  const int decimals = whole >= 100 ? 0 : whole >= 10 ? 1 : 2;
+  std::snprintf(text.data(), text.size(), "%u.%02u", static_cast<unsigned>(whole),
+                static_cast<unsigned>(hundredths));
+  const std::string digits = text.data();
+  return digits.substr(0, digits.find('.') + (decimals == 0 ? 0U : 1U + decimals)) + *letter;
+}
+
+std::string value_text(const std::optional<double>& value, const char* format) {
+  std::array<char, 32> text = {"-"};
+  if (value) std::snprintf(text.data(), text.size(), format, *value);
+  return text.data();
+}
+
+// The fields of kFields. `format` is for the values, `count_text` for the counts.
+template <class CountText>
+std::array<std::string, kFields.size()> fields(const ValueStats& values, const char* format,
+                                               CountText count_text) {
+  return {count_text(values.count),       value_text(values.min, format),
+          value_text(values.max, format), value_text(values.mean, format),
+          value_text(values.std, format), count_text(values.zeros),
+          count_text(values.nan),         count_text(values.inf)};
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
+                                            std::span<const std::uint32_t> tensors) {
+  const auto has_values = [&](std::uint32_t number) {
+    return checkpoint.tensor(number).elements() > 0;
+  };
+  if (arguments_.nonfinite && std::ranges::none_of(tensors, has_values)) {
+    throw Error(ErrorCode::kUsage, arguments_.source, "--nonfinite: there are no values to check");
+  }
+  tensors_ = tensors.size();
+  std::vector<std::uint32_t> order(tensors.begin(), tensors.end());
+  if (arguments_.json) return order;
+  if (!terminal_.is_terminal) {
+    print(kHeading);
+    return order;
+  }
+  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
+    return natural_order(checkpoint.name(a), checkpoint.name(b)) < 0;
+  });
+  begin_table(checkpoint, order);
+  return order;
+}
+
+void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors) {
+  constexpr std::size_t kName = 30;  // columns, the mark among them
+  // The lines are printed while tensors are read, so the widths cannot come from the values.
+  std::array<std::size_t, kFields.size()> widths;
+  for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = is_count(i) ? 5 : 9;  // -1.23e-05
+  std::size_t widest = 0;
+  for (const std::uint32_t number : tensors) {
+    const Tensor tensor = checkpoint.tensor(number);
+    widest = std::max(widest, columns_of(kNoMark + printable(tensor.name)));
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      if (tensor.dtype == DType::kF64 && !is_count(i)) widths[i] = 10;  // -1.23e-308
+    }
+  }
+  int dropped = 0;
+  const auto is_dropped = [&](std::size_t i) { return kDropped[i] != 0 && kDropped[i] <= dropped; };
+  const auto taken = [&] {
+    std::size_t columns = std::min(widest, kName);
+    for (std::size_t i = 0; i < widths.size(); ++i) columns += is_dropped(i) ? 0 : 2 + widths[i];
+    return columns;
+  };
+  while (taken() > terminal_.width && dropped < std::ranges::max(kDropped)) ++dropped;
+  std::vector<Table::Column> columns = {{.heading = "  NAME", .least = 10}};
+  std::vector<std::string> measured = {std::string(widest, ' ')};
+  for (std::size_t i = 0; i < kFields.size(); ++i) {
+    if (is_dropped(i)) {
+      dropped_ += " " + std::string(kFields[i]);
+      continue;
+    }
+    shown_.push_back(i);
+    columns.push_back({.heading = kFields[i], .is_right_aligned = true});
+    measured.emplace_back(widths[i], ' ');
+  }
+  table_.emplace(terminal_, std::move(columns)).measure(measured);
+}
+
+std::string StatsRows::heading() const {
+  if (!table_) return "";
+  std::string text = table_->heading();
+  text.pop_back();
+  return text;
+}
+
+std::string StatsRows::line(const Tensor& tensor, const ValueStats& values) {
+  const bool is_nonfinite = values.nan + values.inf > 0;
+  if (is_nonfinite) ++nonfinite_;
+  if (arguments_.nonfinite && !is_nonfinite) return "";
+  if (arguments_.json) {
+    return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values).substr(1);
+  }
+  const std::string name = printable(tensor.name);
+  if (!table_) {
+    std::string line = name;
+    for (const std::string& field :
+         fields(values, "%.6g", [](std::uint64_t count) { return std::to_string(count); })) {
+      line += "\t" + field;
+    }
+    return line;
+  }
+  const auto all = fields(values, "%.3g", short_count);
+  std::vector<std::string> cells = {(is_nonfinite ? kMark : kNoMark) + name};
+  for (const std::size_t field : shown_) cells.push_back(all[field]);
+  std::string line = table_->line(cells);
+  line.pop_back();
+  return is_nonfinite ? terminal_.red(line) : line;
+}
+
+int StatsRows::end() const {
+  const std::size_t found = nonfinite_;
+  if (table_) {
+    const std::string count = std::to_string(tensors_);
+    const std::string noun = tensors_ == 1 ? " tensor" : " tensors";
+    if (found == 0) {
+      print(terminal_.bold(count + noun + ", none with NaN or infinity") + "\n");
+    } else {
+      print(terminal_.red(std::to_string(found) + " of " + count + noun + " with NaN or infinity") +
+            "\n");
+    }
+    const std::size_t lines = arguments_.nonfinite ? found : tensors_;
+    if (lines > 0 && !dropped_.empty()) {
+      print(terminal_.dim("not shown:" + dropped_) + "\n");
+    }
+  }
+  return arguments_.nonfinite && found > 0 ? 1 : 0;
+}
+
+}  // namespace stfs

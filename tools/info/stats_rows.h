@@ -1,0 +1,48 @@
+// What `stfs-info stats` prints: tab-separated fields, JSON objects, or on a terminal a table.
+//
+// Thread safety: one thread calls begin(), then any threads call line(), then one calls end().
+#pragma once
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/recipe/stats.h"
+#include "tools/command/terminal.h"
+#include "tools/info/verbs.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs {
+
+class StatsRows {
+ public:
+  explicit StatsRows(const Arguments& arguments) : arguments_(arguments) {}
+
+  // Returns the tensors in the order of their lines: as given, but naturally sorted by name in a
+  // table. Prints the header line of tab-separated fields: they have it also without a line, a
+  // table does not. Throws Error kUsage when --nonfinite has nothing to read.
+  std::vector<std::uint32_t> begin(const Checkpoint& checkpoint,
+                                   std::span<const std::uint32_t> tensors);
+  std::string heading() const;  // of the table; "" without one
+  // Without a line end; "" for a tensor that --nonfinite does not list.
+  std::string line(const Tensor& tensor, const ValueStats& values);
+  // Prints the summary below a table. Returns the exit status.
+  int end() const;
+
+ private:
+  void begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors);
+
+  const Arguments& arguments_;
+  const Terminal terminal_;
+  std::optional<Table> table_;      // empty: not on a terminal, or with --json
+  std::vector<std::size_t> shown_;  // the fields in the table
+  std::string dropped_;             // the headings of the others
+  std::size_t tensors_ = 0;
+  std::atomic<std::size_t> nonfinite_ = 0;
+};
+
+}  // namespace stfs
