@@ -49,8 +49,9 @@ std::string attribute(const std::string& path, const char* name) {
 }  // namespace
 
 int list(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(
+      std::span(&arguments.source, 1),
+      {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   std::vector<Tensor> tensors;
   for (const std::uint32_t number : checkpoint.match(arguments.globs)) {
     tensors.push_back(checkpoint.tensor(number));
@@ -74,8 +75,9 @@ int list(const Arguments& arguments) {
 }
 
 int show(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(
+      std::span(&arguments.source, 1),
+      {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   if (arguments.json) {
     print(tensor_json(tensor) + "\n");

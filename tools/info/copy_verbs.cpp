@@ -49,8 +49,9 @@ void write_content(const Content& content, int fd, const std::string& source, co
 }  // namespace
 
 int cat(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(
+      std::span(&arguments.source, 1),
+      {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   const auto refuse = [&](const std::string& rule) {
     throw Error(ErrorCode::kUsage, arguments.source,
@@ -92,8 +93,9 @@ int cat(const Arguments& arguments) {
 }
 
 int extract(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(
+      std::span(&arguments.source, 1),
+      {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   if (tensors.empty()) throw Error(ErrorCode::kUsage, arguments.source, "no tensor matches");
   const std::size_t count = tensors.size();

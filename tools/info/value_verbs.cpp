@@ -114,8 +114,9 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
 int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(
+      std::span(&arguments.source, 1),
+      {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   const std::vector<std::uint32_t> tensors = checkpoint.match(arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
   Lines out(arguments.json, bar);
@@ -230,8 +231,10 @@ int hash(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const Checkpoint a(std::span(&arguments.source, 1), {.allow_missing = arguments.allow_missing});
-  const Checkpoint b(std::span(&arguments.other, 1), {.allow_missing = arguments.allow_missing});
+  const Checkpoint a(std::span(&arguments.source, 1),
+                     {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
+  const Checkpoint b(std::span(&arguments.other, 1),
+                     {.allow_missing = arguments.allow_missing, .missing_hint = kMissingHint});
   const std::vector<std::uint32_t> in_a = by_name(a);
   const std::vector<std::uint32_t> in_b = by_name(b);
 

@@ -5,6 +5,7 @@
 #include "core/base/command.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -27,6 +28,8 @@ struct Arguments {
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
 };
+
+inline constexpr std::string_view kMissingHint = "--allow-missing reads the rest";
 
 // These read headers alone, and no tensor's bytes.
 int list(const Arguments& arguments);
