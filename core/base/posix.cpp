@@ -1,5 +1,7 @@
 #include "core/base/posix.h"
 
+#include "core/base/text.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/signalfd.h>
@@ -10,11 +12,24 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <system_error>
 #include <utility>
 
 namespace stfs {
+namespace {
+
+void refuse_irregular(const struct stat& status, const std::string& path) {
+  if (S_ISREG(status.st_mode)) return;
+  const std::string kind = S_ISDIR(status.st_mode)    ? "a directory"
+                           : S_ISFIFO(status.st_mode) ? "a pipe: save its bytes in a file first"
+                           : S_ISSOCK(status.st_mode) ? "a socket"
+                                                      : "a device";
+  throw Error(ErrorCode::kUnreadable, path, "not a regular file but " + kind);
+}
+
+}  // namespace
 
 UniqueFd::~UniqueFd() {
   if (fd_ >= 0) ::close(fd_);
@@ -27,16 +42,39 @@ void throw_errno(ErrorCode code, const std::string& place, const std::string& su
               subject.empty() ? errno_text(error) : subject + ": " + errno_text(error));
 }
 
+std::string dangling_link(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error) || (error && error.value() != ENOENT)) return "";
+  const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+  if (error) return "";
+  return "a symbolic link to " + in_quotes(target.string()) + ", which is missing";
+}
+
+void throw_unreadable(const std::string& path, int error) {
+  std::string advice;
+  if (error == ENOENT) {
+    if (const std::string link = dangling_link(path); !link.empty()) {
+      advice = ": " + link + ": download it again";
+    }
+  } else if (error == EACCES) {
+    struct stat status {};
+    advice = ::stat(path.c_str(), &status) == 0
+                 ? ": this user may not read it"
+                 : ": this user may not enter one of its directories";
+  } else if (error == EMFILE) {
+    advice = ": raise the limit (ulimit -n)";
+  }
+  throw Error(ErrorCode::kUnreadable, path, errno_text(error) + advice);
+}
+
 UniqueFd open_regular(const std::string& path) {
   struct stat before {};
-  if (::stat(path.c_str(), &before) != 0) throw_errno(ErrorCode::kUnreadable, path, "", errno);
-  if (!S_ISREG(before.st_mode)) throw Error(ErrorCode::kUnreadable, path, "not a regular file");
+  if (::stat(path.c_str(), &before) != 0) throw_unreadable(path, errno);
+  refuse_irregular(before, path);
   // O_NONBLOCK: open returns at once even if the name became a FIFO after the stat.
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  if (!fd) throw_errno(ErrorCode::kUnreadable, path, "", errno);
-  if (!S_ISREG(stat_of(fd.get(), path).st_mode)) {
-    throw Error(ErrorCode::kUnreadable, path, "not a regular file");
-  }
+  if (!fd) throw_unreadable(path, errno);
+  refuse_irregular(stat_of(fd.get(), path), path);
   return fd;
 }
 
@@ -98,7 +136,7 @@ std::vector<std::string> names_in(const std::string& path) {
     void operator()(DIR* directory) const { ::closedir(directory); }
   };
   const std::unique_ptr<DIR, Close> directory(::opendir(path.c_str()));
-  if (!directory) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!directory) throw_unreadable(path, errno);
   std::vector<std::string> names;
   for (;;) {
     errno = 0;
@@ -144,7 +182,7 @@ UniqueFd take_ending_signals(ErrorCode failure) {
 std::string absolute_path(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr),
                                                              &std::free);
-  if (!resolved) throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  if (!resolved) throw_unreadable(path, errno);
   return resolved.get();
 }
 

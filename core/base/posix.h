@@ -48,6 +48,13 @@ std::string errno_text(int error);
 [[noreturn]] void throw_errno(ErrorCode code, const std::string& place, const std::string& subject,
                               int error);
 
+// Throws kUnreadable for a file that cannot be opened, with what to do about it where that is
+// known.
+[[noreturn]] void throw_unreadable(const std::string& path, int error);
+
+// "a symbolic link to "../blobs/0a1b", which is missing"; "" for any other path.
+std::string dangling_link(const std::string& path);
+
 // Opens a regular file for reading; follows symbolic links. Throws kUnreadable for any other kind
 // of file, without opening it: opening a FIFO may block, and opening a device may act on it.
 UniqueFd open_regular(const std::string& path);

@@ -4,9 +4,11 @@
 #include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
+#include "core/checkpoint/absent.h"
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/names.h"
 #include "core/format/format.h"
+#include "core/format/guess.h"
 #include "core/format/index.h"
 
 #include <fnmatch.h>
@@ -31,16 +33,21 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
 }
 
 // The rule that a directory breaks when no checkpoint can be chosen.
-std::string no_choice(const Candidates& candidates) {
+std::string no_choice(const std::string& directory, const Candidates& candidates) {
   std::vector<std::string> names = candidates.indexes;
   names.insert(names.end(), candidates.files.begin(), candidates.files.end());
-  if (names.empty()) return "no .safetensors file and no index in this directory";
+  if (names.empty()) return no_checkpoint_in(directory);
   constexpr std::size_t kShown = 8;
   std::string text = "more than one checkpoint in this directory, name one: ";
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
     text += (i == 0 ? "" : ", ") + printable(names[i]);
   }
   if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
+  if (candidates.indexes.empty() && std::ranges::all_of(names, is_shard_name)) {
+    text +=
+        " (they look like the shards of one, whose index *.safetensors.index.json is missing:"
+        " download it)";
+  }
   return text;
 }
 
@@ -117,8 +124,24 @@ std::vector<std::string_view> keep_mapped(Header& header,
 Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
   std::unique_ptr<const Source> source = options.open(path);
   const Format& format = format_of(*source);
-  Header header = format.read(*source, path);
-  return {std::move(source), &format, std::move(header), std::move(label)};
+  try {
+    Header header = format.read(*source, path);
+    return {std::move(source), &format, std::move(header), std::move(label)};
+  } catch (const Error& refusal) {
+    throw explained(refusal, *source, path);
+  }
+}
+
+// ": download it; -o allow_missing mounts the rest"
+std::string advice_on_missing(const std::string& step, const LoadOptions& options) {
+  const std::string hint(options.missing_hint);
+  return ": " + step + (hint.empty() ? "" : "; ") + hint;
+}
+
+std::string more(const std::string& conjunction, std::size_t count, const std::string& noun) {
+  if (count == 0) return "";
+  return ", " + conjunction + " " + std::to_string(count) + " more " + noun +
+         (count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -155,6 +178,7 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
 }
 
 void Checkpoint::load(const std::string& source, const LoadOptions& options) {
+  refuse_remote(source);
   std::error_code error;
   if (fs::is_directory(source, error)) {
     load_directory(source, options);
@@ -174,7 +198,7 @@ void Checkpoint::load_directory(const std::string& path, const LoadOptions& opti
              file && candidates.indexes.empty()) {
     add_part(open_part(directory / *file, *file, options));
   } else {
-    throw Error(ErrorCode::kUnreadable, path, no_choice(candidates));
+    throw Error(ErrorCode::kUnreadable, path, no_choice(path, candidates));
   }
 }
 
@@ -185,33 +209,46 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     mapped[entry.shard].push_back(index.name(entry));
   }
   join_links(path, index, mapped);
+  const auto file_of = [&](std::size_t i) {
+    return fs::path(path).parent_path() / index.shards[i];
+  };
+  const auto is_absent = [&](std::size_t i) {
+    std::error_code error;
+    return !mapped[i].empty() && !fs::exists(file_of(i), error) &&
+           (!error || error.value() == ENOENT);
+  };
   std::uint64_t bytes = 0;
   bool is_complete = true;
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
     if (mapped[i].empty()) continue;
     const std::string& shard = index.shards[i];
-    const fs::path file = fs::path(path).parent_path() / shard;
     const auto add_missing = [&](const std::vector<std::string_view>& names) {
       is_complete = is_complete && names.empty();
       for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
     };
-    std::error_code error;
-    if (!fs::exists(file, error) && (!error || error.value() == ENOENT)) {
+    if (is_absent(i)) {
       if (!options.allow_missing) {
-        throw Error(ErrorCode::kMissingShard, path, "shard " + in_quotes(shard) + ": missing");
+        std::size_t others = 0;
+        for (std::size_t j = i + 1; j < index.shards.size(); ++j) others += is_absent(j) ? 1 : 0;
+        throw Error(ErrorCode::kMissingShard, path,
+                    "shard " + in_quotes(shard) + ": " + absence_of(file_of(i)) +
+                        more("and", others, "shard") +
+                        advice_on_missing(others == 0 ? "download it" : "download them", options));
       }
       add_missing(mapped[i]);
       continue;
     }
-    Part part = open_part(file, shard, options);
+    Part part = open_part(file_of(i), shard, options);
     std::size_t unmapped = 0;
     const std::vector<std::string_view> missing = keep_mapped(part.header, mapped[i], unmapped);
     if (!missing.empty() && !options.allow_missing) {
       throw Error(ErrorCode::kMissingTensor, path,
                   "tensor " + in_quotes(missing.front()) + ": shard " + in_quotes(shard) +
-                      " does not hold it");
+                      " does not hold it" + more("nor", missing.size() - 1, "tensor") +
+                      advice_on_missing("download the index and the shard again", options));
     }
     add_missing(missing);
+    part.is_whole = unmapped == 0;
     if (unmapped > 0) {
       warnings_.push_back(printable(path) + ": shard " + in_quotes(shard) + ": holds " +
                           std::to_string(unmapped) + (unmapped == 1 ? " tensor" : " tensors") +
@@ -234,10 +271,17 @@ void Checkpoint::add_part(Part part) {
   for (int n = 2; is_used(part.label); ++n) part.label = first_choice + "~" + std::to_string(n);
   const std::uint64_t count = std::uint64_t{first_.back()} + part.header.tensors.size();
   if (count > std::numeric_limits<std::uint32_t>::max()) {
-    throw Error(ErrorCode::kUsage, part.source->path(), "more than 4294967295 tensors in all");
+    throw Error(ErrorCode::kUsage, part.source->path(),
+                "more than 4294967295 tensors in all: name fewer sources");
   }
   first_.push_back(static_cast<std::uint32_t>(count));
   parts_.push_back(std::move(part));
+}
+
+const Source* Checkpoint::single_file() const {
+  const bool is_single = parts_.size() == 1 && parts_.front().is_whole &&
+                         parts_.front().format->name == kSafetensorsName;
+  return is_single ? parts_.front().source.get() : nullptr;
 }
 
 std::vector<std::uint32_t> Checkpoint::number_tensors() {
@@ -249,7 +293,7 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
     throw Error(ErrorCode::kUsage, part_of(order[i]).source->path(),
                 "tensor " + in_quotes(name(order[i])) + ": " +
                     printable(part_of(order[i - 1]).source->path()) +
-                    " has a tensor of this name too");
+                    " has a tensor of this name too: use one of the two at a time");
   }
   return order;
 }

@@ -32,6 +32,7 @@ struct Part {
   // The shard's path in the index, or the last component of the path that was loaded. Unique: the
   // second part with a label gets "~2" appended.
   std::string label;
+  bool is_whole = true;  // `header` has all tensors of the source
 };
 
 // A tensor whose bytes are computed when they are read. Thread safety: its members may be called
@@ -71,6 +72,8 @@ struct MissingTensor {
 
 struct LoadOptions {
   bool allow_missing = false;  // accept an index that names missing shards or tensors
+  // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
+  std::string_view missing_hint = {};
   // Opens the source at a path. Throws Error kUnreadable.
   std::function<std::unique_ptr<const Source>(const std::string& path)> open = open_source;
 };
@@ -102,6 +105,9 @@ class Checkpoint {
   const PathTree& tree() const { return *tree_; }
 
   const std::vector<Part>& parts() const { return parts_; }
+
+  // The safetensors file that holds these tensors and no others; null when there is none.
+  const Source* single_file() const;
 
   // `__metadata__` of all parts, sorted by key. Keys to which parts give different values are in
   // metadata_conflicts() instead.

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/format/guess.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -33,7 +34,12 @@ Candidates candidates_in(const std::string& path) {
 }
 
 Index read_index(const std::string& path) {
-  return parse_index(read_file(path, kMaxIndexBytes), path);
+  const std::string text = read_file(path, kMaxIndexBytes);
+  try {
+    return parse_index(text, path);
+  } catch (const Error& refusal) {
+    throw explained(refusal, text, path);
+  }
 }
 
 std::vector<std::string> checkpoints_in(const std::string& path) {

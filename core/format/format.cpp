@@ -11,7 +11,7 @@ namespace {
 
 // In the order in which format_of() asks them. The last recognises every file.
 constexpr std::array<Format, 1> kFormats{{
-    {"safetensors", [](std::span<const std::byte>) { return true; }, read_safetensors, ".json"},
+    {kSafetensorsName, [](std::span<const std::byte>) { return true; }, read_safetensors, ".json"},
 }};
 
 }  // namespace

@@ -12,6 +12,8 @@
 
 namespace stfs {
 
+inline constexpr std::string_view kSafetensorsName = "safetensors";
+
 struct Format {
   std::string_view name;
   // Whether a file that begins with these bytes is of this format. Gets kFirstBytes bytes, or all

@@ -17,6 +17,8 @@ namespace {
 // Receives the SAX events of an index; keeps `weight_map` and `metadata.total_size`.
 class IndexReader {
  public:
+  explicit IndexReader(std::size_t size) : size_(size) {}
+
   using ShardNumbers = std::map<std::string, std::uint32_t, std::less<>>;
 
   Index index;
@@ -82,7 +84,9 @@ class IndexReader {
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) {
-    return refuse("not valid JSON at byte " + std::to_string(position));
+    return refuse(size_ > 0 && position > size_
+                      ? "not valid JSON: truncated? download it again"
+                      : "not valid JSON at byte " + std::to_string(position));
   }
 
  private:
@@ -103,6 +107,7 @@ class IndexReader {
     return false;
   }
 
+  std::size_t size_;  // of the JSON, bytes
   std::size_t depth_ = 0;
   Section section_ = Section::kOther;
   std::string key_;
@@ -123,13 +128,15 @@ void check_shard(const std::string& shard, const std::string& place) {
 }  // namespace
 
 Index parse_index(std::string_view json, const std::string& place) {
-  IndexReader reader;
+  IndexReader reader(json.size());
   // nlohmann/json would accept a NUL as the end of its input.
   const bool has_nul = std::memchr(json.data(), 0, json.size()) != nullptr;
   if (has_nul || !nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) {
-    throw Error(ErrorCode::kInvalidIndex, place, has_nul ? "holds a NUL byte" : reader.error);
+    throw Error(ErrorCode::kInvalidIndex, place,
+                has_nul ? "holds a NUL byte, as an unfinished download does" : reader.error);
   }
-  if (!reader.has_map) throw Error(ErrorCode::kInvalidIndex, place, "weight_map is missing");
+  if (!reader.has_map)
+    throw Error(ErrorCode::kInvalidIndex, place, "weight_map is missing: no index of shards");
 
   Index index = std::move(reader.index);
   std::vector<std::uint32_t> sorted_number(reader.shard_numbers.size());

@@ -444,7 +444,7 @@ class HeaderReader {
   bool dtype(const std::string& name) {
     const std::optional<DType> type = dtype_from_name(name);
     if (!type || type_info(*type).kind == TypeKind::kQuantized) {
-      return refuse("unknown dtype " + in_quotes(name));
+      return refuse("unknown dtype " + in_quotes(name) + ": a newer stfs may know it");
     }
     tensor_.dtype = *type;
     return true;
@@ -501,6 +501,10 @@ class HeaderReader {
   std::set<std::string, std::less<>> unknown_;               // its unknown fields
   std::vector<std::set<std::string, std::less<>>> ignored_;  // keys of each open object or array
 };
+
+std::string in_bytes(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " byte" : " bytes");
+}
 
 std::string subject(std::string_view name) { return "tensor " + in_quotes(name) + ": "; }
 
@@ -566,10 +570,16 @@ void validate(Header& header, std::uint64_t data_length, const std::string& plac
     expected = end;
     previous = header.name(tensor);
   }
-  if (expected != data_length) {
+  if (expected < data_length) {
     throw Error(ErrorCode::kMetadataIncompleteBuffer, place,
-                "the tensors end at byte " + std::to_string(expected) +
-                    " of the data, the file at " + std::to_string(data_length));
+                "the file has " + in_bytes(data_length - expected) + " after the last tensor");
+  }
+  if (expected > data_length) {
+    std::uint64_t needed = 0;
+    const bool overflows = __builtin_add_overflow(data_begin, expected, &needed);
+    throw Error(ErrorCode::kMetadataIncompleteBuffer, place,
+                "the file has " + in_bytes(data_begin + data_length) + " and needs " +
+                    (overflows ? "over 2^64" : std::to_string(needed)) + ": truncated");
   }
   // Cannot overflow: every offset lies inside the file.
   for (TensorRecord& tensor : header.tensors) tensor.offset += data_begin;
@@ -592,7 +602,8 @@ Header parse(Text& text, std::uint64_t json_length, std::uint64_t data_length,
     }
     if (has_mark || text.has_nul()) {
       throw Error(ErrorCode::kInvalidHeaderDeserialization, place,
-                  has_mark ? "header: begins with a byte-order mark" : "header: holds a NUL byte");
+                  has_mark ? "header: begins with a byte-order mark"
+                           : "header: holds a NUL byte, as an unfinished download does");
     }
     throw Error(*reader.error());
   }
@@ -620,7 +631,7 @@ Header parse_safetensors(std::string_view json, std::uint64_t data_length,
 Header read_safetensors(const Source& source, const std::string& place) {
   if (source.size() < kLengthBytes) {
     throw Error(ErrorCode::kHeaderTooSmall, place,
-                "header: the file has " + std::to_string(source.size()) + " bytes, fewer than 8");
+                "header: the file has " + in_bytes(source.size()) + ", fewer than 8");
   }
   std::array<std::uint8_t, kLengthBytes> prefix{};
   if (const int error = source.read(std::as_writable_bytes(std::span(prefix)), 0)) {
@@ -634,7 +645,8 @@ Header read_safetensors(const Source& source, const std::string& place) {
   }
   if (length > source.size() - kLengthBytes) {
     throw Error(ErrorCode::kInvalidHeaderLength, place,
-                "header: length " + std::to_string(length) + " passes the end of the file");
+                "header: the file has " + in_bytes(source.size()) + " and needs at least " +
+                    std::to_string(kLengthBytes + length));
   }
   TextInSource text(source, kLengthBytes, length, place);
   return parse(text, length, source.size() - kLengthBytes - length, place);

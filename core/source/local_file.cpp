@@ -107,6 +107,10 @@ LocalFile::LocalFile(const std::string& path)
   set_version({size, mtime, token_of(status, attributes)});
   if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED && errno == ENODEV) {
+    throw Error(ErrorCode::kUnreadable, this->path(),
+                "mmap: No such device: its file system maps no files: copy it to another");
+  }
   if (data == MAP_FAILED) throw_errno(ErrorCode::kUnreadable, this->path(), "mmap", errno);
   data_ = static_cast<std::byte*>(data);
 }

@@ -146,7 +146,9 @@ int mount(Options options) {
   raise_descriptor_limit();
   Daemon daemon(options.foreground);
 
-  const Checkpoint checkpoint(options.sources, {.allow_missing = options.allow_missing});
+  const Checkpoint checkpoint(
+      options.sources,
+      {.allow_missing = options.allow_missing, .missing_hint = "-o allow_missing mounts the rest"});
   refuse_sources_inside(checkpoint, options.mountpoint);
   for (const std::string& warning : checkpoint.warnings()) {
     std::fprintf(stderr, "stfs: warning: %s\n", warning.c_str());

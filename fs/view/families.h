@@ -39,10 +39,13 @@ int make_npy_f32_slice(const ViewFile& file, Content& content);
 
 std::vector<std::uint32_t> single_tensor(const ViewFile& file);
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
-std::vector<std::uint32_t> all_tensors(const ViewFile& file);
+std::vector<std::uint32_t> merged_tensors(const ViewFile& file);
 int verify_safetensors(const ViewFile& file);
 int safetensors_size(const ViewFile& file, std::uint64_t& bytes);
 int make_safetensors(const ViewFile& file, Content& content);
+std::optional<Extent> merged_extent(const ViewFile& file);
+int merged_size(const ViewFile& file, std::uint64_t& bytes);
+int make_merged(const ViewFile& file, Content& content);
 
 // catalogue_views.cpp: headers, metadata and listings of the checkpoint
 

@@ -19,7 +19,7 @@ constexpr ViewSpec kViews[] = {
     {.id = View::kControl, .file = 2, .name = "tensors.tsv", .names = Names::kFile,
      .make = make_tensors_tsv, .verify = needs_no_source},
     {.id = View::kControl, .file = 3, .name = "merged.safetensors", .names = Names::kFile,
-     .tensors = all_tensors, .make = make_safetensors, .size = safetensors_size},
+     .tensors = merged_tensors, .make = make_merged, .extent = merged_extent, .size = merged_size},
     {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
      .make = make_header, .extent = header_extent, .size = header_size, .verify = verify_header, .mtime = header_mtime},
     {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,

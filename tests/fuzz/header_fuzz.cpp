@@ -4,6 +4,7 @@
 // those of tests/corpus. Otherwise they are the number of bytes after the header, and the rest of
 // the input is the JSON.
 #include "core/base/error.h"
+#include "core/format/guess.h"
 #include "core/format/safetensors.h"
 #include "core/source/local_file.h"
 #include "tests/fuzz/check.h"
@@ -78,7 +79,16 @@ std::optional<ErrorCode> read(std::string_view input) {
   check(fd >= 0 && removed_at_exit == 0);
   check(::ftruncate(fd, 0) == 0);
   check(::pwrite(fd, input.data(), input.size(), 0) == static_cast<ssize_t>(input.size()));
-  return verdict([&] { read_safetensors(LocalFile(path), "fuzz"); });
+  return verdict([&] {
+    const LocalFile source(path);
+    try {
+      read_safetensors(source, "fuzz");
+    } catch (const Error& refusal) {
+      const Error said = explained(refusal, source, "fuzz");
+      check(said.code() == refusal.code());
+      throw said;
+    }
+  });
 }
 
 void run(std::string_view input) {

@@ -99,13 +99,42 @@ TEST_F(Sources, ADirectoryWithALoneFileTakesIt) {
 
 TEST_F(Sources, ADirectoryWithNothingIsRefused) {
   std::filesystem::create_directory(dir_ / "empty");
-  expect_refused(mount({dir_ / "empty"}), 3, {"empty", ".safetensors"});
+  expect_refused(mount({dir_ / "empty"}), 3, {"empty", ".safetensors", "it is empty"});
 }
 
 TEST_F(Sources, ADirectoryWithoutACheckpointIsRefused) {
   std::filesystem::create_directory(dir_ / "other");
   write_file(dir_ / "other/pytorch_model.bin", "x");
-  expect_refused(mount({dir_ / "other"}), 3, {"other"});
+  expect_refused(mount({dir_ / "other"}), 3,
+                 {"other", "it has \"pytorch_model.bin\"; stfs reads safetensors"});
+  write_file(dir_ / "other/model.gguf", "x");
+  write_file(dir_ / "other/x.pt", "x");
+  expect_refused(mount({dir_ / "other"}), 3, {"it has \"model.gguf\" and 2 more; stfs reads"});
+}
+
+TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
+  namespace fs = std::filesystem;
+  fs::create_directories(dir_ / "pipeline/unet");
+  write_file(dir_ / "pipeline/unet/diffusion_pytorch_model.safetensors", "");
+  expect_refused(mount({dir_ / "pipeline"}), 3, {"it has one in \"unet\""});
+  fs::create_directories(dir_ / "models--a--b/snapshots/0a1b");
+  fs::create_directory(dir_ / "models--a--b/blobs");
+  expect_refused(mount({dir_ / "models--a--b"}), 3, {"the cache of a Hub", "snapshots/0a1b"});
+  fs::create_directories(dir_ / "local/.cache/huggingface/download");
+  write_file(dir_ / "local/.cache/huggingface/download/x.0a1b.incomplete", "");
+  expect_refused(mount({dir_ / "local"}), 3, {"unfinished"});
+  fs::create_directory(dir_ / "shards");
+  write_file(dir_ / "shards/model-00001-of-00002.safetensors", "");
+  write_file(dir_ / "shards/model-00002-of-00002.safetensors", "");
+  expect_refused(mount({dir_ / "shards"}), 3, {"index", "is missing"});
+}
+
+TEST_F(Sources, AUrlAndAModelOfAHubAreNoLocalFiles) {
+  expect_refused(mount({"https://example.org/model.safetensors"}), 3,
+                 {"local files only", "download"});
+  expect_refused(mount({"nobody-here/Some-Model-8B"}), 3,
+                 {"local files only", "hf download nobody-here/Some-Model-8B"});
+  expect_refused(mount({"nobody-here/model.safetensors"}), 3, {"No such file or directory\n"});
 }
 
 TEST_F(Sources, ADirectoryWithSeveralFilesIsRefusedAndListsThem) {
@@ -224,21 +253,57 @@ TEST_F(Sources, AnIndexThatIsNoIndexIsRefused) {
 TEST_F(Sources, AMissingShardIsNamed) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
-  expect_refused(mount({model}), 3, {"two.safetensors"});
+  expect_refused(mount({model}), 3,
+                 {"model.safetensors.index.json: shard \"two.safetensors\": missing: download it; "
+                  "-o allow_missing mounts the rest\n"});
+  const Outcome listed = run({STFS_INFO_BINARY, "list", model});
+  EXPECT_EQ(listed.status, 3);
+  EXPECT_TRUE(listed.err.ends_with("download it; --allow-missing reads the rest\n")) << listed.err;
+}
+
+TEST_F(Sources, MissingShardsAreCountedAndAnUnfinishedOneIsNamed) {
+  const std::filesystem::path model = write_sharded();
+  write_index(model / "model.safetensors.index.json", {{"a", "one.safetensors"},
+                                                       {"b", "two.safetensors"},
+                                                       {"c", "three.safetensors"},
+                                                       {"d", "four.safetensors"}});
+  std::filesystem::rename(model / "two.safetensors", model / "four.safetensors.incomplete");
+
+  expect_refused(mount({model}), 3,
+                 {"shard \"four.safetensors\": missing (\"four.safetensors.incomplete\" is an "
+                  "unfinished download), and 2 more shards: download them; -o allow_missing"});
+}
+
+TEST_F(Sources, AShardThatIsAPointerOfGitLfsIsToldToBeOne) {
+  const std::filesystem::path model = write_sharded();
+  write_file(model / "two.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+  expect_refused(mount({model}), 1, {"two.safetensors: the file is a Git LFS pointer"});
+  write_file(model / "model.safetensors.index.json",
+             "version https://git-lfs.github.com/spec/v1\n");
+  expect_refused(mount({model}), 1,
+                 {"index.json: the file is a Git LFS pointer", "(InvalidIndex)\n"});
 }
 
 TEST_F(Sources, ADanglingLinkIsAMissingShard) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   std::filesystem::create_symlink("../blobs/gone", model / "two.safetensors");
-  expect_refused(mount({model}), 3, {"two.safetensors"});
+  expect_refused(
+      mount({model}), 3,
+      {"shard \"two.safetensors\": a symbolic link to \"../blobs/gone\", which is missing"});
+  expect_refused(mount({model / "two.safetensors"}), 3,
+                 {"two.safetensors: No such file or directory: a symbolic link to"});
+  std::filesystem::create_directory(dir_ / "blobs");
+  write_file(dir_ / "blobs/gone.incomplete", "");
+  expect_refused(mount({model}), 3, {"(\"gone.incomplete\" is an unfinished download)"});
 }
 
 TEST_F(Sources, ATensorThatItsShardLacksIsNamed) {
   const std::filesystem::path model = write_sharded();
   write_index(model / "model.safetensors.index.json",
               {{"a", "one.safetensors"}, {"absent", "two.safetensors"}});
-  expect_refused(mount({model}), 1, {"absent", "two.safetensors"});
+  expect_refused(mount({model}), 1,
+                 {"absent", "two.safetensors", "-o allow_missing mounts the rest"});
 }
 
 TEST_F(Sources, AllowMissingMountsTheRestAndListsWhatIsMissing) {
@@ -268,7 +333,7 @@ TEST_F(Sources, AFifoIsRefusedWithoutHanging) {
   std::filesystem::remove(model / "two.safetensors");
   ASSERT_EQ(::mkfifo((model / "two.safetensors").c_str(), 0644), 0);
 
-  expect_refused(mount({model}), 3, {"two.safetensors"});
+  expect_refused(mount({model}), 3, {"two.safetensors", "not a regular file but a pipe"});
   expect_refused(mount({model / "two.safetensors"}), 3, {"two.safetensors"});
 }
 
@@ -283,7 +348,7 @@ TEST_F(Sources, ADirectoryAsAShardIsRefused) {
   const std::filesystem::path model = write_sharded();
   std::filesystem::remove(model / "two.safetensors");
   std::filesystem::create_directory(model / "two.safetensors");
-  expect_refused(mount({model}), 3, {"two.safetensors"});
+  expect_refused(mount({model}), 3, {"two.safetensors", "not a regular file but a directory"});
 }
 
 TEST_F(Sources, ALoopOfLinksIsRefused) {
@@ -327,6 +392,102 @@ TEST_F(Sources, AFileThatBreaksTheFormatIsRefusedWithTheRulesName) {
     write_file(dir_ / "m.safetensors", bytes);
     expect_refused(mount({dir_ / "m.safetensors"}), 1, {"m.safetensors", rule});
   }
+}
+
+// What people mount by mistake, and what they are told.
+TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
+  using namespace std::string_literals;
+  const struct {
+    std::string bytes;
+    const char* rule;
+    NameList words;
+  } cases[] = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n",
+       "HeaderTooLarge",
+       {"Git LFS pointer", "git lfs pull"}},
+      {"\n <!DOCTYPE html><html><body>Log in</body></html>", "HeaderTooLarge", {"HTML page"}},
+      {"<HTML><body>Log in</body></html>", "HeaderTooLarge", {"HTML page"}},
+      {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>",
+       "HeaderTooLarge",
+       {"XML", "AccessDenied"}},
+      {R"({"error":"Repository not found"})",
+       "HeaderTooLarge",
+       {"a server's error", "Repository not found"}},
+      {R"({"weight_map": {"a": "1.safetensors"}})",
+       "HeaderTooLarge",
+       {"an index of shards", ".safetensors.index.json"}},
+      {R"({"model_type": "llama"})", "HeaderTooLarge", {"is JSON", ".safetensors"}},
+      {"PK\3\4" + std::string(26, '\1') + "archive/data.pkl",
+       "HeaderTooLarge",
+       {"PyTorch", "save_file"}},
+      {"PK\3\4" + std::string(26, '\1') + "w.npy", "HeaderTooLarge", {".npz"}},
+      {"PK\3\4" + std::string(26, '\1') + "readme", "HeaderTooLarge", {"zip", "unpack"}},
+      {"\x80\2}q\1X" + std::string(30, 'x'), "HeaderTooLarge", {"pickle", "save_file"}},
+      {"\x80\4\x95\0\0\0\0\0\0\0\0}"s, "InvalidHeaderLength", {"pickle", "save_file"}},
+      {"GGUF\3\0\0\0\1"s, "HeaderTooLarge", {"GGUF", "reads safetensors only"}},
+      {"\x93NUMPY\1\0v\0{'descr'}"s, "HeaderTooLarge", {"NumPy", "save_file"}},
+      {"\x1f\x8b\x08\0\0\0\0\0\2\3x"s, "InvalidHeaderLength", {"gzip -d"}},
+      {"\x28\xb5\x2f\xfd" + std::string(20, 'x'), "HeaderTooLarge", {"zstd -d"}},
+      {"\x89HDF\r\n\x1a\n" + std::string(20, 'x'), "HeaderTooLarge", {"HDF5"}},
+      {"\x08\x08\x12\x07pytorch\x1a\x05", "HeaderTooLarge", {"ONNX"}},
+      {std::string(512, 'x').replace(257, 5, "ustar"), "HeaderTooLarge", {"tar archive"}},
+      {"", "HeaderTooSmall", {"the file is empty", "download"}},
+      {"gone\n", "HeaderTooSmall", {"is text: gone"}},
+      {"\1\2\3", "HeaderTooSmall", {"3 bytes", "truncated?", "download it again"}},
+      {std::string(10'000, '\0'), "InvalidHeaderDeserialization", {"begins with zeros"}},
+      {"Entry not found\x1b[31m", "HeaderTooLarge", {"not a safetensors file"}},
+      {"Eintrag nicht gefunden: größer", "HeaderTooLarge", {"is text: Eintrag"}},
+      {std::string(50, '\xc8'), "HeaderTooLarge", {": not a safetensors file"}},
+  };
+  const std::filesystem::path source = dir_ / "model.safetensors";
+  for (const auto& [bytes, rule, words] : cases) {
+    write_file(source, bytes);
+
+    const Outcome mounted = mount({source});
+    const Outcome checked = run({STFS_INFO_BINARY, "check", source});
+
+    expect_refused(mounted, 1, words);
+    expect_refused(mounted, 1, {std::string("(") + rule + ")\n"});
+    EXPECT_EQ(checked.status, 1) << checked.err;
+    EXPECT_NE(checked.out.find(std::string("\terror\t") + rule), std::string::npos) << checked.out;
+    EXPECT_NE(checked.out.find(words.front()), std::string::npos) << checked.out;
+  }
+}
+
+// A header of this length begins like a pickle, and one of the other like gzip.
+TEST_F(Sources, AFileThatLooksLikeAnotherKindIsStillReadIfItIsValid) {
+  for (const std::size_t length : {0x0280U, 0x088B1FU}) {
+    std::string json = header_json({random_tensor("w", "U8", {4})});
+    json.resize(length, ' ');
+    write_file(dir_ / "m.safetensors.part", safetensors_bytes(json, "abcd"));
+    EXPECT_EQ(names_in(Mounted({dir_ / "m.safetensors.part"}).path()), NameList{"w"});
+
+    json.replace(json.find("U8"), 2, "XX");
+    write_file(dir_ / "m.safetensors", safetensors_bytes(json, "abcd"));
+    const Outcome broken = mount({dir_ / "m.safetensors"});
+    expect_refused(broken, 1, {"m.safetensors: tensor \"w\": unknown dtype"});
+  }
+}
+
+TEST_F(Sources, ATruncatedDownloadSaysHowManyBytesItHasAndNeeds) {
+  const std::filesystem::path source = dir_ / "m.safetensors";
+  write_safetensors(source, {random_tensor("w", "U8", {5000})});
+  const std::string whole = read_file(source);
+  const std::string size = std::to_string(whole.size());
+
+  write_file(source, whole.substr(0, 3000));
+  expect_refused(mount({source}), 1,
+                 {"m.safetensors: the file has 3000 bytes and needs " + size + ": truncated",
+                  "download it again (MetadataIncompleteBuffer)\n"});
+  std::filesystem::rename(source, dir_ / "m.incomplete");
+  expect_refused(mount({dir_ / "m.incomplete"}), 1, {"an unfinished download", "finish"});
+  write_file(source, whole + "x");
+  expect_refused(mount({source}), 1, {"the file has 1 byte after the last tensor"});
+  write_file(source, whole.substr(0, 20));
+  expect_refused(mount({source}), 1,
+                 {"the file has 20 bytes and needs at least " +
+                      std::to_string(whole.size() - 5000) + ": truncated?",
+                  "(InvalidHeaderLength)\n"});
 }
 
 TEST_F(Sources, ATruncatedFileIsRefused) {

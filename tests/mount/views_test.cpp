@@ -604,8 +604,50 @@ TEST_F(Views, TheMergedFileMountedAgainGivesTheSameTensors) {
   }
 }
 
+TEST_F(Views, TheMergedFileOfASingleFileHasItsDigest) {
+  const TempDir dir;
+  const std::string w = R"("w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
+  const std::map<std::string, std::string> files{
+      {"spaces", safetensors_bytes("{" + w + "}      ", "abcd")},
+      {"metadata_last",
+       safetensors_bytes("{" + w + R"(, "__metadata__" : {"z":"1","a":"2"} })", "abcd")},
+      {"empty", safetensors_bytes("{}", "")},
+      {"large", safetensors_bytes(header_json({random_tensor("x", "F32", {700'000})}),
+                                  random_tensor("x", "F32", {700'000}).bytes)},
+  };
+  for (const auto& [name, bytes] : files) {
+    const fs::path source = dir / (name + ".safetensors");
+    write_file(source, bytes);
+    const Mounted mount({source});
+    const fs::path merged = mount / ".stfs/merged.safetensors";
+
+    const Outcome digests = sh(R"(sha256sum < "$1"; sha256sum < "$2")", {source, merged});
+
+    const std::size_t line = digests.out.find('\n') + 1;
+    EXPECT_EQ(digests.out.substr(0, line), digests.out.substr(line)) << name << digests.err;
+    EXPECT_EQ(fs::file_size(merged), bytes.size()) << name;
+    EXPECT_EQ(fs::last_write_time(merged), fs::last_write_time(source)) << name;
+    EXPECT_EQ(xattr(merged, "user.stfs.source"), std::nullopt);
+  }
+}
+
+TEST_F(Views, TheMergedFileOfAFileThatIsNotAllShownHoldsWhatIsShown) {
+  const TempDir dir;
+  write_safetensors(dir / "1.safetensors",
+                    {random_tensor("a", "U8", {3}), random_tensor("e", "F32", {0})});
+  write_index(dir / "part.safetensors.index.json", {{"a", "1.safetensors"}});
+  write_index(dir / "all.safetensors.index.json", {{"a", "1.safetensors"}, {"e", "1.safetensors"}});
+
+  const Mounted part({dir / "part.safetensors.index.json"});
+  const Mounted all({dir / "all.safetensors.index.json"});
+
+  EXPECT_EQ(entries_of(part / ".stfs/merged.safetensors").size(), 1U);
+  EXPECT_TRUE(read_file(all / ".stfs/merged.safetensors") == read_file(dir / "1.safetensors"));
+}
+
 TEST_F(Views, TheMergedFileKeepsTheMetadata) {
-  const Mounted mount({test_data("single/dtypes.safetensors")});
+  const Mounted mount(
+      {test_data("single/dtypes.safetensors"), test_data("single/voices.safetensors")});
 
   const json header = json::parse(header_text(mount / ".stfs/merged.safetensors"));
 
@@ -629,8 +671,9 @@ TEST_F(Views, AConflictOfMetadataIsLeftOutAndReported) {
 TEST_F(Views, TheMergedDataCanBeMappedAtAPage) {
   const TempDir dir;
   const Tensor w = random_tensor("w", "F32", {5000});
-  write_safetensors(dir / "m.safetensors", {w, random_tensor("b", "U8", {3})});
-  const Mounted mount({dir / "m.safetensors"});
+  write_safetensors(dir / "m.safetensors", {w});
+  write_safetensors(dir / "n.safetensors", {random_tensor("b", "U8", {3})});
+  const Mounted mount({dir / "m.safetensors", dir / "n.safetensors"});
   const fs::path merged = mount / ".stfs/merged.safetensors";
   const auto begin = static_cast<off_t>(8 + header_text(merged).size());
   ASSERT_EQ(begin, 4096);

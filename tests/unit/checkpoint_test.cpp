@@ -311,6 +311,37 @@ TEST_F(CheckpointTest, NamesAMissingShard) {
                  "\"2.safetensors\"");
 }
 
+TEST_F(CheckpointTest, CountsWhatIsMissingAndSaysHowToGoOn) {
+  write("1.safetensors", {"a"});
+  write_index(dir_ / "m.safetensors.index.json",
+              {{"a", "2.safetensors"}, {"b", "3.safetensors"}, {"c", "4.safetensors"}});
+  write_index(dir_ / "n.safetensors.index.json",
+              {{"b", "1.safetensors"}, {"c", "1.safetensors"}, {"a", "1.safetensors"}});
+
+  expect_refused({at("m.safetensors.index.json")}, ErrorCode::kMissingShard, 3,
+                 "shard \"2.safetensors\": missing, and 2 more shards: download them; go on",
+                 {.missing_hint = "go on"});
+  expect_refused({at("n.safetensors.index.json")}, ErrorCode::kMissingTensor, 1,
+                 "tensor \"b\": shard \"1.safetensors\" does not hold it, nor 1 more tensor: "
+                 "download the index and the shard again (MissingTensor)");
+}
+
+TEST_F(CheckpointTest, IsASingleFileIfItShowsAllOfOne) {
+  write("1.safetensors", {"a", "b"});
+  write("2.safetensors", {"c"});
+  write_index(dir_ / "all.safetensors.index.json",
+              {{"a", "1.safetensors"}, {"b", "1.safetensors"}});
+  write_index(dir_ / "part.safetensors.index.json", {{"a", "1.safetensors"}});
+
+  for (const char* whole : {"1.safetensors", "all.safetensors.index.json"}) {
+    const Checkpoint checkpoint(Strings{at(whole)});
+    ASSERT_NE(checkpoint.single_file(), nullptr) << whole;
+    EXPECT_EQ(checkpoint.single_file()->path(), fs::canonical(dir_ / "1.safetensors").string());
+  }
+  EXPECT_EQ(Checkpoint(Strings{at("part.safetensors.index.json")}).single_file(), nullptr);
+  EXPECT_EQ(Checkpoint(Strings{at("1.safetensors"), at("2.safetensors")}).single_file(), nullptr);
+}
+
 TEST_F(CheckpointTest, NamesATensorThatItsShardLacks) {
   write("1.safetensors", {"a"});
   write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}, {"b", "1.safetensors"}});

@@ -148,7 +148,7 @@ TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
 }
 
 TEST_F(LateSourceTest, AReadOfSeveralRangesIsAnsweredOnceWhenTheLastHasCome) {
-  const auto waiting = read(".stfs/merged.safetensors");
+  const auto waiting = read(".stfs/subset/*.safetensors");
   const std::size_t ranges = source_->wanted().size();
   ASSERT_EQ(ranges, 2U);
 

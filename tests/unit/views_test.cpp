@@ -293,8 +293,9 @@ TEST(Views, AreListedAndHaveTheirSizesWithoutTheirTexts) {
 #endif
 
 TEST(Views, ShareOneTextOfTheMetadata) {
-  const ServedCheckpoint mounted({random_tensor("a", "U8", {1}), random_tensor("b", "U8", {1})}, {},
-                                 Metadata{{"k", std::string(1 << 20, 'v')}});
+  const std::vector<std::vector<Tensor>> files{{random_tensor("a", "U8", {1})},
+                                               {random_tensor("b", "U8", {1})}};
+  const ServedCheckpoint mounted(files, {}, Metadata{{"k", std::string(1 << 20, 'v')}});
   // Calls `look` with the memory from which a part of a file's metadata is sent.
   const auto with_piece = [&](const std::string& path, const auto& look) {
     const std::uint64_t inode = mounted.inode(".stfs/" + path);
@@ -508,7 +509,8 @@ TEST(Subsets, HoldTheTensorsWhoseNamesMatch) {
 }
 
 TEST(Subsets, AreForgotten) {
-  const ServedCheckpoint mounted(many());
+  const std::vector<std::vector<Tensor>> files{many(), {{"second", "U8", {1}, "x"}}};
+  const ServedCheckpoint mounted(files, {}, std::nullopt);
   Attributes found{};
   ASSERT_EQ(mounted.look_up(mounted.inode(".stfs/subset"), "*.safetensors", found), 0);
   EXPECT_EQ(found.size, mounted.text(".stfs/merged.safetensors").size());
@@ -542,6 +544,13 @@ TEST(Views, HoldAllTensorsOfAllSourcesInOneFile) {
   EXPECT_EQ(found.size(), many().size() + 1);
   for (const Tensor& tensor : many()) EXPECT_EQ(found.at(tensor.name), tensor.bytes);
   EXPECT_EQ(found.at("second"), "12345678");
+}
+
+TEST(Views, GiveASingleFileByteForByte) {
+  const ServedCheckpoint mounted(many(), {}, Metadata{{"z", "1"}, {"a", "2"}});
+
+  EXPECT_EQ(mounted.at(".stfs/merged.safetensors")->size, fs::file_size(mounted.source()));
+  EXPECT_EQ(mounted.text(".stfs/merged.safetensors"), read_file(mounted.source()));
 }
 
 TEST(Views, GiveTheRootsFilesAgainInATreeOfDots) {

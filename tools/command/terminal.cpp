@@ -150,18 +150,18 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-Table::Table(const Terminal& terminal, std::vector<Column> columns)
+TextTable::TextTable(const Terminal& terminal, std::vector<Column> columns)
     : terminal_(terminal), columns_(std::move(columns)) {
   for (const Column& column : columns_) widest_.push_back(columns_of(column.heading));
 }
 
-void Table::measure(std::span<const std::string> cells) {
+void TextTable::measure(std::span<const std::string> cells) {
   for (std::size_t i = 0; i < cells.size(); ++i) {
     widest_[i] = std::max(widest_[i], columns_of(cells[i]));
   }
 }
 
-std::vector<std::size_t> Table::widths() const {
+std::vector<std::size_t> TextTable::widths() const {
   std::vector<std::size_t> widths = widest_;
   if (!terminal_.is_terminal) {
     constexpr std::size_t kMaxPadding = 120;  // one very long name must not pad every line
@@ -187,7 +187,7 @@ std::vector<std::size_t> Table::widths() const {
   return widths;
 }
 
-std::string Table::joined(std::span<const std::string> cells, bool with_colours) const {
+std::string TextTable::joined(std::span<const std::string> cells, bool with_colours) const {
   const std::vector<std::size_t> widths = this->widths();
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -205,13 +205,13 @@ std::string Table::joined(std::span<const std::string> cells, bool with_colours)
   return line;
 }
 
-std::string Table::heading() const {
+std::string TextTable::heading() const {
   std::vector<std::string> cells;
   for (const Column& column : columns_) cells.push_back(column.heading);
   return terminal_.bold(joined(cells, false)) + "\n";
 }
 
-std::string Table::line(std::span<const std::string> cells) const {
+std::string TextTable::line(std::span<const std::string> cells) const {
   return joined(cells, true) + "\n";
 }
 

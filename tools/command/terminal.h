@@ -41,7 +41,7 @@ std::string padded(std::string text, std::size_t width);
 // terminal, the cells of columns that may be cut are shortened until a line fits its width.
 //
 // Thread safety: one thread measures; then any thread may make lines.
-class Table {
+class TextTable {
  public:
   struct Column {
     std::string heading;
@@ -51,7 +51,7 @@ class Table {
   };
 
   // The last column gets no spaces after its text.
-  Table(const Terminal& terminal, std::vector<Column> columns);
+  TextTable(const Terminal& terminal, std::vector<Column> columns);
 
   // Makes the columns wide enough for these cells, one a column. Call it for all lines before the
   // first line is made.

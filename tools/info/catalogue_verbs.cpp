@@ -28,10 +28,10 @@ namespace {
 
 void print_table(const std::vector<Tensor>& tensors) {
   const Terminal terminal;
-  Table table(terminal, {{.heading = "NAME", .least = 8},
-                         {.heading = "DTYPE", .is_dim = true},
-                         {.heading = "SHAPE", .least = 8, .is_dim = true},
-                         {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}});
+  TextTable table(terminal, {{.heading = "NAME", .least = 8},
+                             {.heading = "DTYPE", .is_dim = true},
+                             {.heading = "SHAPE", .least = 8, .is_dim = true},
+                             {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}});
   std::vector<std::array<std::string, 4>> rows;
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
@@ -175,8 +175,7 @@ std::string place_json(const std::string& path, const Place& place) {
 }  // namespace
 
 int list(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
   std::vector<std::pair<std::string_view, std::uint32_t>> named;
   for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
     named.emplace_back(checkpoint.name(number), number);
@@ -203,8 +202,7 @@ int list(const Arguments& arguments) {
 }
 
 int show(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
   const std::vector<std::uint32_t> numbers =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   if (arguments.json && arguments.globs.size() == 1 && checkpoint.find(arguments.globs.front())) {

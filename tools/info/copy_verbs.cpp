@@ -82,8 +82,7 @@ void write_with_bar(const Content& content, int fd, const std::string& source,
 }  // namespace
 
 int cat(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   const auto refuse = [&](const std::string& rule) {
     throw Error(ErrorCode::kUsage, arguments.source,
@@ -126,8 +125,7 @@ int cat(const Arguments& arguments) {
 }
 
 int extract(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
   std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();

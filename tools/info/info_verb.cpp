@@ -39,10 +39,10 @@ std::string with_short(std::uint64_t number, const std::string& text) {
   return std::to_string(number) + (text.empty() ? "" : " (" + text + ")");
 }
 
-void print_rows(const Terminal& terminal, std::vector<Table::Column> columns,
+void print_rows(const Terminal& terminal, std::vector<TextTable::Column> columns,
                 const std::vector<std::vector<std::string>>& rows) {
   if (rows.empty()) return;
-  Table table(terminal, std::move(columns));
+  TextTable table(terminal, std::move(columns));
   for (const auto& row : rows) table.measure(row);
   print("\n" + table.heading());
   for (const auto& row : rows) print(table.line(row));
@@ -166,7 +166,7 @@ std::string summary_json(const Checkpoint& checkpoint) {
 }  // namespace
 
 int info(const Arguments& arguments) {
-  const Checkpoint checkpoint(arguments.paths, {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(arguments.paths, load_options(arguments));
   if (arguments.json) {
     print(summary_json(checkpoint));
     return 0;

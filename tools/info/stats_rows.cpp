@@ -24,7 +24,7 @@ constexpr const char* kMark = "! ";
 constexpr const char* kNoMark = "  ";
 
 // A count in five columns at most: 99999, 123k, 1.23M. Cut, not rounded.
-std::string short_count(std::uint64_t count) {
+std::string cut_count(std::uint64_t count) {
   if (count < 100'000) return std::to_string(count);
   std::uint64_t unit = 1000;
   const char* letter = "kMGTPE";
@@ -100,7 +100,7 @@ void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::u
     return columns;
   };
   while (taken() > terminal_.width && dropped < std::ranges::max(kDropped)) ++dropped;
-  std::vector<Table::Column> columns = {{.heading = "  NAME", .least = 10}};
+  std::vector<TextTable::Column> columns = {{.heading = "  NAME", .least = 10}};
   std::vector<std::string> measured = {std::string(widest, ' ')};
   for (std::size_t i = 0; i < kFields.size(); ++i) {
     if (is_dropped(i)) {
@@ -137,7 +137,7 @@ std::string StatsRows::line(const Tensor& tensor, const ValueStats& values) {
     }
     return line;
   }
-  const auto all = fields(values, "%.3g", short_count);
+  const auto all = fields(values, "%.3g", cut_count);
   std::vector<std::string> cells = {(is_nonfinite ? kMark : kNoMark) + name};
   for (const std::size_t field : shown_) cells.push_back(all[field]);
   std::string line = table_->line(cells);

@@ -38,7 +38,7 @@ class StatsRows {
 
   const Arguments& arguments_;
   const Terminal terminal_;
-  std::optional<Table> table_;      // empty: not on a terminal, or with --json
+  std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
   std::vector<std::size_t> shown_;  // the fields in the table
   std::string dropped_;             // the headings of the others
   std::size_t tensors_ = 0;

@@ -127,8 +127,7 @@ int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of,
                  StatsRows* stats = nullptr) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1),
-                              {.allow_missing = arguments.allow_missing});
+  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
   const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
@@ -208,7 +207,7 @@ class DiffRows {
     if (json_ || !terminal_.is_terminal) return;
     // Room for "bytes differ from byte 1234", and for two shapes in the short form: a narrow
     // terminal rather cuts the names.
-    table_.emplace(terminal_, std::vector<Table::Column>{
+    table_.emplace(terminal_, std::vector<TextTable::Column>{
                                   {.heading = "NAME", .least = 8},
                                   {.heading = "DIFFERENCE", .least = is_narrow() ? 22U : 28U}});
     for (const Pair& pair : pairs) {
@@ -263,7 +262,7 @@ class DiffRows {
 
   bool json_;
   const Terminal terminal_;
-  std::optional<Table> table_;  // empty: not on a terminal, or with --json
+  std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
 };
 
 // "3 of 39 tensors differ: 2 in both, 1 only in A", on standard error if that is a terminal.
@@ -343,8 +342,8 @@ int hash(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const Checkpoint a(std::span(&arguments.source, 1), {.allow_missing = arguments.allow_missing});
-  const Checkpoint b(std::span(&arguments.other, 1), {.allow_missing = arguments.allow_missing});
+  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments));
   const bool for_people = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const std::vector<Pair> pairs = for_people ? pairs_of(a, b,
                                                         [](std::string_view x, std::string_view y) {

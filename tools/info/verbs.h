@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/base/command.h"
+#include "core/checkpoint/checkpoint.h"
 
 #include <string>
 #include <vector>
@@ -28,6 +29,12 @@ struct Arguments {
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
 };
+
+// How a verb loads its checkpoints.
+inline LoadOptions load_options(const Arguments& arguments) {
+  return {.allow_missing = arguments.allow_missing,
+          .missing_hint = "--allow-missing reads the rest"};
+}
 
 // These read headers alone, and no tensor's bytes.
 int info(const Arguments& arguments);

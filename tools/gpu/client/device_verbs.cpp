@@ -168,11 +168,12 @@ int devices(const GpuArguments& arguments) {
   const Terminal terminal;
   // A UUID that is cut cannot be copied: cut it only where it cannot stand whole.
   constexpr std::size_t kUuidColumns = 40, kWide = 80;
-  Table table(terminal, {{.heading = "DEVICE"},
-                         {.heading = "NAME", .least = 5},
-                         {.heading = "UUID", .least = terminal.width < kWide ? 6 : kUuidColumns},
-                         {.heading = "PCI", .least = 3},
-                         {.heading = "MEMORY", .is_right_aligned = true}});
+  TextTable table(terminal,
+                  {{.heading = "DEVICE"},
+                   {.heading = "NAME", .least = 5},
+                   {.heading = "UUID", .least = terminal.width < kWide ? 6 : kUuidColumns},
+                   {.heading = "PCI", .least = 3},
+                   {.heading = "MEMORY", .is_right_aligned = true}});
   std::vector<std::array<std::string, 5>> rows;
   for (const DeviceInfo& device : found) {
     rows.push_back({device.id, printable(device.name), device.uuid,

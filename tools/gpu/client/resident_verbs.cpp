@@ -109,11 +109,11 @@ std::string_view shared_beginning(const std::vector<std::vector<std::string>>& r
 
 // Prints rows, which end with a label, below a heading; in a pipe the heading is optional. On a
 // terminal the columns go to what differs: the beginning that all labels share is told once.
-void print_table(const Terminal& terminal, std::vector<Table::Column> columns,
+void print_table(const Terminal& terminal, std::vector<TextTable::Column> columns,
                  std::vector<std::vector<std::string>> rows, bool has_heading) {
   const std::string shared(terminal.is_terminal ? shared_beginning(rows) : "");
   for (std::vector<std::string>& row : rows) row.back().erase(0, shared.size());
-  Table table(terminal, std::move(columns));
+  TextTable table(terminal, std::move(columns));
   for (const std::vector<std::string>& row : rows) table.measure(row);
   if (has_heading) print(table.heading());
   for (const std::vector<std::string>& row : rows) print(table.line(row));
@@ -127,8 +127,8 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
   const Terminal terminal;
   const bool has_exceptions = options.shard || options.as;
   const bool has_types = !is_narrow(terminal);
-  std::vector<Table::Column> columns{{.heading = "ACTION"},
-                                     {.heading = "BYTES", .is_right_aligned = true}};
+  std::vector<TextTable::Column> columns{{.heading = "ACTION"},
+                                         {.heading = "BYTES", .is_right_aligned = true}};
   if (has_types) columns.insert(columns.end(), {{.heading = "DTYPE"}, {.heading = "SHAPE"}});
   if (has_exceptions) columns.push_back({.heading = "EXCEPT", .least = 5});
   columns.push_back({.heading = "TENSOR", .least = 8});
@@ -359,8 +359,8 @@ int list_resident(const GpuArguments& arguments) {
   if (tensors.empty()) return 0;
   const Terminal terminal;
   const bool is_whole = !is_narrow(terminal);
-  std::vector<Table::Column> columns{{.heading = "DEVICE", .least = 6},
-                                     {.heading = "BYTES", .is_right_aligned = true}};
+  std::vector<TextTable::Column> columns{{.heading = "DEVICE", .least = 6},
+                                         {.heading = "BYTES", .is_right_aligned = true}};
   if (is_whole) {
     columns.insert(columns.end(), {{.heading = "DTYPE"},
                                    {.heading = "USERS", .is_right_aligned = true},

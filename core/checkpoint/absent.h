@@ -1,0 +1,26 @@
+// What to tell a user whose checkpoint is not where it was looked for. All texts are printable
+// (text.h).
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+// Throws Error kUnreadable for a URL and for the name of a model on a Hub ("org/name"), unless a
+// local file has this name.
+void refuse_remote(const std::string& source);
+
+// The rule that a directory without a checkpoint breaks, and what is there instead.
+std::string no_checkpoint_in(const std::string& directory);
+
+// Why a file that does not exist may be absent: "missing", "a symbolic link to "x", which is
+// missing", "missing ("x.incomplete" is an unfinished download)".
+std::string absence_of(const std::string& file);
+
+// Whether a name is that of a part: "model-00001-of-00004.safetensors".
+bool is_shard_name(std::string_view name);
+
+}  // namespace stfs

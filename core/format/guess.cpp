@@ -1,0 +1,217 @@
+#include "core/format/guess.h"
+
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+
+namespace stfs {
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr std::size_t kGuessBytes = 4096;
+constexpr std::size_t kExcerptBytes = 100;
+constexpr std::string_view kWhiteSpace = " \t\r\n";
+
+std::string_view without_space(std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // a byte-order mark
+  text.remove_prefix(std::min(text.find_first_not_of(kWhiteSpace), text.size()));
+  return text;
+}
+
+// `lower` is in lower case; the text may be in any.
+bool begins_in_any_case(std::string_view text, std::string_view lower) {
+  const auto is_same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; };
+  return text.size() >= lower.size() &&
+         std::ranges::equal(text.substr(0, lower.size()), lower, is_same);
+}
+
+bool is_page(std::string_view first) {
+  const std::string_view text = without_space(first);
+  return begins_in_any_case(text, "<!doctype html") || begins_in_any_case(text, "<html");
+}
+
+bool is_object(std::string_view first) { return without_space(first).starts_with('{'); }
+
+bool is_answer(std::string_view first) {
+  constexpr std::size_t kNear = 256;  // such answers are short
+  return is_object(first) && first.substr(0, kNear).find("\"error\"") != std::string_view::npos;
+}
+
+bool is_zip_with(std::string_view first, std::string_view name) {
+  return first.starts_with("PK\3\4") && first.find(name) != std::string_view::npos;
+}
+
+// A pickle begins with its protocol, then an operation: a frame, a container or torch's magic.
+bool is_pickle(std::string_view first) {
+  return first.size() > 2 && first[0] == '\x80' && first[1] >= 2 && first[1] <= 5 &&
+         "\x95\x8a}](c"sv.find(first[2]) != std::string_view::npos;
+}
+
+bool is_printable_ascii(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+// ONNX has no magic number: a ModelProto begins with ir_version and the producer's name.
+bool is_onnx(std::string_view first) {
+  if (first.size() < 4 || first[0] != 8 || first[2] != 0x12) return false;
+  const auto length = static_cast<unsigned char>(first[3]);
+  return length > 0 && first.size() > 4U + length && is_printable_ascii(first.substr(4, length));
+}
+
+bool is_text(std::string_view first) {
+  const std::string_view whole =
+      first.substr(0, utf8_floor(first, first.size() - std::min<std::size_t>(first.size(), 4)));
+  return is_utf8(whole) && std::ranges::none_of(first, [](char c) {
+           const auto byte = static_cast<unsigned char>(c);
+           return (byte < ' ' && kWhiteSpace.find(c) == std::string_view::npos) || byte == 0x7F;
+         });
+}
+
+struct FileKind {
+  bool (*recognises)(std::string_view first);
+  std::string_view what;  // "the file ..."
+  std::string_view advice;
+  bool shows_text = false;    // the beginning of the file tells more
+  bool may_be_index = false;  // an index looks like this too
+};
+
+constexpr std::string_view kAgain = "download it again";
+constexpr std::string_view kConvert = "convert it with safetensors.torch.save_file";
+
+// In the order in which they are asked.
+constexpr FileKind kFileKinds[] = {
+    {[](std::string_view f) { return f.empty(); }, "is empty",
+     "an interrupted download? download it again"},
+    {[](std::string_view f) { return f.find_first_not_of('\0') == std::string_view::npos; },
+     "begins with zeros, as an unfinished download does", kAgain},
+    {[](std::string_view f) { return f.starts_with("version https://git-lfs"); },
+     "is a Git LFS pointer", "run git lfs pull"},
+    {is_page, "is an HTML page, perhaps of a login or an error", kAgain},
+    {[](std::string_view f) { return without_space(f).starts_with("<?xml"); },
+     "is XML, perhaps a server's error", kAgain, true},
+    {[](std::string_view f) {
+       return is_object(f) && f.find("\"weight_map\"") != std::string_view::npos;
+     },
+     "is an index of shards",
+     "give it a name that ends in .safetensors.index.json, beside its shards", false, true},
+    {is_answer, "is a server's error", kAgain, true},
+    {is_object, "is JSON", "name a .safetensors file, or an index *.safetensors.index.json", false,
+     true},
+    {[](std::string_view f) { return is_zip_with(f, "data.pkl"); },
+     "is a PyTorch file, as torch.save writes it", kConvert},
+    {[](std::string_view f) { return is_zip_with(f, ".npy"); }, "is a NumPy archive, .npz",
+     "convert it with safetensors.numpy.save_file"},
+    {[](std::string_view f) { return f.starts_with("PK\3\4"); }, "is a zip archive", "unpack it"},
+    {is_pickle, "is a Python pickle, as an old PyTorch file is", kConvert},
+    {[](std::string_view f) { return f.starts_with("GGUF"); }, "is GGUF",
+     "this version reads safetensors only"},
+    {[](std::string_view f) { return f.starts_with("\x93NUMPY"); }, "is a NumPy array, .npy",
+     "convert it with safetensors.numpy.save_file"},
+    {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
+     "is HDF5, as Keras writes it", "convert it to safetensors"},
+    {[](std::string_view f) { return f.starts_with("\x1F\x8B\x08"); }, "is compressed with gzip",
+     "decompress it with gzip -d"},
+    {[](std::string_view f) { return f.starts_with("\x28\xB5\x2F\xFD"); },
+     "is compressed with zstd", "decompress it with zstd -d"},
+    {[](std::string_view f) {
+       return f.starts_with(
+           "\xFD"
+           "7zXZ");
+     },
+     "is compressed with xz", "decompress it with xz -d"},
+    {[](std::string_view f) { return f.starts_with("BZh"); }, "is compressed with bzip2",
+     "decompress it with bzip2 -d"},
+    {[](std::string_view f) { return f.size() > 262 && f.substr(257, 5) == "ustar"; },
+     "is a tar archive", "unpack it"},
+    {is_onnx, "is ONNX", "convert it to safetensors"},
+    {is_text, "is text", "download it again, or name another file", true},
+};
+
+// Whether a header can stand here: a length in the format's limit, and the beginning of an object.
+bool has_header(std::string_view first) {
+  constexpr std::size_t kLength = 8;
+  constexpr std::uint64_t kMostJson = 100'000'000;
+  if (first.size() <= kLength || !is_object(first.substr(kLength))) return false;
+  std::uint64_t length = 0;
+  for (std::size_t i = kLength; i-- > 0;)
+    length = length << 8 | static_cast<unsigned char>(first[i]);
+  return length <= kMostJson;
+}
+
+// What to do about a broken rule when nothing else is known of the file.
+std::string_view advice_for(ErrorCode code, bool begins_well) {
+  switch (code) {
+    case ErrorCode::kHeaderTooLarge:
+      return ": not a safetensors file";
+    case ErrorCode::kInvalidHeaderLength:
+      return begins_well ? ": truncated? download it again" : ": not a safetensors file?";
+    case ErrorCode::kHeaderTooSmall:
+      return ": truncated? download it again";
+    case ErrorCode::kInvalidHeader:
+      return begins_well ? ": damaged? download it again" : ": not a safetensors file?";
+    case ErrorCode::kInvalidHeaderDeserialization:
+      return begins_well ? "" : ": not a safetensors file?";
+    case ErrorCode::kMetadataIncompleteBuffer:
+      return ": download it again";
+    default:
+      return "";
+  }
+}
+
+Error with_words(const Error& refusal, const std::string& place, const FileKind& kind,
+                 std::string_view first) {
+  std::string words = "the file ";
+  words += kind.what;
+  if (kind.shows_text) {
+    const std::string_view text = without_space(first);
+    const bool is_long = text.size() > kExcerptBytes;
+    std::string excerpt = printable(text.substr(
+        0, is_long ? utf8_floor(text, kExcerptBytes) : text.find_last_not_of(kWhiteSpace) + 1));
+    words.append(": ").append(excerpt).append(is_long ? "..." : "");
+  }
+  words.append(" (").append(kind.advice).append("): ");
+  return {refusal.code(), place, words + refusal.message()};
+}
+
+}  // namespace
+
+bool is_unfinished_name(std::string_view name) {
+  constexpr std::array kSuffixes{".incomplete"sv, ".part"sv, ".partial"sv, ".crdownload"sv,
+                                 ".aria2"sv};
+  return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+Error explained(const Error& refusal, const Source& source, const std::string& place) {
+  if (exit_status(refusal.code()) != 1) return refusal;
+  std::string first(std::min<std::uint64_t>(kGuessBytes, source.size()), '\0');
+  if (source.read(std::as_writable_bytes(std::span(first)), 0) != 0) return refusal;
+  if (is_unfinished_name(place) || is_unfinished_name(source.path())) {
+    constexpr FileKind kUnfinished{nullptr, "has the name of an unfinished download",
+                                   "finish the download"};
+    return with_words(refusal, place, kUnfinished, first);
+  }
+  const bool begins_well = has_header(first);
+  if (!begins_well) {
+    const auto* const kind = std::ranges::find_if(
+        kFileKinds, [&](const FileKind& row) { return row.recognises(first); });
+    if (kind != std::end(kFileKinds)) return with_words(refusal, place, *kind, first);
+  }
+  return {refusal.code(), place,
+          refusal.message() + std::string(advice_for(refusal.code(), begins_well))};
+}
+
+Error explained(const Error& refusal, std::string_view index, const std::string& place) {
+  const std::string_view first = index.substr(0, kGuessBytes);
+  const auto* const kind =
+      std::ranges::find_if(kFileKinds, [&](const FileKind& row) { return row.recognises(first); });
+  if (kind == std::end(kFileKinds) || kind->may_be_index) return refusal;
+  return with_words(refusal, place, *kind, first);
+}
+
+}  // namespace stfs

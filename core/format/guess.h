@@ -1,0 +1,25 @@
+// Tells what a file that was refused seems to be. Most files that are no checkpoint are a failed
+// download or a file of another format.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/base/error.h"
+#include "core/source/source.h"
+
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+// The refusal of a source, with what the file seems to be and what to do about it. Reads at most
+// 4 KiB. `place` begins the message. An error that is no broken rule of the format stays as it is.
+Error explained(const Error& refusal, const Source& source, const std::string& place);
+
+// The same for an index with this text.
+Error explained(const Error& refusal, std::string_view index, const std::string& place);
+
+// Whether a program that downloads gives such a name to a file that is not complete yet.
+bool is_unfinished_name(std::string_view name);
+
+}  // namespace stfs
