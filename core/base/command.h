@@ -22,6 +22,8 @@ enum class Value {
   kSize,        // bytes: "1000", "16G", "512MiB"
   kSource,      // a checkpoint: a .safetensors file, an index, a directory
   kPath,        // any file
+  kTensor,      // the name of a tensor in the checkpoint that is the first operand
+  kTensorPath,  // any file, or SOURCE::NAME
   kMountpoint,  // of a mounted checkpoint
   kDevice,      // a device of stfs-gpu: "cuda:0"
   kList,        // rows of CommandRow::list, separated by commas
