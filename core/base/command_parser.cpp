@@ -278,7 +278,7 @@ void CommandLine::require_options() const {
     const bool is_given = std::ranges::any_of(
         typed_, [&](const Typed& typed) { return typed.row.flags == row.flags; });
     if (is_given) continue;
-    const std::string_view flag = parts_of(row.flags, ',').front();
+    const std::string_view flag = parts_of(row.flags, ',').back();
     refuse(parsed_.verb->name,
            std::string(flag) + " " + std::string(row.argument) + " is expected" + where_to_look());
   }

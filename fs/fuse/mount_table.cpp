@@ -193,6 +193,8 @@ void unmount(const std::string& path, bool lazy) {
         fail(path, "not permitted, and fusermount3 is not installed: install the package fuse3");
       }
       if (message.ends_with(errno_text(EBUSY))) error = EBUSY;
+      constexpr std::string_view kProgram = "fusermount3: ";
+      if (message.starts_with(kProgram)) message.erase(0, kProgram.size());
       message = printable(message) + ": root and the user who mounted it may unmount it";
     }
     if (error != EBUSY) fail(path, message);
