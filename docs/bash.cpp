@@ -25,6 +25,36 @@ constexpr const char* kPath = R"SH(    path)
       mapfile -t COMPREPLY < <(compgen -f -- "$word")
       ;;
 )SH";
+// The names of tensors; stfs-info prints them. Bash quotes them as it quotes names of files.
+constexpr const char* kTensor = R"SH(    tensor)
+      _@F@_tensors "$source" "$word"
+      ;;
+)SH";
+// A file, or SOURCE::NAME. The SOURCE stays as it was typed.
+constexpr const char* kTensorPath = R"SH(    tensor_path)
+      if [[ $word == *::* ]]; then
+        local typed=${2#[\"\']}
+        _@F@_tensors "${word%%::*}" "${word#*::}"
+        COMPREPLY=("${COMPREPLY[@]/#/"${typed%%::*}::"}")
+      else
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+      fi
+      ;;
+)SH";
+constexpr const char* kTensorsFunction = R"SH(
+# Puts the tensors of a checkpoint that begin with a prefix into COMPREPLY: SOURCE PREFIX. The names
+# are data: nothing expands them.
+_@F@_tensors() {
+  local source=$1 program=${COMP_WORDS[0]/%@NAME@/stfs-info}
+  [[ -x $program ]] || program=stfs-info
+  [[ $source == '~/'* ]] && source=$HOME/${source:2}
+  compopt -o filenames 2>/dev/null
+  mapfile -t COMPREPLY < <("$program" complete -- "$source" "$2" 2>/dev/null </dev/null)
+  # The beginning of names goes on.
+  [[ ${COMPREPLY[0]-} == *[./] ]] && compopt -o nospace 2>/dev/null
+}
+)SH";
 constexpr const char* kMountpoint = R"SH(    mountpoint)
       # The mounts of stfs, dead ones too (proc_pid_mountinfo(5)): field 5 is the mountpoint, with
       # white space and backslashes as \ooo; the type follows a field "-".
@@ -87,6 +117,7 @@ constexpr const char* kValuesEnd =
 
 _@F@() {
   local words=() word last=$2 piece glue='' kind='' form='@FORM@' operand=0 operands=() options='' i
+  local source=''  # the first operand, without its quotes
   # Readline splits words at = and at colons: join them again.
   for ((i = 1; i <= COMP_CWORD; ++i)); do
     piece=${COMP_WORDS[i]}
@@ -111,6 +142,7 @@ _@F@() {
   case $form in
 @FORMS@    *) options='-h --help' ;;
   esac
+  source=${source#[\"\']} source=${source%[\"\']} source=${source//\\/}
 
   # A value is the next word, or the rest of the word after a =.
   if [[ $word == --*=* && $last != --*=* ]] && _@F@_kind "${word%%=*}"; then
@@ -149,6 +181,10 @@ std::string kind_of(const OptionRow& row) {
       return "source";
     case Value::kPath:
       return "path";
+    case Value::kTensor:
+      return "tensor";
+    case Value::kTensorPath:
+      return "tensor_path";
     case Value::kMountpoint:
       return "mountpoint";
     case Value::kDevice:
@@ -191,6 +227,7 @@ std::string offers(const CommandRow& command) {
   std::string out;
   for (const auto& [kind, branch] :
        {std::pair(Value::kSource, kSource), std::pair(Value::kPath, kPath),
+        std::pair(Value::kTensor, kTensor), std::pair(Value::kTensorPath, kTensorPath),
         std::pair(Value::kMountpoint, kMountpoint), std::pair(Value::kDevice, kDevice),
         std::pair(Value::kCommand, kCommand)}) {
     if (kinds.contains(kind)) out += branch;
@@ -274,10 +311,16 @@ std::string bash_completion(const CommandRow& command) {
   replace_all(end, "@CASES@", cases);
   replace_all(end, "@FORMS@", all_forms);
   replace_all(end, "@FORM@", command.has_verbs ? "" : std::string_view(command.verbs.front().name));
-  replace_all(end, "@OPERAND@",
-              command.has_verbs ? "if [[ $form ]]; then ((++operand)); else form=${words[i]}; fi"
-                                : "((++operand))");
-  std::string out = kBegin + kind_function(command) + kValuesBegin + offers(command) + end;
+  replace_all(
+      end, "@OPERAND@",
+      command.has_verbs
+          ? "if [[ $form ]]; then ((operand++)) || source=${words[i]}; else form=${words[i]}; fi"
+          : "((operand++)) || source=${words[i]}");
+  const bool names_tensors = std::ranges::any_of(command.options, [](const OptionRow& row) {
+    return row.value == Value::kTensor || row.value == Value::kTensorPath;
+  });
+  std::string out = kBegin + kind_function(command) + (names_tensors ? kTensorsFunction : "") +
+                    kValuesBegin + offers(command) + end;
   replace_all(out, "@F@", function);
   replace_all(out, "@NAME@", command.name);
   return out;

@@ -22,6 +22,42 @@ _stfs_mountpoints() {
 }
 )SH";
 
+constexpr const char* kTensors = R"SH(
+# Offers the tensors of a checkpoint: SOURCE. stfs-info prints their names, and nothing expands them.
+_stfs_tensors_of() {
+  local -a names beginnings expl
+  names=("${(@f)$(stfs-info complete -- "${1/#\~\//$HOME/}" "${(Q)PREFIX}" 2>/dev/null </dev/null)}")
+  names=("${(@)names:#}")
+  beginnings=("${(@M)names:#*[.\/]}")
+  names=("${(@)names:#*[.\/]}")
+  _wanted tensors expl tensor compadd -a names
+  _wanted tensors expl tensor compadd -S '' -a beginnings
+}
+
+# The checkpoint is the first word that is a file or a directory.
+_stfs_tensor() {
+  local word
+  for word in "${(@Q)words[2,CURRENT-1]}"; do
+    [[ -e ${word/#\~\//$HOME/} ]] || continue
+    _stfs_tensors_of "$word"
+    return
+  done
+  return 1
+}
+
+# A file, or SOURCE::NAME.
+_stfs_tensor_path() {
+  if [[ $PREFIX == *::* ]]; then
+    local checkpoint=${PREFIX%%::*}
+    IPREFIX+=$checkpoint::
+    PREFIX=${PREFIX#*::}
+    _stfs_tensors_of "${(Q)checkpoint}"
+  else
+    _files
+  fi
+}
+)SH";
+
 // `text` for single quotes, with a backslash before each character of `special`.
 std::string escaped(std::string_view text, std::string_view special) {
   std::string out;
@@ -41,6 +77,10 @@ std::string action_of(const OptionRow& row) {
       return R"SH(_files -g "*.safetensors(|.index.json)(-.)")SH";
     case Value::kPath:
       return "_files";
+    case Value::kTensor:
+      return "_stfs_tensor";
+    case Value::kTensorPath:
+      return "_stfs_tensor_path";
     case Value::kMountpoint:
       return "_stfs_mountpoints";
     case Value::kDevice:
@@ -174,7 +214,7 @@ std::string forms_of(const CommandRow& command) {
 std::string zsh_completion(const CommandRow& command) {
   const std::string name(command.name);
   std::string out = "#compdef " + name + "\n# Generated from the table of its options.\n";
-  if (!command.has_verbs) out += kMountpoints;
+  out += command.has_verbs ? kTensors : kMountpoints;
   out += "\n_" + name + "() {\n  local curcontext=$curcontext ret=1\n" +
          "  local -a state line verbs\n  typeset -A opt_args\n\n  _arguments ";
   if (command.has_verbs) {

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# completions_test.sh COMPLETIONS DATA STFS_GPU: what bash offers for words of the three commands, as
+# completions_test.sh COMPLETIONS DATA STFS_GPU STFS_INFO: what bash offers for words of the three commands, as
 # readline would hand them over. COMPLETIONS and DATA are directories.
+# shellcheck disable=SC2016  # names that a shell must not expand
 set -uo pipefail
 
-completions=${1:?usage: completions_test.sh COMPLETIONS DATA STFS_GPU}
+completions=${1:?usage: completions_test.sh COMPLETIONS DATA STFS_GPU STFS_INFO}
 data=$2
 stfs_gpu=$3
+stfs_info=$4
+PATH=$(dirname "$stfs_info"):$PATH
 failures=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -32,6 +35,7 @@ offered() {
   [[ $word == *[=:] ]] && word=''
   function=_${COMP_WORDS[0]//-/_}
   [[ ${COMP_WORDS[0]} == stfs-gpu ]] && COMP_WORDS[0]=$stfs_gpu
+  [[ ${COMP_WORDS[0]} == stfs-info ]] && COMP_WORDS[0]=$stfs_info
   COMPREPLY=()
   "$function" "${COMP_WORDS[0]}" "$word" "${COMP_WORDS[COMP_CWORD - 1]}"
   for reply in "${COMPREPLY[@]}"; do printf '%s\n' "$reply"; done | LC_ALL=C sort | tr '\n' ' '
@@ -100,6 +104,79 @@ expect 'stfs-gpu evict --f' --force
 expect 'stfs-gpu pin --f'
 expect 'stfs-gpu holder '
 expect 'stfs-gpu run -d cpu notes.txt -- n'
+
+# Names of tensors: of a file, of an index whose shards are absent, of a directory.
+write_tensors() { # FILE NAME...
+  local file=$1 header='' name
+  shift
+  for name in "$@"; do header+=${header:+,}"\"$name\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}"; done
+  header="{$header}"
+  printf -v length '%04x' ${#header}
+  {
+    printf '%b' "\\x${length:2:2}\\x${length:0:2}\\x00\\x00\\x00\\x00\\x00\\x00"
+    printf '%s' "$header"
+  } >"$file"
+}
+write_tensors "$work/t.safetensors" model.a.weight model.b.weight lm_head 'x y' 'ev$(touch executed)il' \
+  'a:b' '[c]' 'back\\slash' 'tab\tname' "q'uote" '`touch executed`'
+mkdir "$work/indexed"
+{
+  printf '{"weight_map":{"lm_head":"gone.safetensors"'
+  for ((n = 0; n < 300; ++n)); do printf ',"model.layers.%d.w":"gone.safetensors"' $n; done
+  printf '}}'
+} >"$work/indexed/model.safetensors.index.json"
+
+expect 'stfs-info show t.safetensors mod' model.a.weight model.b.weight
+expect 'stfs-info cat t.safetensors lm' lm_head
+expect 'stfs-info hash t.safetensors lm_head model.a' model.a.weight
+expect 'stfs-info extract -o n.safetensors t.safetensors model.b' model.b.weight
+expect 'stfs-info stats -j 2 t.safetensors nothing'
+expect 'stfs-info list t.safetensors' t.safetensors
+expect 'stfs-info show t.safetensors a:' b
+expect 'stfs-info show t.safetensors x' 'x y'
+expect 'stfs-info show t.safetensors ev'
+expect 'stfs-info show t.safetensors [' '[c]'
+expect 'stfs-info show t.safetensors q' "q'uote"
+expect 'stfs-info show t.safetensors `'
+expect 'stfs-info show t.safetensors back'
+expect 'stfs-info show t.safetensors tab'
+expect 'stfs-info show t.safetensors $(touch'
+expect 'stfs-info show $(touch${IFS}executed) m'
+expect 'stfs-info show gone.safetensors m'
+expect 'stfs-info show t.safetensors lm_head '
+expect 'stfs-info show indexed lm' lm_head
+expect 'stfs-info show indexed model.layers.29' model.layers.29.w model.layers.29{0..9}.w
+expect 'stfs-info show indexed/model.safetensors.index.json l' lm_head
+# More than 200 names go on at the next separator where they differ.
+expect 'stfs-info show indexed mo' model.layers.{0..299}.
+expect 'stfs-info show indexed ' lm_head model.
+expect 'stfs-gpu load -d cpu t.safetensors::mod' model.a.weight model.b.weight
+expect 'stfs-gpu load -d cpu t.safetensors::' '[c]' a:b lm_head model.a.weight model.b.weight "q'uote" 'x y'
+expect 'stfs-gpu plan -d cpu indexed::lm' lm_head
+expect 'stfs-gpu get -d cpu t.safetensors::a:' b
+expect 'stfs-gpu run -d cpu gone::l'
+mkfifo "$work/pipe.safetensors"
+expect 'stfs-info show pipe.safetensors m'
+rm "$work/pipe.safetensors"
+[[ -e executed ]] && {
+  printf 'a completion was executed\n' >&2
+  failures=$((failures + 1))
+}
+cp "$work/t.safetensors" "$work/b c.safetensors"
+COMP_WORDS=("$stfs_info" show 'b\ c.safetensors' 'lm') COMP_CWORD=3
+_stfs_info "$stfs_info" lm 'b\ c.safetensors'
+[[ ${COMPREPLY[*]} == lm_head ]] || {
+  printf 'b\\ c.safetensors: offered "%s"\n' "${COMPREPLY[*]}" >&2
+  failures=$((failures + 1))
+}
+COMP_WORDS=("$stfs_gpu" load 'b\ c.safetensors' :: lm) COMP_CWORD=4
+_stfs_gpu "$stfs_gpu" lm ::
+[[ ${COMPREPLY[*]} == lm_head ]] || {
+  printf 'b\\ c.safetensors::lm: offered "%s"\n' "${COMPREPLY[*]}" >&2
+  failures=$((failures + 1))
+}
+rm "$work"/*.safetensors
+rm -r "$work/indexed"
 
 # A name is compared without its quotes, and one with a space stays one word.
 cp -r "$data/single" "$work/with space"

@@ -64,7 +64,7 @@ void add_rows(std::string& out, std::string_view heading, std::span<const Option
 }
 
 // " list [OPTIONS] SOURCE [GLOB...]". A command without verbs has few options, so each is named.
-std::string usage(const CommandRow& command, const VerbRow& verb) {
+std::string arguments_usage(const CommandRow& command, const VerbRow& verb) {
   std::string text = command.has_verbs ? " " + std::string(verb.name) + " [OPTIONS]" : "";
   std::string operands;
   for (const OptionRow& row : command.options) {
@@ -132,11 +132,15 @@ std::vector<OptionRow> options_of(const CommandRow& command) {
   return rows;
 }
 
+std::string usage_of(const CommandRow& command, const VerbRow& verb) {
+  return std::string(command.name) + arguments_usage(command, verb);
+}
+
 std::string help_text(const CommandRow& command, const VerbRow* verb) {
   std::string out = std::string(verb != nullptr ? verb->help : command.help) + "\n";
   const std::string name(command.name);
   if (verb != nullptr) {
-    out += "\nUsage: " + name + usage(command, *verb) + "\n";
+    out += "\nUsage: " + usage_of(command, *verb) + "\n";
   } else if (command.has_verbs) {
     out += "\nUsage: " + name + " VERB [OPTIONS] ...\n\nVerbs:\n";
     std::vector<std::pair<std::string, std::string_view>> verbs;
@@ -148,7 +152,7 @@ std::string help_text(const CommandRow& command, const VerbRow* verb) {
   } else {
     const char* label = "\nUsage: ";
     for (const VerbRow& form : command.verbs) {
-      out += label + name + usage(command, form) + "\n";
+      out += label + usage_of(command, form) + "\n";
       label = "       ";
     }
   }

@@ -22,6 +22,8 @@ enum class Value {
   kSize,        // bytes: "1000", "16G", "512MiB"
   kSource,      // a checkpoint: a .safetensors file, an index, a directory
   kPath,        // any file
+  kTensor,      // the name of a tensor in the checkpoint that is the first operand
+  kTensorPath,  // any file, or SOURCE::NAME
   kMountpoint,  // of a mounted checkpoint
   kDevice,      // a device of stfs-gpu: "cuda:0"
   kList,        // rows of CommandRow::list, separated by commas
@@ -94,6 +96,18 @@ bool may_repeat(const OptionRow& row);
 // Splits a text; leaves out empty parts.
 std::vector<std::string_view> parts_of(std::string_view text, char separator);
 
+// The first of the `words` that is most like `typed`: it begins with `typed`, or differs by a few
+// letters. `-` and `_` are alike. Empty when none is like it.
+std::string_view similar_word(std::string_view typed, std::span<const std::string_view> words);
+// Whether two names of options are equal when `-` and `_` are alike.
+bool same_option(std::string_view a, std::string_view b);
+// " (did you mean list?)"; "" for an empty word.
+std::string did_you_mean(std::string_view word);
+
+// A value that was typed for a row, in the form that its setter expects: a number and a size become
+// decimal digits. Throws Error kUsage with the rule alone: "one of name, size is expected".
+std::string checked_value(const OptionRow& row, const std::string& value);
+
 // Whether `verb` requires `row`; nullopt when it does not take it.
 std::optional<bool> is_required(const OptionRow& row, const VerbRow& verb);
 // The rows that a verb takes, and --help. With a null verb: --help, --version and, of a command
@@ -101,6 +115,9 @@ std::optional<bool> is_required(const OptionRow& row, const VerbRow& verb);
 std::vector<OptionRow> rows_of(const CommandRow& command, const VerbRow* verb);
 // The options of all verbs that are not hidden, with --help and --version; no operands.
 std::vector<OptionRow> options_of(const CommandRow& command);
+
+// "stfs-info show [OPTIONS] SOURCE TENSOR".
+std::string usage_of(const CommandRow& command, const VerbRow& verb);
 
 // The text that --help prints, 80 columns wide.
 std::string help_text(const CommandRow& command, const VerbRow* verb = nullptr);

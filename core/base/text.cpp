@@ -7,7 +7,10 @@
 #include <charconv>
 #include <cstdio>
 #include <ctime>
+#include <numeric>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -203,6 +206,24 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
     return left.empty() ? std::strong_ordering::less : std::strong_ordering::greater;
   }
   return a <=> b;
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
+  std::vector<std::size_t> row(b.size() + 1);  // from the prefix of `a` to each prefix of `b`
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    std::size_t least = row[0];
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      least = std::min(least, row[j]);
+    }
+    if (least > most) return most + 1;
+  }
+  return std::min(row.back(), most + 1);
 }
 
 std::string human_bytes(std::uint64_t bytes) {

@@ -54,6 +54,10 @@ std::size_t utf8_floor(std::string_view text, std::size_t n);
 // equal.
 std::strong_ordering natural_order(std::string_view a, std::string_view b);
 
+// The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
+// when more than `most` are needed.
+std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most);
+
 // 1536 -> "1.5 KiB", 17 -> "17 B".
 std::string human_bytes(std::uint64_t bytes);
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <compare>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -13,26 +12,6 @@ namespace stfs {
 namespace {
 
 bool is_glob(std::string_view name) { return name.find_first_of("*?[") != std::string_view::npos; }
-
-// The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
-// when more than `most` are needed.
-std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most) {
-  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
-  std::vector<std::size_t> row(b.size() + 1);  // from the prefix of `a` to each prefix of `b`
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    std::size_t least = row[0];
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-      least = std::min(least, row[j]);
-    }
-    if (least > most) return most + 1;
-  }
-  return std::min(row.back(), most + 1);
-}
 
 // How unlike two names are; nullopt when they are too unlike to suggest one for the other.
 std::optional<std::size_t> unlikeness(std::string_view typed, std::string_view name,

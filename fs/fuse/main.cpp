@@ -42,7 +42,8 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   for (const Part& part : checkpoint.parts()) {
     if (!part.source->path().starts_with(prefix)) continue;
     throw Error(ErrorCode::kMountFailed, mountpoint,
-                "the source " + printable(part.source->path()) + " lies in it and would be hidden");
+                "the source " + printable(part.source->path()) +
+                    " lies in it and would be hidden: choose another directory");
   }
 }
 
@@ -140,7 +141,7 @@ int supervise(const Loaded& loaded) {
 
 // Returns the exit status.
 int mount(Options options) {
-  options.mountpoint = resolve_mountpoint(options.mountpoint);
+  options.mountpoint = resolve_mountpoint(options.mountpoint, "mkdir it first");
   check_mountpoint(options.mountpoint);
   UniqueFd lock = lock_mountpoint(options.mountpoint);
   raise_descriptor_limit();
@@ -203,7 +204,9 @@ int run(int argc, char** argv) {
       std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());
       break;
     case Options::Command::kUnmount:
-      unmount(resolve_mountpoint(options.mountpoint), options.lazy);
+      unmount(
+          resolve_mountpoint(options.mountpoint, "findmnt -t fuse.stfs lists the mounts of stfs"),
+          options.lazy);
       break;
     case Options::Command::kMount:
       return mount(options);

@@ -11,7 +11,9 @@
 #include <linux/fuse.h>
 #include <poll.h>
 
+#include <array>
 #include <exception>
+#include <string>
 #include <string_view>
 
 namespace stfs {
@@ -25,6 +27,31 @@ std::string escape_option(std::string_view value) {
     out += c;
   }
   return out;
+}
+
+// Appends to a message of libfuse or fusermount3(1) what to do next.
+std::string with_advice(const std::string& message) {
+  struct Advice {
+    std::string_view part;  // of a message
+    std::string_view text;
+  };
+  constexpr std::array kAdvice = {
+      Advice{"user_allow_other", ""},  // the message says it
+      Advice{"no write access", "choose a directory that you may write to"},
+      Advice{"not owned by user", "choose a directory of yours"},
+      Advice{"exec fusermount3", "install the package fuse3, or mount as root"},
+      Advice{"of fusermount3 failed", "install the package fuse3, or mount as root"},
+      Advice{"/dev/fuse", "a container needs --device /dev/fuse, and a user a device of mode 0666"},
+      Advice{"not permitted",
+             "a container needs --cap-add SYS_ADMIN, and a user needs fusermount3 "
+             "with its setuid bit"},
+      Advice{"too many FUSE", "unmount some, or raise mount_max in /etc/fuse.conf"},
+  };
+  for (const Advice& advice : kAdvice) {
+    if (message.find(advice.part) == std::string::npos) continue;
+    return advice.text.empty() ? message : message + " (" + std::string(advice.text) + ")";
+  }
+  return message;
 }
 
 }  // namespace
@@ -57,10 +84,15 @@ Mount::Mount(const Options& options, FuseContext& context) : mountpoint_(options
           fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &context);
       is_mounted = session_ != nullptr && fuse_session_mount(session_, mountpoint_.c_str()) == 0;
     });
-    if (session_ == nullptr) throw Error(ErrorCode::kUsage, "-o", last_line(said));
+    if (session_ == nullptr) {
+      throw Error(ErrorCode::kUsage, "-o",
+                  last_line(said) + " (the libfuse of this system, " + fuse_pkgversion() +
+                      ", does not take it)");
+    }
     if (!is_mounted) {
       throw Error(ErrorCode::kMountFailed, mountpoint_,
-                  said.empty() ? "the mount failed" : last_line(said));
+                  said.empty() ? "the mount failed (-f -o debug may show why)"
+                               : with_advice(last_line(said)));
     }
     if (const auto mount = mounted_at(mountpoint_)) device_ = mount->device;
     raise_readahead(device_);

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/base/text.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -96,7 +97,7 @@ std::optional<MountEntry> mounted_at(const std::string& path) {
   return find_mount(text, path);
 }
 
-std::string resolve_mountpoint(const std::string& path) {
+std::string resolve_mountpoint(const std::string& path, const std::string& advice) {
   const auto resolve = [](const std::string& p) {
     return std::unique_ptr<char, decltype(&std::free)>(::realpath(p.c_str(), nullptr), &std::free);
   };
@@ -115,6 +116,10 @@ std::string resolve_mountpoint(const std::string& path) {
       if (mounted_at(whole)) return whole;
     }
   }
+  if (path.empty()) fail("", "the mountpoint is an empty name: name a directory");
+  if (error == ENOENT) fail(path, "no such directory (" + advice + ")");
+  if (error == EACCES) fail(path, errno_text(error) + ": a directory above it is closed to you");
+  if (error == ENOTDIR) fail(path, errno_text(error) + ": a file is in its path");
   fail(path, errno_text(error));
 }
 
@@ -124,21 +129,24 @@ void check_nothing_mounted(const std::string& path) {
   if (const auto mount = mounted_at(path)) {
     // A systemd automount unit mounts over its own autofs.
     if (mount->type == kType) fail(path, "already mounted: unmount it first (stfs -u)");
-    if (mount->type != "autofs") fail(path, "busy: a mount of type " + mount->type + " is there");
+    if (mount->type != "autofs")
+      fail(path, "busy: a mount of type " + mount->type + " is there: choose another directory");
   }
 }
 
 }  // namespace
 
 void check_mountpoint(const std::string& path) {
-  if (path.empty()) fail("", "the mountpoint is an empty name");
   check_nothing_mounted(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) fail(path, errno_text(errno));
-  if (!S_ISDIR(status.st_mode)) fail(path, "the mountpoint is not a directory");
+  if (!S_ISDIR(status.st_mode))
+    fail(path, "the mountpoint is not a directory (stfs SOURCE... MOUNTPOINT)");
   if (::access("/dev/fuse", F_OK) != 0) {
-    fail(path, "/dev/fuse: " + errno_text(errno) +
-                   ": the kernel's fuse module is not loaded, or not given to this container");
+    fail(path,
+         "/dev/fuse: " + errno_text(errno) +
+             ": load the kernel's fuse module (modprobe fuse, as root), or give the device to "
+             "this container (--device /dev/fuse)");
   }
 }
 
@@ -150,7 +158,7 @@ UniqueFd lock_mountpoint(const std::string& path) {
   UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Without permission to open the directory there is no lock; the check below remains.
   if (directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    fail(path, "busy: another process is mounting there");
+    fail(path, "busy: another process is mounting there: wait for it, or choose another directory");
   }
   check_nothing_mounted(path);
   return directory;
@@ -165,25 +173,38 @@ void raise_readahead(const std::string& device) {
 
 void unmount(const std::string& path, bool lazy) {
   const auto mount = mounted_at(path);
-  if (!mount) fail(path, "nothing is mounted there");
-  if (mount->type != kType) fail(path, "not an stfs mount, but of type " + mount->type);
+  if (!mount)
+    fail(path, "nothing is mounted there (findmnt -t fuse.stfs lists the mounts of stfs)");
+  if (mount->type != kType)
+    fail(path, "not an stfs mount, but of type " + mount->type + " (umount unmounts it)");
 
   // After a reader closes its file, readahead keeps the mount busy for some milliseconds.
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::seconds(1);
   const int flags = UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0);
   while (::umount2(path.c_str(), flags) != 0) {
-    if (errno == EBUSY && Clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      continue;
+    int error = errno;
+    std::string message = errno_text(error);
+    if (error == EPERM) {
+      message.clear();
+      const int status = run_fusermount(path, lazy, message);
+      if (status == 0) return;
+      if (status == 127) {
+        fail(path, "not permitted, and fusermount3 is not installed: install the package fuse3");
+      }
+      if (message.ends_with(errno_text(EBUSY))) error = EBUSY;
+      constexpr std::string_view kProgram = "fusermount3: ";
+      if (message.starts_with(kProgram)) message.erase(0, kProgram.size());
+      message = printable(message) + ": root and the user who mounted it may unmount it";
     }
-    if (errno == EBUSY) fail(path, "busy: a file in it is open (-u -z detaches it at once)");
-    if (errno != EPERM) fail(path, errno_text(errno));
-    std::string message;
-    const int status = run_fusermount(path, lazy, message);
-    if (status == 127) fail(path, "not permitted, and fusermount3 is not installed");
-    if (status != 0) fail(path, message);
-    return;
+    if (error != EBUSY) fail(path, message);
+    if (Clock::now() > deadline) {
+      fail(path,
+           "busy: a file in it is open, or a process has its working directory there (-u -z "
+           "detaches it at once; fuser -m " +
+               printable(path) + " lists them)");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 

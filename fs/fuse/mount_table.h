@@ -24,8 +24,8 @@ std::optional<MountEntry> find_mount(std::string_view mountinfo, const std::stri
 std::optional<MountEntry> mounted_at(const std::string& path);
 
 // The absolute path of a mountpoint with symbolic links resolved, even if a dead mount there makes
-// stat(2) fail. Throws Error kMountFailed.
-std::string resolve_mountpoint(const std::string& path);
+// stat(2) fail. Throws Error kMountFailed; `advice` says what to do when the path does not exist.
+std::string resolve_mountpoint(const std::string& path, const std::string& advice);
 
 // Checks that `path` (absolute) is a directory without a mount, and that /dev/fuse exists. Throws
 // Error kMountFailed.

@@ -1,25 +1,25 @@
 #include "fs/fuse/options.h"
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 #include <grp.h>
 #include <pwd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace stfs {
 namespace {
 
 [[noreturn]] void refuse(std::string_view rule) { throw Error(ErrorCode::kUsage, "", rule); }
-
-std::string range_rule(unsigned least, unsigned most) {
-  return "a number from " + std::to_string(least) + " to " + std::to_string(most) + " is expected";
-}
 
 unsigned parse_number(std::string_view text, int base, unsigned least, unsigned most,
                       std::string_view rule) {
@@ -31,17 +31,40 @@ unsigned parse_number(std::string_view text, int base, unsigned least, unsigned 
   return value;
 }
 
-unsigned parse_id(const std::string& text) {
+// Finds an entry by name in the database of users or groups (getpwnam_r(3), getgrnam_r(3)).
+template <class Entry, class Find>
+std::optional<Entry> find_entry(Find find, const std::string& name, std::vector<char>& buffer) {
+  constexpr std::size_t kMost = std::size_t{1} << 24;  // a group has many members
+  Entry entry{};
+  Entry* found = nullptr;
+  buffer.resize(4096);
+  int error = 0;
+  while ((error = find(name.c_str(), &entry, buffer.data(), buffer.size(), &found)) == ERANGE &&
+         buffer.size() < kMost) {
+    buffer.resize(buffer.size() * 2);
+  }
+  return found != nullptr ? std::optional(entry) : std::nullopt;
+}
+
+// `what` is "user" or "group".
+unsigned parse_id(const std::string& text, const std::string& what) {
   constexpr unsigned kMost = std::numeric_limits<unsigned>::max() - 1;  // -1 means none
-  return parse_number(text, 10, 0, kMost, range_rule(0, kMost));
+  if (text.empty()) refuse("the name or the number of a " + what + " is expected");
+  if (text.find_first_not_of("-0123456789") != std::string::npos) {
+    refuse("no such " + what + ": a name that this system knows, or a number, is expected");
+  }
+  return parse_number(text, 10, 0, kMost,
+                      "a number from 0 to " + std::to_string(kMost) + " is expected");
 }
 uid_t parse_user(const std::string& text) {
-  const passwd* user = ::getpwnam(text.c_str());
-  return user != nullptr ? user->pw_uid : parse_id(text);
+  std::vector<char> buffer;
+  const auto user = find_entry<passwd>(::getpwnam_r, text, buffer);
+  return user ? user->pw_uid : parse_id(text, "user");
 }
 gid_t parse_group(const std::string& text) {
-  const group* found = ::getgrnam(text.c_str());
-  return found != nullptr ? found->gr_gid : parse_id(text);
+  std::vector<char> buffer;
+  const auto found = find_entry<group>(::getgrnam_r, text, buffer);
+  return found ? found->gr_gid : parse_id(text, "group");
 }
 
 Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
@@ -86,9 +109,7 @@ constexpr std::array kMountOptions = {
                      "The file `.stfs/info.json` lists the missing tensors."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
-              .help =
-                  "a second process restarts the serving one when it dies; readers wait and see "
-                  "no error",
+              .help = "restart the server if it crashes; open files survive",
               .man = "Let a second process, the supervisor, hold the mount and restart the serving "
                      "process when it dies. "
                      "Readers wait some milliseconds and see no error; their open files stay open. "
@@ -181,42 +202,86 @@ bool is_ignored(std::string_view key) {
                                 "nomand",      "loud",
                                 "silent",      "subtype",
                                 "comment",     "default_permissions"};
-  return std::ranges::find(kIgnored, key) != kIgnored.end() || key.starts_with("x-") ||
-         key.starts_with("X-") || key.starts_with("comment");
+  const auto is_key = [&](std::string_view name) { return same_option(name, key); };
+  return std::ranges::any_of(kIgnored, is_key) || key.starts_with("x-") || key.starts_with("X-") ||
+         key.starts_with("comment");
 }
 
-// Checks a value and returns it in the form that the row's setter expects.
-std::string checked(const OptionRow& row, const std::string& value) {
-  if (row.value == Value::kNumber) {
-    const std::string rule = range_rule(row.least, row.most);
-    return std::to_string(parse_number(value, 10, row.least, row.most, rule));
+// An option that libfuse 3 takes from the list of -o (fuse_session_new(3)), for itself, for
+// fusermount3(1) or for mount(2). libfuse refuses the others. An older libfuse knows fewer of them.
+struct FuseOption {
+  std::string_view key;
+  std::string_view argument = {};  // as in OptionRow
+  Value value = Value::kText;
+};
+constexpr std::array kFuseOptions = {
+    FuseOption{"allow_other"},
+    FuseOption{"allow_root"},
+    FuseOption{"auto_unmount"},
+    FuseOption{"debug"},
+    FuseOption{"blkdev"},
+    FuseOption{"blksize", "N", Value::kNumber},
+    FuseOption{"context", "CONTEXT"},
+    FuseOption{"fscontext", "CONTEXT"},
+    FuseOption{"defcontext", "CONTEXT"},
+    FuseOption{"rootcontext", "CONTEXT"},
+    FuseOption{"exec"},
+    FuseOption{"noexec"},
+    FuseOption{"async"},
+    FuseOption{"sync"},
+    FuseOption{"dirsync"},
+    FuseOption{"noatime"},
+    FuseOption{"nostrictatime"},
+    FuseOption{"symfollow"},
+    FuseOption{"nosymfollow"},
+    FuseOption{"io_uring"},
+    FuseOption{"io_uring_q_depth", "N", Value::kNumber},
+};
+
+// Throws kUsage unless `value` is one for an option with `argument`, or null for one without.
+void check_presence(std::string_view key, std::string_view argument, const std::string* value) {
+  if (argument.empty() && value != nullptr) refuse("a value is not expected: " + std::string(key));
+  if (!argument.empty() && value == nullptr) {
+    refuse("a value is expected: " + std::string(key) + "=" + std::string(argument));
   }
-  if (row.value == Value::kChoice) {
-    std::string list;
-    for (const std::string_view choice : parts_of(row.argument, '|')) {
-      if (choice == value) return value;
-      list += (list.empty() ? "" : ", ") + std::string(choice);
-    }
-    refuse("one of " + list + " is expected");
-  }
-  return value;
 }
 
+// The rule for an option that nothing takes.
+std::string unknown_option(std::string_view key) {
+  std::vector<std::string_view> known;
+  for (const OptionRow& row : kMountOptions) {
+    for (const std::string_view name : parts_of(row.flags, ',')) known.push_back(name);
+  }
+  for (const FuseOption& option : kFuseOptions) known.push_back(option.key);
+  return "unknown option" + did_you_mean(similar_word(key, known)) +
+         ": stfs --help lists the options";
+}
+
+// Applies "key" or "key=value".
 void apply(Options& options, const std::string& option) {
   const std::size_t equals = option.find('=');
   const std::string key = option.substr(0, equals);
-  const auto row = std::ranges::find(kMountOptions, key, &OptionRow::flags);
-  const bool is_ours = row != kMountOptions.end() && row->set != nullptr &&
-                       (equals == std::string::npos || !row->argument.empty());
+  const std::string typed = equals == std::string::npos ? "" : option.substr(equals + 1);
+  const std::string* value = equals == std::string::npos ? nullptr : &typed;
+  const auto is_key = [&](std::string_view name) { return same_option(name, key); };
   try {
-    if (is_ours) {
-      row->set(&options,
-               checked(*row, equals == std::string::npos ? "" : option.substr(equals + 1)));
-    } else if (key == "remount") {
-      refuse("a mounted checkpoint does not change: unmount it and mount it again");
-    } else if (!is_ignored(key)) {
-      options.mount_options.push_back(option);
+    const auto row = std::ranges::find_if(kMountOptions, is_key, &OptionRow::flags);
+    if (row != kMountOptions.end() && row->set != nullptr) {
+      check_presence(row->flags, row->argument, value);
+      row->set(&options, checked_value(*row, typed));
+      return;
     }
+    if (key == "remount") {
+      refuse("a mounted checkpoint does not change: unmount it and mount it again");
+    }
+    if (is_ignored(key)) return;
+    const auto fuse = std::ranges::find_if(kFuseOptions, is_key, &FuseOption::key);
+    if (fuse == kFuseOptions.end()) refuse(unknown_option(key));
+    check_presence(fuse->key, fuse->argument, value);
+    if (fuse->value == Value::kNumber) {
+      parse_number(typed, 10, 0, std::numeric_limits<unsigned>::max(), "a number is expected");
+    }
+    options.mount_options.push_back(std::string(fuse->key) + (value == nullptr ? "" : "=" + typed));
   } catch (const Error& error) {
     throw Error(ErrorCode::kUsage, "-o " + option, error.message());
   }
@@ -285,7 +350,9 @@ constexpr CommandRow kCommand = {
     .name = "stfs",
     .help = "Mount a safetensors checkpoint: every tensor is a file.",
     .notes =
-        "Other options go to libfuse and the kernel; mount.fuse3(8) lists them.\n"
+        "Taken too: allow_root, auto_unmount, blkdev, blksize=, context= and its kin,\n"
+        "debug, exec, noatime, sync, symfollow and others of mount.fuse3(8); the words of\n"
+        "fstab(5) are ignored. - and _ are alike in the names of options.\n"
         "The mount is always read-only, nosuid, nodev and default_permissions.\n\n"
         "Exit status: 0 done, 1 the checkpoint breaks the format, 2 wrong usage,\n"
         "3 the source cannot be read, 4 the mount failed.\n",
@@ -293,6 +360,26 @@ constexpr CommandRow kCommand = {
     .verbs = kForms,
     .options = kOptions,
     .list = kMountOptions};
+
+[[noreturn]] void refuse_usage(const std::string& rule) {
+  throw Error(ErrorCode::kUsage, "", rule + " (try stfs --help)");
+}
+
+void check_unmount(const Options& options, const std::vector<std::string>& paths) {
+  if (paths.empty()) refuse_usage("-u: MOUNTPOINT is expected: stfs -u MOUNTPOINT");
+  if (paths.size() > 1) {
+    refuse_usage("-u takes one MOUNTPOINT, and " + in_quotes(paths[1]) + " is one too many");
+  }
+  if (options.foreground) refuse_usage("-f is for mounting, and -u unmounts");
+}
+
+void check_mount(const Options& options, const std::vector<std::string>& paths) {
+  if (options.lazy) refuse_usage("-z is for -u: stfs -u -z MOUNTPOINT");
+  if (paths.empty()) refuse_usage("SOURCE and MOUNTPOINT are expected: stfs SOURCE MOUNTPOINT");
+  if (paths.size() == 1) {
+    refuse_usage("MOUNTPOINT is expected: stfs " + printable(paths[0]) + " MOUNTPOINT");
+  }
+}
 
 }  // namespace
 
@@ -308,12 +395,9 @@ Options parse_options(int argc, const char* const* argv) {
   }
   std::vector<std::string>& paths = parsed.operands;
   if (options.command == Options::Command::kUnmount) {
-    if (paths.size() != 1) throw Error(ErrorCode::kUsage, "", "-u takes one MOUNTPOINT");
+    check_unmount(options, paths);
   } else {
-    if (options.lazy) throw Error(ErrorCode::kUsage, "", "-z is for -u");
-    if (paths.size() < 2) {
-      throw Error(ErrorCode::kUsage, "", "SOURCE and MOUNTPOINT are expected (try stfs --help)");
-    }
+    check_mount(options, paths);
   }
   options.mountpoint = std::move(paths.back());
   paths.pop_back();

@@ -1,7 +1,6 @@
 // The command line of stfs: the table of its options, and the parsed result.
 //
-// Thread safety: mount_command() is safe on any thread; parse_options() is not, since it calls
-// getpwnam(3) and getgrnam(3).
+// Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/base/command.h"

@@ -277,6 +277,8 @@ signal.pause()
   const Outcome lazy = stfs({"-u", "-z", mount.path()});
 
   expect_one_line(busy, 4);
+  EXPECT_NE(busy.err.find("fuser -m " + mount.path().string() + " lists them"), std::string::npos)
+      << busy.err;
   EXPECT_EQ(mounts, 1u);
   EXPECT_EQ(lazy.status, 0) << lazy.err;
   EXPECT_TRUE(mounts_at(mount.path()).empty());
@@ -310,12 +312,39 @@ TEST_F(Lifecycle, UnmountingADirectoryInsideAMountFailsAndLeavesIt) {
 }
 
 TEST_F(Lifecycle, AMissingMountpointFails) {
-  expect_one_line(stfs({source(), dir_ / "absent"}), 4);
+  const Outcome result = stfs({source(), dir_ / "absent"});
+  expect_one_line(result, 4);
+  EXPECT_NE(result.err.find("/absent: no such directory (mkdir it first)"), std::string::npos)
+      << result.err;
+}
+
+TEST_F(Lifecycle, AnUnknownOptionOrMountpointIsReportedBeforeASource) {
+  const Outcome option = stfs({"-o", "nosuch", dir_ / "gone.safetensors", mountpoint()});
+  expect_one_line(option, 2);
+  EXPECT_NE(option.err.find("-o nosuch: unknown option"), std::string::npos) << option.err;
+  const Outcome place = stfs({dir_ / "gone.safetensors", dir_ / "absent"});
+  expect_one_line(place, 4);
+  EXPECT_NE(place.err.find("mkdir it first"), std::string::npos) << place.err;
+}
+
+TEST_F(Lifecycle, AWorkingDirectoryKeepsAMountBusy) {
+  const Mounted mount({source()});
+  Process holder({"/bin/sh", "-c", R"(cd "$1" && mkdir "$2" && sleep 1000)", "sh", mount.path(),
+                  dir_ / "entered"});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(dir_ / "entered"); }));
+
+  const Outcome busy = stfs({"-u", mount.path()});
+
+  expect_one_line(busy, 4);
+  EXPECT_NE(busy.err.find("or a process has its working directory there"), std::string::npos)
+      << busy.err;
 }
 
 TEST_F(Lifecycle, AMountpointThatIsAFileFails) {
   write_file(dir_ / "file", "x");
-  expect_one_line(stfs({source(), dir_ / "file"}), 4);
+  const Outcome result = stfs({source(), dir_ / "file"});
+  expect_one_line(result, 4);
+  EXPECT_NE(result.err.find("the mountpoint is not a directory"), std::string::npos);
 }
 
 TEST_F(Lifecycle, AMountpointThatIsAlreadyAMountIsBusy) {

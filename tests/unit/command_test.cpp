@@ -1,6 +1,7 @@
 // The tables of the three command lines, and the programs that print them.
 #include "core/base/command.h"
 
+#include "core/base/error.h"
 #include "fs/fuse/options.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -143,6 +145,189 @@ TEST_P(Commands, PrintNoLineOverEightyColumns) {
     std::istringstream lines(help_of(verb));
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   }
+}
+
+// The message for a wrong command line.
+std::string refusal(const CommandRow& command, const std::vector<std::string>& words) {
+  Arguments info;
+  gpu::GpuArguments gpu;
+  Options mount;
+  void* arguments = command.name == "stfs-info"  ? static_cast<void*>(&info)
+                    : command.name == "stfs-gpu" ? static_cast<void*>(&gpu)
+                                                 : static_cast<void*>(&mount);
+  try {
+    parse_command(command, words, arguments);
+  } catch (const Error& error) {
+    EXPECT_EQ(exit_status(error.code()), 2) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+// The words that a verb requires: its name, operands, options and their values.
+std::vector<std::string> least_words(const CommandRow& command, const VerbRow& verb,
+                                     std::string_view but = "") {
+  std::vector<std::string> words;
+  if (command.has_verbs) words.emplace_back(verb.name);
+  for (const OptionRow& row : command.options) {
+    const bool is_wanted =
+        is_required(row, verb).value_or(false) && row.flags != but && row.value != Value::kCommand;
+    if (!is_wanted) continue;
+    if (!is_operand(row)) words.emplace_back(parts_of(row.flags, ',').back());
+    if (!row.argument.empty() || is_operand(row)) words.emplace_back("x");
+  }
+  return words;
+}
+
+// Checks one message: it has the part, and no word of a parser's library.
+void expect_refusal(const CommandRow& command, std::vector<std::string> words,
+                    const std::vector<std::string>& more, std::string_view part) {
+  words.insert(words.end(), more.begin(), more.end());
+  const std::string message = refusal(command, words);
+  std::string line(command.name);
+  for (const std::string& word : words) line += " " + word;
+  EXPECT_NE(message.find(part), std::string::npos) << line << ": " << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << line << ": " << message;
+  for (const char* word : {"subcommand", "TEXT", "UINT", "argument was", "Could not"}) {
+    EXPECT_EQ(message.find(word), std::string::npos) << line << ": " << message;
+  }
+}
+
+TEST_P(Commands, SayWhatIsWrongWithEachOption) {
+  const CommandRow& command = program().command;
+  for (const VerbRow& verb : command.verbs) {
+    for (const OptionRow& row : command.options) {
+      if (is_operand(row) || !is_required(row, verb)) continue;
+      const std::vector<std::string> words = least_words(command, verb, row.flags);
+      for (const std::string_view name : parts_of(row.flags, ',')) {
+        const std::string flag(name);
+        if (row.argument.empty()) {
+          if (!flag.starts_with("--")) continue;
+          expect_refusal(command, words, {flag + "=yes"}, flag + "=yes: a value is not expected");
+          continue;
+        }
+        expect_refusal(command, words, {flag}, flag + ": a value is expected after it: " + flag);
+        if (row.value == Value::kChoice) {
+          expect_refusal(command, words, {flag, "none"}, flag + " none: ");
+          expect_refusal(command, words, {flag, "none"}, " is expected");
+        }
+        if (row.value == Value::kNumber) {
+          for (const std::string& number :
+               {std::to_string(std::uint64_t{row.most} + 1), std::string("many"), std::string("-1"),
+                std::string("99999999999999999999"), std::string("")}) {
+            expect_refusal(command, words, {flag, number}, ": a number from ");
+          }
+        }
+        if (row.value == Value::kSize) {
+          for (const char* size : {"many", "-1", "16Q", "16E", ""}) {
+            expect_refusal(command, words, {flag, size}, "a number of bytes is expected");
+          }
+        }
+        const bool is_checked =
+            row.value == Value::kChoice || row.value == Value::kNumber || row.value == Value::kSize;
+        if (!may_repeat(row) && !is_checked) {
+          expect_refusal(command, words, {flag, "x", flag, "x"}, flag + ": given twice");
+        }
+      }
+      if (is_required(row, verb).value_or(false) && command.has_verbs) {
+        expect_refusal(command, words, {}, " is expected (try ");
+      }
+    }
+  }
+}
+
+TEST_P(Commands, SayWhichOperandIsMissingOrOneTooMany) {
+  const CommandRow& command = program().command;
+  for (const VerbRow& verb : command.verbs) {
+    bool takes_any_number = !command.has_verbs;
+    for (const OptionRow& row : command.options) {
+      if (!is_operand(row) || !is_required(row, verb) || row.value == Value::kCommand) continue;
+      takes_any_number = takes_any_number || may_repeat(row);
+    }
+    if (takes_any_number) continue;
+    std::vector<std::string> words = least_words(command, verb);
+    expect_refusal(command, words, {"x", "one more"}, "one operand too many (usage: ");
+  }
+  for (const VerbRow& verb : command.verbs) {
+    if (!command.has_verbs) continue;
+    for (const OptionRow& row : command.options) {
+      if (!is_operand(row) || !is_required(row, verb).value_or(false)) continue;
+      if (row.value == Value::kCommand) continue;
+      expect_refusal(command, {std::string(verb.name)}, {}, row.flags);
+      expect_refusal(command, {std::string(verb.name)}, {}, " expected (usage: ");
+    }
+  }
+}
+
+TEST_P(Commands, SuggestTheLongOptionsAndTakeUnderscores) {
+  const CommandRow& command = program().command;
+  for (const VerbRow& verb : command.verbs) {
+    if (verb.help.empty()) continue;
+    for (const OptionRow& row : rows_of(command, command.has_verbs ? &verb : nullptr)) {
+      const std::string flag(parts_of(row.flags, ',').back());
+      if (is_operand(row) || !flag.starts_with("--") || flag.size() < 6) continue;
+      std::vector<std::string> words;
+      if (command.has_verbs) words.emplace_back(verb.name);
+      std::string typed = flag;
+      std::swap(typed[3], typed[4]);
+      if (typed != flag) {
+        expect_refusal(command, words, {typed}, "unknown option " + typed + " (did you mean --");
+      }
+      typed = flag;
+      std::replace(typed.begin() + 2, typed.end(), '-', '_');
+      words.push_back(typed);
+      EXPECT_EQ(refusal(command, words).find("unknown"), std::string::npos) << typed;
+    }
+  }
+}
+
+TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
+  const CommandRow& info = info_command();
+  EXPECT_EQ(refusal(info, {}).find("a verb is expected: list, show, "), 0U) << refusal(info, {});
+  const std::string similar = refusal(info, {"lst", "S"});
+  EXPECT_EQ(similar.find("unknown verb \"lst\" (did you mean list?): the verbs are list, "), 0U)
+      << similar;
+  EXPECT_EQ(similar.find("complete"), std::string::npos) << "a hidden verb";
+  EXPECT_EQ(refusal(info, {"m.safetensors"}).find("did you mean"), std::string::npos);
+}
+
+TEST(InfoCommand, SaysWhereAnOptionBelongs) {
+  const CommandRow& info = info_command();
+  EXPECT_NE(refusal(info, {"--json", "list", "S"}).find("it belongs after the verb"),
+            std::string::npos);
+  EXPECT_EQ(refusal(info, {"list", "--slice", "S"}).find("--slice: an option of cat, not of list"),
+            0U);
+  EXPECT_NE(refusal(info, {"list", "-xyz", "S"}).find("unknown option -x in -xyz"),
+            std::string::npos);
+}
+
+TEST(InfoCommand, TakesWordsInEveryPlace) {
+  Arguments arguments;
+  parse_command(info_command(), {"stats", "-j4", "S", "--allow_missing", "--", "--json", "[a]"},
+                &arguments);
+  EXPECT_EQ(arguments.jobs, 4U);
+  EXPECT_EQ(arguments.source, "S");
+  EXPECT_TRUE(arguments.allow_missing);
+  EXPECT_FALSE(arguments.json);
+  EXPECT_EQ(arguments.globs, (std::vector<std::string>{"--json", "[a]"}));
+  Arguments slice;
+  parse_command(info_command(), {"cat", "S", "-1", "--slice", "-1"}, &slice);
+  EXPECT_EQ(slice.slice, "-1");
+  EXPECT_EQ(slice.tensor, "-1");
+  EXPECT_EQ(parse_command(info_command(), {"list", "--help"}, &slice).action,
+            Parsed::Action::kHelp);
+}
+
+TEST(SimilarWord, IsTheNearestOrALongerOne) {
+  const std::vector<std::string_view> words{"list", "show", "stats", "allow_missing"};
+  EXPECT_EQ(similar_word("lst", words), "list");
+  EXPECT_EQ(similar_word("lsit", words), "list");
+  EXPECT_EQ(similar_word("allow-mising", words), "allow_missing");
+  EXPECT_EQ(similar_word("allow", words), "allow_missing");
+  EXPECT_EQ(similar_word("frobnicate", words), "");
+  EXPECT_EQ(similar_word("", words), "");
+  EXPECT_EQ(similar_word("x", words), "");
+  EXPECT_EQ(similar_word(std::string(100000, 'l'), words), "");
 }
 
 TEST(GpuCommand, TakesASizeInEveryNotationThatItsCheckTakes) {

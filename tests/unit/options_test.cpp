@@ -95,6 +95,12 @@ TEST(Options, AreRefusedWithoutSourceOrMountpoint) {
   refused({"-f"});
 }
 
+TEST(Options, OfUnmountingAndMountingAreNotMixed) {
+  EXPECT_NE(refused({"-u", "-f", "a"}).find("-f is for mounting"), std::string::npos);
+  EXPECT_NE(refused({"-z", "a", "b"}).find("-z is for -u"), std::string::npos);
+  EXPECT_NE(refused({"a"}).find("MOUNTPOINT is expected: stfs a MOUNTPOINT"), std::string::npos);
+}
+
 TEST(Options, AreRefusedWhenUnknown) {
   refused({"--nothing", "a", "/mnt"});
   refused({"-x", "a", "/mnt"});
@@ -132,7 +138,13 @@ TEST(Options, OfOwnerAndPermissions) {
   EXPECT_EQ(options.uid, 1234U);
   EXPECT_EQ(options.gid, 4321U);
   EXPECT_EQ(options.umask, 027U);
-  EXPECT_EQ(parse_with("uid=root").uid, 0U);
+  EXPECT_EQ(parse_with("uid=root,gid=root").uid, 0U);
+  EXPECT_EQ(parse_with("uid=root,gid=root").gid, 0U);
+  EXPECT_NE(refused_option("uid=nosuchuser").find("-o uid=nosuchuser: no such user"),
+            std::string::npos);
+  EXPECT_NE(refused_option("gid=no such group").find("no such group"), std::string::npos);
+  EXPECT_NE(refused_option("uid=4294967295").find("a number from 0 to 4294967294"),
+            std::string::npos);
   for (const char* option : {"uid=-1", "uid=4294967295", "uid=", "gid=no such group", "umask=8",
                              "umask=1000", "umask="}) {
     refused_option(option);
@@ -171,8 +183,34 @@ TEST(Options, ThatMountKnowsAreIgnored) {
 }
 
 TEST(Options, ThatAreNotOursGoOnToFuse) {
-  EXPECT_EQ(parse_with("allow_other,max_background=5,noexec").mount_options,
-            (Strings{"allow_other", "max_background=5", "noexec"}));
+  EXPECT_EQ(parse_with("allow_other,blksize=512,noexec,context=a\\,b,user=me").mount_options,
+            (Strings{"allow_other", "blksize=512", "noexec", "context=a,b"}));
+  for (const char* option :
+       {"allow_root", "auto_unmount", "blkdev", "debug", "exec", "async", "sync", "dirsync",
+        "noatime", "nostrictatime", "symfollow", "nosymfollow", "io_uring"}) {
+    EXPECT_EQ(parse_with(option).mount_options, Strings{option});
+  }
+}
+
+TEST(Options, ThatNothingTakesAreRefusedWithASimilarOne) {
+  EXPECT_EQ(refused_option("nosuch"), "-o nosuch: unknown option: stfs --help lists the options");
+  EXPECT_EQ(refused_option("allow_mising"),
+            "-o allow_mising: unknown option (did you mean allow_missing?): stfs --help lists the "
+            "options");
+  EXPECT_NE(refused_option("alow_other").find("allow_other?"), std::string::npos);
+  EXPECT_NE(refused_option("view=off").find("views?"), std::string::npos);
+  refused_option("max_background=5");  // libfuse refuses it too
+  refused_option("blksize=many");
+  EXPECT_EQ(refused_option("blksize"), "-o blksize: a value is expected: blksize=N");
+  EXPECT_EQ(refused_option("noexec=1"), "-o noexec=1: a value is not expected: noexec");
+  EXPECT_EQ(refused_option("supervise=1"), "-o supervise=1: a value is not expected: supervise");
+}
+
+TEST(Options, TakeDashesForUnderscoresAndTheReverse) {
+  const Options options =
+      parse_with("allow-missing,allow-other,max-read=65536,default-permissions");
+  EXPECT_TRUE(options.allow_missing);
+  EXPECT_EQ(options.mount_options, (Strings{"allow_other", "max_read=65536"}));
 }
 
 TEST(Options, SuperviseIsOursAndNotPassedOn) {

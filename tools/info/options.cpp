@@ -16,11 +16,12 @@ constexpr std::array kVerbs = {
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
+    VerbRow{"complete", "", run_verb<complete>},
 };
 
 constexpr std::array kOptions = {
     OptionRow{.flags = "SOURCE",
-              .verbs = "list! show! cat! stats! hash! extract!",
+              .verbs = "list! show! cat! stats! hash! extract! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
               .help = "a .safetensors file, an index, or a directory"},
@@ -30,11 +31,13 @@ constexpr std::array kOptions = {
               .set = set<&Arguments::paths>,
               .help = "files, index files or directories"},
     OptionRow{.flags = "TENSOR",
-              .verbs = "cat!",
+              .verbs = "cat! complete",
+              .value = Value::kTensor,
               .set = set<&Arguments::tensor>,
               .help = "the name of a tensor, or a glob that means one tensor"},
     OptionRow{.flags = "GLOB...",
               .verbs = "list show! stats hash extract!",
+              .value = Value::kTensor,
               .set = set<&Arguments::globs>,
               .help = "only tensors with this name, or that match this glob"},
     OptionRow{.flags = "PATH...",

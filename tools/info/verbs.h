@@ -52,6 +52,10 @@ int diff(const Arguments& arguments);
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
 
+// Prints the names of tensors of `source` that begin with `tensor`, for a shell to complete. Of an
+// index it reads the JSON alone. On any error it prints nothing and returns 0.
+int complete(const Arguments& arguments);
+
 // The table of the command line. Its setters take an Arguments.
 const CommandRow& info_command();
 

@@ -1,0 +1,104 @@
+// The hidden verb of the completions: names of tensors that begin with a prefix.
+#include "core/base/text.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/directory.h"
+#include "tools/info/verbs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// The index that loading `source` would read, itself or in a directory; "" when there is none.
+std::string index_of(const std::string& source) {
+  if (source.ends_with(kIndexSuffix)) return source;
+  std::error_code error;
+  if (!std::filesystem::is_directory(source, error)) return "";
+  const std::vector<std::string> indexes = candidates_in(source).indexes;
+  const std::string usual = "model" + std::string(kIndexSuffix);
+  if (std::ranges::find(indexes, usual) != indexes.end()) return source + "/" + usual;
+  return indexes.size() == 1 ? source + "/" + indexes.front() : "";
+}
+
+// Reads the index alone where there is one: a checkpoint may have thousands of shards.
+void for_each_name(const std::string& source,
+                   const std::function<void(std::string_view name)>& take) {
+  if (const std::string file = index_of(source); !file.empty()) {
+    const Index index = read_index(file);
+    for (const Index::Entry& entry : index.entries) take(index.name(entry));
+    return;
+  }
+  const Checkpoint checkpoint(std::span(&source, 1));
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) take(checkpoint.name(i));
+}
+
+// Whether a shell shows and quotes a name rightly. It would obey control characters and be misled
+// by marks that reorder text. bash leaves `$` and a backquote unquoted, and so would run a command
+// in the name. A backslash does not survive the quoting.
+bool is_safe(std::string_view name) {
+  return name.find_first_of("$`\\") == std::string_view::npos && printable(name) == name;
+}
+
+// The names cut behind the first separator after `length` bytes.
+std::set<std::string_view> steps_of(const std::vector<std::string>& names, std::size_t length) {
+  std::set<std::string_view> steps;
+  for (const std::string_view name : names) {
+    const std::size_t separator = name.find_first_of("./", length);
+    const bool is_whole = separator == std::string_view::npos;
+    steps.insert(is_whole ? name : name.substr(0, separator + 1));
+  }
+  return steps;
+}
+
+void print_lines(const auto& names) {
+  for (const std::string_view name : names) {
+    std::fwrite(name.data(), 1, name.size(), stdout);
+    std::fputc('\n', stdout);
+  }
+}
+
+// Prints one name a line. A shell cannot show a million names, and a reader cannot use them: of
+// more than kMostNames, it prints only the beginnings up to the next `.` or `/`, as a shell
+// completes paths one directory at a time.
+void print_matches(const std::vector<std::string>& names, std::size_t prefix_length) {
+  constexpr std::size_t kMostNames = 200;
+  if (names.size() <= kMostNames) return print_lines(names);
+  std::set<std::string_view> steps = steps_of(names, prefix_length);
+  while (steps.size() == 1) {  // a common beginning, since the names are unique
+    const std::string_view common = *steps.begin();
+    steps = steps_of(names, common.size());
+  }
+  print_lines(steps);
+}
+
+}  // namespace
+
+int complete(const Arguments& arguments) {
+  constexpr unsigned kPatience = 3;  // seconds that a shell may wait for a source
+  ::alarm(kPatience);
+  try {
+    std::vector<std::string> names;
+    for_each_name(arguments.source, [&](std::string_view name) {
+      if (name.starts_with(arguments.tensor) && is_safe(name)) names.emplace_back(name);
+    });
+    print_matches(names, arguments.tensor.size());
+  } catch (const std::exception&) {
+    // The command itself will report the error.
+  }
+  return 0;
+}
+
+}  // namespace stfs
