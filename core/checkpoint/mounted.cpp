@@ -130,10 +130,10 @@ bool is_fuse(const std::string& path) {
   return ::statfs(path.c_str(), &system) == 0 && system.f_type == FUSE_SUPER_MAGIC;
 }
 
-// stat(2) failed. Explains what a mount does to users that others do not know from other file
-// systems; returns for any other failure, which loading reports.
+// stat(2) or statfs(2) failed. Explains what a mount does to users that others do not know from
+// other file systems; returns for any other failure, which loading reports.
 void explain(const std::string& source, int error) {
-  if (error == ENOTCONN) {
+  if (error == ENOTCONN || error == ECONNABORTED) {  // the latter while it ends
     refuse(source, errno_text(error) +
                        ": the process that served this mount has ended; unmount it (stfs -u, or "
                        "fusermount3 -u) and mount it again");
@@ -260,11 +260,13 @@ bool is_at_or_below(std::string_view path, std::string_view directory) {
 
 std::optional<MountedPath> find_mounted(const std::string& source) {
   struct stat status {};
-  if (::stat(source.c_str(), &status) != 0) {
+  struct statfs system {};
+  // After the end of a mount, the kernel may answer stat(2) from its cache, and statfs(2) never.
+  if (::stat(source.c_str(), &status) != 0 || ::statfs(source.c_str(), &system) != 0) {
     explain(source, errno);
     return std::nullopt;
   }
-  if (!is_fuse(source)) return std::nullopt;
+  if (system.f_type != FUSE_SUPER_MAGIC) return std::nullopt;
   const std::string path = absolute_path(source);
   const std::string root = mountpoint_of(path);
   const std::optional<std::string> json = mount_attribute(root);

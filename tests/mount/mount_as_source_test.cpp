@@ -289,6 +289,7 @@ TEST_F(MountAsSource, OfAnotherUserWithoutRightsToItsSourceNamesTheMergedFile) {
 
 TEST_F(MountAsSource, ADeadMountSaysSo) {
   Mounted mount({source_});
+  EXPECT_EQ(names(mount / "layers"), Strings{"layers"});  // the kernel keeps its attributes
   mount.kill_daemon();
 
   expect_one_line(info({"list", mount.path()}), 3, "the process that served this mount has ended");
