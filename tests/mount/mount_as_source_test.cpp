@@ -94,6 +94,18 @@ TEST_F(MountAsSource, MeansAllTensorsForEveryVerb) {
   EXPECT_EQ(names(dir_ / "part"), (Strings{"layers", "layers/0/k", "layers/0/q", "layers/01"}));
 }
 
+TEST_F(MountAsSource, IsASourceOfTheDeviceTool) {
+  const Mounted mount({source_}, {"-o", "views=off"});
+
+  for (const char* name : {"layers/0/*", "layers/0/q"}) {
+    const Outcome plan = run(
+        {STFS_GPU_BINARY, "plan", mount.path().string() + "::" + name, "--device", "cpu", "--json"},
+        {.environment = {"XDG_RUNTIME_DIR=" + dir_.path().string()}});
+    EXPECT_EQ(plan.status, 0) << plan.err;
+    EXPECT_NE(plan.out.find(source_.string()), std::string::npos) << plan.out;
+  }
+}
+
 TEST_F(MountAsSource, IsFoundByEveryPathThatLeadsThere) {
   const Mounted mount({source_});
   const Path link = dir_ / "link";
