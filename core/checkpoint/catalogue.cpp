@@ -67,11 +67,12 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
     is_empty = true;
   };
   out.add("{\n  \"sources\": [");
-  for (const auto& [source, format, header, label, is_whole] : checkpoint.parts()) {
-    item().add("{\"label\": ").json(label).add(", \"path\": ").json(source->path());
-    out.add(", \"size\": ").number(source->size()).add(", \"mtime\": \"");
-    out.add(rfc3339(source->mtime().tv_sec, source->mtime().tv_nsec)).add("\", \"tensors\": ");
-    out.number(header.tensors.size()).add("}");
+  for (const Part& part : checkpoint.parts()) {
+    const Source& source = *part.source;
+    item().add("{\"label\": ").json(part.label).add(", \"path\": ").json(source.path());
+    out.add(", \"size\": ").number(source.size()).add(", \"mtime\": \"");
+    out.add(rfc3339(source.mtime().tv_sec, source.mtime().tv_nsec)).add("\", \"tensors\": ");
+    out.number(part.header.tensors.size()).add("}");
   }
   close("]");
   out.add(",\n  \"tensors\": ").number(totals.all.tensors);

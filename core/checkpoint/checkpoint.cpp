@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <map>
 
@@ -126,7 +127,10 @@ Part open_part(const std::string& path, std::string label, const LoadOptions& op
   const Format& format = format_of(*source);
   try {
     Header header = format.read(*source, path);
-    return {std::move(source), &format, std::move(header), std::move(label)};
+    return {.source = std::move(source),
+            .format = &format,
+            .header = std::move(header),
+            .label = std::move(label)};
   } catch (const Error& refusal) {
     throw explained(refusal, *source, path);
   }
@@ -169,23 +173,97 @@ int Tensor::verify() const {
 
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
   for (const std::string& source : sources) load(source, options);
+  order_tensors();
+  merge_metadata();
+}
+
+Checkpoint::Checkpoint(std::span<const Origin> origins, const LoadOptions& options) {
+  for (const Origin& origin : origins) load(origin, options);
+}
+
+void Checkpoint::order_tensors() {
   by_name_ = number_tensors();
   const bool all_plain = std::ranges::all_of(
       by_name_, [this](std::uint32_t number) { return is_plain_name(name(number)); });
   tree_ = std::make_unique<const PathTree>([this](std::uint32_t number) { return name(number); },
                                            by_name_, all_plain);
-  merge_metadata();
 }
 
 void Checkpoint::load(const std::string& source, const LoadOptions& options) {
   refuse_remote(source);
+  if (const std::optional<MountedPath> mounted = find_mounted(source)) {
+    return load_mounted(*mounted, options);
+  }
+  load_path(source, options);
   std::error_code error;
-  if (fs::is_directory(source, error)) {
-    load_directory(source, options);
-  } else if (source.ends_with(kIndexSuffix)) {
-    load_index(source, options);
+  origins_.push_back({.path = fs::absolute(source, error).string()});
+}
+
+void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
+  if (!origin.path.empty()) return load_path(origin.path, options);
+  Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing, .open = options.open});
+  whole.keep_within(origin.within);
+  add_parts(whole);
+}
+
+void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& options) {
+  const Origin& origin = mounted.origin;
+  bool is_current = false;
+  try {
+    Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing, .open = options.open});
+    is_current = version_of(whole) == mounted.version;
+    if (is_current) {
+      whole.keep_within(origin.within);
+      add_parts(whole);
+    }
+  } catch (const Error& error) {
+    refuse_lost(mounted, error);
+  }
+  if (!is_current) refuse_changed(mounted);
+  if (origin.within.empty() && origin.allow_missing == options.allow_missing) {
+    origins_.insert(origins_.end(), origin.sources.begin(), origin.sources.end());
   } else {
-    add_part(open_part(source, fs::path(source).filename().string(), options));
+    origins_.push_back(origin);
+  }
+}
+
+// Removes all tensors but those at or below a path in a mount of this checkpoint; "" keeps all.
+// Afterwards only add_parts() of another checkpoint may use this one.
+void Checkpoint::keep_within(const std::string& within) {
+  if (within.empty()) return;
+  order_tensors();
+  std::string path = within;
+  std::optional<PathTree> dotted;
+  if (is_at_or_below(within, kTreeView)) {
+    dotted =
+        PathTree::with_dots([this](std::uint32_t number) { return name(number); }, tensor_count());
+    path.erase(0, kTreeView.size() + 1);
+  }
+  const PathTree& tree = dotted ? *dotted : *tree_;
+  std::vector<std::vector<std::string_view>> kept(parts_.size());
+  for (const std::uint32_t number : by_name_) {
+    if (path.empty() || is_at_or_below(tree.path(number), path)) {
+      kept[part_number(number)].push_back(name(number));
+    }
+  }
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    std::size_t others = 0;
+    keep_mapped(parts_[i].header, kept[i], others);
+    parts_[i].is_whole = parts_[i].is_whole && others == 0;
+  }
+  std::erase_if(parts_, [](const Part& part) { return part.header.tensors.empty(); });
+  missing_.clear();
+  warnings_.clear();
+}
+
+void Checkpoint::load_path(const std::string& path, const LoadOptions& options) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    load_directory(path, options);
+  } else if (path.ends_with(kIndexSuffix)) {
+    load_index(path, options);
+  } else {
+    add_part(open_part(path, fs::path(path).filename().string(), options));
   }
 }
 
@@ -282,6 +360,12 @@ const Source* Checkpoint::single_file() const {
   const bool is_single = parts_.size() == 1 && parts_.front().is_whole &&
                          parts_.front().format->name == kSafetensorsName;
   return is_single ? parts_.front().source.get() : nullptr;
+}
+
+void Checkpoint::add_parts(Checkpoint& other) {
+  for (Part& part : other.parts_) add_part(std::move(part));
+  std::ranges::move(other.missing_, std::back_inserter(missing_));
+  std::ranges::move(other.warnings_, std::back_inserter(warnings_));
 }
 
 std::vector<std::uint32_t> Checkpoint::number_tensors() {

@@ -6,6 +6,7 @@
 // that it returns borrows from it.
 #pragma once
 
+#include "core/checkpoint/mounted.h"
 #include "core/checkpoint/tree.h"
 #include "core/format/format.h"
 #include "core/recipe/content.h"
@@ -28,7 +29,7 @@ namespace stfs {
 struct Part {
   std::unique_ptr<const Source> source;
   const Format* format;
-  Header header;  // without tensors that the index does not map to this part
+  Header header;         // without tensors that the index does not map to this part
   // The shard's path in the index, or the last component of the path that was loaded. Unique: the
   // second part with a label gets "~2" appended.
   std::string label;
@@ -82,7 +83,9 @@ class Checkpoint {
  public:
   // Loads all sources. A source is a safetensors file, an index file (*.safetensors.index.json), or
   // a directory. In a directory, an index is preferred to a file; "model" is preferred to other
-  // names; any other name must be the only one. Throws Error.
+  // names; any other name must be the only one. A mount of stfs, or a tensor or directory in it,
+  // means its tensors in the mount's sources, which must be the versions that it shows. Throws
+  // Error.
   explicit Checkpoint(std::span<const std::string> sources, const LoadOptions& options = {});
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -114,6 +117,9 @@ class Checkpoint {
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
 
+  // What was loaded, absolute, and never a mount: loaded again, it gives these tensors.
+  const std::vector<Origin>& origins() const { return origins_; }
+
   const std::vector<MissingTensor>& missing() const { return missing_; }
 
   // Lines "place: subject: rule" about a wrong total_size and about tensors that an index does not
@@ -121,14 +127,24 @@ class Checkpoint {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  // Only the parts, without an order and a tree of their tensors.
+  Checkpoint(std::span<const Origin> origins, const LoadOptions& options);
+
   void load(const std::string& source, const LoadOptions& options);
+  void load(const Origin& origin, const LoadOptions& options);
+  void load_mounted(const MountedPath& mounted, const LoadOptions& options);
+  void load_path(const std::string& path, const LoadOptions& options);
   void load_directory(const std::string& path, const LoadOptions& options);
   void load_index(const std::string& path, const LoadOptions& options);
   void add_part(Part part);
+  void add_parts(Checkpoint& other);  // takes them
+  void order_tensors();
+  void keep_within(const std::string& within);
   std::size_t part_number(std::uint32_t number) const;
   std::vector<std::uint32_t> number_tensors();
   void merge_metadata();
 
+  std::vector<Origin> origins_;
   std::vector<Part> parts_;
   std::vector<std::uint32_t> first_{0};  // the first tensor of each part; then tensor_count()
   std::vector<std::uint32_t> by_name_;   // numbers, bytewise by name

@@ -2,6 +2,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/mounted.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
 #include "fs/fuse/mount.h"
@@ -51,6 +52,7 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
 struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
+  const std::string& content;  // mount_json()
   const Mount& mount;
   FuseContext& context;
   Daemon& daemon;
@@ -65,6 +67,7 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .gid = loaded.options.gid.value_or(::getgid()),
                          .umask = loaded.options.umask,
                          .control = loaded.options.control,
+                         .content = loaded.content,
                          .ledger = loaded.context.ledger,
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
                         [&](const std::string& line) { loaded.daemon.log(line); });
@@ -156,13 +159,15 @@ int mount(Options options) {
   }
   if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
 
+  const std::string content = mount_json(checkpoint, options.allow_missing);
+
   ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
   FuseContext context{.direct = options.direct, .max_read = options.max_read};
   const Mount mount(options, context);
   lock = UniqueFd();
 
-  const Loaded loaded{options, checkpoint, mount, context, daemon, signals.get()};
+  const Loaded loaded{options, checkpoint, content, mount, context, daemon, signals.get()};
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
     std::fprintf(stderr,

@@ -338,8 +338,8 @@ constexpr std::array kOptions = {
     OptionRow{.flags = "SOURCE...",
               .verbs = "mount!",
               .value = Value::kSource,
-              .help = "a .safetensors file, a *.safetensors.index.json, or a directory with a "
-                      "checkpoint; several make one namespace"},
+              .help = "a .safetensors file, a *.safetensors.index.json, a directory with a "
+                      "checkpoint, or a mount of stfs; several make one namespace"},
     OptionRow{.flags = "MOUNTPOINT",
               .verbs = "mount! unmount!",
               .value = Value::kMountpoint,

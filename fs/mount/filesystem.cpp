@@ -3,6 +3,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
+#include "core/checkpoint/mounted.h"
 
 #include <sys/stat.h>
 
@@ -316,6 +317,10 @@ int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::strin
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
+  if (node == kRootNode && name == kMountAttribute && !options_.content.empty()) {
+    value = options_.content;
+    return value.size() > kMaxXattr ? E2BIG : 0;
+  }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   const auto xattr = std::ranges::find(kXattrs, name, &Xattr::name);
   if (!shown || xattr == kXattrs.end() || !xattr->applies(*shown)) return ENODATA;
@@ -330,6 +335,12 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
+  // A program that copies attributes would fail at one that is too long to be read.
+  const std::size_t content = options_.content.size();
+  if (node == kRootNode && content != 0 && content <= kMaxXattr) {
+    names = kMountAttribute;
+    names += '\0';
+  }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
   if (!shown) return 0;
   for (const Xattr& xattr : kXattrs) {

@@ -37,6 +37,7 @@ struct FileSystemOptions {
   mode_t umask = 0;  // bits to clear from 0444 (files) and 0555 (directories)
   ControlDirectory control = ControlDirectory::kHidden;
   std::span<const ViewSpec> views = all_views();
+  std::string content = {};  // the root's user.stfs.mount (mounted.h); "" for none
   Ledger* ledger = nullptr;  // the state that a worker hands to the next; null without supervisor
   // Asks the kernel to forget an unused file; false if this kernel cannot. Called on a thread of
   // its own while too many names are looked up (looked_up.h).

@@ -502,6 +502,21 @@ TEST(FileSystem, ListsTheNamesOfExtendedAttributesOfTensorsOnly) {
   }
 }
 
+TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
+  const ServedCheckpoint mounted(many(), {.content = "{}"});
+  const ServedCheckpoint too_long(many(), {.content = std::string(65537, ' ')});
+  std::string names;
+  std::string value;
+
+  EXPECT_EQ(mounted->list_xattr(kRoot, names), 0);
+  EXPECT_EQ(names, std::string("user.stfs.mount") + '\0');
+  EXPECT_EQ(mounted.xattr("", "user.stfs.mount"), "{}");
+  EXPECT_EQ(mounted->get_xattr(mounted.inode("w"), "user.stfs.mount", value), ENODATA);
+  EXPECT_EQ(too_long->get_xattr(kRoot, "user.stfs.mount", value), E2BIG);
+  EXPECT_EQ(too_long->list_xattr(kRoot, names), 0);
+  EXPECT_EQ(names, "");
+}
+
 TEST(FileSystem, AnswersOtherExtendedAttributesWithAnErrno) {
   const ServedCheckpoint mounted(many());
   std::string value;

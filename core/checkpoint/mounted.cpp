@@ -1,0 +1,307 @@
+#include "core/checkpoint/mounted.h"
+
+#include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+#include "core/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr ino_t kRootInode = 1;  // of every mount of stfs
+constexpr std::string_view kControlDirectory = ".stfs";
+constexpr std::size_t kMaxAttribute = 65536;  // XATTR_SIZE_MAX of the kernel
+constexpr unsigned kMaxDepth = 16;            // a mount of a directory of a mount of ...
+
+// The text
+
+void write_origin(const Origin& origin, TextWriter& out);
+
+void write_content(const Origin& origin, TextWriter& out) {
+  out.add("\"sources\":[");
+  for (const Origin& source : origin.sources) {
+    if (&source != origin.sources.data()) out.add(",");
+    write_origin(source, out);
+  }
+  out.add("],\"allow_missing\":").add(origin.allow_missing ? "true" : "false");
+}
+
+void write_origin(const Origin& origin, TextWriter& out) {
+  if (origin.path.empty()) {
+    out.add("{");
+    write_content(origin, out);
+    out.add(",\"within\":").json(origin.within).add("}");
+  } else if (is_utf8(origin.path)) {
+    out.json(origin.path);
+  } else {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    std::string hex;
+    for (const unsigned char byte : origin.path) {
+      hex += kDigits[byte >> 4U];
+      hex += kDigits[byte & 15U];
+    }
+    out.add("{\"hex\":").json(hex).add("}");
+  }
+}
+
+std::optional<unsigned> hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return std::nullopt;
+}
+
+std::string unhex(const std::string& hex) {
+  std::string text;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    const auto high = hex_digit(hex[i]);
+    const auto low = hex_digit(hex[i + 1]);
+    if (!high || !low) return "";
+    text += static_cast<char>(*high * 16 + *low);
+  }
+  return hex.size() % 2 == 0 ? text : "";
+}
+
+bool is_path(const std::string& text) {
+  return text.starts_with('/') && text.find('\0') == std::string::npos;
+}
+
+// The string, array or flag at a key; null when it is absent or of another type.
+template <class T>
+const T* member(const Json& object, const char* key) {
+  const auto at = object.find(key);
+  return at == object.end() ? nullptr : at->get_ptr<const T*>();
+}
+
+bool parse_origin(const Json& json, unsigned depth, Origin& origin);
+
+bool parse_content(const Json& json, unsigned depth, Origin& origin) {
+  const auto* sources = member<Json::array_t>(json, "sources");
+  const auto* allow_missing = member<Json::boolean_t>(json, "allow_missing");
+  if (sources == nullptr || allow_missing == nullptr || sources->empty()) return false;
+  origin.allow_missing = *allow_missing;
+  return std::ranges::all_of(*sources, [&](const Json& source) {
+    return parse_origin(source, depth + 1, origin.sources.emplace_back());
+  });
+}
+
+bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
+  if (depth > kMaxDepth) return false;
+  if (const auto* path = json.get_ptr<const Json::string_t*>()) {
+    origin.path = *path;
+    return is_path(origin.path);
+  }
+  if (!json.is_object()) return false;
+  if (const auto* hex = member<Json::string_t>(json, "hex")) {
+    origin.path = unhex(*hex);
+    return json.size() == 1 && is_path(origin.path);
+  }
+  const auto* within = member<Json::string_t>(json, "within");
+  if (json.size() != 3 || within == nullptr) return false;
+  origin.within = *within;
+  return parse_content(json, depth, origin);
+}
+
+// Recognising a path
+
+[[noreturn]] void refuse(const std::string& place, const std::string& rule) {
+  throw Error(ErrorCode::kUnreadable, place, rule);
+}
+
+bool is_fuse(const std::string& path) {
+  struct statfs system {};
+  return ::statfs(path.c_str(), &system) == 0 && system.f_type == FUSE_SUPER_MAGIC;
+}
+
+// stat(2) or statfs(2) failed. Explains what a mount does to users that others do not know from
+// other file systems; returns for any other failure, which loading reports.
+void explain(const std::string& source, int error) {
+  if (error == ENOTCONN || error == ECONNABORTED) {  // the latter while it ends
+    refuse(source, errno_text(error) +
+                       ": the process that served this mount has ended; unmount it (stfs -u, or "
+                       "fusermount3 -u) and mount it again");
+  }
+  if (error != EACCES) return;
+  // A FUSE file system answers statfs(2) of its root to a user that it refuses.
+  std::error_code failure;
+  fs::path path = fs::absolute(source, failure);
+  while (path.has_relative_path()) {
+    if (is_fuse(path)) {
+      refuse(source, errno_text(error) + ": the mount " + printable(path.string()) +
+                         " lets only its own user in; with -o allow_other it lets others in too");
+    }
+    path = path.parent_path();
+  }
+}
+
+struct statx status_of(const std::string& path) {
+  struct statx status {};
+  constexpr int kFlags = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT;
+  if (::statx(AT_FDCWD, path.c_str(), kFlags, STATX_INO | STATX_TYPE, &status) != 0) {
+    throw_errno(ErrorCode::kUnreadable, path, "", errno);
+  }
+  return status;
+}
+
+// Where the file system of `path` (absolute, resolved) is mounted.
+std::string mountpoint_of(const std::string& path) {
+  const auto device = [](const struct statx& s) {
+    return makedev(s.stx_dev_major, s.stx_dev_minor);
+  };
+  std::string at = path;
+  struct statx status = status_of(at);
+  while (at != "/" && (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) == 0) {
+    std::string parent = fs::path(at).parent_path().string();
+    const struct statx above = status_of(parent);
+    if (device(above) != device(status)) break;
+    at = std::move(parent);
+    status = above;
+  }
+  return at;
+}
+
+// The value of kMountAttribute; nullopt when `root` is not the root of a mount of stfs. Another
+// file system can hold a copy of the attribute.
+std::optional<std::string> mount_attribute(const std::string& root) {
+  std::string value(kMaxAttribute, '\0');
+  const ssize_t length = ::getxattr(root.c_str(), kMountAttribute, value.data(), value.size());
+  if (length < 0 && errno == E2BIG) {
+    refuse(root, "has too many sources to name them in an attribute: name the sources themselves");
+  }
+  if (length < 0 || status_of(root).stx_ino != kRootInode) return std::nullopt;
+  value.resize(static_cast<std::size_t>(length));
+  return value;
+}
+
+// Whether a file of a view shows exactly the bytes of one tensor (.stfs/f32 of an F32 tensor).
+bool shows_bytes(const std::string& path) {
+  const auto length = extended_attribute(path, "user.stfs.length");
+  std::error_code error;
+  return length && !extended_attribute(path, "user.stfs.slice") &&
+         !extended_attribute(path, "user.stfs.as") &&
+         std::to_string(fs::file_size(path, error)) == *length;
+}
+
+// What a path in a mount stands for.
+enum class Meaning { kTensors, kFile, kOtherForms };
+
+Meaning meaning_of(std::string_view within, bool is_directory) {
+  if (!is_at_or_below(within, kControlDirectory)) return Meaning::kTensors;
+  if (is_at_or_below(within, kTreeView)) return Meaning::kTensors;
+  const bool holds_files =
+      is_at_or_below(within, ".stfs/safetensors") || is_at_or_below(within, ".stfs/model");
+  return is_directory && !holds_files ? Meaning::kOtherForms : Meaning::kFile;
+}
+
+// What can still be read of a mount whose sources are not what it shows.
+std::string advice(const std::string& mountpoint) {
+  const std::string merged = mountpoint + "/.stfs/merged.safetensors";
+  // The mount refuses to open a file with bytes that it no longer has.
+  if (const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC)); fd) {
+    return "name " + printable(merged) + ", which still shows what was mounted, or mount it again";
+  }
+  return "unmount it and mount it again";
+}
+
+}  // namespace
+
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing) {
+  std::string text;
+  TextWriter out(text);
+  out.add("{");
+  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing}, out);
+  out.add(",\"version\":").json(version_of(checkpoint)).add("}");
+  return text;
+}
+
+std::optional<MountContent> parse_mount_json(std::string_view json) {
+  const Json parsed = Json::parse(json, nullptr, false);
+  if (!parsed.is_object() || parsed.size() != 3) return std::nullopt;
+  const auto* version = member<Json::string_t>(parsed, "version");
+  MountContent content;
+  if (version == nullptr || !parse_content(parsed, 0, content.origin)) return std::nullopt;
+  content.version = *version;
+  return content;
+}
+
+std::string version_of(const Checkpoint& checkpoint) {
+  Sha256 hash;
+  const auto add = [&](std::string_view text) { hash.add(std::as_bytes(std::span(text))); };
+  for (const Part& part : checkpoint.parts()) {
+    add(part.source->path());
+    add({"\0", 1});
+    add(part.source->version().token);
+    add("\n");
+  }
+  return hash.hex();
+}
+
+bool is_at_or_below(std::string_view path, std::string_view directory) {
+  return path.starts_with(directory) &&
+         (path.size() == directory.size() || path[directory.size()] == '/');
+}
+
+std::optional<MountedPath> find_mounted(const std::string& source) {
+  struct stat status {};
+  struct statfs system {};
+  // After the end of a mount, the kernel may answer stat(2) from its cache, and statfs(2) never.
+  if (::stat(source.c_str(), &status) != 0 || ::statfs(source.c_str(), &system) != 0) {
+    explain(source, errno);
+    return std::nullopt;
+  }
+  if (system.f_type != FUSE_SUPER_MAGIC) return std::nullopt;
+  const std::string path = absolute_path(source);
+  const std::string root = mountpoint_of(path);
+  const std::optional<std::string> json = mount_attribute(root);
+  if (!json) return std::nullopt;
+  std::optional<MountContent> content = parse_mount_json(*json);
+  if (!content) {
+    refuse(root, std::string("its attribute ") + kMountAttribute +
+                     " is not understood: mount it again with this version of stfs");
+  }
+  std::string within = path == root ? "" : fs::path(path).lexically_relative(root).string();
+  const Meaning meaning = meaning_of(within, S_ISDIR(status.st_mode));
+  if (meaning == Meaning::kOtherForms) {
+    throw Error(ErrorCode::kUsage, source,
+                "shows the tensors of a mount in other forms: name the mount, " + printable(root) +
+                    ", or a directory of it outside .stfs");
+  }
+  if (meaning == Meaning::kFile) {
+    if (S_ISDIR(status.st_mode) || !shows_bytes(path)) return std::nullopt;
+    within.erase(0, within.find('/', kControlDirectory.size() + 1) + 1);  // ".stfs/f32/w" is w
+  }
+  content->origin.within = std::move(within);
+  return MountedPath{source, root, std::move(content->origin), std::move(content->version)};
+}
+
+void refuse_changed(const MountedPath& mounted) {
+  const std::vector<Origin>& sources = mounted.origin.sources;
+  const bool is_one = sources.size() == 1 && !sources.front().path.empty();
+  refuse(mounted.source, (is_one ? printable(sources.front().path) + " has changed"
+                                 : std::string("its sources have changed")) +
+                             " since it was mounted: " + advice(mounted.mountpoint));
+}
+
+void refuse_lost(const MountedPath& mounted, const Error& cause) {
+  refuse(mounted.source, std::string("its source cannot be loaded: ") + cause.what() + "; " +
+                             advice(mounted.mountpoint));
+}
+
+}  // namespace stfs

@@ -1,0 +1,72 @@
+// A mount of stfs as a source: what the root of a mount says about its sources, and how a path in a
+// mount is recognised.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/base/error.h"
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+class Checkpoint;
+
+// The extended attribute of a mount's root: mount_json().
+inline constexpr const char* kMountAttribute = "user.stfs.mount";
+inline constexpr std::string_view kTreeView = ".stfs/tree";
+
+// What to load to get some tensors: the source at `path`; or, if that is empty, those tensors of
+// `sources` that a mount of these shows at or below the path `within`.
+struct Origin {
+  std::string path = {};  // absolute
+  std::vector<Origin> sources = {};
+  bool allow_missing = false;
+  std::string within = {};  // relative to the mount's root; "" for all tensors
+
+  bool operator==(const Origin&) const = default;
+};
+
+// What the root of a mount says.
+struct MountContent {
+  Origin origin;        // without path and within
+  std::string version;  // version_of() what is mounted
+};
+
+// {"sources":["/a","/b"],"allow_missing":false,"version":"<64 hex digits>"}. A source that was
+// itself a part of a mount is an object {"sources":[..],"allow_missing":..,"within":".."}; a path
+// that is not UTF-8 is an object {"hex":".."}.
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing);
+
+// Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
+// mean something else by it.
+std::optional<MountContent> parse_mount_json(std::string_view json);
+
+// SHA-256 in hex over the paths and version tokens of all parts, in their order.
+std::string version_of(const Checkpoint& checkpoint);
+
+// A path in a mount of stfs.
+struct MountedPath {
+  std::string source;      // as the user named it
+  std::string mountpoint;  // absolute, without symbolic links
+  Origin origin;           // `within` is the path in the mount
+  std::string version;     // of the whole mount
+};
+
+// Whether `source` is a mount of stfs, or a tensor or directory in it. nullopt for any other path,
+// also for a file in a mount that is read as a file (merged.safetensors). Throws Error kUnreadable
+// for a mount that has died or belongs to another user, and kUsage for a directory of another view.
+std::optional<MountedPath> find_mounted(const std::string& source);
+
+// Throws Error kUnreadable: the sources are not the versions that the mount shows, or cannot be
+// loaded (`cause`).
+[[noreturn]] void refuse_changed(const MountedPath& mounted);
+[[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
+
+// Whether `path` is `directory` or lies in it. Both without a slash at the end.
+bool is_at_or_below(std::string_view path, std::string_view directory);
+
+}  // namespace stfs

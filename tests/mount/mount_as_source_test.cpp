@@ -1,0 +1,402 @@
+// A mount, and a tensor or directory in it, as the SOURCE of every command.
+#include "tests/mount/info_tool.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/faulty_disk.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kAttribute = "user.stfs.mount";
+
+class MountAsSource : public MountTest {
+ protected:
+  MountAsSource() : source_(dir_ / "m.safetensors") {
+    write_safetensors(
+        source_,
+        {random_tensor("model.norm", "F32", {8}, 1), random_tensor("layers/0/q", "BF16", {4, 4}, 2),
+         random_tensor("layers/0/k", "BF16", {4, 4}, 3), random_tensor("layers/01", "U8", {5}, 4),
+         random_tensor("layers", "U8", {6}, 5), random_tensor("a/b.c/d", "U8", {7}, 6),
+         random_tensor("50%\n", "U8", {8}, 7)});
+  }
+
+  // The catalogue's objects of the tensors in a source.
+  static nlohmann::json tensors(const std::string& source, std::vector<std::string> options = {}) {
+    options.insert(options.begin(), {"list", "--json", source});
+    const Outcome list = info(options);
+    EXPECT_EQ(list.status, 0) << list.err;
+    return list.status == 0 ? nlohmann::json::parse(list.out) : nlohmann::json();
+  }
+  static std::vector<std::string> names(const std::string& source) {
+    std::vector<std::string> names;
+    for (const auto& tensor : tensors(source)) names.push_back(tensor["name"]);
+    std::ranges::sort(names);
+    return names;
+  }
+  static void mount_at(const Path& mountpoint, std::vector<std::string> arguments) {
+    std::filesystem::create_directories(mountpoint);
+    arguments.insert(arguments.begin(), STFS_BINARY);
+    arguments.push_back(mountpoint);
+    const Outcome mounted = run(arguments);
+    ASSERT_EQ(mounted.status, 0) << mounted.err;
+  }
+
+  TempDir dir_;
+  Path source_;
+};
+
+using Strings = std::vector<std::string>;
+
+TEST_F(MountAsSource, TheRootNamesItsSourcesWithAndWithoutViews) {
+  const Mounted mount({source_});
+  const Mounted bare({source_}, {"-o", "views=off"});
+
+  const auto said = xattr(mount.path(), kAttribute);
+
+  ASSERT_TRUE(said);
+  EXPECT_EQ(xattr(bare.path(), kAttribute), said);
+  const auto content = nlohmann::json::parse(*said);
+  EXPECT_EQ(content["sources"], Strings{source_});
+  EXPECT_EQ(content["allow_missing"], false);
+  char listed[1000];
+  const ssize_t length = ::listxattr(mount.path().c_str(), listed, sizeof listed);
+  EXPECT_EQ(std::string(listed, static_cast<std::size_t>(std::max<ssize_t>(length, 0))),
+            std::string(kAttribute) + '\0');
+  EXPECT_FALSE(xattr(mount / "model.norm", kAttribute));
+  EXPECT_FALSE(xattr(mount / ".stfs", kAttribute));
+}
+
+TEST_F(MountAsSource, MeansAllTensorsForEveryVerb) {
+  const Mounted mount({source_}, {"-o", "views=off"});
+  const std::string root = mount.path();
+
+  EXPECT_EQ(tensors(root), tensors(source_));
+  EXPECT_EQ(info({"show", root, "layers"}).out, info({"show", source_, "layers"}).out);
+  EXPECT_EQ(info({"hash", root}).out, info({"hash", source_}).out);
+  EXPECT_EQ(info({"stats", root, "model.norm"}).out, info({"stats", source_, "model.norm"}).out);
+  EXPECT_EQ(info({"cat", root, "layers"}).out, read_file(mount / "layers"));
+  EXPECT_EQ(info({"check", root}).out, root + "\tok\t7 tensors\n");
+  EXPECT_EQ(info({"diff", root, source_}).status, 0);
+  ASSERT_EQ(info({"extract", root, "layers*", "-o", dir_ / "part"}).status, 0);
+  EXPECT_EQ(names(dir_ / "part"), (Strings{"layers", "layers/0/k", "layers/0/q", "layers/01"}));
+}
+
+TEST_F(MountAsSource, IsASourceOfTheDeviceTool) {
+  const Mounted mount({source_}, {"-o", "views=off"});
+
+  for (const char* name : {"layers/0/*", "layers/0/q"}) {
+    const Outcome plan = run(
+        {STFS_GPU_BINARY, "plan", mount.path().string() + "::" + name, "--device", "cpu", "--json"},
+        {.environment = {"XDG_RUNTIME_DIR=" + dir_.path().string()}});
+    EXPECT_EQ(plan.status, 0) << plan.err;
+    EXPECT_NE(plan.out.find(source_.string()), std::string::npos) << plan.out;
+  }
+}
+
+TEST_F(MountAsSource, IsFoundByEveryPathThatLeadsThere) {
+  const Mounted mount({source_});
+  const Path link = dir_ / "link";
+  std::filesystem::create_directory_symlink(mount.path(), link);
+  const auto expected = tensors(source_);
+
+  for (const Path& path :
+       std::vector<Path>{mount / "", mount / ".", mount / "layers%2F0/..", link, link / ""}) {
+    EXPECT_EQ(tensors(path), expected) << path;
+  }
+  for (const char* path : {".", "./", "layers%2F0/.."}) {
+    const Outcome list =
+        run({STFS_INFO_BINARY, "list", "--json", path}, {.directory = mount.path()});
+    ASSERT_EQ(list.status, 0) << list.err;
+    EXPECT_EQ(nlohmann::json::parse(list.out), expected) << path;
+  }
+  const Outcome beside =
+      run({STFS_INFO_BINARY, "list", "link/layers%2F0"}, {.directory = dir_.path()});
+  EXPECT_EQ(beside.status, 0) << beside.err;
+}
+
+TEST_F(MountAsSource, ATensorMeansThatTensor) {
+  const Mounted mount({source_});
+
+  EXPECT_EQ(names(mount / "layers"), Strings{"layers"});
+  EXPECT_EQ(names(mount / "50%25%0A"), Strings{"50%\n"});
+  EXPECT_EQ(names(mount / "layers%2F0/q"), Strings{"layers/0/q"});
+  EXPECT_EQ(names(mount / ".stfs/tree/layers%2F0/q"), Strings{"layers/0/q"});
+  EXPECT_EQ(names(mount / ".stfs/f32/model.norm"), Strings{"model.norm"});
+  EXPECT_EQ(info({"cat", mount / "layers%2F0/q", "layers/0/q"}).out,
+            read_file(mount / "layers%2F0/q"));
+}
+
+TEST_F(MountAsSource, ADirectoryMeansTheTensorsInIt) {
+  const Mounted mount({source_});
+
+  EXPECT_EQ(names(mount / "layers%2F0"), (Strings{"layers/0/k", "layers/0/q"}));
+  EXPECT_EQ(names(mount / "a"), Strings{"a/b.c/d"});
+  EXPECT_EQ(names(mount / "a/b.c"), Strings{"a/b.c/d"});
+  EXPECT_EQ(names(mount / ".stfs/tree"), names(source_));
+  EXPECT_EQ(names(mount / ".stfs/tree/model"), Strings{"model.norm"});
+  EXPECT_EQ(names(mount / ".stfs/tree/a/b"), Strings{"a/b.c/d"});
+}
+
+TEST_F(MountAsSource, ACheckpointInItIsReadAsAFile) {
+  const Mounted mount({source_});
+
+  EXPECT_EQ(names(mount / ".stfs/merged.safetensors"), names(source_));
+  EXPECT_EQ(names(mount / ".stfs/safetensors/layers.safetensors"), Strings{"layers"});
+  EXPECT_EQ(names(mount / ".stfs/safetensors/a/b.c"), Strings{"a/b.c/d"});
+  EXPECT_EQ(names(mount / ".stfs/subset/layers%2F0*.safetensors"),
+            (Strings{"layers/0/k", "layers/0/q", "layers/01"}));
+  EXPECT_EQ(tensors(mount / ".stfs/merged.safetensors")[0]["source"],
+            (mount / ".stfs/merged.safetensors").string());
+}
+
+TEST_F(MountAsSource, ADirectoryOfAnotherViewIsAnErrorThatSaysToNameTheMount) {
+  const Mounted mount({source_});
+
+  for (const char* path : {".stfs", ".stfs/npy", ".stfs/f32/layers%2F0", ".stfs/slice/layers"}) {
+    expect_one_line(info({"list", mount / path}), 2, "name the mount, " + mount.path().string());
+  }
+}
+
+TEST_F(MountAsSource, SeveralSourcesAndMissingShardsAreThoseOfTheMount) {
+  const Path model = dir_ / "model";
+  std::filesystem::create_directory(model);
+  write_safetensors(model / "one.safetensors", {random_tensor("one", "U8", {10}, 1)});
+  write_index(model / "model.safetensors.index.json",
+              {{"one", "one.safetensors"}, {"two", "two.safetensors"}});
+  const Mounted mount({source_, model}, {"-o", "allow_missing"});
+  const Mounted again({mount.path()});
+
+  EXPECT_EQ(names(mount.path()).size(), 8u);
+  EXPECT_EQ(names(mount / "one"), Strings{"one"});
+  EXPECT_EQ(info({"diff", mount.path(), again.path()}).status, 0);
+  const auto missing = nlohmann::json::parse(read_file(again / ".stfs/info.json"))["missing"];
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0]["name"], "two");
+}
+
+TEST_F(MountAsSource, AMountOfAMountOutlivesItAndNamesNoMount) {
+  const Path first = dir_ / "first";
+  mount_at(first, {source_});
+  const Mounted root({first});
+  const Mounted part({first / "layers%2F0", first / ".stfs/tree/a"});
+  // Without the tensor "layers", "layers/0/q" needs no escape.
+  const Mounted tensor({part / "layers/0/q"});
+
+  EXPECT_EQ(run({STFS_BINARY, "-u", first}).status, 0);
+
+  EXPECT_EQ(xattr(root.path(), kAttribute)->find(first.string()), std::string::npos);
+  EXPECT_EQ(xattr(tensor.path(), kAttribute)->find(first.string()), std::string::npos);
+  EXPECT_EQ(tensors(root.path()), tensors(source_));
+  EXPECT_EQ(names(part.path()), (Strings{"a/b.c/d", "layers/0/k", "layers/0/q"}));
+  EXPECT_EQ(names(tensor.path()), Strings{"layers/0/q"});
+  EXPECT_EQ(read_file(tensor / "layers/0/q").size(), 32u);
+}
+
+TEST_F(MountAsSource, TheMergedFileOfAPartHoldsThatPart) {
+  const Mounted mount({source_});
+  const Mounted part({mount / "layers%2F0"});
+
+  EXPECT_EQ(names(part / ".stfs/merged.safetensors"), (Strings{"layers/0/k", "layers/0/q"}));
+}
+
+TEST_F(MountAsSource, OfAMergedFileIsThatFile) {
+  const Mounted mount({source_});
+  const Mounted second({mount / ".stfs/merged.safetensors"});
+
+  EXPECT_EQ(names(second.path()), names(source_));
+  EXPECT_EQ(tensors(second.path())[0]["source"], (mount / ".stfs/merged.safetensors").string());
+}
+
+TEST_F(MountAsSource, ASourceReplacedByRenameIsAnErrorThatNamesWhatStillShowsIt) {
+  const Mounted mount({source_});
+  const Mounted bare({source_}, {"-o", "views=off"});
+  const Mounted watched({source_}, {"-o", "supervise"});
+  const auto before = xattr(watched.path(), kAttribute);
+  write_safetensors(dir_ / "new", {random_tensor("other", "U8", {1})});
+  std::filesystem::rename(dir_ / "new", source_);
+
+  const std::string merged = mount / ".stfs/merged.safetensors";
+  expect_one_line(info({"list", mount.path()}), 3,
+                  source_.string() + " has changed since it was mounted: name " + merged);
+  expect_one_line(info({"list", mount / "layers"}), 3, "has changed since it was mounted");
+  expect_one_line(info({"list", bare.path()}), 3, "unmount it and mount it again");
+  EXPECT_EQ(names(merged).size(), 7u);
+  EXPECT_EQ(xattr(mount.path(), kAttribute), before);
+}
+
+TEST_F(MountAsSource, ANewWorkerSaysTheSame) {
+  const Mounted mount({source_}, {"-o", "supervise"});
+  const auto before = xattr(mount.path(), kAttribute);
+
+  const std::vector<pid_t> processes = processes_with(mount.path());
+  if (processes.size() < 2) GTEST_SKIP() << "not supervised";
+  ::kill(*std::ranges::max_element(processes), SIGKILL);
+
+  EXPECT_EQ(xattr(mount.path(), kAttribute), before);
+  EXPECT_EQ(tensors(mount.path()), tensors(source_));
+}
+
+TEST_F(MountAsSource, ARewrittenSourceIsAnErrorThatSaysToMountAgain) {
+  const Mounted mount({source_});
+  write_safetensors(source_, {random_tensor("other", "U8", {1})});
+
+  expect_one_line(info({"list", mount.path()}), 3,
+                  "has changed since it was mounted: unmount it and mount it again");
+}
+
+TEST_F(MountAsSource, ARemovedSourceIsAnErrorThatNamesIt) {
+  const Mounted mount({source_});
+  std::filesystem::remove(source_);
+
+  const Outcome list = info({"list", mount.path()});
+
+  expect_one_line(list, 3, mount.path().string() + ": its source cannot be loaded: ");
+  EXPECT_NE(list.err.find(source_.string() + ": No such file"), std::string::npos) << list.err;
+  EXPECT_NE(list.err.find("merged.safetensors"), std::string::npos) << list.err;
+}
+
+TEST_F(MountAsSource, AnotherUsersMountSaysHowOthersGetIn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+  if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+  const Mounted mount({source_});
+  std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
+  const auto as_nobody = [&](const std::string& source) {
+    return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
+                "list", source});
+  };
+  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+
+  expect_one_line(as_nobody(mount.path()), 3, "allow_other");
+  expect_one_line(as_nobody(mount / "layers"), 3, "allow_other");
+}
+
+TEST_F(MountAsSource, OfAnotherUserWithoutRightsToItsSourceNamesTheMergedFile) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+  if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+  const Mounted mount({source_}, {"-o", "allow_other"});
+  std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
+  const auto as_nobody = [&](const std::string& source) {
+    return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
+                "list", source});
+  };
+  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+
+  const std::string merged = mount / ".stfs/merged.safetensors";
+  expect_one_line(as_nobody(mount.path()), 3, "Permission denied; name " + merged);
+  EXPECT_EQ(as_nobody(merged).status, 0);
+}
+
+TEST_F(MountAsSource, ADeadMountSaysSo) {
+  Mounted mount({source_});
+  EXPECT_EQ(names(mount / "layers"), Strings{"layers"});  // the kernel keeps its attributes
+  mount.kill_daemon();
+
+  expect_one_line(info({"list", mount.path()}), 3, "the process that served this mount has ended");
+  expect_one_line(info({"list", mount / "layers"}), 3, "has ended");
+}
+
+TEST_F(MountAsSource, StrangePathsOfMountsAndSources) {
+  for (const char* name : {"with space", "line\nend", "back\\slash\"", "\xff\xfe", "%41"}) {
+    const Path directory = dir_ / name;
+    std::filesystem::create_directory(directory);
+    std::filesystem::copy_file(source_, directory / name);
+    const Path mountpoint = directory / "mnt";
+    mount_at(mountpoint, {directory / name});
+    EXPECT_EQ(names(mountpoint), names(source_)) << name;
+    EXPECT_EQ(names(mountpoint / "layers%2F0").size(), 2u) << name;
+    EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint}).status, 0);
+  }
+}
+
+TEST_F(MountAsSource, NamesThatAreCutToFit) {
+  const std::string first = std::string(300, 'x') + "1";
+  const std::string second = std::string(300, 'x') + "2";
+  write_safetensors(source_, {random_tensor(first, "U8", {1}), random_tensor(second, "U8", {2}),
+                              random_tensor(first + "/" + second, "U8", {3})});
+  const Mounted mount({source_});
+
+  for (const std::string& name : names_in(mount.path())) {
+    if (std::filesystem::is_directory(mount / name)) continue;
+    EXPECT_EQ(names(mount / name), Strings{*xattr(mount / name, "user.stfs.name")});
+  }
+}
+
+TEST_F(MountAsSource, AnEmptyCheckpointHasNoTensors) {
+  write_safetensors(source_, {});
+  const Mounted mount({source_});
+
+  EXPECT_EQ(names(mount.path()), Strings{});
+  EXPECT_EQ(names(mount / ".stfs/tree"), Strings{});
+}
+
+TEST_F(MountAsSource, ACopyElsewhereIsNoMount) {
+  const Mounted mount({source_});
+  if (sh(R"(touch "$1" && setfattr -n user.x -v 1 "$1")", {dir_ / "probe"}).status != 0) {
+    GTEST_SKIP() << "no extended attributes here";
+  }
+  ASSERT_EQ(sh(R"(cp -r --preserve=all "$1" "$2")", {mount.path(), dir_ / "copy"}).status, 0);
+  ASSERT_EQ(xattr(dir_ / "copy", kAttribute), xattr(mount.path(), kAttribute));
+
+  expect_one_line(info({"list", dir_ / "copy"}), 3, "no .safetensors file");
+  EXPECT_EQ(info({"list", dir_ / "copy/layers"}).status, 1);
+}
+
+TEST_F(MountAsSource, AnotherFuseFileSystemIsReadAsItIs) {
+  const TempDir disk_dir;
+  std::filesystem::copy_file(source_, disk_dir / "m.safetensors");
+  const FaultyDisk disk(disk_dir.path());
+
+  EXPECT_EQ(names(disk / "m.safetensors"), names(source_));
+}
+
+TEST_F(MountAsSource, ABindMountOfItIsTheMount) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
+  const Mounted mount({source_});
+  const Path bound = dir_ / "bound";
+  std::filesystem::create_directory(bound);
+  if (run({"mount", "--bind", mount.path(), bound}).status != 0) GTEST_SKIP() << "no bind mounts";
+
+  EXPECT_EQ(names(bound), names(source_));
+  EXPECT_EQ(names(bound / "layers%2F0").size(), 2u);
+  EXPECT_EQ(run({"umount", bound}).status, 0);
+}
+
+TEST_F(MountAsSource, AnotherMountOnADirectoryOfItIsNoPartOfIt) {
+  const Mounted mount({source_});
+  write_safetensors(dir_ / "other", {random_tensor("z", "U8", {1})});
+  ASSERT_EQ(run({STFS_BINARY, dir_ / "other", mount / "a"}).status, 0);
+
+  EXPECT_EQ(names(mount / "a"), Strings{"z"});
+  EXPECT_EQ(names(mount.path()), names(source_));
+  EXPECT_EQ(run({STFS_BINARY, "-u", mount / "a"}).status, 0);
+}
+
+TEST_F(MountAsSource, MoreSourcesThanAnAttributeHoldsAreAnErrorThatSaysSo) {
+  Strings sources;
+  const std::string long_name(200, 'n');
+  for (int i = 0; i < 300; ++i) {
+    sources.push_back(dir_ / (long_name + std::to_string(i)));
+    write_safetensors(sources.back(), {random_tensor(std::to_string(i), "U8", {1})});
+  }
+  const Mounted mount(sources);
+
+  EXPECT_EQ(std::filesystem::file_size(mount / "299"), 1u);
+  EXPECT_EQ(::listxattr(mount.path().c_str(), nullptr, 0), 0);
+  expect_one_line(info({"list", mount.path()}), 3, "too many sources");
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,137 @@
+// What the root of a mount says about its sources: the text, and hostile texts.
+#include "core/checkpoint/mounted.h"
+
+#include "core/checkpoint/checkpoint.h"
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr const char* kVersion = R"("version":"0")";
+
+TEST(MountJson, NamesTheSourcesAsTheyWereGivenAndMadeAbsolute) {
+  const TempDir dir;
+  write_safetensors(dir / "a b\n.safetensors", {random_tensor("w", "U8", {4})});
+  std::filesystem::create_symlink("a b\n.safetensors", dir / "link");
+  const Checkpoint checkpoint(std::vector<std::string>{dir / "link"});
+
+  const auto content = parse_mount_json(mount_json(checkpoint, true));
+
+  ASSERT_TRUE(content);
+  EXPECT_TRUE(content->origin.allow_missing);
+  EXPECT_EQ(content->origin.sources, std::vector<Origin>{{.path = dir / "link"}});
+  EXPECT_EQ(content->version, version_of(checkpoint));
+  EXPECT_EQ(content->version.size(), 64u);
+}
+
+TEST(MountJson, KeepsAPathThatIsNotUtf8) {
+  const TempDir dir;
+  const std::string path = dir / "\xff\n\".safetensors";
+  write_safetensors(path, {random_tensor("w", "U8", {4})});
+
+  const auto content =
+      parse_mount_json(mount_json(Checkpoint(std::vector<std::string>{path}), false));
+
+  ASSERT_TRUE(content);
+  EXPECT_EQ(content->origin.sources, std::vector<Origin>{{.path = path}});
+}
+
+TEST(MountJson, HasAnotherVersionForOtherBytesOtherPathsAndAnotherOrder) {
+  const TempDir dir;
+  write_safetensors(dir / "a", {random_tensor("a", "U8", {4})});
+  write_safetensors(dir / "b", {random_tensor("b", "U8", {4})});
+  const auto version = [](std::vector<std::string> sources) {
+    return version_of(Checkpoint(sources));
+  };
+  const std::string before = version({dir / "a", dir / "b"});
+
+  EXPECT_EQ(version({dir / "a", dir / "b"}), before);
+  EXPECT_NE(version({dir / "b", dir / "a"}), before);
+  EXPECT_NE(version({dir / "a"}), before);
+  write_safetensors(dir / "b", {random_tensor("b", "U8", {5})});
+  EXPECT_NE(version({dir / "a", dir / "b"}), before);
+}
+
+TEST(MountJson, ParsesAPartOfAMount) {
+  const auto content = parse_mount_json(
+      R"({"sources":["/a",{"sources":["/b"],"allow_missing":true,"within":"x/y"}],)"
+      R"("allow_missing":false,"version":"0"})");
+
+  ASSERT_TRUE(content);
+  const Origin part{.sources = {{.path = "/b"}}, .allow_missing = true, .within = "x/y"};
+  EXPECT_EQ(content->origin.sources, (std::vector<Origin>{{.path = "/a"}, part}));
+}
+
+TEST(MountJson, RefusesWhatItDoesNotUnderstand) {
+  const auto with_sources = [](const std::string& sources) {
+    return R"({"sources":)" + sources + R"(,"allow_missing":false,)" + kVersion + "}";
+  };
+  ASSERT_TRUE(parse_mount_json(with_sources(R"(["/a"])")));
+  for (const std::string& text : std::vector<std::string>{
+           "",
+           "{}",
+           "[]",
+           "null",
+           "\"",
+           std::string("\0", 1),
+           "{\"sources\":[\"/a\"]",
+           R"({"sources":["/a"],"version":"0"})",
+           R"({"sources":["/a"],"allow_missing":false})",
+           R"({"allow_missing":false,"version":"0"})",
+           R"({"sources":["/a"],"allow_missing":0,"version":"0"})",
+           R"({"sources":["/a"],"allow_missing":false,"version":0})",
+           R"({"sources":["/a"],"allow_missing":false,"version":"0","dequantize":"f32"})",
+           with_sources("{}"),
+           with_sources("[]"),
+           with_sources("\"/a\""),
+           with_sources("[1]"),
+           with_sources("[null]"),
+           with_sources("[[]]"),
+           with_sources(R"([""])"),
+           with_sources(R"(["a"])"),
+           with_sources(R"(["/a\u0000b"])"),
+           with_sources("[\"/\xff\"]"),
+           with_sources(R"([{"hex":"2f6"}])"),
+           with_sources(R"([{"hex":"2fzz"}])"),
+           with_sources(R"([{"hex":"61"}])"),
+           with_sources(R"([{"hex":"2f00"}])"),
+           with_sources(R"([{"hex":1}])"),
+           with_sources(R"([{"hex":"2f61","more":1}])"),
+           with_sources(R"([{"sources":["/a"],"within":"x"}])"),
+           with_sources(R"([{"sources":["/a"],"allow_missing":false,"within":1}])"),
+           with_sources(R"([{"sources":[],"allow_missing":false,"within":"x"}])"),
+           with_sources(std::string(60'000, '[')),
+           with_sources(std::string(30'000, '[') + std::string(30'000, ']'))}) {
+    EXPECT_FALSE(parse_mount_json(text)) << text;
+  }
+}
+
+TEST(MountJson, RefusesPartsOfPartsWithoutEnd) {
+  const auto nested = [](int depth) {
+    std::string source = "\"/a\"";
+    for (int i = 0; i < depth; ++i) {
+      source = R"({"sources":[)" + source + R"(],"allow_missing":false,"within":"x"})";
+    }
+    return R"({"sources":[)" + source + R"(],"allow_missing":false,"version":"0"})";
+  };
+
+  EXPECT_TRUE(parse_mount_json(nested(3)));
+  EXPECT_FALSE(parse_mount_json(nested(17)));
+  EXPECT_FALSE(parse_mount_json(nested(1000)));
+}
+
+TEST(MountJson, TellsAPathFromOneThatBeginsAlike) {
+  EXPECT_TRUE(is_at_or_below("a/b", "a/b"));
+  EXPECT_TRUE(is_at_or_below("a/b/c", "a/b"));
+  EXPECT_FALSE(is_at_or_below("a/bc", "a/b"));
+  EXPECT_FALSE(is_at_or_below("a", "a/b"));
+}
+
+}  // namespace
+}  // namespace stfs::test
