@@ -29,7 +29,7 @@ namespace stfs {
 struct Part {
   std::unique_ptr<const Source> source;
   const Format* format;
-  Header header;         // without tensors that the index does not map to this part
+  Header header;  // without tensors that the index does not map to this part
   // The shard's path in the index, or the last component of the path that was loaded. Unique: the
   // second part with a label gets "~2" appended.
   std::string label;

@@ -1,0 +1,229 @@
+"""readme_test.py README BUILD SOURCE: pastes the examples of README.md into a shell, word for word.
+
+Only the places are others: /mnt, and the home directory. Each line of a block is one command, run by
+bash in a directory with the checkpoints that README speaks of. The blocks under "Install" are what
+scripts/quickstart and the package test run.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+SKIPPED = 77  # CTest's SKIP_RETURN_CODE
+
+# The exit status of a command that tells of a difference or of a NaN.
+STATUS = [
+    (r"stfs-info stats --nonfinite", 1),
+    (r"stfs-info diff ", 1),
+]
+
+# What is mounted at /mnt/w under a heading, if not model.safetensors.
+MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.safetensors"}
+
+# What each block must print: it shows that the command did its work.
+EXPECTED = {
+    "stfs": [],
+    "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
+    "Check": ["ok", "lm_head.weight: OK", '"nan"'],
+    "Slice": [],
+    "Compare": ["model.norm.weight"],
+    "Convert": [],
+    "Load to a GPU": ["cpu", "lm_head.weight"],
+    "From any language": [],
+}
+
+
+def bf16(count, seed):
+    """`count` BF16 numbers between 0.5 and 2, as bytes."""
+    numbers = bytearray()
+    for i in range(count):
+        numbers += struct.pack("<H", 0x3F00 + (i * 37 + seed) % 256)
+    return bytes(numbers)
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def model(seed):
+    tensors = {
+        "lm_head.weight": ("BF16", [128, 64], bf16(128 * 64, 1)),
+        "model.embed_tokens.weight": ("BF16", [128, 64], bf16(128 * 64, 2)),
+        "model.norm.weight": ("BF16", [64], bf16(64, seed)),
+    }
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        tensors[prefix + "input_layernorm.weight"] = ("BF16", [64], bf16(64, 3))
+        tensors[prefix + "mlp.up_proj.weight"] = ("BF16", [32, 64], bf16(32 * 64, layer))
+    return tensors
+
+
+def make_checkpoints(work):
+    good = model(4)
+    bad = dict(good)
+    bad["model.norm.weight"] = ("BF16", [64], b"\xc0\x7f" + bf16(63, 4))  # begins with a NaN
+    write_safetensors(work / "model.safetensors", bad)
+    write_safetensors(work / "old.safetensors", good)
+    write_safetensors(work / "new.safetensors", bad)
+    write_safetensors(work / "base.safetensors", good)
+    write_safetensors(work / "adapter.safetensors", {"lora.a": ("F32", [4], struct.pack("<4f", 1, 2, 3, 4))})
+    write_safetensors(work / "w.safetensors", {"w": ("F32", [16, 4096], os.urandom(16 * 4096 * 4))})
+    snapshot = work / ".cache/huggingface/hub/models--x--y/snapshots/0123abcd"
+    snapshot.mkdir(parents=True)
+    names = sorted(good)
+    weight_map = {}
+    for i, part in enumerate((names[:3], names[3:])):
+        file = f"model-0000{i + 1}-of-00002.safetensors"
+        write_safetensors(work / file, {name: good[name] for name in part})
+        shutil.copy(work / file, snapshot / file)
+        weight_map.update({name: file for name in part})
+    for directory in (work, snapshot):
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def blocks_of(readme):
+    """(heading, language, lines) of each block."""
+    heading = "stfs"
+    lines = iter(readme.splitlines())
+    for line in lines:
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip()
+        elif line.startswith("```"):
+            block = []
+            for inner in lines:
+                if inner.startswith("```"):
+                    break
+                block.append(inner)
+            yield heading, line[3:], block
+
+
+class Readme:
+    def __init__(self, build, source, work):
+        self.work = work
+        self.mnt = work / "mnt"
+        for name in ("w", "a", "b"):
+            (self.mnt / name).mkdir(parents=True)
+        self.programs = {
+            "stfs": build / "fs/stfs",
+            "stfs-info": build / "tools/stfs-info",
+            "stfs-gpu": build / "tools/gpu/stfs-gpu",
+        }
+        directory = work / "bin"
+        directory.mkdir()
+        for name, program in self.programs.items():
+            (directory / name).symlink_to(program)
+        (directory / "python3").symlink_to(sys.executable)
+        (work / "run").mkdir(mode=0o700)
+        self.environment = dict(
+            os.environ,
+            HOME=str(work),
+            PATH=f"{directory}:{os.environ['PATH']}",
+            XDG_RUNTIME_DIR=str(work / "run"),
+            PYTHONPATH=str(source / "tools/gpu/library/python"),
+            PYTHONDONTWRITEBYTECODE="1",
+            STFS_GPU_LIBRARY=str(next((build / "tools/gpu").rglob("libstfs_gpu.so"))),
+        )
+        self.environment.pop("STFS_GPU_SOCKET", None)
+        self.failures = 0
+
+    def call(self, command, status=0):
+        done = subprocess.run(command, cwd=self.work, env=self.environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, errors="replace")
+        if done.returncode != status:
+            self.failures += 1
+            print(f"FAILED: {command[-1]}\n  exit status {done.returncode}, expected {status}\n"
+                  f"  {done.stdout[-2000:]}\n  {done.stderr[-2000:]}")
+        return done.stdout + done.stderr
+
+    def paste(self, line):
+        status = next((status for pattern, status in STATUS if re.match(pattern, line)), 0)
+        line = line.replace("/mnt/", f"{self.mnt}/")
+        return self.call(["bash", "-c", line], status)
+
+    def mount(self, source, name):
+        self.call(["stfs", str(self.work / source), str(self.mnt / name)])
+
+    def unmount(self, name):
+        path = str(self.mnt / name)
+        mounted = any(f" {path} " in line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines())
+        if mounted:
+            self.call(["stfs", "-u", path])
+
+    def run(self, heading, language, lines):
+        if language == "sh":
+            return "".join(self.paste(line) for line in lines)
+        text = "\n".join(lines).replace("/mnt/", f"{self.mnt}/")
+        if language == "python":
+            return self.call(["python3", "-c", text])
+        if language == "perl":
+            return self.call(["perl", "-e", text])
+        if language == "c":
+            includes = "".join(f"#include <{name}>\n" for name in ("fcntl.h", "stdio.h", "sys/mman.h", "sys/stat.h"))
+            (self.work / "a.c").write_text(includes + "int main(void) {\n" + text + '\nprintf("%f\\n", w[0]);\n}\n')
+            return self.call(["sh", "-c", "cc a.c -o a.out && ./a.out"])
+        return ""  # a listing, or a language that is not installed
+
+    def walk(self, readme):
+        seen = set()
+        for heading, language, lines in blocks_of(readme):
+            if heading == "Install" or language in ("", "console"):
+                continue
+            if heading == "Mount":
+                for line in lines:
+                    if "allow_other" in line and os.geteuid() != 0:
+                        continue  # needs user_allow_other in /etc/fuse.conf
+                    self.paste(line)
+                    self.call(["sh", "-c", f"test -e {self.mnt}/w/lm_head.weight"])
+                    self.unmount("w")
+                continue
+            self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
+            self.mount("old.safetensors", "a")
+            self.mount("new.safetensors", "b")
+            output = self.run(heading, language, lines)
+            for name in ("w", "a", "b"):
+                self.unmount(name)
+            if language != "sh":
+                continue
+            seen.add(heading)
+            for text in EXPECTED.get(heading, ["a block under this heading has no row in EXPECTED"]):
+                if text not in output:
+                    self.failures += 1
+                    print(f"FAILED: the block under {heading!r} does not print {text!r}:\n{output[-3000:]}")
+        for heading in EXPECTED.keys() - seen:
+            self.failures += 1
+            print(f"FAILED: README has no block under {heading!r}")
+
+
+def main():
+    readme, build, source = (pathlib.Path(word).resolve() for word in sys.argv[1:4])
+    if not os.path.exists("/dev/fuse"):
+        print("no /dev/fuse")
+        sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else SKIPPED)
+    with tempfile.TemporaryDirectory() as name:
+        work = pathlib.Path(name).resolve()
+        test = Readme(build, source, work)
+        make_checkpoints(work)
+        holder = subprocess.Popen([str(test.programs["stfs-gpu"]), "holder"], env=test.environment, cwd=work)
+        try:
+            test.walk(readme.read_text())
+        finally:
+            for mount in ("w", "a", "b"):
+                test.unmount(mount)
+            holder.send_signal(signal.SIGTERM)
+            holder.wait()
+    sys.exit(1 if test.failures else 0)
+
+
+main()
