@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -140,6 +141,65 @@ TEST_F(Bar, OfManyThreadsStaysOutOfTheWayOfTheirLines) {
   }
 
   EXPECT_EQ(screen(terminal.output(), 40), printed);
+}
+
+std::vector<std::string> parts(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+Terminal terminal_of(std::size_t width) {
+  Terminal terminal;
+  terminal.is_terminal = true;
+  terminal.has_colours = false;
+  terminal.is_utf8 = true;
+  terminal.width = width;
+  return terminal;
+}
+
+// The lines of a table with names, a column that may be left out, and one that may not.
+std::string lines_of_table(std::size_t width, const std::vector<std::string>& names) {
+  const Terminal terminal = terminal_of(width);
+  TextTable table(terminal, {{.heading = "NAME", .least = 8, .is_name = true},
+                             {.heading = "LESS", .drop = 1},
+                             {.heading = "SIZE", .is_right_aligned = true}});
+  for (const std::string& name : names) table.measure(std::vector<std::string>{name, "four", "9"});
+  std::string text = table.heading();
+  for (const std::string& name : names)
+    text += table.line(std::vector<std::string>{name, "four", "9"});
+  return text + table.left_out();
+}
+
+TEST(TextTable, CutsNamesOnlyWhileTheyCanBeToldApart) {
+  const std::string a = "layers.1.a_long_name_of_a_tensor", b = "layers.2.a_long_name_of_a_tensor";
+
+  EXPECT_EQ(lines_of_table(44, {a, b}), "NAME                              LESS  SIZE\n" + a +
+                                            "  four     9\n" + b + "  four     9\n");
+  EXPECT_EQ(lines_of_table(34, {a, b}),
+            "NAME                    LESS  SIZE\n"
+            "layers.1.a…of_a_tensor  four     9\n"
+            "layers.2.a…of_a_tensor  four     9\n");
+}
+
+TEST(TextTable, LeavesColumnsOutBeforeNamesLookAlike) {
+  const std::string a = "a_name_of_layer_1_of_a_long_tensor",
+                    b = "a_name_of_layer_2_of_a_long_tensor";
+
+  EXPECT_EQ(lines_of_table(40, {a, b}),
+            "NAME                                SIZE\n" + a + "     9\n" + b + "     9\n LESS");
+  EXPECT_EQ(lines_of_table(34, {a, b}),
+            "NAME\n  LESS  SIZE\n" + a + "\n  four     9\n" + b + "\n  four     9\n");
+}
+
+TEST(TextTable, FitsAnyWidth) {
+  for (std::size_t width = 1; width < 60; ++width) {
+    for (const std::string& line :
+         parts(lines_of_table(width, {"a.long.name.of.one.tensor", "b"}))) {
+      EXPECT_LE(columns_of(line), std::max<std::size_t>(width, 12)) << width << ": " << line;
+    }
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <unordered_map>
 #include <utility>
 
 namespace stfs {
@@ -153,54 +154,107 @@ std::string padded(std::string text, std::size_t width) {
 TextTable::TextTable(const Terminal& terminal, std::vector<Column> columns)
     : terminal_(terminal), columns_(std::move(columns)) {
   for (const Column& column : columns_) widest_.push_back(columns_of(column.heading));
+  name_ = static_cast<std::size_t>(std::ranges::find(columns_, true, &Column::is_name) -
+                                   columns_.begin());
 }
 
 void TextTable::measure(std::span<const std::string> cells) {
   for (std::size_t i = 0; i < cells.size(); ++i) {
     widest_[i] = std::max(widest_[i], columns_of(cells[i]));
   }
+  if (terminal_.is_terminal && name_ < cells.size()) names_.push_back(cells[name_]);
 }
 
-std::vector<std::size_t> TextTable::widths() const {
-  std::vector<std::size_t> widths = widest_;
+const TextTable::Layout& TextTable::layout() const {
+  std::call_once(laid_out_, [this] {
+    int last = 0;
+    for (const Column& column : columns_) last = std::max(last, column.drop);
+    for (const bool has_two_lines : {false, true}) {
+      if (has_two_lines && name_ == columns_.size()) return;
+      layout_.has_two_lines = has_two_lines;
+      for (int dropped = 0; dropped <= last; ++dropped) {
+        drop(layout_, dropped);
+        if (fit(layout_) && tells_names_apart(layout_)) return;
+      }
+    }
+  });
+  return layout_;
+}
+
+// Leaves out the columns up to a step of Column::drop.
+void TextTable::drop(Layout& layout, int most) const {
+  layout.is_shown.assign(columns_.size(), true);
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    layout.is_shown[i] = columns_[i].drop == 0 || columns_[i].drop > most;
+  }
+}
+
+// Sets the widths of the columns. Returns whether a line fits the terminal.
+bool TextTable::fit(Layout& layout) const {
+  layout.widths = widest_;
   if (!terminal_.is_terminal) {
     constexpr std::size_t kMaxPadding = 120;  // one very long name must not pad every line
-    for (std::size_t& width : widths) width = std::min(width, kMaxPadding);
-    return widths;
+    for (std::size_t& width : layout.widths) width = std::min(width, kMaxPadding);
+    return true;
   }
+  const auto is_in_line = [&](std::size_t i) {
+    return layout.is_shown[i] && !(layout.has_two_lines && i == name_);
+  };
   // The widest give way first: find the largest cap of the columns with which a line fits.
   const auto capped = [&](std::size_t i, std::size_t cap) {
     const Column& column = columns_[i];
-    return column.least == 0 ? widths[i] : std::min(widths[i], std::max(cap, column.least));
+    return column.least == 0 ? widest_[i] : std::min(widest_[i], std::max(cap, column.least));
   };
   const auto fits = [&](std::size_t cap) {
-    std::size_t taken = 2 * (widths.size() - 1);
-    for (std::size_t i = 0; i < widths.size(); ++i) taken += capped(i, cap);
-    return taken <= terminal_.width;
+    std::size_t taken = 0;
+    for (std::size_t i = 0; i < widest_.size(); ++i) {
+      if (is_in_line(i)) taken += 2 + capped(i, cap);
+    }
+    return taken <= terminal_.width + (layout.has_two_lines ? 0 : 2);
   };
   std::size_t cap = 0;
-  std::size_t step = std::bit_floor(std::ranges::max(widths) | 1U);
-  for (; step > 0; step /= 2) {
+  for (std::size_t step = std::bit_floor(std::ranges::max(widest_) | 1U); step > 0; step /= 2) {
     if (fits(cap + step)) cap += step;
   }
-  for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = capped(i, cap);
-  return widths;
+  for (std::size_t i = 0; i < widest_.size(); ++i) layout.widths[i] = capped(i, cap);
+  return fits(cap);
+}
+
+bool TextTable::tells_names_apart(const Layout& layout) const {
+  if (!terminal_.is_terminal || name_ == columns_.size() || layout.has_two_lines) return true;
+  constexpr std::size_t kReadable = 20;  // columns of a name that is cut
+  const std::size_t width = layout.widths[name_];
+  if (width >= widest_[name_]) return true;
+  if (width < kReadable) return false;
+  std::unordered_map<std::string, std::string_view> seen;
+  return std::ranges::all_of(names_, [&](const std::string& name) {
+    return seen.try_emplace(terminal_.shortened(name, width), name).first->second == name;
+  });
+}
+
+std::string TextTable::cell(std::size_t column, const std::string& text, bool with_colours) const {
+  const std::size_t width = layout().widths[column];
+  std::string cell = terminal_.is_terminal ? terminal_.shortened(text, width) : text;
+  const std::size_t spaces = width - std::min(width, columns_of(cell));
+  if (columns_[column].is_right_aligned) {
+    cell.insert(0, spaces, ' ');
+  } else if (column + 1 < columns_.size()) {
+    cell.append(spaces, ' ');
+  }
+  return with_colours && columns_[column].is_dim ? terminal_.dim(cell) : cell;
 }
 
 std::string TextTable::joined(std::span<const std::string> cells, bool with_colours) const {
-  const std::vector<std::size_t> widths = this->widths();
+  const Layout& layout = this->layout();
   std::string line;
+  if (layout.has_two_lines) {
+    line = terminal_.shortened(cells[name_], terminal_.width) + "\n";
+  }
+  bool is_first = !layout.has_two_lines;
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    const bool is_last = i + 1 == cells.size();
-    std::string cell = terminal_.is_terminal ? terminal_.shortened(cells[i], widths[i]) : cells[i];
-    const std::size_t spaces = widths[i] - std::min(widths[i], columns_of(cell));
-    if (columns_[i].is_right_aligned) {
-      cell.insert(0, spaces, ' ');
-    } else if (!is_last) {
-      cell.append(spaces, ' ');
-    }
-    if (i > 0) cell.insert(0, 2, ' ');
-    line += with_colours && columns_[i].is_dim ? terminal_.dim(cell) : cell;
+    if (!layout.is_shown[i] || (layout.has_two_lines && i == name_)) continue;
+    if (!std::exchange(is_first, false)) line += "  ";
+    line += cell(i, cells[i], with_colours);
   }
   return line;
 }
@@ -213,6 +267,14 @@ std::string TextTable::heading() const {
 
 std::string TextTable::line(std::span<const std::string> cells) const {
   return joined(cells, true) + "\n";
+}
+
+std::string TextTable::left_out() const {
+  std::string headings;
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    if (!layout().is_shown[i]) headings += " " + columns_[i].heading;
+  }
+  return headings;
 }
 
 ProgressBar::ProgressBar(std::uint64_t total_bytes)

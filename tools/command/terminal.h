@@ -38,7 +38,8 @@ std::size_t columns_of(std::string_view text);
 std::string padded(std::string text, std::size_t width);
 
 // A table for people: columns as wide as their widest cell, with two spaces between them. On a
-// terminal, the cells of columns that may be cut are shortened until a line fits its width.
+// terminal it fits the width, and no two names look alike: it cuts the columns that may be cut,
+// then leaves out columns, and at last gives each row two lines, the name on the first.
 //
 // Thread safety: one thread measures; then any thread may make lines.
 class TextTable {
@@ -48,6 +49,8 @@ class TextTable {
     bool is_right_aligned = false;
     std::size_t least = 0;  // on a terminal the column may be cut to this; 0: never
     bool is_dim = false;
+    bool is_name = false;  // tells the rows apart; one column at most
+    int drop = 0;          // left out in this order, the lowest first; 0: never
   };
 
   // The last column gets no spaces after its text.
@@ -58,14 +61,28 @@ class TextTable {
   void measure(std::span<const std::string> cells);
   std::string heading() const;                                 // with a line end
   std::string line(std::span<const std::string> cells) const;  // with a line end
+  std::string left_out() const;  // " MEAN ZEROS": the headings that are not shown
 
  private:
-  std::vector<std::size_t> widths() const;
+  struct Layout {
+    std::vector<std::size_t> widths;
+    std::vector<bool> is_shown;
+    bool has_two_lines = false;
+  };
+  const Layout& layout() const;
+  void drop(Layout& layout, int most) const;
+  bool fit(Layout& layout) const;
+  bool tells_names_apart(const Layout& layout) const;
+  std::string cell(std::size_t column, const std::string& text, bool with_colours) const;
   std::string joined(std::span<const std::string> cells, bool with_colours) const;
 
   const Terminal& terminal_;
   std::vector<Column> columns_;
   std::vector<std::size_t> widest_;
+  std::size_t name_;                // the column of names; columns_.size() when there is none
+  std::vector<std::string> names_;  // on a terminal
+  mutable std::once_flag laid_out_;
+  mutable Layout layout_;
 };
 
 // A line on standard error, if that is a terminal, with the bytes done and the speed. While it is

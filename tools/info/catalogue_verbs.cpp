@@ -28,7 +28,7 @@ namespace {
 
 void print_table(const std::vector<Tensor>& tensors) {
   const Terminal terminal;
-  TextTable table(terminal, {{.heading = "NAME", .least = 8},
+  TextTable table(terminal, {{.heading = "NAME", .least = 8, .is_name = true},
                              {.heading = "DTYPE", .is_dim = true},
                              {.heading = "SHAPE", .least = 8, .is_dim = true},
                              {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}});

@@ -70,7 +70,7 @@ void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
                     rfc3339(mtime.tv_sec, mtime.tv_nsec).substr(0, kDate)});
   }
   print_rows(terminal,
-             {{.heading = "FILE", .least = 8},
+             {{.heading = "FILE", .least = 8, .is_name = true},
               {.heading = "TENSORS", .is_right_aligned = true},
               {.heading = "SIZE", .is_right_aligned = true},
               {.heading = "MODIFIED", .is_dim = true}},

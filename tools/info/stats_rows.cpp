@@ -80,38 +80,33 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
 }
 
 void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors) {
-  constexpr std::size_t kName = 30;  // columns, the mark among them
   // The lines are printed while tensors are read, so the widths cannot come from the values.
   std::array<std::size_t, kFields.size()> widths;
   for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = is_count(i) ? 5 : 9;  // -1.23e-05
-  std::size_t widest = 0;
   for (const std::uint32_t number : tensors) {
-    const Tensor tensor = checkpoint.tensor(number);
-    widest = std::max(widest, columns_of(kNoMark + printable(tensor.name)));
+    if (checkpoint.tensor(number).dtype != DType::kF64) continue;
     for (std::size_t i = 0; i < widths.size(); ++i) {
-      if (tensor.dtype == DType::kF64 && !is_count(i)) widths[i] = 10;  // -1.23e-308
+      if (!is_count(i)) widths[i] = 10;  // -1.23e-308
     }
   }
-  int dropped = 0;
-  const auto is_dropped = [&](std::size_t i) { return kDropped[i] != 0 && kDropped[i] <= dropped; };
-  const auto taken = [&] {
-    std::size_t columns = std::min(widest, kName);
-    for (std::size_t i = 0; i < widths.size(); ++i) columns += is_dropped(i) ? 0 : 2 + widths[i];
-    return columns;
-  };
-  while (taken() > terminal_.width && dropped < std::ranges::max(kDropped)) ++dropped;
-  std::vector<TextTable::Column> columns = {{.heading = "  NAME", .least = 10}};
-  std::vector<std::string> measured = {std::string(widest, ' ')};
-  for (std::size_t i = 0; i < kFields.size(); ++i) {
-    if (is_dropped(i)) {
-      dropped_ += " " + std::string(kFields[i]);
-      continue;
-    }
-    shown_.push_back(i);
-    columns.push_back({.heading = kFields[i], .is_right_aligned = true});
+  std::vector<TextTable::Column> columns = {{.heading = "  NAME", .least = 10, .is_name = true}};
+  std::vector<std::string> measured = {""};
+  for (const std::size_t i : shown()) {
+    columns.push_back({.heading = kFields[i], .is_right_aligned = true, .drop = kDropped[i]});
     measured.emplace_back(widths[i], ' ');
   }
-  table_.emplace(terminal_, std::move(columns)).measure(measured);
+  table_.emplace(terminal_, std::move(columns));
+  for (const std::uint32_t number : tensors) {
+    measured.front() = kNoMark + printable(checkpoint.name(number));
+    table_->measure(measured);
+  }
+}
+
+// The fields of the table. To --nonfinite, names matter more than values.
+std::span<const std::size_t> StatsRows::shown() const {
+  static constexpr std::array<std::size_t, 3> kOfNonfinite = {0, 6, 7};
+  static constexpr std::array<std::size_t, kFields.size()> kAll = {0, 1, 2, 3, 4, 5, 6, 7};
+  return arguments_.nonfinite ? std::span<const std::size_t>(kOfNonfinite) : kAll;
 }
 
 std::string StatsRows::heading() const {
@@ -139,7 +134,7 @@ std::string StatsRows::line(const Tensor& tensor, const ValueStats& values) {
   }
   const auto all = fields(values, "%.3g", cut_count);
   std::vector<std::string> cells = {(is_nonfinite ? kMark : kNoMark) + name};
-  for (const std::size_t field : shown_) cells.push_back(all[field]);
+  for (const std::size_t field : shown()) cells.push_back(all[field]);
   std::string line = table_->line(cells);
   line.pop_back();
   return is_nonfinite ? terminal_.red(line) : line;
@@ -157,9 +152,8 @@ int StatsRows::end() const {
             "\n");
     }
     const std::size_t lines = arguments_.nonfinite ? found : tensors_;
-    if (lines > 0 && !dropped_.empty()) {
-      print(terminal_.dim("not shown:" + dropped_) + "\n");
-    }
+    const std::string left_out = table_->left_out();
+    if (lines > 0 && !left_out.empty()) print(terminal_.dim("not shown:" + left_out) + "\n");
   }
   return arguments_.nonfinite && found > 0 ? 1 : 0;
 }

@@ -34,13 +34,12 @@ class StatsRows {
   int end() const;
 
  private:
+  std::span<const std::size_t> shown() const;
   void begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors);
 
   const Arguments& arguments_;
   const Terminal terminal_;
   std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
-  std::vector<std::size_t> shown_;  // the fields in the table
-  std::string dropped_;             // the headings of the others
   std::size_t tensors_ = 0;
   std::atomic<std::size_t> nonfinite_ = 0;
 };

@@ -208,7 +208,7 @@ class DiffRows {
     // Room for "bytes differ from byte 1234", and for two shapes in the short form: a narrow
     // terminal rather cuts the names.
     table_.emplace(terminal_, std::vector<TextTable::Column>{
-                                  {.heading = "NAME", .least = 8},
+                                  {.heading = "NAME", .least = 8, .is_name = true},
                                   {.heading = "DIFFERENCE", .least = is_narrow() ? 22U : 28U}});
     for (const Pair& pair : pairs) {
       const Difference difference = difference_of_headers(pair).value_or(
@@ -265,7 +265,7 @@ class DiffRows {
   std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
 };
 
-// "3 of 39 tensors differ: 2 in both, 1 only in A", on standard error if that is a terminal.
+// "3 of 39 tensors differ: 2 changed, 1 only in A", on standard error if that is a terminal.
 // Scripts get nothing, as from cmp(1): output is the mark of a difference there.
 void summarize(std::size_t tensors, const std::array<std::size_t, 3>& found) {
   if (::isatty(STDERR_FILENO) != 1) return;
@@ -276,7 +276,7 @@ void summarize(std::size_t tensors, const std::array<std::size_t, 3>& found) {
   } else {
     text = std::to_string(sum) + " of " + text + (sum == 1 ? " differs" : " differ");
     const char* before = ": ";
-    constexpr std::array kWhere = {" in both", " only in A", " only in B"};
+    constexpr std::array kWhere = {" changed", " only in A", " only in B"};
     for (std::size_t i = 0; i < found.size(); ++i) {
       if (found[i] == 0) continue;
       text += std::exchange(before, ", ") + std::to_string(found[i]) + kWhere[i];
@@ -354,7 +354,7 @@ int diff(const Arguments& arguments) {
   for (const Pair& pair : pairs) bytes += pair.a && pair.b ? pair.a->length : 0;
 
   const DiffRows rows(arguments, pairs);
-  std::array<std::atomic<std::size_t>, 3> found = {};  // in both, only in A, only in B
+  std::array<std::atomic<std::size_t>, 3> found = {};  // changed, only in A, only in B
   ProgressBar bar(bytes);
   Lines out(arguments.json, bar, rows.heading());
   add_in_order(out, pairs.size(), arguments.jobs,

@@ -131,7 +131,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
                                          {.heading = "BYTES", .is_right_aligned = true}};
   if (has_types) columns.insert(columns.end(), {{.heading = "DTYPE"}, {.heading = "SHAPE"}});
   if (has_exceptions) columns.push_back({.heading = "EXCEPT", .least = 5});
-  columns.push_back({.heading = "TENSOR", .least = 8});
+  columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
   std::vector<const Item*> ordered;
   for (const Item& item : items) ordered.push_back(&item);
   std::ranges::stable_sort(ordered, [](const Item* a, const Item* b) {
@@ -367,7 +367,7 @@ int list_resident(const GpuArguments& arguments) {
                                    {.heading = "PINNED"},
                                    {.heading = "IDLE", .is_right_aligned = true}});
   }
-  columns.push_back({.heading = "TENSOR", .least = 8});
+  columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
   const std::map<std::string, std::string> names = device_names(tensors);
   std::vector<std::vector<std::string>> rows;
   for (const Resident& tensor : tensors) {
