@@ -77,7 +77,7 @@ def formatted(tokens):
             add([Token('str', '%', line)])
         elif piece.startswith('%'):
             value = values.pop(0)
-            add(value if piece == '%s' else [Token('id', 'n', line)])
+            add([Token('op', '(', line)] + value + [Token('op', ')', line)] if piece == '%s' else [Token('id', 'n', line)])
         elif piece:
             add([Token('str', piece, line)])
     return result
@@ -275,12 +275,12 @@ SECTIONS = (
      'or its standard error.'),
 )
 # Status of a message that is neither an Error nor a warning.
-OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
+OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer: see its network file system': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
 BROKEN = re.findall(r'return "(\w+)";', (ROOT / 'core/base/error.cpp').read_text())
 BROKEN = [name for name in BROKEN if name not in STATUS and name != 'Unknown']
 # "rule (what to do)", "rule: do this"
 HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$|'
-                  r'[:;,.?] (add|choose|connect|convert|download|end|export|finish|give|install|load|mount|name|read|'
+                  r'[:;,.?] (add|choose|connect|convert|download|end|export|finish|give|install|leave|load|mount|name|read|redirect|'
                   r'report|run|see|set|start|take|try|unmount|unpin|use|wait|write) .*$', re.I)
 
 INTRODUCTION = """# Messages
@@ -315,6 +315,8 @@ def rows():
     made = {}
     for error, line, path, function in messages() + python_messages():
         if error == 'note':
+            if (path, function) in OUTPUT:
+                continue
             error = OTHERS.get(line, '')
             if not error:
                 raise Unreadable(f'{path}: "{line}" needs its exit status in OTHERS')

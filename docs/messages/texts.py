@@ -36,7 +36,7 @@ PASSED_ON = {
     ('fs/fuse/mount.cpp', '-o: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: WITH ADVICE'),  # libfuse's own
     ('tools/gpu/copier/copier.cpp', 'TEXT'), ('tools/gpu/client/resident_verbs.cpp', 'warning: WARNING'),
     ('tools/gpu/holder/residency.cpp', 'TEXT'), ('tools/gpu/library/library.cpp', 'TEXT'),
-    ('tools/info/catalogue_verbs.cpp', 'error\tERROR\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
+    ('tools/info/catalogue_verbs.cpp', 'error\tNAME\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
     ('tools/gpu/client/run_verb.cpp', 'LINE'), ('core/base/command_parser.cpp', 'FLAG VALUE: MESSAGE'),
 }
 CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed',
