@@ -328,16 +328,18 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     add_missing(missing);
     part.is_whole = unmapped == 0;
     if (unmapped > 0) {
-      warnings_.push_back(printable(path) + ": shard " + in_quotes(shard) + ": holds " +
-                          std::to_string(unmapped) + (unmapped == 1 ? " tensor" : " tensors") +
-                          " that the index does not name");
+      warnings_.push_back(
+          printable(path) + ": shard " + in_quotes(shard) + ": holds " + std::to_string(unmapped) +
+          (unmapped == 1 ? " tensor" : " tensors") +
+          " that the index does not name (mount the shard itself to see all its tensors)");
     }
     for (const TensorRecord& tensor : part.header.tensors) bytes += tensor.length;
     add_part(std::move(part));
   }
   if (is_complete && index.total_size && *index.total_size != bytes) {
     warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
-                        ", but the tensors have " + std::to_string(bytes) + " bytes");
+                        ", but the tensors have " + std::to_string(bytes) +
+                        " bytes (the sum in the index is wrong; no tensor is lost)");
   }
 }
 

@@ -1,11 +1,11 @@
 """Reads C++ as tokens, and finds the functions and lambdas in them. It knows clang-format's style."""
 
+import dataclasses
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEYWORDS = {'if', 'for', 'while', 'switch', 'catch', 'do', 'else', 'try', 'return', 'sizeof', 'throw'}
-
 
 
 class Unreadable(Exception):
@@ -25,12 +25,12 @@ TOKEN = re.compile(r'''
 ESCAPES = {'n': '\n', 't': '\t', 'r': '\r', '0': '\0', 'x1b': '\x1b'}
 
 
+@dataclasses.dataclass(eq=False)
 class Token:
-    __slots__ = ('kind', 'text', 'line', 'is_read')
-
-    def __init__(self, kind, text, line):
-        self.kind, self.text, self.line = kind, text, line
-        self.is_read = False
+    kind: str  # a name in TOKEN
+    text: str  # of a literal: what it stands for
+    line: int
+    is_read: bool = False  # the literal is part of a message
 
 
 def literal(text):
@@ -103,15 +103,22 @@ def split(tokens, *separators):
 
 # --- functions
 
+@dataclasses.dataclass(eq=False)
 class Function:
-    """A function or a lambda with a body; `outer` is the one that it stands in."""
+    """A function or a lambda with a body. A lambda stands in the function `outer`."""
+    file: 'File'
+    name: str
+    scope: str  # "Class::", or empty
+    params: list
+    begin: int  # its brackets
+    end: int
+    outer: 'Function' = None
+    is_local: bool = False  # to its file
+    never_returns: bool = False
 
-    def __init__(self, file, name, scope, params, begin, end, outer, attributes):
-        self.file, self.name, self.scope, self.params = file, name, scope, params
-        self.begin, self.end, self.outer = begin, end, outer
-        self.is_lambda = outer is not None and 'lambda' in attributes
-        self.is_local = 'local' in attributes
-        self.never_returns = 'noreturn' in attributes
+    @property
+    def is_lambda(self):
+        return self.outer is not None
 
     def title(self):
         named = self
@@ -131,6 +138,13 @@ class File:
     def function_at(self, position):
         inside = [f for f in self.functions if f.begin < position < f.end]
         return max(inside, key=lambda f: f.begin, default=None)
+
+    def statement(self, begin):
+        """The tokens from `begin` to the end of the statement."""
+        end = begin
+        while not is_op(self.tokens[end], ';'):
+            end = self.match.get(end, end) + 1 if is_op(self.tokens[end], *OPEN) else end + 1
+        return self.tokens[begin:end]
 
     def read_scope(self, begin, end, outer, scope, is_local):
         """Finds the functions between two tokens."""
@@ -158,7 +172,7 @@ class File:
         if function is None and outer is None:
             if 'namespace' in words:
                 inner = (scope, is_local or words == ['namespace'])
-            elif {'class', 'struct', 'union', 'enum'} & set(words) and not self.call_in(head, brace):
+            elif {'class', 'struct', 'union', 'enum'} & set(words) and not any(is_op(t, '(') for t in tokens[head:brace]):
                 name = words[next(i for i, w in enumerate(words) if w in ('class', 'struct', 'union', 'enum')) + 1:]
                 inner = (name[0] + '::' if name else scope, is_local)
             else:
@@ -173,9 +187,6 @@ class File:
             return 'value' if function.is_lambda else 'function'
         self.read_scope(brace + 1, close, outer, *inner)
         return kind
-
-    def call_in(self, head, brace):
-        return any(is_op(t, '(') for t in self.tokens[head:brace])
 
     def lambda_before(self, head, brace, close, outer, scope, is_local):
         """For "name = [captures](params) {"."""
@@ -192,10 +203,8 @@ class File:
         if i < head or not is_op(tokens[i], ']') or outer is None:
             return None
         i = self.match[i] - 1
-        if i >= head and not is_op(tokens[i], '=', '(', ',', '{', 'return') and tokens[i].text != 'return':
-            return None  # an array
         name = tokens[i - 1].text if is_op(tokens[i], '=') else ''
-        return Function(self, name, scope, params, brace, close, outer, {'lambda'})
+        return Function(self, name, scope, params, brace, close, outer)
 
     def function_before(self, head, brace, close, scope, is_local):
         tokens, i = self.tokens, head
@@ -212,10 +221,8 @@ class File:
         name, at = tokens[i - 1].text, i - 1
         if at - 2 >= head and is_op(tokens[at - 1], '::'):
             scope = tokens[at - 2].text + '::'
-        attributes = {'local'} if is_local else set()
-        if any(t.text == 'noreturn' for t in tokens[head:at]):
-            attributes.add('noreturn')
-        return Function(self, name, scope, self.parameters(i, self.match[i]), brace, close, None, attributes)
+        never_returns = any(t.text == 'noreturn' for t in tokens[head:at])
+        return Function(self, name, scope, self.parameters(i, self.match[i]), brace, close, None, is_local, never_returns)
 
     def parameters(self, begin, end):
         names = []

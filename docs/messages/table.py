@@ -19,15 +19,15 @@ import difflib
 import re
 import sys
 
-from cpp import KEYWORDS, ROOT, File, Token, Unreadable, is_op, split, tokens_of
+from cpp import ROOT, File, Token, Unreadable, is_op, split, tokens_of
 from texts import LOGS, Reader
 
 TABLE = ROOT / 'docs' / 'MESSAGES.md'
 ADVICE = ROOT / 'docs' / 'messages' / 'advice.tsv'
-# Functions that answer or keep a text: (file, function) -> (code, place, text), the arguments by number.
-SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, None, 1),
-         ('tools/gpu/copier/copier.cpp', 'error_answer'): (1, None, 2),
-         ('tools/gpu/library/library.cpp', 'fail'): (0, None, 1)}
+# Functions that answer or keep a text: the numbers of the arguments with the error and the text.
+SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, 1),
+         ('tools/gpu/copier/copier.cpp', 'error_answer'): (1, 2),
+         ('tools/gpu/library/library.cpp', 'fail'): (0, 1)}
 # (file, variable that keeps a text): the error that it becomes.
 STORED = {('core/format/index.cpp', 'error'): 'InvalidIndex'}
 # Rows of a constant table with two texts: the error, and what a message makes of the texts.
@@ -35,52 +35,46 @@ TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {
 # (file, list) of lines that are printed as they are.
 NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
 # Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
-OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'line', 'check', 'checked', 'scalar', 'write_content', 'static_assert',
-                'asm', 'starts_with', 'is_in'}
-# (file, function or text): output, or a part of a message that cannot be seen.
-OUTPUT = {('core/format/guess.cpp', 'with_words'), ('core/format/guess.cpp', 'finish the download'),
-          ('core/format/guess.cpp', 'has the name of an unfinished download'),
-          ('core/format/guess.cpp', 'is_page'), ('core/format/guess.cpp', 'version https://git-lfs'),
-          ('fs/fuse/main.cpp', '-o allow_missing mounts the rest'),
-          ('tools/info/copy_verbs.cpp', 'standard output'), ('tools/info/verbs.h', '--allow-missing reads the rest'),
-          ('tools/info/value_verbs.cpp', 'DiffRows::words'), ('tools/info/value_verbs.cpp', 'summarize'),
-          ('fs/fuse/mount.cpp', 'with_advice'),
-          ('tools/info/info_verb.cpp', 'print_oddities'), ('core/base/command.cpp', 'help_text'), ('core/checkpoint/select.cpp', 'no_such_tensor'),
-          ('fs/fuse/main.cpp', 'main'), ('tools/gpu/client/device_verbs.cpp', 'doctor'),
-          ('tools/gpu/client/device_verbs.cpp', 'bench'), ('tools/gpu/device/cpu_device.cpp', 'cpu_info'),
-          ('tools/gpu/client/resident_verbs.cpp', 'load'),
-          ('tools/gpu/client/resident_verbs.cpp', 'speed_text'),
-          ('tools/gpu/device/cuda_device.cpp', 'finding_of'), ('tools/gpu/device/cuda_device.cpp', 'cuda_findings'),
-          ('tools/command/terminal.cpp', 'progress_text'),
-          ('core/base/command_parser.cpp', 'size_error')}  # that one reaches CLI11, which puts it into its TEXT
-TAKES_A_CODE = {'exit_status', 'take_ending_signals', 'run_to_exit'}  # and makes no message of it
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm'}
+# file: its functions, or texts, that are output or a part of a message that cannot be seen.
+OUTPUT = {
+    'core/base/command.cpp': {'help_text'},
+    'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
+    'fs/fuse/main.cpp': {'-o allow_missing mounts the rest'},
+    'fs/fuse/mount.cpp': {'with_advice'},
+    'tools/gpu/client/device_verbs.cpp': {'doctor', 'bench'},
+    'tools/gpu/device/cpu_device.cpp': {'cpu_info'},
+    'tools/gpu/device/cuda_device.cpp': {'finding_of', 'cuda_findings'},
+    'tools/info/copy_verbs.cpp': {'standard output'},
+    'tools/info/info_verb.cpp': {'print_oddities'},
+    'tools/info/value_verbs.cpp': {'DiffRows::words', 'summarize'},
+    'tools/info/verbs.h': {'--allow-missing reads the rest'},
+}
 STATUS = {'Usage': 2, 'Unreadable': 3, 'MissingShard': 3, 'MountFailed': 4, 'DeviceFailed': 5}
 
 
 # --- places that make messages
 
-def formatted(tokens):
-    """The tokens of printf's format and arguments as a sum."""
-    arguments = split(tokens, ',')
-    text = ''.join(t.text for t in arguments[0] if t.kind == 'str')
-    for token in arguments[0]:
-        token.is_read = True
-    if any(t.kind != 'str' for t in arguments[0]):
-        raise Unreadable('a format that is no literal')
-    line, values, result = arguments[0][0].line, arguments[1:], []
-    text = re.sub('^(stfs|stfs-gpu): ', '', text).rstrip('\n')
+def summed(parts):
+    return [token for part in parts for token in (Token('op', '+', part[0].line), *part)][1:]
 
-    def add(part):
-        result.extend(([Token('op', '+', line)] if result else []) + part)
-    for piece in re.split(r'(%[-0-9.*]*(?:ll|l|z)?[a-zA-Z%])', text):
-        if piece == '%%':
-            add([Token('str', '%', line)])
-        elif piece.startswith('%'):
-            value = values.pop(0)
-            add(value if piece == '%s' else [Token('id', 'n', line)])
+
+def formatted(arguments):
+    """The tokens of printf's format and arguments as a sum."""
+    literals, *values = arguments
+    if any(t.kind != 'str' for t in literals):
+        raise Unreadable('a format that is no literal')
+    for token in literals:
+        token.is_read = True
+    line, parts = literals[0].line, []
+    text = re.sub('^(stfs|stfs-gpu): ', '', ''.join(t.text for t in literals)).rstrip('\n')
+    for piece in re.split(r'(%[-0-9.*]*(?:ll|l|z)?[a-zA-Z])', text):
+        value = values.pop(0) if piece.startswith('%') else None
+        if piece == '%s':
+            parts.append([Token('op', '(', line), *value, Token('op', ')', line)])
         elif piece:
-            add([Token('str', piece, line)])
-    return result
+            parts.append([Token('id', 'n', line) if value else Token('str', piece, line)])
+    return summed(parts)
 
 
 def following_code(file, bracket):
@@ -92,25 +86,23 @@ def following_code(file, bracket):
 
 
 def places(file, errors):
-    """`errors`: functions and classes that make one. (bracket, (code, place, text), kind) of each place in a file that makes a message."""
+    """(bracket, (code, place, text), kind) of each place in a file that makes a message.
+
+    `errors` has the names of classes of errors, and of functions that return one.
+    """
     tokens, match = file.tokens, file.match
     for i in range(len(tokens) - 1):
         token, following = tokens[i], tokens[i + 1]
-        if (file.path, token.text) in TABLES and is_op(tokens[i + 1], '[') and is_op(tokens[i + 3], '='):
+        if (file.path, token.text) in TABLES and is_op(following, '[') and is_op(tokens[i + 3], '='):
             yield from table_rows(file, i + 4)
         if token.text == 'return' and is_op(following, '{'):
             function = file.function_at(i)
             arguments = split(tokens[i + 2:match[i + 1]], ',')
-            if function is not None and function.name in errors and len(arguments) == 3 and \
-                    not function.is_lambda and (file.path, function.name) not in OUTPUT:
-                yield i + 1, tuple(arguments), 'error'
-        if token.kind == 'str' and token.text.startswith('error\t'):
-            end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
-            yield i, (None, [], split(tokens[i:end], ',')[0]), 'check'
+            if function and function.name in errors - OUTPUT.get(file.path, set()) and len(arguments) == 3:
+                yield i + 1, arguments, 'the same'
         if (file.path, token.text) in STORED and is_op(following, '='):
-            end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
             code = tokens_of('ErrorCode::k' + STORED[(file.path, token.text)])
-            yield i, (code, tokens_of('place'), tokens[i + 2:end]), 'error'
+            yield i, (code, tokens_of('place'), file.statement(i + 2)), 'the same'
         if token.text == 'throw' and not is_op(following, ';'):
             words = [t.text for t in tokens[i + 1:i + 5]]
             if words[0] not in errors and words[:3] != ['std', '::', 'bad_alloc']:
@@ -122,25 +114,20 @@ def places(file, errors):
         if token.text == 'Error':
             if following.text == '{' or len(arguments) == 1:
                 continue  # the class, or a copy
-            if [t.text for t in arguments[0]][-1:] == ['code'] and len(arguments[0]) == 2:
-                continue  # its constructor
             if len(arguments) != 3:
                 raise Unreadable(f'{file.path}:{token.line}: an Error of {len(arguments)} arguments')
-            yield bracket, tuple(arguments), 'error'
+            yield bracket, arguments, 'the same'
         elif token.text in ('emplace', 'make_exception_ptr') and arguments and \
                 [t.text for t in arguments[0][:2]] == ['ErrorCode', '::']:
-            yield bracket, tuple(arguments), 'error'
+            yield bracket, arguments, 'the same'
         elif (file.path, token.text) in SINKS and file.function_at(i):
-            numbers = SINKS[(file.path, token.text)]
-            yield bracket, tuple([] if n is None else arguments[n] for n in numbers), 'error'
+            code, text = SINKS[(file.path, token.text)]
+            yield bracket, (arguments[code], [], arguments[text]), 'the same'
         elif token.text == 'fprintf' and arguments[0][0].text == 'stderr' and \
                 re.search('[A-Za-z]{3}|%s', ''.join(t.text for t in arguments[1]).split('\r')[0]):  # no bar of progress
-            yield bracket, (following_code(file, bracket), [], formatted(tokens[bracket + 1 + 2:match[bracket]])), 'line'
+            yield bracket, (following_code(file, bracket), [], formatted(arguments[1:])), 'note'
         elif token.text == 'write' and arguments and arguments[0] and arguments[0][-1].text == 'STDERR_FILENO':
-            yield bracket, (None, [], arguments[1]), 'line'
-        elif token.text == 'fputs' and arguments[1][0].text == 'stderr':
-            if any(t.kind == 'str' and re.search('[A-Za-z]{3}', t.text) for t in arguments[0]):
-                yield bracket, (None, [], arguments[0]), 'line'
+            yield bracket, (None, [], arguments[1]), 'note'
         elif token.text in LOGS and file.function_at(i) and len(arguments) == 1 and \
                 tokens[i - 1].kind == 'op':
             yield bracket, (None, [], arguments[0]), 'log'
@@ -154,28 +141,14 @@ def places(file, errors):
 def table_rows(file, brace):
     """The messages of a table in TABLES."""
     code, text = TABLES[(file.path, file.tokens[brace - 4].text)]
-    before, between, after = text.split('{}')
     for row in split(file.tokens[brace + 1:file.match[brace]], ','):
         fields = [f for f in split(row[1:-1], ',') if f and
                   all(t.kind == 'str' or re.fullmatch('k[A-Z].*', t.text) for t in f)]
         if len(fields) < 2:
             continue
-        line = file.tokens[brace].line
-        parts = [[Token('str', before, line)], fields[0], [Token('str', between, line)], fields[1],
-                 [Token('str', after, line)]]
-        plus = Token('op', '+', line)
+        before, between, after = ([Token('str', part, row[0].line)] for part in text.split('{}'))
         yield brace, (tokens_of('ErrorCode::k' + code), tokens_of('place'),
-                      [t for part in parts for t in part + [plus]][:-1]), 'error'
-
-
-def check_codes(file, reader):
-    """Every function that takes an ErrorCode is known."""
-    known = {'Error', 'emplace', 'throw_errno'} | reader.helpers | TAKES_A_CODE
-    tokens = file.tokens
-    for i in range(2, len(tokens) - 2):
-        if tokens[i].text == 'ErrorCode' and is_op(tokens[i + 1], '::') and is_op(tokens[i - 1], '(') and \
-                tokens[i - 2].kind == 'id' and tokens[i - 2].text not in known | KEYWORDS:
-            raise Unreadable(f'{file.path}:{tokens[i].line}: what does {tokens[i - 2].text} do with an error?')
+                      summed([before, fields[0], between, fields[1], after])), 'the same'
 
 
 def check_literals(file):
@@ -192,7 +165,7 @@ def check_literals(file):
         if function is None and re.search('options|/command|error', file.path):
             continue  # the tables of the commands
         title = function.title() if function else ''
-        if OUTPUT_CALLS.intersection(calls) or {(file.path, title), (file.path, token.text)} & OUTPUT:
+        if OUTPUT_CALLS.intersection(calls) or {title, token.text} & OUTPUT.get(file.path, set()):
             continue
         failures.append(f'{file.path}:{token.line}: is "{token.text}" in {title} a message?')
     return failures
@@ -204,11 +177,9 @@ def messages():
     files = [File(path) for path in paths]
     reader = Reader(files)
     found, failures = [], reader.failures
-    errors = {'Error', 'OutOfDeviceMemory'}
-    for file in files:
-        errors |= {file.tokens[i + 1].text for i in range(len(file.tokens) - 2)
-                   if file.tokens[i].text == 'Error' and file.tokens[i + 1].kind == 'id' and
-                   is_op(file.tokens[i + 2], '(')}
+    errors = {'Error', 'OutOfDeviceMemory'} | {
+        name.text for file in files for error, name, bracket in zip(file.tokens, file.tokens[1:], file.tokens[2:])
+        if error.text == 'Error' and name.kind == 'id' and is_op(bracket, '(')}
     for file in files:
         if file.path.startswith('core/base/error.'):
             continue
@@ -217,18 +188,19 @@ def messages():
                 for code, line, path, function in reader.read(file, bracket, expressions):
                     if '\x1b' in line:
                         continue  # a bar of progress
-                    line = re.sub('^(\x01PROGRAM\x02|stfs|stfs-gpu): ', '', line).rstrip('\n').replace('\t', ' ')
-                    if kind == 'line' and not code:
-                        kind = 'warning' if line.startswith('warning: ') else 'note'
-                    found.append((code or kind.replace('error', 'the same'), re.sub('[\x01\x02]', '', line.removeprefix('warning: ')), path, function))
+                    line = re.sub('[\x01\x02\n]', '', line).replace('\t', ' ')
+                    line = re.sub('^(PROGRAM|stfs|stfs-gpu): ', '', line)
+                    if line.startswith('warning: '):
+                        code, line = 'warning', line.removeprefix('warning: ')
+                    found.append((code or kind, line, path, function))
             except Unreadable as error:
                 failures.append(f'{file.path}:{file.tokens[bracket].line}: {error}')
     for file in files:
-        check_codes(file, reader)
         failures += check_literals(file)
     if failures:
         raise Unreadable('\n'.join(failures))
     return found
+
 
 def python_messages():
     """Those of the Python module, which raises exceptions of its own."""
@@ -264,7 +236,7 @@ SECTIONS = (
     ('Exit status 4: the mount failed', lambda e: STATUS.get(e) == 4,
      'A message of libfuse or fusermount3 may stand here too, after the mountpoint.'),
     ('Exit status 5: the device failed', lambda e: STATUS.get(e) == 5, ''),
-    ('Other messages of a command', lambda e: e in OTHERS.values() or e == 'check', ''),
+    ('Other messages of a command', lambda e: e in OTHERS.values(), ''),
     ('Additions to other messages', lambda e: e == 'the same',
      'MESSAGE is one of the messages above, and the exit status is its own.'),
     ('Exceptions of the Python module', lambda e: e.endswith('Error'),
@@ -275,13 +247,14 @@ SECTIONS = (
      'or its standard error.'),
 )
 # Status of a message that is neither an Error nor a warning.
-OTHERS = {'COMMAND: REASON': '127, 126', 'ended while a source did not answer': '0', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0'}
+OTHERS = {'COMMAND: REASON': '127, 126', 'out of memory': '3; stfs-gpu: 5', 'no GPU: WHY': '0',
+          'ended while a source did not answer: see its network file system': '0'}
 BROKEN = re.findall(r'return "(\w+)";', (ROOT / 'core/base/error.cpp').read_text())
 BROKEN = [name for name in BROKEN if name not in STATUS and name != 'Unknown']
 # "rule (what to do)", "rule: do this"
 HINT = re.compile(r' \([^()]*[a-z][^()]* [^()]*\)$|'
-                  r'[:;,.?] (add|choose|connect|convert|download|end|export|finish|give|install|load|mount|name|read|'
-                  r'report|run|see|set|start|take|try|unmount|unpin|use|wait|write) .*$', re.I)
+                  r'[:;,.?] (add|choose|connect|convert|download|end|export|extract|finish|give|install|leave|load|mount|'
+                  r'name|read|redirect|report|run|see|set|start|take|try|unmount|unpin|use|wait|write) .*$', re.I)
 
 INTRODUCTION = """# Messages
 
@@ -312,28 +285,34 @@ def advice_lines():
 
 def rows():
     """(error, message, advice, places) of each message once."""
-    made = {}
-    for error, line, path, function in messages() + python_messages():
+    made, found = {}, messages() + python_messages()
+    lines = {line for _, line, *_ in found}
+    for error, line, path, function in found:
+        plural = re.sub(r'\bN ((?:more )?[a-z]+)\b', r'N \1s', line)
+        line = plural if plural in lines else line  # "N tensor" and "N tensors" are one message
         if error == 'note':
-            error = OTHERS.get(line, '')
-            if not error:
+            if function in OUTPUT.get(path, ()):
+                continue
+            if line not in OTHERS:
                 raise Unreadable(f'{path}: "{line}" needs its exit status in OTHERS')
+            error = OTHERS[line]
         made.setdefault((error, line), {}).setdefault(path, {})[function] = None
-    lines, used, lacking, result = advice_lines(), set(), [], []
+    idle, lacking, result = advice_lines(), [], []
+    all_advice = list(idle)
     for (error, line), where in made.items():
-        fits = [l for l in lines if l[1] in ('*', error) and l[2].match(line)]
-        if fits:
-            used.add(fits[0][0])
-        elif not HINT.search(line):
+        fit = next((a for a in all_advice if a[1] in ('*', error) and a[2].match(line)), None)
+        if fit in idle:
+            idle.remove(fit)
+        if not fit and not HINT.search(line):
             lacking.append(f'  {error}: {line}  ({next(iter(where))})')
         places = '; '.join(f'{path}: {", ".join(filter(None, functions))}'.rstrip(': ')
                            for path, functions in where.items())
-        result.append((error, line, fits[0][3] if fits else 'as it says', places))
-    idle = [f'  {ADVICE.name}:{number}' for number, *_ in lines if number not in used]
+        result.append((error, line, fit[3] if fit else 'as it says', places))
     if lacking:
-        raise Unreadable('a message says what to do next, or docs/messages/advice.tsv does; these lack both:\n' + '\n'.join(lacking))
+        raise Unreadable('a message says what to do next, or docs/messages/advice.tsv does; these lack both:\n' +
+                         '\n'.join(lacking))
     if idle:
-        raise Unreadable('advice for no message:\n' + '\n'.join(idle))
+        raise Unreadable('advice for no message:\n' + '\n'.join(f'  {ADVICE.name}:{number}' for number, *_ in idle))
     return result
 
 
@@ -342,14 +321,11 @@ def table():
     for title, belongs, note in SECTIONS:
         here = [row for row in left if belongs(row[0])]
         left = [row for row in left if not belongs(row[0])]
-        if not here:
-            continue
         out.append(f'## {title}\n' + (f'\n{note}\n' if note else ''))
         out.append('| message | error or status | what to do | made in |\n|---|---|---|---|')
-        order = {name: i for i, name in enumerate(BROKEN)}
-        for error, line, advice, places in sorted(here, key=lambda row: (order.get(row[0], 0), row)):
-            shown = '`' + line.replace('|', '\\|') + '`'
-            out.append(f'| {shown} | {error} | {advice} | {places} |')
+        for error, line, advice, places in sorted(here, key=lambda row: (row[0] in BROKEN and BROKEN.index(row[0]), row)):
+            line = line.replace('|', '\\|')
+            out.append(f'| `{line}` | {error} | {advice} | {places} |')
         out.append('')
     if left:
         raise Unreadable(f'no section for {left}')
@@ -365,10 +341,9 @@ def main():
         sys.exit(f'table.py: {error}')
     if sys.argv[1:] == ['--write']:
         TABLE.write_text(text)
-    elif not TABLE.exists() or TABLE.read_text() != text:
-        old = TABLE.read_text().splitlines() if TABLE.exists() else []
+    elif TABLE.read_text() != text:
         sys.stdout.writelines(line + '\n' for line in difflib.unified_diff(
-            old, text.splitlines(), 'docs/MESSAGES.md', 'the source', lineterm='', n=0))
+            TABLE.read_text().splitlines(), text.splitlines(), 'docs/MESSAGES.md', 'the source', lineterm='', n=0))
         sys.exit('table.py: docs/MESSAGES.md is not what the source makes (docs/messages/table.py --write)')
 
 

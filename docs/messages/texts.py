@@ -1,46 +1,46 @@
 """Evaluates the expression of a message to its texts: literals, and names in capitals for the rest."""
 
+import dataclasses
 import itertools
 import re
 
-from cpp import KEYWORDS, OPEN, CLOSE, Unreadable, is_op, matches, split
+from cpp import KEYWORDS, Unreadable, is_op, matches, split
 
 # Functions that return their argument, in another form.
-TRANSPARENT = {'string', 'string_view', 'printable', 'to_json_text', 'move', 'c_str', 'from_json_text'}
+TRANSPARENT = {'string', 'printable', 'to_json_text', 'move', 'from_json_text'}
 # Functions with a text that only the run knows.
 PLACEHOLDERS = {'errno_text': 'REASON', 'strsignal': 'SIGNAL', 'human_bytes': 'SIZE', 'to_string': 'N',
-                'dtype_name': 'DTYPE', 'shape_text': 'SHAPE', 'shape_json': 'SHAPE', 'error_name': 'ERROR',
+                'dtype_name': 'DTYPE', 'shape_text': 'SHAPE', 'shape_json': 'SHAPE',
                 'last_line': 'TEXT', 'device_text': 'DEVICE', 'holder_socket_path': 'SOCKET',
-                'list_of': 'NAMES', 'what': 'TEXT', 'mountpoint': 'MOUNTPOINT'}
-OF_THE_OBJECT = {'substr', 'front', 'back', 'string', 'str', 'get', 'value', 'value_or', 'data', 'c_str',
-                 'id', 'begin'}
-# (function, parameter): a placeholder, because its callers give the names of functions alone.
-NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION',
-                    ('malformed', 'what'): 'TEXT', ('run_to_exit', 'program'): 'PROGRAM',
-                    ('load_index', 'path'): 'PLACE',
-                    ('scalar', 'kind'): 'VALUE', ('fail', 'subject'): 'SUBJECT',
+                'list_of': 'NAMES', 'what': 'TEXT'}
+# Member functions that return the object, or a part of it.
+OF_THE_OBJECT = {'substr', 'front', 'back', 'string', 'data', 'c_str'}
+# (function, parameter): its placeholder. Such a function is no helper: its calls make no messages of their own.
+NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('malformed', 'what'): 'TEXT', ('run_to_exit', 'program'): 'PROGRAM',
+                    ('load_index', 'path'): 'PLACE', ('scalar', 'kind'): 'VALUE', ('fail', 'subject'): 'SUBJECT',
                     ('checked', 'what'): 'ARGUMENT'}
 # Clearer names for what a variable's name says badly.
 RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
-           'CANDIDATES': 'NAMES', 'LIST': 'VALUES', 'EXPRESSION': 'SLICE'}
+           'EXPRESSION': 'SLICE'}
 LOGS = {'log', 'log_', 'say', 'syslog'}
-# (file, text): the text of a message that is made, and found, elsewhere.
+# file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
-    ('fs/fuse/main.cpp', 'TEXT'), ('fs/fuse/main.cpp', 'LINE'), ('fs/fuse/main.cpp', 'warning: WARNING'),
-    ('fs/fuse/daemon.cpp', 'LINE'), ('fs/fuse/options.cpp', '-o OPTION: MESSAGE'),
-    ('tools/command/command_line.cpp', 'PROGRAM: TEXT'), ('tools/gpu/client/client.cpp', 'TEXT'),
-    ('tools/gpu/client/client.cpp', 'SAID'), ('tools/gpu/client/client.cpp', 'TEXT OF'),
-    ('tools/gpu/client/client.cpp', 'WARNING'), ('tools/gpu/holder/residency.cpp', 'TEXT OF'),
-    ('tools/gpu/holder/holder.cpp', 'holder: TEXT'),
-    ('fs/fuse/mount_table.cpp', 'PATH: MESSAGE'),  # fusermount3's own
-    ('fs/fuse/mount.cpp', '-o: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: TEXT'), ('fs/fuse/mount.cpp', 'MOUNTPOINT: WITH ADVICE'),  # libfuse's own
-    ('tools/gpu/copier/copier.cpp', 'TEXT'), ('tools/gpu/client/resident_verbs.cpp', 'warning: WARNING'),
-    ('tools/gpu/holder/residency.cpp', 'TEXT'), ('tools/gpu/library/library.cpp', 'TEXT'),
-    ('tools/info/catalogue_verbs.cpp', 'error\tERROR\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
-    ('tools/gpu/client/run_verb.cpp', 'LINE'), ('core/base/command_parser.cpp', 'FLAG VALUE: MESSAGE'),
+    'core/base/command_parser.cpp': {'FLAG VALUE: MESSAGE'},
+    'core/format/index.cpp': {'PLACE: ERROR'},
+    'fs/fuse/daemon.cpp': {'LINE'},
+    'fs/fuse/main.cpp': {'TEXT', 'LINE', 'warning: WARNING'},
+    'fs/fuse/mount.cpp': {'MOUNTPOINT: WITH ADVICE'},  # libfuse's own
+    'fs/fuse/options.cpp': {'-o OPTION: MESSAGE'},
+    'tools/command/command_line.cpp': {'PROGRAM: TEXT'},
+    'tools/gpu/client/client.cpp': {'SAID', 'TEXT OF', 'WARNING'},
+    'tools/gpu/client/resident_verbs.cpp': {'warning: WARNING'},
+    'tools/gpu/client/run_verb.cpp': {'LINE'},
+    'tools/gpu/copier/copier.cpp': {'TEXT'},
+    'tools/gpu/holder/holder.cpp': {'holder: TEXT'},
+    'tools/gpu/holder/residency.cpp': {'TEXT', 'TEXT OF'},
+    'tools/gpu/library/library.cpp': {'TEXT'},
 }
-CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed',
-           'code_of': 'DeviceFailed'}
+CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed'}
 
 
 # A text is a string in which \x01NAME\x02 stands for what only the run knows; with it go the
@@ -63,16 +63,20 @@ def joined(alternatives):
         for _, chosen in parts:
             for condition, value in chosen:
                 fits = fits and branches.setdefault(condition, value) == value
+        text = ''.join(text for text, _ in parts)
+        for condition in (c for c, value in branches.items() if value and c.endswith(' . empty ( )')):
+            text = text.replace(name_in_capitals(condition.split()[0]), '')
         if fits:
-            result.append((''.join(text for text, _ in parts), tuple(branches.items())))
+            result.append((text, tuple(branches.items())))
     return result
 
 
+@dataclasses.dataclass
 class Context:
     """Where an expression stands, and how many functions and variables led to it."""
-
-    def __init__(self, function, position, depth=0):
-        self.function, self.position, self.depth = function, position, depth
+    function: object
+    position: int
+    depth: int = 0
 
 
 class Reader:
@@ -84,7 +88,6 @@ class Reader:
                 self.by_name.setdefault(function.name, []).append(function)
         self.unresolved = []  # parameters without an argument that the last expressions used
         self.arguments = {}  # of the functions being followed: (function, parameter) -> (tokens, context)
-        self.helpers = set()
         self.failures = []
 
     def texts(self, tokens, context):
@@ -105,32 +108,25 @@ class Reader:
 
     @staticmethod
     def branches(tokens):
-        depth, question, nested = 0, None, 0
-        for i, token in enumerate(tokens):
-            if token.kind != 'op':
-                continue
-            if token.text in OPEN:
-                depth += 1
-            elif token.text in CLOSE:
-                depth -= 1
-            elif depth == 0 and token.text == '?':
-                if question is None:
-                    question = i
-                else:
-                    nested += 1
-            elif depth == 0 and token.text == ':' and question is not None:
-                if nested == 0:
-                    return tokens[:question], tokens[question + 1:i], tokens[i + 1:]
-                nested -= 1
-        return None
+        """The parts of ?:, of which the last may have a ?: too."""
+        condition, *rest = split(tokens, '?') or [tokens]
+        if not rest:
+            return None
+        first = split(rest[0], ':')[0]
+        return condition, first, tokens[len(condition) + len(first) + 2:]
+
+    def texts_aside(self, tokens, context):
+        """The texts of an expression that is no part of the message."""
+        before = list(self.unresolved)
+        texts = self.texts(tokens, context)
+        self.unresolved = before
+        return texts
 
     def known(self, condition, context):
         """What `x.empty()` is when x is known, else None."""
         words = [t.text for t in condition]
         if words[1:] == ['.', 'empty', '(', ')']:
-            before = list(self.unresolved)
-            texts = self.texts(condition[:1], context)
-            self.unresolved = before
+            texts = self.texts_aside(condition[:1], context)
             if len(texts) == 1 and '\x01' not in texts[0][0]:
                 return texts[0][0] == ''
         return None
@@ -140,26 +136,14 @@ class Reader:
             return [('', ())]
         if len(split(tokens, '/')) > 1:
             return [('\x01PATH\x02', ())]
-        # Literals beside others, as in "a" MACRO(b) "c".
-        if any(t.kind == 'str' for t in tokens):
-            runs, depth = [], 0
-            for token in tokens:
-                is_text = token.kind == 'str' and depth == 0
-                token.is_read = token.is_read or is_text
-                if token.kind == 'op' and token.text in OPEN:
-                    depth += 1
-                elif token.kind == 'op' and token.text in CLOSE:
-                    depth -= 1
-                if runs and runs[-1][0] == is_text:
-                    runs[-1][1].append(token)
-                else:
-                    runs.append((is_text, [token]))
-            if len(runs) > 1 or runs[0][0]:
-                return joined([[(''.join(t.text for t in run), ())] if is_text else
-                               self.operand(run, context) for is_text, run in runs])
         while is_op(tokens[0], '*', '&', '::'):
             tokens = tokens[1:]
         match = matches(tokens)
+        literals = [i for i, t in enumerate(tokens) if t.kind == 'str' and not any(a < i < b for a, b in match.items())]
+        if literals:  # perhaps beside others, as in "a" MACRO(b) "c"
+            i = literals[0]
+            tokens[i].is_read = True
+            return joined([self.operand(tokens[:i], context), [(tokens[i].text, ())], self.operand(tokens[i + 1:], context)])
         if is_op(tokens[0], '(') and match[0] == len(tokens) - 1:
             return self.texts(tokens[1:-1], context)
         if is_op(tokens[-1], ']'):
@@ -168,8 +152,6 @@ class Reader:
             return self.call(tokens, match[len(tokens) - 1], context)
         if len(tokens) == 1 and tokens[0].kind == 'id':
             return self.variable(tokens[0].text, context)
-        if tokens[-1].kind == 'num':
-            return [(tokens[-1].text, ())]
         if tokens[-1].kind != 'id':
             raise Unreadable('cannot read ' + ' '.join(t.text for t in tokens))
         return [(name_in_capitals(tokens[-1].text), ())]
@@ -182,18 +164,14 @@ class Reader:
         is_member = bracket >= 2 and is_op(tokens[bracket - 2], '.', '->')
         if is_op(tokens[bracket - 1], '>'):  # static_cast<T>(x)
             return self.texts(arguments[0], context) if arguments else [('\x01NAME\x02', ())]
-        if is_member and name == 'append':
-            return joined([self.operand(tokens[:bracket - 2], context), self.texts(arguments[0], context)])
-        if is_member and (name in OF_THE_OBJECT):
+        if is_member and name in OF_THE_OBJECT:
             return self.operand(tokens[:bracket - 2], context)
         if name in TRANSPARENT and arguments:
             return self.texts(arguments[0], context)
         if name in PLACEHOLDERS:
             return [('\x01' + PLACEHOLDERS[name] + '\x02', ())]
         if name == 'in_quotes':
-            before = list(self.unresolved)
-            texts = self.texts(arguments[0], context)
-            self.unresolved = before  # a name in quotes is no rule
+            texts = self.texts_aside(arguments[0], context)  # a name in quotes is no rule
             inner = texts[0][0] if not has_words(texts[0][0]) and texts[0][0].count('\x01') == 1 else '\x01NAME\x02'
             return [('"' + inner + '"', ())]
         if not is_member:
@@ -221,9 +199,7 @@ class Reader:
         result = []
         for i in range(function.begin, function.end):
             if tokens[i].text == 'return' and function.file.function_at(i) is function:
-                end = next(j for j in range(i, function.end + 1) if is_op(tokens[j], ';') and
-                           function.file.function_at(j) is function)
-                result += self.texts(tokens[i + 1:end], Context(function, i, context.depth + 1))
+                result += self.texts(function.file.statement(i + 1), Context(function, i, context.depth + 1))
         self.arguments = before
         texts = [text for text in result if text[0]]
         return texts if any(has_words(text) for text, _ in texts) else None
@@ -250,21 +226,19 @@ class Reader:
         if not name.startswith('k'):
             return None
         for file in ([context.function.file] if context.function else []) + self.files:
-            text = self.constant_in(file.tokens, name)
+            text = self.constant_in(file, name)
             if text:
                 return [(text, ())]
         return None
 
     @staticmethod
-    def constant_in(tokens, name):
-        for i in range(1, len(tokens) - 4):
-            if tokens[i].text == name and tokens[i - 1].kind in ('id', 'op') and \
-                    (is_op(tokens[i + 1], '=', '{') or (is_op(tokens[i + 1], '[') and is_op(tokens[i + 3], '='))):
-                i = next(j for j in range(i, len(tokens)) if is_op(tokens[j], '=', '{'))
-                end = next(j for j in range(i, len(tokens)) if is_op(tokens[j], ';'))
-                for token in tokens[i + 1:end]:
+    def constant_in(file, name):
+        for i, token in enumerate(file.tokens[:-4]):
+            if token.text == name and (is_op(file.tokens[i + 1], '=', '{') or is_op(file.tokens[i + 3], '=')):
+                value = file.statement(i)
+                for token in value:
                     token.is_read = True
-                return ''.join(t.text for t in tokens[i + 1:end] if t.kind == 'str')
+                return ''.join(t.text for t in value if t.kind == 'str')
         return None
 
     def local(self, name, function, context):
@@ -278,9 +252,8 @@ class Reader:
             previous, following = tokens[i - 1], tokens[i + 1]
             starts = previous.kind == 'id' and previous.text not in KEYWORDS or is_op(previous, '&', '>', '*')
             if starts and is_op(following, '=', '(', '{', ';') and declared is None:
-                kind = [t.text for t in tokens[max(function.begin, i - 8):i]]
-                begin = max((j for j, t in enumerate(kind) if t in (';', '{', '}', '(')), default=-1)
-                if not {'string', 'string_view', 'auto', 'char'} & set(kind[begin + 1:]):
+                begin = next(j for j in range(i, 0, -1) if is_op(tokens[j], ';', '{', '}', '('))
+                if not {'string', 'string_view', 'auto', 'char'} & {t.text for t in tokens[begin:i]}:
                     return None
                 declared = i
                 if is_op(following, ';'):
@@ -294,38 +267,28 @@ class Reader:
                     value = tokens[i + 2:match[i + 1]]
                     values.append(value if len(split(value, ',')) < 2 else [])
             elif declared is not None and is_op(following, '=', '+='):
-                end = next(j for j in range(i, function.end) if is_op(tokens[j], ';'))
+                value = function.file.statement(i + 2)
                 if is_op(following, '='):
-                    values.append(tokens[i + 2:end])
+                    values.append(value)
                 else:
-                    added.append((tokens[i + 2:end], i))
-            elif declared is not None and is_op(following, '.') and tokens[i + 2].text == 'append':
-                at = i
-                while is_op(tokens[at + 1], '.') and tokens[at + 2].text == 'append':
-                    added.append((split(tokens[at + 4:match[at + 3]], ',')[0], i))
-                    at = match[at + 3]
-        if declared is None or not values:
+                    added.append((value, i))
+        if not values:
             return None
         inner = Context(function, declared, context.depth + 1)
-        before = list(self.unresolved)
+        before = len(self.unresolved)
         texts = [text for value in values if value or len(values) == 1
                  for text in ([('', ())] if value and value[0].text == '[' else self.texts(value, inner))]
         for value, at in added:
             extra = self.texts(value, inner)
-            if self.level(function, at) > self.level(function, declared) or not self.is_statement(function, at):
+            if self.level(function, at) > self.level(function, declared) or not is_op(tokens[at - 1], ';', '{', '}'):
                 kinds = list(dict.fromkeys(text for text, _ in extra))
                 kinds = [k for k in kinds if not any(k != other and other.endswith(k) for other in kinds)]
                 extra = [('[' + '|'.join(kinds) + ']', ())]
             texts = joined([texts, extra])
         if not any(has_words(text) for text, _ in texts) and not added:
-            if len(texts) == 1 and not texts[0][0]:
-                return [(name_in_capitals(name), ())]
-            if len(self.unresolved) == len(before):
+            if [text for text, _ in texts] == [''] or len(self.unresolved) == before:
                 return [(name_in_capitals(name), ())]
         return texts
-
-    def is_statement(self, function, position):
-        return is_op(function.file.tokens[position - 1], ';', '{', '}')
 
     def level(self, function, position):
         return sum(1 for begin, end in function.file.match.items() if begin < position < end
@@ -339,22 +302,17 @@ class Reader:
         for file in self.files:
             if (function.is_local or function.is_lambda) and file is not function.file:
                 continue
-            for i in range(1, len(file.tokens) - 1):
-                if file.tokens[i].text != function.name or not is_op(file.tokens[i + 1], '('):
+            for i, token in enumerate(file.tokens[:-1]):
+                if token.text != function.name or not is_op(file.tokens[i + 1], '('):
                     continue
-                caller = file.function_at(i)
-                if caller is None:
-                    continue  # a declaration
+                caller = file.function_at(i)  # none for a declaration
                 count = len(split(file.tokens[i + 2:file.match[i + 1]], ','))
-                if count != len(function.params) or self.is_other(function, file, i, caller):
-                    continue
-                found.append((file, i + 1))
+                if caller and count == len(function.params) and not self.is_other(function, file, i, caller):
+                    found.append((file, i + 1))
         return found
 
     def is_other(self, function, file, position, caller):
         """Whether the call is one of another function with this name."""
-        if file.tokens[position - 1].kind == 'id' and file.tokens[position - 1].text not in KEYWORDS:
-            return True  # a declaration
         is_member = is_op(file.tokens[position - 1], '.', '->')
         enclosing = caller
         while enclosing is not None:
@@ -366,8 +324,6 @@ class Reader:
             return True
         if file is function.file:
             return False
-        if not is_member and any(f.name == function.name and not f.is_lambda for f in file.functions):
-            return True
         return bool(function.scope) and not is_member
 
     # --- messages
@@ -384,50 +340,42 @@ class Reader:
         places = self.texts(place_tokens, context)
         needed += [(f, p) for f, p in self.unresolved[len(needed):] if f.never_returns]
         needed = [(f, p) for f, p in needed if f.name not in LOGS]
-        where = where or (file, bracket)
-        if needed:
-            helper = needed[0][0]
-            self.helpers.add(helper.name)
-            calls = self.calls(helper)
-            if not calls:
-                if has_words(texts[0][0]) or texts[0][0].count('\x01') == 1:
-                    return self.finished(file, where, codes, places, texts)
-                raise Unreadable(f'{helper.title()}: no call of this helper was found')
-            found = []
-            for caller, at in calls:
-                before, self.arguments = self.arguments, dict(self.arguments)
-                given = split(caller.tokens[at + 1:caller.match[at]], ',')
-                outer = Context(caller.function_at(at), at)
-                for param, argument in zip(helper.params, given):
-                    self.arguments[(helper, param)] = (argument, outer)
-                try:
-                    found += self.read(file, bracket, expressions, (caller, at))
-                except Unreadable as error:
-                    self.failures.append(f'{caller.path}:{caller.tokens[at].line}: {error}')
-                self.arguments = before
-            return found
-        return self.finished(file, where, codes, places, texts)
+        calls = self.calls(needed[0][0]) if needed else []
+        if not calls:
+            if needed and not has_words(texts[0][0]) and texts[0][0].count('\x01') != 1:
+                raise Unreadable(f'{needed[0][0].title()}: no call of this helper was found')
+            return self.finished(file, where or (file, bracket), codes, places, texts)
+        found = []
+        for caller, at in calls:
+            before, self.arguments = self.arguments, dict(self.arguments)
+            given = split(caller.tokens[at + 1:caller.match[at]], ',')
+            outer = Context(caller.function_at(at), at)
+            for param, argument in zip(needed[0][0].params, given):
+                self.arguments[(needed[0][0], param)] = (argument, outer)
+            try:
+                found += self.read(file, bracket, expressions, (caller, at))
+            except Unreadable as error:
+                self.failures.append(f'{caller.path}:{caller.tokens[at].line}: {error}')
+            self.arguments = before
+        return found
 
     @staticmethod
     def finished(file, where, codes, places, texts):
         caller, at = where
-        function = caller.function_at(at)
-        title = function.title() if function else ''
-        found = []
+        found, function = [], caller.function_at(at)
         for code, place, text in ((c, p, t) for c in codes for p in places for t in texts):
-            complete = joined([[code], [place], [text]])
-            if not complete:
-                continue
+            if not joined([[code], [place], [text]]):
+                continue  # their conditions exclude each other
             line = place[0] + ': ' + text[0] if place[0] else text[0]
             plain = re.sub('[\x01\x02]', '', line)
             if place[0] and not has_words(place[0]):
                 line = '\x01PLACE\x02: ' + text[0]
             line = re.sub('\x01(.*?)\x02', lambda m: '\x01' + RENAMED.get(m[1], m[1]) + '\x02', line)
-            if not has_words(line) and (file.path, plain) in PASSED_ON or (caller.path, plain) in PASSED_ON:
+            if plain in PASSED_ON.get(file.path, set()) | PASSED_ON.get(caller.path, set()):
                 continue
             if not has_words(line) and 'REASON' not in plain:
                 raise Unreadable(f'no words in "{plain}"; is it in PASSED_ON?')
-            found.append((code[0], line, caller.path, title))
+            found.append((code[0], line, caller.path, function.title() if function else ''))
         return found
 
     def codes(self, tokens, context):

@@ -38,7 +38,8 @@ Daemon::Daemon(bool foreground) : foreground_(foreground) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status)) ::_exit(WEXITSTATUS(status));
-  std::fprintf(stderr, "stfs: ended by signal %d before the mount was ready\n", WTERMSIG(status));
+  std::fprintf(stderr, "stfs: ended by signal %d before the mount was ready%s\n", WTERMSIG(status),
+               WTERMSIG(status) == SIGKILL ? " (see dmesg for too little memory)" : "");
   ::_exit(exit_status(ErrorCode::kMountFailed));
 }
 
@@ -99,7 +100,8 @@ void end_within(std::chrono::seconds time) {
   ::signal(SIGALRM, SIG_IGN);  // discards a pending SIGALRM
   struct sigaction action {};
   action.sa_handler = [](int) {
-    constexpr std::string_view kLine = "stfs: ended while a source did not answer\n";
+    constexpr std::string_view kLine =
+        "stfs: ended while a source did not answer: see its network file system\n";
     [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kLine.data(), kLine.size());
     ::_exit(0);
   };

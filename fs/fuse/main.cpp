@@ -115,7 +115,8 @@ int serve_as(Worker& worker, const Loaded& loaded) {
           },
       .orphaned =
           [&] {
-            loaded.daemon.log("supervise: the supervisor has ended: serving goes on without one");
+            loaded.daemon.log(
+                "supervise: the supervisor has ended: unmount and mount again to be supervised");
           },
       .ending =
           [&](int error) {

@@ -61,7 +61,8 @@ int Supervisor::run(const Work& work) {
     } else {
       death += "could not be started (" + errno_text(-worker) + ")";
     }
-    if (!has_served_) throw Error(ErrorCode::kMountFailed, "", death);
+    if (!has_served_)
+      throw Error(ErrorCode::kMountFailed, "", death + ": mount without -o supervise to see why");
 
     const bool was_useful =
         ledger_.answers() - answers >= kEnoughAnswers || Clock::now() - begin >= kEnoughTime;

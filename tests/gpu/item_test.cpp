@@ -147,7 +147,8 @@ TEST(GpuItem, RefusesMoreThan64DimensionsAndSaysSo) {
 
 TEST(GpuItem, RefusesSlicesThatAreNone) {
   for (const char* slice : {"4", "-5", ":,:,:", "a", "::0", "0 ", "::-1", ",", "..,"}) {
-    EXPECT_NE(refusal([&](ItemRequest& r) { r.slice = slice; }), "") << slice;
+    const std::string text = refusal([&](ItemRequest& r) { r.slice = slice; });
+    EXPECT_NE(text.find("shape is ["), std::string::npos) << text;
   }
   const std::string halves = refusal([](ItemRequest& r) {
     r.dtype = DType::kF4;

@@ -221,7 +221,7 @@ TEST_F(GpuRequest, AnErrorSaysWhatToDoNext) {
   expect_one_line(gpu({"evict", source}), 5,
                   "none of these is resident (stfs-gpu ls lists what is)");
   expect_one_line(gpu({"load", "--device", "gpu", source}), 2,
-                  "not cuda:N, a UUID of a GPU, or cpu");
+                  "name cuda:N, the UUID of a GPU, or cpu");
   expect_one_line(
       gpu({"load", "--device", "cuda:7", source}, {.environment = {"STFS_GPU_DRIVER=/no/driver"}}),
       5, "(the device cpu needs none)");

@@ -59,7 +59,7 @@ TEST_F(InfoCatOptions, ABadSliceIsExit2AndOneLine) {
   const std::string file = write("m", {random_tensor("w", "U8", {3, 4})});
 
   for (const char* bad : {"x", "0,0,0", "::-1", "3", "0,4", "1:2:3:4"}) {
-    expect_one_line(info({"cat", file, "w", "--slice="s + bad}), 2, "\"w\"");
+    expect_one_line(info({"cat", file, "w", "--slice="s + bad}), 2, "shape is [3,4]");
   }
 }
 

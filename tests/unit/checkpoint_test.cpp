@@ -421,8 +421,9 @@ TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
   const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")});
 
   ASSERT_EQ(checkpoint.warnings().size(), 1U);
-  EXPECT_EQ(checkpoint.warnings()[0],
-            at("m.safetensors.index.json") + ": total_size: 3, but the tensors have 2 bytes");
+  EXPECT_EQ(checkpoint.warnings()[0], at("m.safetensors.index.json") +
+                                          ": total_size: 3, but the tensors have 2 bytes (the sum "
+                                          "in the index is wrong; no tensor is lost)");
 }
 
 TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {

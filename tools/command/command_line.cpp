@@ -50,7 +50,9 @@ int run_to_exit(const char* program, ErrorCode otherwise, const std::function<in
       return exit_status(ErrorCode::kUnreadable);
     }
     if (std::ferror(stdout) != 0) {  // an earlier write failed
-      std::fprintf(stderr, "%s: standard output: a write failed, the output is incomplete\n",
+      std::fprintf(stderr,
+                   "%s: standard output: a write failed, the output is incomplete: see the disk, "
+                   "and run it again\n",
                    program);
       return exit_status(ErrorCode::kUnreadable);
     }

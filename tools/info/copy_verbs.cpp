@@ -2,6 +2,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
@@ -90,7 +91,7 @@ int cat(const Arguments& arguments) {
   };
   DType dtype = tensor.dtype;
   if (arguments.as_f32 && type_info(dtype).to_f32 == nullptr) {
-    refuse(std::string(dtype_name(dtype)) + " is not a floating type");
+    refuse(std::string(dtype_name(dtype)) + " is not a floating type: leave --as out");
   }
   Content content = tensor.content();
   std::vector<std::uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
@@ -102,8 +103,12 @@ int cat(const Arguments& arguments) {
     if (error == 0 && !arguments.as_f32) {
       error = slice_of(ranges, type_info(dtype), tensor.shape, slice);
     }
-    if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
-    if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+    if (error == ERANGE)
+      refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
+             shape_json(tensor.shape) + ")");
+    if (error != 0)
+      refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
+             shape_json(tensor.shape) + "; as in NumPy, without spaces)");
     content = arguments.as_f32 ? f32_slice_content(std::move(content), dtype, ranges, tensor.shape)
                                : slice_content(slice, std::move(content));
     shape = elements_of(ranges, tensor.shape).shape;
@@ -113,8 +118,12 @@ int cat(const Arguments& arguments) {
   if (arguments.as_f32) dtype = DType::kF32;
   if (arguments.npy) {
     const std::string_view code = type_info(dtype).npy;
-    if (code.empty()) refuse("NumPy has no type for " + std::string(dtype_name(dtype)));
-    if (shape.size() > kNpyMaxRank) refuse("more dimensions than NumPy has");
+    if (code.empty())
+      refuse("NumPy has no type for " + std::string(dtype_name(dtype)) +
+             (type_info(dtype).to_f32 != nullptr ? " (--as f32 converts it)" : ""));
+    if (shape.size() > kNpyMaxRank)
+      refuse(std::to_string(shape.size()) + " dimensions, NumPy has at most " +
+             std::to_string(kNpyMaxRank) + ": leave --npy out");
     Content file;
     file.literal(npy_header(code, shape)).append(std::move(content));
     content = std::move(file);
@@ -132,8 +141,9 @@ int extract(const Arguments& arguments) {
   const SafetensorsFiles files(checkpoint);
   const std::optional<Content> content = files.make(std::move(tensors));
   if (!content) {
-    throw Error(ErrorCode::kUsage, arguments.output,
-                "the header would exceed the format's limit of 100000000 bytes");
+    throw Error(
+        ErrorCode::kUsage, arguments.output,
+        "the header would exceed the format's limit of 100000000 bytes: extract fewer tensors");
   }
   if (arguments.output == "-" || arguments.output == "/dev/stdout") {
     refuse_terminal("name a file");

@@ -207,7 +207,7 @@ std::optional<Client> Client::connect(const std::string& program, const std::str
   if (!connection) {
     start_holder(program, path);
     connection = connect_to(path);
-    if (!connection) holder_failed(path, "the new holder does not listen");
+    if (!connection) holder_failed(path, "the new holder does not listen: see " + path + ".log");
   }
   Client client(std::move(connection));
   client.say_hello();

@@ -44,19 +44,23 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const TypeInfo& type = type_info(request_.dtype);
   const std::optional<std::uint64_t> tensor_bytes = bytes_of(type, request_.shape);
   if (!tensor_bytes) {
-    refuse("shape " + shape_text(request_.shape) + " is not a tensor's");
+    refuse("shape " + shape_text(request_.shape) + " overflows 64 bits");
   }
   tensor_bytes_ = *tensor_bytes;
   std::uint64_t end = 0;
   if (__builtin_add_overflow(request_.offset, tensor_bytes_, &end) || end > request_.source_size) {
-    refuse("lies outside the file");
+    refuse("its bytes end behind the end of the file");
   }
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
   std::vector<Range> ranges;
   int error = parse_ranges(expression, request_.shape, ranges);
   if (error == 0) error = slice_of(ranges, type, request_.shape, slice_);
-  if (error == ERANGE) refuse("slice " + in_quotes(expression) + ": index out of bounds");
-  if (error != 0) refuse("slice " + in_quotes(expression) + ": not a slice of this tensor");
+  if (error == ERANGE)
+    refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
+           shape_text(request_.shape) + ")");
+  if (error != 0)
+    refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
+           shape_text(request_.shape) + "; as in NumPy, without spaces)");
   request_.slice = canonical_expression(ranges, request_.shape);
 
   elements_ = type.elements_in(slice_.size());
@@ -68,7 +72,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   bytes_ = slice_.size();
   if (request_.as &&
       __builtin_mul_overflow(elements_, type_info(*request_.as).block_bytes, &bytes_)) {
-    refuse("too large");
+    refuse("the converted tensor would exceed 64 bits");
   }
 
   key_ = request_.version + "+" + std::to_string(request_.offset) + "/" +

@@ -253,7 +253,8 @@ class Transfer {
     throw Error(ErrorCode::kDeviceFailed, device_.info().id,
                 in_quotes(items_[item].label()) + ": byte " +
                     std::to_string(at - layout_.placements[item].offset) +
-                    " on the device differs from the source");
+                    " on the device differs from the source: nothing was loaded; see the device's "
+                    "memory (dmesg)");
   }
 
   // The last item of a segment that begins at or before `offset`.

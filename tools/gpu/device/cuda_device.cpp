@@ -274,7 +274,7 @@ CUdevice device_of(const CudaDriver& cuda, const DeviceInfo& info) {
     if (describe(cuda, ordinal, device).uuid == info.uuid) return device;
   }
   fail(info.id, "there is no device " + info.uuid + " among the " + std::to_string(count) +
-                    " that this process sees");
+                    " that this process sees (CUDA_VISIBLE_DEVICES)");
 }
 
 CUmemAllocationProp allocation_properties(const CudaDriver& cuda, CUdevice device) {

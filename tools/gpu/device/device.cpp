@@ -11,7 +11,8 @@ namespace stfs::gpu {
 OutOfDeviceMemory::OutOfDeviceMemory(std::string_view place, std::uint64_t needed,
                                      std::uint64_t free)
     : Error(ErrorCode::kDeviceFailed, place,
-            "out of memory: needed " + human_bytes(needed) + ", free " + human_bytes(free)),
+            "out of memory: needed " + human_bytes(needed) + ", free " + human_bytes(free) +
+                " (stfs-gpu ls shows who holds it)"),
       needed_(needed),
       free_(free) {}
 
@@ -35,7 +36,8 @@ DeviceInfo find_device(const std::string& name) {
   if (name == cpu_info().uuid) return cpu_info();
   if (!is_uuid && !is_number) {
     throw Error(ErrorCode::kUsage, "",
-                "device " + in_quotes(name) + ": not cuda:N, a UUID of a GPU, or cpu");
+                "device " + in_quotes(name) +
+                    ": name cuda:N, the UUID of a GPU, or cpu (stfs-gpu devices lists them)");
   }
   std::vector<DeviceInfo> found;
   for (DeviceInfo& info : cuda_infos()) {

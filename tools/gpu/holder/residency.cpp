@@ -18,7 +18,8 @@ constexpr unsigned kMaxAttempts = 3;     // to send an order that no copier has 
 constexpr std::size_t kMaxNamed = 8;     // tensors named in one error text
 constexpr std::size_t kMaxDevices = 64;  // with loads at a time
 constexpr const char* kNoMemory = "the holder is out of memory";
-constexpr const char* kNoDescriptors = "too many open files in the holder";
+constexpr const char* kNoDescriptors =
+    "too many open files in the holder: end it and start it with a higher ulimit -n";
 
 Json error_body(int status, const std::string& text) {
   return {{"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -128,7 +129,8 @@ void Residency::load(ClientId client, const Json& body) {
       }
     }
     if (named > kMaxNamed) text += " and " + std::to_string(named - kMaxNamed) + " more";
-    return fail(load, device_failed(), text);
+    return fail(load, device_failed(),
+                text + (named == 1 ? ": load it first" : ": load them first"));
   }
   std::erase_if(loads_, [](const auto& entry) { return entry.second.empty(); });
   const std::string uuid = load.uuid;
@@ -246,7 +248,8 @@ void Residency::answer(const std::string& uuid, Message message) {
   } catch (const std::bad_alloc&) {
     fail(load, device_failed(), kNoMemory);
   } catch (const std::exception& error) {
-    fail(load, device_failed(), std::string("malformed answer of the copier: ") + error.what());
+    fail(load, device_failed(),
+         std::string("malformed answer of the copier: ") + error.what() + " (please report it)");
   }
   end_first(uuid);
 }
@@ -258,8 +261,8 @@ void Residency::copier_gone(const std::string& uuid, const std::string& why) {
   // An idle copier exited before it read the order: send it again.
   if (why.empty() && !load.begun && load.client != 0 && load.attempts < kMaxAttempts)
     return order(load);
-  copier_useless(uuid,
-                 "the copier ended" + (why.empty() ? "" : ": " + why) + "; nothing was loaded");
+  copier_useless(uuid, "the copier ended" + (why.empty() ? "" : ": " + why) +
+                           "; nothing was loaded: load again");
 }
 
 void Residency::copier_useless(const std::string& uuid, const std::string& line) {
@@ -272,7 +275,7 @@ void Residency::publish(Load& load, Message message) {
   const Json& counts = list_of(message.body(), "counts");
   if (message.descriptors.size() != load.layout.segment_bytes.size() ||
       counts.size() != load.copied.size()) {
-    throw Error(ErrorCode::kDeviceFailed, "", "wrong number of segments");
+    throw Error(ErrorCode::kDeviceFailed, "", "wrong number of segments (please report it)");
   }
   std::vector<ConversionCounts> converted;
   for (const Json& count : counts) {
@@ -321,7 +324,9 @@ void Residency::finish(Load& load) {
   std::vector<std::uint64_t> ids;
   for (const Item& item : load.items) {
     const auto id = find(load.uuid, item.key());
-    if (!id) return fail(load, device_failed(), in_quotes(item.label()) + ": evicted meanwhile");
+    if (!id)
+      return fail(load, device_failed(),
+                  in_quotes(item.label()) + ": evicted while it was loaded: load it with --pin");
     ids.push_back(*id);
   }
   Json numbers = Json::array();
@@ -365,9 +370,10 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
   const Room held = room(load.uuid);
   fail(load, device_failed(),
        load.device + ": out of memory: needed " + human_bytes(needed) + ", free " +
-           human_bytes(free) + ", held " + human_bytes(held.held) + ", of that evictable " +
-           human_bytes(held.evictable) +
-           (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : ""));
+           human_bytes(free) + ", held " + human_bytes(held.held) + " (evictable " +
+           human_bytes(held.evictable) + ")" +
+           (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : "") +
+           " (stfs-gpu ls shows who holds it)");
 }
 
 // Leases are found by tensor id: the key may name a newer tensor.

@@ -15,7 +15,8 @@ constexpr std::size_t kCopyAlignment = 256;  // bytes, as DLPack asks of data
 
 DLDataType data_type(const TypeInfo& info) {
   if (info.dlpack == TypeInfo::kNoDlpack) {
-    throw Error(ErrorCode::kUsage, "", std::string(info.name) + ": a dtype that DLPack lacks");
+    throw Error(ErrorCode::kUsage, "",
+                "DLPack has no type for " + std::string(info.name) + ": use stfs_gpu_pointer");
   }
   return {info.dlpack, static_cast<std::uint8_t>(info.bits()), 1};
 }

@@ -27,7 +27,8 @@ InheritedTensor parse_one(const Json& entry) {
   const std::string dtype = entry.at("dtype").get<std::string>();
   const std::optional<DType> known = dtype_from_name(dtype);
   if (!known)
-    throw Error(ErrorCode::kUsage, kInheritedVariable, in_quotes(dtype) + ": unknown dtype");
+    throw Error(ErrorCode::kUsage, kInheritedVariable,
+                in_quotes(dtype) + ": unknown dtype: start the program with stfs-gpu run");
   tensor.dtype = *known;
   tensor.shape = entry.at("shape").get<std::vector<std::uint64_t>>();
   tensor.device_uuid = entry.at("uuid").get<std::string>();
@@ -42,10 +43,13 @@ std::vector<InheritedTensor> parse_inherited(std::string_view json) {
   std::vector<InheritedTensor> tensors;
   try {
     const Json list = Json::parse(json);
-    if (!list.is_array()) throw Error(ErrorCode::kUsage, kInheritedVariable, "not an array");
+    if (!list.is_array())
+      throw Error(ErrorCode::kUsage, kInheritedVariable,
+                  "not an array: start the program with stfs-gpu run");
     for (const Json& entry : list) tensors.push_back(parse_one(entry));
   } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorCode::kUsage, kInheritedVariable, "not a list of tensors");
+    throw Error(ErrorCode::kUsage, kInheritedVariable,
+                "not a list of tensors: start the program with stfs-gpu run");
   }
   return tensors;
 }

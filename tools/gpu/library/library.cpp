@@ -57,7 +57,7 @@ int guarded(Call&& call) noexcept {
   } catch (const std::exception& error) {
     return fail(STFS_GPU_DEVICE, error.what());
   } catch (...) {
-    return fail(STFS_GPU_DEVICE, "unknown failure");
+    return fail(STFS_GPU_DEVICE, "unknown failure (please report it)");
   }
 }
 
@@ -113,7 +113,8 @@ const std::shared_ptr<const stfs::gpu::LeasedTensor>& tensor_at(const stfs_gpu_t
                                                                 std::size_t index) {
   const auto& all = checked(tensors, "tensors").tensors;
   if (index >= all.size()) {
-    refuse("tensor " + std::to_string(index) + ": there are " + std::to_string(all.size()));
+    refuse("tensor " + std::to_string(index) + ": there are only " + std::to_string(all.size()) +
+           ", counted from 0");
   }
   return all[index];
 }
@@ -128,7 +129,7 @@ stfs::DType parse_as(std::string_view text) {
 }
 
 bool is_copy(unsigned flags) {
-  if ((flags & ~STFS_GPU_EXPORT_COPY) != 0) refuse("an unknown flag");
+  if ((flags & ~STFS_GPU_EXPORT_COPY) != 0) refuse("flags: a flag that this version does not know");
   return (flags & STFS_GPU_EXPORT_COPY) != 0;
 }
 
@@ -156,7 +157,8 @@ const char* stfs_gpu_version() { return STFS_VERSION; }
 int stfs_gpu_connect(const char* path, unsigned flags, stfs_gpu_connection** connection) {
   return guarded([&] {
     prepare(connection);
-    if ((flags & ~STFS_GPU_START_HOLDER) != 0) refuse("an unknown flag");
+    if ((flags & ~STFS_GPU_START_HOLDER) != 0)
+      refuse("flags: a flag that this version does not know");
     auto handle = std::make_unique<stfs_gpu_connection>();
     handle->process = ::getpid();
     handle->leases = stfs::gpu::TensorLeases::connect(

@@ -198,9 +198,9 @@ DeviceInfo TensorLeases::device_of(std::span<const Wanted> wanted, const Acquire
     const bool is_ambiguous = common && common->size() > 1;
     throw Error(ErrorCode::kUsage,
                 is_elsewhere   ? *request.device
-                : is_ambiguous ? "on several devices, name one of them"
+                : is_ambiguous ? "the tensors are on several devices"
                                : "not on one device",
-                text);
+                text + (is_ambiguous ? "; name one" : ""));
   }
   return find_device(*common->begin());
 }

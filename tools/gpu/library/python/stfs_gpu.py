@@ -347,7 +347,7 @@ class Tensor:
     def _interface(self, device_type):
         # Raise AttributeError: consumers test with hasattr().
         if self._device_type != device_type:
-            raise AttributeError(f"on {self.device}")
+            raise AttributeError(f"the tensor is on {self.device}: use DLPack")
         if self.dtype not in _CODES:
             raise AttributeError(f"{self.dtype} has no code in the array interface")
         if self._view is None:  # readers refer to this object, which keeps the memory
@@ -357,7 +357,7 @@ class Tensor:
     @property
     def __array_interface__(self):
         if self.nbytes == 0:  # NumPy refuses a null pointer and calls __array__ next
-            raise AttributeError("no bytes")
+            raise AttributeError("the tensor has no bytes: use DLPack")
         return self._interface(_DLPACK_CPU)
 
     @property
