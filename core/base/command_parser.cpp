@@ -194,7 +194,11 @@ void check_options(std::vector<Typed>& typed) {
     if (value == kEnd) {
       refuse(flag, "a value is expected after it: " + flag + " " + std::string(row.argument));
     }
-    value = checked(row, flag, unguarded(value));
+    value = unguarded(value);
+    if (value.empty() && row.value == Value::kText) {
+      refuse(flag + " \"\"", "a value is expected: " + flag + " " + std::string(row.argument));
+    }
+    value = checked(row, flag, value);
   }
 }
 

@@ -37,7 +37,8 @@ PASSED_ON = {
     ('tools/gpu/copier/copier.cpp', 'TEXT'), ('tools/gpu/client/resident_verbs.cpp', 'warning: WARNING'),
     ('tools/gpu/holder/residency.cpp', 'TEXT'), ('tools/gpu/library/library.cpp', 'TEXT'),
     ('tools/info/catalogue_verbs.cpp', 'error\tERROR\tMESSAGE'), ('core/format/index.cpp', 'PLACE: ERROR'),
-    ('tools/gpu/client/run_verb.cpp', 'LINE'), ('core/base/command_parser.cpp', 'FLAG VALUE: MESSAGE'),
+    ('tools/gpu/client/run_verb.cpp', 'LINE'), ('core/base/command_parser.cpp', 'NAME VALUE: MESSAGE'),
+    ('core/base/command_parser.cpp', 'NAME "VALUE": MESSAGE'),
 }
 CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed',
            'code_of': 'DeviceFailed'}

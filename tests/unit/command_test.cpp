@@ -340,8 +340,10 @@ TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
            {{"list", "--" + many}, "unknown option --xxx"},
            {{"list", "--json=", "S"}, "--json=: a value is not expected: --json"},
            {{"cat", "S", "t", "--slice"}, "--slice: a value is expected after it: --slice EXPR"},
-           {{"cat", "S", "t", "--slice=", "--slice=1"}, "--slice: given twice"},
-           {{"cat", "S", "t", "u", "--slice="}, "cat: \"u\": one operand too many"},
+           {{"cat", "S", "t", "--slice=1", "--slice=2"}, "--slice: given twice"},
+           {{"cat", "S", "t", "--slice="}, "--slice \"\": a value is expected: --slice EXPR"},
+           {{"cat", "S", "t", "--slice", ""}, "--slice \"\": a value is expected: --slice EXPR"},
+           {{"cat", "S", "t", "u", "--slice=1"}, "cat: \"u\": one operand too many"},
            {{"stats", "-j= 5", "S"}, "-j = 5: a number from "},
            {{"stats", "-j", " 5", "S"}, "-j  5: a number from "},
            {{"stats", "-j", "5 ", "S"}, "-j 5 : a number from "},
@@ -353,9 +355,8 @@ TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
 }
 
 TEST(InfoCommand, TakesStrangeValuesAsTheyAre) {
-  for (const std::string value :
-       {"", "-", "--", "-1", "--json", "[a,b]", "[[a],[b]]", "[]", "]", "[", "=", "a=b", "{}",
-        "true", "%%", "\xff", " 5", "--slice=", "++"}) {
+  for (const std::string value : {"-", "--", "-1", "--json", "[a,b]", "[[a],[b]]", "[]", "]", "[",
+                                  "=", "a=b", "{}", "true", "%%", "\xff", " 5", "--slice=", "++"}) {
     Arguments next, equals;
     Options mount;
     parse_command(info_command(), {"cat", "S", "t", "--slice", value}, &next);
