@@ -143,7 +143,7 @@ expect 'stfs-info show t.safetensors tab'
 expect 'stfs-info show t.safetensors $(touch'
 expect 'stfs-info show $(touch${IFS}executed) m'
 expect 'stfs-info show gone.safetensors m'
-expect 'stfs-info show t.safetensors lm_head '
+expect 'stfs-info cat t.safetensors lm_head '
 expect 'stfs-info show indexed lm' lm_head
 expect 'stfs-info show indexed model.layers.29' model.layers.29.w model.layers.29{0..9}.w
 expect 'stfs-info show indexed/model.safetensors.index.json l' lm_head

@@ -105,7 +105,8 @@ bool same_option(std::string_view a, std::string_view b);
 std::string did_you_mean(std::string_view word);
 
 // A value that was typed for a row, in the form that its setter expects: a number and a size become
-// decimal digits. Throws Error kUsage with the rule alone: "one of name, size is expected".
+// decimal digits; a path is not empty. Throws Error kUsage with the rule alone: "one of name, size
+// is expected".
 std::string checked_value(const OptionRow& row, const std::string& value);
 
 // Whether `verb` requires `row`; nullopt when it does not take it.

@@ -2,12 +2,13 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdint>
-#include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace stfs {
@@ -17,19 +18,13 @@ namespace {
   throw Error(ErrorCode::kUsage, place, rule);
 }
 
-// "a", "a and b", "a, b and c"
-std::string enumeration(const std::vector<std::string_view>& words) {
+// "a, b and c" with the last separator " and ".
+std::string joined(const std::vector<std::string_view>& words, std::string_view last_separator) {
   std::string text;
   for (std::size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 == words.size() ? " and " : ", ";
+    if (i > 0) text += i + 1 == words.size() ? last_separator : ", ";
     text += words[i];
   }
-  return text;
-}
-
-std::string list_of(const std::vector<std::string_view>& words) {
-  std::string text;
-  for (const std::string_view word : words) text += (text.empty() ? "" : ", ") + std::string(word);
   return text;
 }
 
@@ -45,28 +40,17 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
   return number;
 }
 
-// The power of 1024 of a unit: 0 of "" and "B", 1 of "K", "KB" and "KiB".
-std::optional<unsigned> power_of(std::string_view unit) {
-  std::string letters;
-  for (const char c : unit) {
-    letters += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  if (letters.empty() || letters == "b") return 0;
-  const std::size_t power = std::string_view("kmgtpe").find(letters[0]);
-  const std::string_view rest = std::string_view(letters).substr(1);
-  const bool is_unit = rest.empty() || rest == "b" || rest == "i" || rest == "ib";
-  if (power == std::string_view::npos || !is_unit) return std::nullopt;
-  return static_cast<unsigned>(power) + 1;
-}
-
-std::optional<std::uint64_t> bytes_of(std::string_view text) {
+// CLI11 reads the unit alone. It would take "010" for 8, "0x1B" for 1 and "-1" for 2^64 - 1.
+std::optional<std::string> bytes_of(std::string_view text) {
   const auto number = take_number(text);
-  while (text.starts_with(' ')) text.remove_prefix(1);
-  const auto power = power_of(text);
-  if (!number || !power) return std::nullopt;
-  const unsigned shift = 10 * *power;
-  if (*number > std::numeric_limits<std::uint64_t>::max() >> shift) return std::nullopt;
-  return *number << shift;
+  if (!number) return std::nullopt;
+  std::string bytes = std::to_string(*number) + std::string(text);
+  try {
+    CLI::AsSizeValue(false)(bytes);
+  } catch (const CLI::ValidationError&) {
+    return std::nullopt;
+  }
+  return bytes;
 }
 
 std::vector<std::string_view> documented_verbs(const CommandRow& command) {
@@ -83,219 +67,176 @@ std::string with_dashes(std::string_view name) {
   return text;
 }
 
-// The words of one command line, from left to right.
-class CommandLine {
- public:
-  CommandLine(const CommandRow& command, std::vector<std::string> words)
-      : command_(command), words_(std::move(words)), rows_(rows_of(command, nullptr)) {}
-
-  Parsed parse(void* arguments);
-
- private:
-  // A value that was typed for a row; "" for a flag.
-  struct Typed {
-    OptionRow row;
-    std::string value;
-  };
-
-  bool asks_for_text() const { return parsed_.action != Parsed::Action::kRun; }
-  void take_word(std::string word);
-  void take_verb(const std::string& word);
-  void take_long(const std::string& word);
-  void take_letters(const std::string& word);
-  void take_option(const OptionRow& row, const std::string& flag, std::optional<std::string> value);
-  void assign_operands();
-  void require_options() const;
-  const OptionRow* find(std::string_view flag) const;
-  [[noreturn]] void refuse_option(const std::string& flag, const std::string& word) const;
-  std::string where_to_look() const;
-
-  const CommandRow& command_;
-  std::vector<std::string> words_;
-  std::size_t next_ = 0;         // in `words_`
-  std::vector<OptionRow> rows_;  // of the verb, once there is one
-  std::vector<Typed> typed_;     // options
-  bool only_operands_ = false;   // after "--"
-  Parsed parsed_;
+// A value that was typed for a row; "" for a flag. `flag` is the one that was typed.
+struct Typed {
+  OptionRow row;
+  std::string_view flag;
+  std::string value;
 };
 
-std::string CommandLine::where_to_look() const {
-  std::string text = " (try " + std::string(command_.name);
-  const bool has_help = parsed_.verb != nullptr && !parsed_.verb->help.empty();
-  if (has_help) text += " " + std::string(parsed_.verb->name);
-  return text + " --help)";
+// Marks for CLI11; no word of a command line has a NUL byte. kGuard ends "--slice=", for which
+// CLI11 would take the next word, and "[a,b]", which it would split. kEnd is the last word; as a
+// value it shows that the value is missing.
+constexpr std::string_view kGuard("\0", 1);
+constexpr std::string_view kEnd("\0\0", 2);
+
+std::string unguarded(std::string word) {
+  if (word.ends_with(kGuard)) word.pop_back();
+  return word;
 }
 
-const OptionRow* CommandLine::find(std::string_view flag) const {
-  const auto has_flag = [&](const OptionRow& row) {
-    return !is_operand(row) && std::ranges::any_of(parts_of(row.flags, ','), [&](auto one) {
-      return flag.starts_with("--") ? same_option(one, flag) : one == flag;
-    });
-  };
-  const auto row = std::ranges::find_if(rows_, has_flag);
-  return row == rows_.end() ? nullptr : &*row;
-}
-
-// `word` is what was typed, with the flag in it.
-void CommandLine::refuse_option(const std::string& flag, const std::string& word) const {
-  std::vector<std::string_view> of_others, flags;
-  for (const VerbRow& verb : command_.verbs) {
-    if (verb.help.empty() || !command_.has_verbs) continue;
-    for (const OptionRow& row : command_.options) {
-      const std::vector<std::string_view> names = parts_of(row.flags, ',');
-      const bool is_it = std::ranges::any_of(names, [&](auto one) {
-        return one == flag || (flag.starts_with("--") && same_option(one, flag));
+// Adds the options of the rows and the operands, and returns the options that no row has. CLI11
+// splits the words, and checks nothing.
+std::vector<std::string> split(const std::vector<OptionRow>& rows, std::vector<std::string> words,
+                               std::vector<Typed>& typed, std::vector<std::string>& operands) {
+  CLI::App app;
+  app.set_help_flag();  // removes CLI11's own
+  app.allow_extras();
+  app.add_option("operands")
+      ->expected(-1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->each([&operands](const std::string& word) { operands.push_back(unguarded(word)); });
+  for (const OptionRow& row : rows) {
+    if (is_operand(row)) continue;
+    for (const std::string_view flag : parts_of(row.flags, ',')) {
+      std::string names(flag);
+      std::ranges::replace(names, '-', '_');
+      names = flag.find('-', 2) < flag.size() ? std::string(flag) + ",--" + names.substr(2) : flag;
+      CLI::Option* option = row.argument.empty() ? app.add_flag(names) : app.add_option(names);
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      option->each([&typed, &row, flag](const std::string& value) {
+        typed.push_back({row, flag, value});
       });
+    }
+  }
+  for (std::string& word : words) {
+    if (word.ends_with('=') || word.ends_with(']')) word += kGuard;
+  }
+  words.emplace_back(kEnd);
+  std::ranges::reverse(words);  // CLI11 takes the last word first
+  app.parse(std::move(words));
+  std::erase(operands, unguarded(std::string(kEnd)));
+  std::vector<std::string> unknown = app.remaining();
+  std::erase(unknown, "--");
+  return unknown;
+}
+
+std::string where_to_look(const CommandRow& command, const VerbRow* verb) {
+  const bool has_help = verb != nullptr && !verb->help.empty();
+  return " (try " + std::string(command.name) + (has_help ? " " + std::string(verb->name) : "") +
+         " --help)";
+}
+
+const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
+  const auto verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name);
+  if (verb != command.verbs.end()) return &*verb;
+  const std::vector<std::string_view> verbs = documented_verbs(command);
+  refuse("", "unknown verb " + in_quotes(word) + did_you_mean(similar_word(word, verbs)) +
+                 ": the verbs are " + joined(verbs, " and ") + where_to_look(command, nullptr));
+}
+
+[[noreturn]] void refuse_option(const CommandRow& command, const VerbRow* chosen,
+                                const std::string& word) {
+  const bool is_long = word.starts_with("--");
+  std::size_t end = is_long ? word.find('=') : 2;
+  while (!is_long && end < word.size() && (word[end] & 0xc0) == 0x80) ++end;  // in UTF-8
+  const std::string flag = word.substr(0, end);
+  std::vector<std::string_view> of_others, flags;
+  for (const VerbRow& verb : command.verbs) {
+    if (verb.help.empty() || !command.has_verbs) continue;
+    for (const OptionRow& row : command.options) {
+      const bool is_it = std::ranges::any_of(parts_of(row.flags, ','),
+                                             [&](auto name) { return same_option(name, flag); });
       if (is_it && !is_operand(row) && is_required(row, verb)) of_others.push_back(verb.name);
     }
   }
-  if (parsed_.verb == nullptr && !of_others.empty()) {
+  if (chosen == nullptr && !of_others.empty()) {
     refuse(flag, "an option of a verb: it belongs after the verb, as in " +
-                     std::string(command_.name) + " " + std::string(of_others.front()) + " " +
+                     std::string(command.name) + " " + std::string(of_others.front()) + " " +
                      printable(flag));
   }
   if (!of_others.empty()) {
-    refuse(flag, "an option of " + enumeration(of_others) + ", not of " +
-                     std::string(parsed_.verb->name) + where_to_look());
+    refuse(flag, "an option of " + joined(of_others, " and ") + ", not of " +
+                     std::string(chosen->name) + where_to_look(command, chosen));
   }
-  for (const OptionRow& row : rows_) {
-    if (is_operand(row)) continue;
-    for (const std::string_view one : parts_of(row.flags, ',')) {
-      if (one.starts_with("--")) flags.push_back(one);
-    }
+  for (const OptionRow& row : rows_of(command, chosen)) {
+    if (!is_operand(row)) flags.push_back(parts_of(row.flags, ',').back());
   }
-  const bool is_letter = !flag.starts_with("--");
-  const std::string in = is_letter && word.size() > 2 ? " in " + printable(word) : "";
-  const std::string typed = is_letter ? "-" + word : flag;
-  refuse("", "unknown option " + printable(flag) + in + did_you_mean(similar_word(typed, flags)) +
-                 where_to_look());
+  const std::string in = !is_long && flag != word ? " in " + printable(word) : "";
+  const std::string_view similar = similar_word(is_long ? flag : "-" + word, flags);
+  refuse("", "unknown option " + printable(flag) + in + did_you_mean(similar) +
+                 where_to_look(command, chosen));
 }
 
-void CommandLine::take_option(const OptionRow& row, const std::string& flag,
-                              std::optional<std::string> value) {
-  if (row.set == nullptr) {
-    parsed_.action = row.flags.ends_with("help") ? Parsed::Action::kHelp : Parsed::Action::kVersion;
-    return;
+std::string checked(const OptionRow& row, std::string_view name, const std::string& value) {
+  try {
+    return checked_value(row, value);
+  } catch (const Error& error) {
+    refuse(std::string(name) + " " + (is_operand(row) || value.empty() ? in_quotes(value) : value),
+           error.message());
   }
-  if (row.argument.empty()) {
-    if (value) refuse(flag + "=" + *value, "a value is not expected: " + flag);
-    typed_.push_back({row, ""});
-    return;
-  }
-  const bool is_again =
-      std::ranges::any_of(typed_, [&](const Typed& typed) { return typed.row.flags == row.flags; });
-  if (is_again && !may_repeat(row)) refuse(flag, "given twice: give it once");
-  if (!value) {
-    if (next_ == words_.size()) {
+}
+
+void check_options(std::vector<Typed>& typed) {
+  for (std::size_t i = 0; i < typed.size(); ++i) {
+    const OptionRow& row = typed[i].row;
+    const std::string flag(typed[i].flag);
+    std::string& value = typed[i].value;
+    if (row.argument.empty()) {
+      value = unguarded(value);
+      if (value != "true") refuse(flag + "=" + value, "a value is not expected: " + flag);
+      value.clear();
+      continue;
+    }
+    const bool is_again = std::ranges::any_of(
+        std::span(typed).first(i), [&](const Typed& one) { return one.row.flags == row.flags; });
+    if (is_again && !may_repeat(row)) refuse(flag, "given twice: give it once");
+    if (value == kEnd) {
       refuse(flag, "a value is expected after it: " + flag + " " + std::string(row.argument));
     }
-    value = words_[next_++];
-  }
-  try {
-    typed_.push_back({row, checked_value(row, *value)});
-  } catch (const Error& error) {
-    refuse(flag + " " + *value, error.message());
-  }
-}
-
-// "--jobs", "--jobs=4"
-void CommandLine::take_long(const std::string& word) {
-  const std::size_t equals = word.find('=');
-  const std::string flag = word.substr(0, equals);
-  const OptionRow* row = find(flag);
-  if (row == nullptr) refuse_option(flag, word);
-  std::optional<std::string> value;
-  if (equals != std::string::npos) value = word.substr(equals + 1);
-  take_option(*row, std::string(parts_of(row->flags, ',').back()), std::move(value));
-}
-
-// "-j4", "-uz": a letter that takes a value takes the rest of the word, or the next word.
-void CommandLine::take_letters(const std::string& word) {
-  for (std::size_t i = 1; i < word.size() && !asks_for_text(); ++i) {
-    const std::string flag = {'-', word[i]};
-    const OptionRow* row = find(flag);
-    if (row == nullptr) refuse_option(flag, word);
-    const bool takes_rest = !row->argument.empty() && i + 1 < word.size();
-    take_option(*row, flag, takes_rest ? std::optional(word.substr(i + 1)) : std::nullopt);
-    if (takes_rest) return;
-  }
-}
-
-void CommandLine::take_verb(const std::string& word) {
-  const auto verb = std::ranges::find(command_.verbs, std::string_view(word), &VerbRow::name);
-  if (verb == command_.verbs.end()) {
-    const std::vector<std::string_view> verbs = documented_verbs(command_);
-    refuse("", "unknown verb " + in_quotes(word) + did_you_mean(similar_word(word, verbs)) +
-                   ": the verbs are " + enumeration(verbs) + where_to_look());
-  }
-  parsed_.verb = &*verb;
-  rows_ = rows_of(command_, parsed_.verb);
-}
-
-void CommandLine::take_word(std::string word) {
-  const bool is_number = word.size() > 1 && std::isdigit(static_cast<unsigned char>(word[1])) != 0;
-  if (only_operands_ || word.size() < 2 || word[0] != '-' || is_number) {
-    if (command_.has_verbs && parsed_.verb == nullptr) {
-      take_verb(word);
-    } else {
-      parsed_.operands.push_back(std::move(word));
+    value = unguarded(value);
+    if (value.empty() && row.value == Value::kText) {
+      refuse(flag + " \"\"", "a value is expected: " + flag + " " + std::string(row.argument));
     }
-  } else if (word == "--") {
-    only_operands_ = true;
-  } else if (word[1] == '-') {
-    take_long(word);
-  } else {
-    take_letters(word);
+    value = checked(row, flag, value);
   }
 }
 
-// Gives the operands to the rows of the verb, in their order.
-void CommandLine::assign_operands() {
+// Adds the operands to `typed`, in the order of the verb's rows.
+void assign_operands(const CommandRow& command, const VerbRow& verb,
+                     const std::vector<std::string>& operands, std::vector<Typed>& typed) {
   std::vector<std::string_view> missing;
   std::size_t next = 0;
-  for (const OptionRow& row : rows_) {
+  for (const OptionRow& row : rows_of(command, &verb)) {
     if (!is_operand(row) || row.value == Value::kCommand) continue;
-    const std::size_t left = parsed_.operands.size() - next;
-    if (left == 0 && *is_required(row, *parsed_.verb)) missing.push_back(row.flags);
+    const std::size_t left = operands.size() - next;
+    if (left == 0 && *is_required(row, verb)) missing.push_back(row.flags);
     const std::size_t count = may_repeat(row) ? left : std::min<std::size_t>(left, 1);
-    for (std::size_t i = 0; i < count; ++i) typed_.push_back({row, parsed_.operands[next++]});
-  }
-  const std::string usage = " (usage: " + usage_of(command_, *parsed_.verb) + ")";
-  if (!missing.empty()) {
-    refuse(parsed_.verb->name,
-           enumeration(missing) + (missing.size() == 1 ? " is" : " are") + " expected" + usage);
-  }
-  if (next < parsed_.operands.size()) {
-    refuse(parsed_.verb->name,
-           in_quotes(parsed_.operands[next]) + ": one operand too many" + usage);
-  }
-  parsed_.operands.clear();
-}
-
-void CommandLine::require_options() const {
-  for (const OptionRow& row : rows_) {
-    if (is_operand(row) || !is_required(row, *parsed_.verb).value_or(false)) continue;
-    const bool is_given = std::ranges::any_of(
-        typed_, [&](const Typed& typed) { return typed.row.flags == row.flags; });
-    if (is_given) continue;
-    const std::string_view flag = parts_of(row.flags, ',').back();
-    refuse(parsed_.verb->name,
-           std::string(flag) + " " + std::string(row.argument) + " is expected" + where_to_look());
-  }
-}
-
-Parsed CommandLine::parse(void* arguments) {
-  while (next_ < words_.size() && !asks_for_text()) take_word(words_[next_++]);
-  if (asks_for_text()) return std::move(parsed_);
-  if (command_.has_verbs) {
-    if (parsed_.verb == nullptr) {
-      refuse("", "a verb is expected: " + list_of(documented_verbs(command_)) + where_to_look());
+    for (std::size_t i = 0; i < count; ++i) {
+      typed.push_back({row, row.flags, checked(row, row.flags, operands[next++])});
     }
-    assign_operands();
-    require_options();
   }
-  for (const Typed& typed : typed_) typed.row.set(arguments, typed.value);
-  return std::move(parsed_);
+  const std::string usage = " (usage: " + usage_of(command, verb) + ")";
+  if (!missing.empty()) {
+    refuse(verb.name,
+           joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") + " expected" + usage);
+  }
+  if (next < operands.size()) {
+    refuse(verb.name, in_quotes(operands[next]) + ": one operand too many" + usage);
+  }
+}
+
+void require_options(const CommandRow& command, const VerbRow& verb,
+                     const std::vector<Typed>& typed) {
+  for (const OptionRow& row : rows_of(command, &verb)) {
+    if (is_operand(row) || !is_required(row, verb).value_or(false)) continue;
+    const bool is_given =
+        std::ranges::any_of(typed, [&](const Typed& one) { return one.row.flags == row.flags; });
+    if (is_given) continue;
+    refuse(verb.name, std::string(parts_of(row.flags, ',').back()) + " " +
+                          std::string(row.argument) + " is expected" +
+                          where_to_look(command, &verb));
+  }
 }
 
 }  // namespace
@@ -334,7 +275,7 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
   if (row.value == Value::kChoice) {
     const std::vector<std::string_view> choices = parts_of(row.argument, '|');
     if (std::ranges::find(choices, value) != choices.end()) return value;
-    refuse("", (choices.size() == 1 ? "" : "one of ") + list_of(choices) + " is expected");
+    refuse("", (choices.size() == 1 ? "" : "one of ") + joined(choices, ", ") + " is expected");
   }
   if (row.value == Value::kNumber) {
     std::string_view text = value;
@@ -346,14 +287,43 @@ std::string checked_value(const OptionRow& row, const std::string& value) {
                    " is expected");
   }
   if (row.value == Value::kSize) {
-    if (const auto bytes = bytes_of(value)) return std::to_string(*bytes);
+    if (const auto bytes = bytes_of(value)) return *bytes;
     refuse("", "a number of bytes is expected, such as 1000, 512MiB or 16G");
   }
+  const bool is_path = row.value == Value::kSource || row.value == Value::kPath ||
+                       row.value == Value::kTensorPath || row.value == Value::kMountpoint;
+  if (is_path && value.empty()) refuse("", "a name is expected, and this one is empty");
   return value;
 }
 
 Parsed parse_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
-  return CommandLine(command, std::move(words)).parse(arguments);
+  Parsed parsed;
+  if (command.has_verbs && !words.empty() && !words.front().starts_with('-')) {
+    parsed.verb = find_verb(command, words.front());
+    words.erase(words.begin());
+  }
+  std::vector<Typed> typed;
+  const std::vector<std::string> unknown =
+      split(rows_of(command, parsed.verb), std::move(words), typed, parsed.operands);
+  for (const Typed& option : typed) {
+    if (option.row.set != nullptr) continue;
+    const bool is_help = option.row.flags.ends_with("help");
+    parsed.action = is_help ? Parsed::Action::kHelp : Parsed::Action::kVersion;
+    return parsed;
+  }
+  if (!unknown.empty()) refuse_option(command, parsed.verb, unguarded(unknown.front()));
+  check_options(typed);
+  if (command.has_verbs) {
+    if (parsed.verb == nullptr) {
+      refuse("", "a verb is expected: " + joined(documented_verbs(command), ", ") +
+                     where_to_look(command, nullptr));
+    }
+    assign_operands(command, *parsed.verb, parsed.operands, typed);
+    parsed.operands.clear();
+    require_options(command, *parsed.verb, typed);
+  }
+  for (const Typed& one : typed) one.row.set(arguments, one.value);
+  return parsed;
 }
 
 }  // namespace stfs

@@ -25,7 +25,7 @@ RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME'
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
-    'core/base/command_parser.cpp': {'FLAG VALUE: MESSAGE'},
+    'core/base/command_parser.cpp': {'NAME VALUE: MESSAGE', 'NAME "VALUE": MESSAGE'},
     'core/format/index.cpp': {'PLACE: ERROR'},
     'fs/fuse/daemon.cpp': {'LINE'},
     'fs/fuse/main.cpp': {'TEXT', 'LINE', 'warning: WARNING'},

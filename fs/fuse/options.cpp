@@ -203,8 +203,7 @@ bool is_ignored(std::string_view key) {
                                 "silent",      "subtype",
                                 "comment",     "default_permissions"};
   const auto is_key = [&](std::string_view name) { return same_option(name, key); };
-  return std::ranges::any_of(kIgnored, is_key) || key.starts_with("x-") || key.starts_with("X-") ||
-         key.starts_with("comment");
+  return std::ranges::any_of(kIgnored, is_key) || key.starts_with("x-") || key.starts_with("X-");
 }
 
 // An option that libfuse 3 takes from the list of -o (fuse_session_new(3)), for itself, for
@@ -376,6 +375,9 @@ void check_unmount(const Options& options, const std::vector<std::string>& paths
 void check_mount(const Options& options, const std::vector<std::string>& paths) {
   if (options.lazy) refuse_usage("-z is for -u: stfs -u -z MOUNTPOINT");
   if (paths.empty()) refuse_usage("SOURCE and MOUNTPOINT are expected: stfs SOURCE MOUNTPOINT");
+  if (std::ranges::find(paths, "") < paths.end() - 1) {
+    refuse_usage("SOURCE \"\": a name is expected, and this one is empty");
+  }
   if (paths.size() == 1) {
     refuse_usage("MOUNTPOINT is expected: stfs " + printable(paths[0]) + " MOUNTPOINT");
   }

@@ -219,7 +219,8 @@ TEST_P(Commands, SayWhatIsWrongWithEachOption) {
           }
         }
         if (row.value == Value::kSize) {
-          for (const char* size : {"many", "-1", "16Q", "16E", ""}) {
+          for (const char* size : {"many", "-1", "16Q", "16E", "", " 5", "5.5G", "5 5",
+                                   "18446744073709551616", "5{}"}) {
             expect_refusal(command, words, {flag, size}, "a number of bytes is expected");
           }
         }
@@ -283,9 +284,11 @@ TEST_P(Commands, SuggestTheLongOptionsAndTakeUnderscores) {
 
 TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
   const CommandRow& info = info_command();
-  EXPECT_EQ(refusal(info, {}).find("a verb is expected: list, show, "), 0U) << refusal(info, {});
+  EXPECT_EQ(refusal(info, {}).find("a verb is expected: info, list, show, "), 0U)
+      << refusal(info, {});
   const std::string similar = refusal(info, {"lst", "S"});
-  EXPECT_EQ(similar.find("unknown verb \"lst\" (did you mean list?): the verbs are list, "), 0U)
+  EXPECT_EQ(similar.find("unknown verb \"lst\" (did you mean list?): the verbs are info, list, "),
+            0U)
       << similar;
   EXPECT_EQ(similar.find("complete"), std::string::npos) << "a hidden verb";
   EXPECT_EQ(refusal(info, {"m.safetensors"}).find("did you mean"), std::string::npos);
@@ -318,6 +321,76 @@ TEST(InfoCommand, TakesWordsInEveryPlace) {
             Parsed::Action::kHelp);
 }
 
+// Words that a script makes of an unset variable, or that somebody sends to break the parser.
+TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
+  const CommandRow& info = info_command();
+  const std::string many(100000, 'x');
+  for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{""}, "unknown verb \"\": the verbs are "},
+           {{"-"}, "a verb is expected: "},
+           {{"--"}, "a verb is expected: "},
+           {{"list", ""}, "SOURCE \"\": a name is expected, and this one is empty"},
+           {{"extract", "S", "-o", ""}, "-o \"\": a name is expected, and this one is empty"},
+           {{"list", "--"}, "list: SOURCE is expected (usage: "},
+           {{"list", "-="}, "unknown option -= (try "},
+           {{"list", "--="}, "unknown option -- (try "},
+           {{"list", "-\u00e9"}, "unknown option -\u00e9 (try "},
+           {{"list", "-\u00e9x"}, "unknown option -\u00e9 in -\u00e9x (try "},
+           {{"list", "-\xff"}, "unknown option -\\xff (try "},
+           {{"list", "--" + many}, "unknown option --xxx"},
+           {{"list", "--json=", "S"}, "--json=: a value is not expected: --json"},
+           {{"cat", "S", "t", "--slice"}, "--slice: a value is expected after it: --slice EXPR"},
+           {{"cat", "S", "t", "--slice=1", "--slice=2"}, "--slice: given twice"},
+           {{"cat", "S", "t", "--slice="}, "--slice \"\": a value is expected: --slice EXPR"},
+           {{"cat", "S", "t", "--slice", ""}, "--slice \"\": a value is expected: --slice EXPR"},
+           {{"cat", "S", "t", "u", "--slice=1"}, "cat: \"u\": one operand too many"},
+           {{"stats", "-j= 5", "S"}, "-j = 5: a number from "},
+           {{"stats", "-j", " 5", "S"}, "-j  5: a number from "},
+           {{"stats", "-j", "5 ", "S"}, "-j 5 : a number from "},
+           {{"stats", "-j1", "--jobs=2", "S"}, "--jobs: given twice"},
+       }) {
+    const std::string told = refusal(info, words);
+    EXPECT_EQ(told.find(message), 0U) << message << "\n" << told;
+  }
+}
+
+TEST(InfoCommand, TakesStrangeValuesAsTheyAre) {
+  for (const std::string value : {"-", "--", "-1", "--json", "[a,b]", "[[a],[b]]", "[]", "]", "[",
+                                  "=", "a=b", "{}", "true", "%%", "\xff", " 5", "--slice=", "++"}) {
+    Arguments next, equals;
+    Options mount;
+    parse_command(info_command(), {"cat", "S", "t", "--slice", value}, &next);
+    parse_command(info_command(), {"cat", "S", "t", "--slice=" + value}, &equals);
+    EXPECT_EQ(next.slice, value);
+    EXPECT_EQ(equals.slice, value);
+    EXPECT_EQ(parse_command(mount_command(), {"--", value}, &mount).operands,
+              std::vector<std::string>{value});
+    Arguments operand;
+    parse_command(info_command(), {"cat", "--", "S", value}, &operand);
+    EXPECT_EQ(operand.tensor, value);
+    EXPECT_TRUE(operand.slice.empty());
+  }
+  Arguments number;
+  parse_command(info_command(), {"stats", "-j", "010", "S"}, &number);
+  EXPECT_EQ(number.jobs, 10U);
+  parse_command(info_command(), {"stats", "--jobs=0x10", "S"}, &number);
+  EXPECT_EQ(number.jobs, 16U);
+}
+
+// Somebody who asks for the help does not know the command line yet.
+TEST(InfoCommand, PrintsTheHelpForAWrongCommandLineToo) {
+  Arguments arguments;
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"list", "--frobnicate", "--help"},
+        {"stats", "-j", "0", "S", "-h"},
+        {"cat", "a", "b", "c", "-h"}}) {
+    const Parsed parsed = parse_command(info_command(), words, &arguments);
+    EXPECT_EQ(parsed.action, Parsed::Action::kHelp);
+    ASSERT_NE(parsed.verb, nullptr);
+    EXPECT_EQ(parsed.verb->name, words.front());
+  }
+}
+
 TEST(SimilarWord, IsTheNearestOrALongerOne) {
   const std::vector<std::string_view> words{"list", "show", "stats", "allow_missing"};
   EXPECT_EQ(similar_word("lst", words), "list");
@@ -331,8 +404,9 @@ TEST(SimilarWord, IsTheNearestOrALongerOne) {
 }
 
 TEST(GpuCommand, TakesASizeInEveryNotationThatItsCheckTakes) {
-  for (const auto& [text, bytes] : {std::pair("16", 16U), std::pair("0x10", 16U),
-                                    std::pair("2K", 2048U), std::pair("1MiB", 1048576U)}) {
+  for (const auto& [text, bytes] :
+       {std::pair("16", 16U), std::pair("0x10", 16U), std::pair("0x1B", 27U), std::pair("010", 10U),
+        std::pair("2K", 2048U), std::pair("2 kb", 2048U), std::pair("1MiB", 1048576U)}) {
     gpu::GpuArguments holder, plan;
     parse_command(gpu::gpu_command(), {"holder", "--memory-limit", text}, &holder);
     parse_command(gpu::gpu_command(), {"plan", "-d", "cpu", "--keep-free", text, "x"}, &plan);

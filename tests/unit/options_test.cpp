@@ -206,6 +206,17 @@ TEST(Options, ThatNothingTakesAreRefusedWithASimilarOne) {
   EXPECT_EQ(refused_option("supervise=1"), "-o supervise=1: a value is not expected: supervise");
 }
 
+TEST(Options, OfCommentsHaveTheNameComment) {
+  EXPECT_TRUE(parse_with("comment=a,comment").mount_options.empty());
+  EXPECT_NE(refused_option("commentary").find("unknown option"), std::string::npos);
+}
+
+TEST(Options, RefuseASourceWithoutAName) {
+  EXPECT_EQ(refused({"", "/mnt"}),
+            "SOURCE \"\": a name is expected, and this one is empty (try stfs --help)");
+  refused({"m", "", "/mnt"});
+}
+
 TEST(Options, TakeDashesForUnderscoresAndTheReverse) {
   const Options options =
       parse_with("allow-missing,allow-other,max-read=65536,default-permissions");

@@ -194,6 +194,16 @@ TEST(Structure, NoHeaderIncludesTheJsonLibrary) {
   }
 }
 
+// Its messages name types and subcommands, which users do not know.
+TEST(Structure, OneFileIncludesTheLibraryOfCommandLines) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    if (file == "core/base/command_parser.cpp") continue;
+    for (const auto& include : includes_of(file)) {
+      EXPECT_FALSE(include.target.starts_with("CLI/")) << file;
+    }
+  }
+}
+
 TEST(Structure, CudaIsIncludedInItsFolderAlone) {
   for (const fs::path& file : code_in({"core", "fs", "tools"})) {
     if (folder_of(file.string()) == "tools/gpu/device") continue;
