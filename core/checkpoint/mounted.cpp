@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <utility>
@@ -249,6 +250,12 @@ std::string version_of(const Checkpoint& checkpoint) {
     add({"\0", 1});
     add(part.source->version().token);
     add("\n");
+    if (part.is_whole) continue;
+    // An index, which may be rewritten, chose among the tensors of the file.
+    for (const std::uint32_t number : part.header.by_name) {
+      add(part.header.name(part.header.tensors[number]));
+      add({"\0", 1});
+    }
   }
   return hash.hex();
 }
