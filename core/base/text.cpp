@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <numeric>
 #include <optional>
@@ -82,6 +83,20 @@ std::optional<std::uint64_t> json_string_size(std::string_view text) {
     text.remove_prefix(c.length);
   }
   return size;
+}
+
+// Much of the names of a checkpoint is alike: compares eight bytes at a time.
+std::size_t common_prefix(std::string_view a, std::string_view b) {
+  const auto word = [](const char* at) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, at, sizeof bytes);
+    return bytes;
+  };
+  const std::size_t least = std::min(a.size(), b.size());
+  std::size_t same = 0;
+  while (least - same >= sizeof(std::uint64_t) && word(&a[same]) == word(&b[same])) same += 8;
+  while (same < least && a[same] == b[same]) ++same;
+  return same;
 }
 
 }  // namespace
@@ -185,7 +200,7 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
   // Begin where the texts differ, or at the number that they have in common there.
   std::string_view left = a;
   std::string_view right = b;
-  auto same = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  std::size_t same = common_prefix(a, b);
   while (same > 0 && is_digit(a[same - 1])) --same;
   left.remove_prefix(same);
   right.remove_prefix(same);
@@ -210,12 +225,18 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b) {
 
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
+  const std::size_t same = common_prefix(a, b);
+  a.remove_prefix(same);
+  b.remove_prefix(same);
   std::vector<std::size_t> row(b.size() + 1);  // from the prefix of `a` to each prefix of `b`
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    std::size_t least = row[0];
-    for (std::size_t j = 1; j <= b.size(); ++j) {
+    // Prefixes whose lengths differ by more than `most` need more edits than that.
+    const std::size_t first = i > most ? i - most : 1;
+    const std::size_t last = std::min(b.size(), i + most);
+    std::size_t diagonal = std::exchange(row[first - 1], first == 1 ? i : most + 1);
+    std::size_t least = row[first - 1];
+    for (std::size_t j = first; j <= last; ++j) {
       const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
       diagonal = row[j];
       row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});

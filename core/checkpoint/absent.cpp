@@ -91,7 +91,10 @@ std::string found_in(const fs::path& directory, const std::vector<std::string>& 
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
     return "it has " + listed(files) + "; stfs reads safetensors";
   }
-  const auto is_model = [&](const std::string& name) { return holds_checkpoint(directory / name); };
+  constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls
+  const auto is_model = [&](const std::string& name) {
+    return names.size() <= kFew && holds_checkpoint(directory / name);
+  };
   if (const auto directories = those(is_model); !directories.empty()) {
     return "it has one in " + listed(directories) + ": name that directory";
   }

@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <utility>
@@ -62,21 +64,17 @@ void write_origin(const Origin& origin, TextWriter& out) {
   }
 }
 
-std::optional<unsigned> hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  return std::nullopt;
-}
-
+// "" for what is no text of hexadecimal digits.
 std::string unhex(const std::string& hex) {
   std::string text;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    const auto high = hex_digit(hex[i]);
-    const auto low = hex_digit(hex[i + 1]);
-    if (!high || !low) return "";
-    text += static_cast<char>(*high * 16 + *low);
+  for (std::size_t i = 0; i < hex.size(); i += 2) {
+    unsigned byte = 0;
+    const char* const first = hex.data() + i;
+    if (i + 2 > hex.size() || std::from_chars(first, first + 2, byte, 16).ptr != first + 2)
+      return "";
+    text += static_cast<char>(byte);
   }
-  return hex.size() % 2 == 0 ? text : "";
+  return text;
 }
 
 bool is_path(const std::string& text) {
@@ -249,6 +247,12 @@ std::string version_of(const Checkpoint& checkpoint) {
     add({"\0", 1});
     add(part.source->version().token);
     add("\n");
+    if (part.is_whole) continue;
+    // An index, which may be rewritten, chose among the tensors of the file.
+    for (const std::uint32_t number : part.header.by_name) {
+      add(part.header.name(part.header.tensors[number]));
+      add({"\0", 1});
+    }
   }
   return hash.hex();
 }
@@ -268,6 +272,11 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
   }
   if (system.f_type != FUSE_SUPER_MAGIC) return std::nullopt;
   const std::string path = absolute_path(source);
+  // The working directory can lie in a mount that another one covers.
+  if (struct stat at_path{};
+      ::stat(path.c_str(), &at_path) != 0 || at_path.st_dev != status.st_dev) {
+    refuse(source, "another file system is mounted over it: enter its directory again");
+  }
   const std::string root = mountpoint_of(path);
   const std::optional<std::string> json = mount_attribute(root);
   if (!json) return std::nullopt;

@@ -45,7 +45,8 @@ std::string mount_json(const Checkpoint& checkpoint, bool allow_missing);
 // mean something else by it.
 std::optional<MountContent> parse_mount_json(std::string_view json);
 
-// SHA-256 in hex over the paths and version tokens of all parts, in their order.
+// SHA-256 in hex over the paths and version tokens of all parts, in their order, and over the names
+// of the tensors of a part that is not whole.
 std::string version_of(const Checkpoint& checkpoint);
 
 // A path in a mount of stfs.

@@ -65,8 +65,9 @@ bool is_onnx(std::string_view first) {
 }
 
 bool is_text(std::string_view first) {
-  const std::string_view whole =
-      first.substr(0, utf8_floor(first, first.size() - std::min<std::size_t>(first.size(), 4)));
+  // The limit may cut the last character.
+  const std::string_view whole = first.substr(
+      0, first.size() < kGuessBytes ? first.size() : utf8_floor(first, kGuessBytes - 1));
   return is_utf8(whole) && std::ranges::none_of(first, [](char c) {
            const auto byte = static_cast<unsigned char>(c);
            return (byte < ' ' && kWhiteSpace.find(c) == std::string_view::npos) || byte == 0x7F;

@@ -295,7 +295,8 @@ TEST_F(MountAsSource, OfAnotherUserWithoutRightsToItsSourceNamesTheMergedFile) {
   if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
 
   const std::string merged = mount / ".stfs/merged.safetensors";
-  expect_one_line(as_nobody(mount.path()), 3, "Permission denied; name " + merged);
+  expect_one_line(as_nobody(mount.path()), 3,
+                  "may not enter one of its directories; name " + merged);
   EXPECT_EQ(as_nobody(merged).status, 0);
 }
 
@@ -372,6 +373,23 @@ TEST_F(MountAsSource, ABindMountOfItIsTheMount) {
   EXPECT_EQ(names(bound), names(source_));
   EXPECT_EQ(names(bound / "layers%2F0").size(), 2u);
   EXPECT_EQ(run({"umount", bound}).status, 0);
+}
+
+TEST_F(MountAsSource, OneThatAnotherCoversIsNotTakenForThatOne) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a bind mount needs root";
+  write_safetensors(dir_ / "other", {random_tensor("z", "U8", {1})});
+  const Mounted mount({source_});
+  const Mounted other({dir_ / "other"});
+  const std::string cover =
+      "mount --bind '" + other.path().string() + "' '" + mount.path().string() + "' || exit 77; ";
+
+  const Outcome list =
+      run({"sh", "-c",
+           "cd '" + mount.path().string() + "'; " + cover + STFS_INFO_BINARY +
+               " list .; status=$?; umount '" + mount.path().string() + "'; exit $status"});
+
+  if (list.status == 77) GTEST_SKIP() << "no bind mounts";
+  expect_one_line(list, 3, "another file system is mounted over it");
 }
 
 TEST_F(MountAsSource, AnotherMountOnADirectoryOfItIsNoPartOfIt) {

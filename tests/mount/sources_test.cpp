@@ -117,6 +117,9 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   fs::create_directories(dir_ / "pipeline/unet");
   write_file(dir_ / "pipeline/unet/diffusion_pytorch_model.safetensors", "");
   expect_refused(mount({dir_ / "pipeline"}), 3, {"it has one in \"unet\""});
+  // A directory of that many entries holds other things, and a search would take long.
+  for (int i = 0; i < 1000; ++i) write_file(dir_ / ("pipeline/" + std::to_string(i)), "");
+  expect_refused(mount({dir_ / "pipeline"}), 3, {"no index in this directory\n"});
   fs::create_directories(dir_ / "models--a--b/snapshots/0a1b");
   fs::create_directory(dir_ / "models--a--b/blobs");
   expect_refused(mount({dir_ / "models--a--b"}), 3, {"the cache of a Hub", "snapshots/0a1b"});
@@ -434,9 +437,11 @@ TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
       {"", "HeaderTooSmall", {"the file is empty", "download"}},
       {"gone\n", "HeaderTooSmall", {"is text: gone"}},
       {"\1\2\3", "HeaderTooSmall", {"3 bytes", "truncated?", "download it again"}},
+      {"\xff\xfe", "HeaderTooSmall", {"header: the file has 2 bytes", "truncated?"}},
       {std::string(10'000, '\0'), "InvalidHeaderDeserialization", {"begins with zeros"}},
       {"Entry not found\x1b[31m", "HeaderTooLarge", {"not a safetensors file"}},
       {"Eintrag nicht gefunden: größer", "HeaderTooLarge", {"is text: Eintrag"}},
+      {std::string(4093, 'x') + "🦙", "HeaderTooLarge", {"is text: xxx"}},
       {std::string(50, '\xc8'), "HeaderTooLarge", {": not a safetensors file"}},
   };
   const std::filesystem::path source = dir_ / "model.safetensors";

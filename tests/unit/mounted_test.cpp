@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,24 @@ TEST(MountJson, HasAnotherVersionForOtherBytesOtherPathsAndAnotherOrder) {
   EXPECT_NE(version({dir / "a"}), before);
   write_safetensors(dir / "b", {random_tensor("b", "U8", {5})});
   EXPECT_NE(version({dir / "a", dir / "b"}), before);
+}
+
+TEST(MountJson, HasAnotherVersionForOtherTensorsOfTheSameFile) {
+  const TempDir dir;
+  write_safetensors(dir / "1.safetensors",
+                    {random_tensor("a", "U8", {4}), random_tensor("b", "U8", {4}),
+                     random_tensor("c", "U8", {4})});
+  const auto version = [&](const std::map<std::string, std::string>& map) {
+    write_index(dir / "model.safetensors.index.json", map);
+    return version_of(Checkpoint(std::vector<std::string>{dir.path().string()}));
+  };
+  const std::string all =
+      version({{"a", "1.safetensors"}, {"b", "1.safetensors"}, {"c", "1.safetensors"}});
+  const std::string two = version({{"a", "1.safetensors"}, {"b", "1.safetensors"}});
+
+  EXPECT_NE(two, all);
+  EXPECT_NE(version({{"a", "1.safetensors"}, {"c", "1.safetensors"}}), two);
+  EXPECT_EQ(version({{"a", "1.safetensors"}, {"b", "1.safetensors"}}), two);
 }
 
 TEST(MountJson, ParsesAPartOfAMount) {

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -197,6 +199,39 @@ TEST(NaturalOrder, ComparesDigitsAsNumbers) {
   EXPECT_TRUE(natural_order("a02", "a2b") < 0);
   EXPECT_TRUE(natural_order("18446744073709551615x", "18446744073709551616x") < 0);
   EXPECT_TRUE(natural_order("x", "x") == 0);
+}
+
+// The whole table of Wagner and Fischer, as a reference.
+std::size_t slow_edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> table(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        table[i][j] = i + j;
+      } else {
+        table[i][j] = std::min({table[i - 1][j] + 1, table[i][j - 1] + 1,
+                                table[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      }
+    }
+  }
+  return table[a.size()][b.size()];
+}
+
+TEST(EditDistance, IsThatOfTheWholeTableUpToAMost) {
+  std::mt19937 random(7);
+  const auto text = [&] {
+    std::string word;
+    while (random() % 9 != 0) word += static_cast<char>('a' + random() % 3);
+    return word;
+  };
+  for (int i = 0; i < 5000; ++i) {
+    const std::string a = text();
+    const std::string b = i % 2 == 0 ? text() : text() + a + text();
+    for (std::size_t most = 0; most < 5; ++most) {
+      EXPECT_EQ(edit_distance(a, b, most), std::min(slow_edit_distance(a, b), most + 1))
+          << a << " " << b << " " << most;
+    }
+  }
 }
 
 }  // namespace
