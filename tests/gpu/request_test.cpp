@@ -205,6 +205,20 @@ TEST_F(GpuRequest, ADirectoryOfAMountIsTheTensorsBelowItAndAViewShowsThemInItsFo
                   "/link/mount: a symbolic link to a directory: name the directory itself");
 }
 
+TEST_F(GpuRequest, OfAMountWithAReplacedSourceTheOtherSourcesCanBeLoaded) {
+  write_safetensors(file("one.safetensors"), {random_tensor("one/w", "BF16", {8}, 1)});
+  write_safetensors(file("two.safetensors"), {random_tensor("two/w", "BF16", {8}, 2)});
+  const Mounted mount({file("one.safetensors").string(), file("two.safetensors").string()});
+  write_safetensors(file("new"), {random_tensor("two/w", "BF16", {8}, 3)});
+  std::filesystem::rename(file("new"), file("two.safetensors"));
+
+  EXPECT_EQ(load_json({mount / "one"})["tensors"].size(), 1u);
+
+  for (const std::string& changed : {std::string(mount / "two"), mount.path().string()}) {
+    expect_one_line(load({changed}), 3, "/two.safetensors: is another version than the one");
+  }
+}
+
 TEST_F(GpuRequest, EvictTakesWhatLsPrints) {
   const std::string source = model();
   for (const Arguments& part :

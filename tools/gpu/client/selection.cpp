@@ -280,9 +280,16 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
-  // Walking a mount takes several system calls a tensor.
-  const bool is_in_mount = !root_of_view(absolute) && find_mounted(absolute);
-  if (is_in_mount || holds_checkpoint(absolute)) return add_checkpoint(path, options, items);
+  if (!root_of_view(absolute) && find_mounted(absolute)) {
+    try {
+      return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
+    } catch (const Error& error) {
+      // The tensors below may be of a source that is as it was: the walk finds out.
+      if (error.code() != ErrorCode::kUnreadable) throw;
+    }
+  } else if (holds_checkpoint(absolute)) {
+    return add_checkpoint(path, options, items);
+  }
   options.is_one_of_many = true;
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
@@ -370,7 +377,7 @@ const Checkpoint& Selection::open(const std::string& source) {
       const std::string path = part.source->path();
       open_.erase(absolute);
       refuse(path, "a mount makes this file, and its version is not known: name the mount, " +
-                       printable(*root) + ", which must show its sources as they are now");
+                       printable(*root) + ", or a copy of the file");
     }
   }
   return *known.checkpoint;
