@@ -194,8 +194,8 @@ class Progress {
 
 // The tensors that evict, pin and unpin select. A label selects every resident version of a tensor,
 // so an unreadable source does not matter: the argument is then the label. It is also the label
-// where a resident tensor has it.
-ResidentFilter filter_of(const GpuArguments& arguments, std::span<const Resident> tensors) {
+// where a part or a converted tensor has it.
+ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& client) {
   ResidentFilter filter;
   if (!arguments.device.empty()) filter.device_uuid = find_device(arguments.device).uuid;
   filter.all = arguments.all;
@@ -205,12 +205,17 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::span<const Resident
   const bool has_options = arguments.selection.as || arguments.selection.shard;
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
-  std::set<std::string_view> labels;
-  for (const Resident& tensor : tensors) labels.insert(tensor.label);
+  const auto may_be_label = [&](const std::string& tensor) {
+    return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos);
+  };
+  std::set<std::string> labels;
+  if (client && std::ranges::any_of(arguments.tensors, may_be_label)) {
+    for (const Resident& tensor : client->list()) labels.insert(tensor.label);
+  }
   Selection selection;
   std::vector<Item> items;
   for (const std::string& tensor : arguments.tensors) {
-    if (!has_options && labels.contains(tensor)) {
+    if (labels.contains(tensor)) {
       filter.labels.push_back(tensor);
       continue;
     }
@@ -235,8 +240,7 @@ std::optional<Client> running_holder() { return Client::connect(""); }
 
 int set_pinned(const GpuArguments& arguments, bool pinned) {
   std::optional<Client> client = running_holder();
-  const ResidentFilter filter =
-      filter_of(arguments, client && !arguments.all ? client->list() : std::vector<Resident>());
+  const ResidentFilter filter = filter_of(arguments, client);
   const std::uint64_t count = client ? client->pin(filter, pinned) : 0;
   if (count == 0 && !arguments.all) not_resident();
   if (arguments.json) {
@@ -436,8 +440,7 @@ int get(const GpuArguments& arguments) {
 
 int evict(const GpuArguments& arguments) {
   std::optional<Client> client = running_holder();
-  const ResidentFilter filter =
-      filter_of(arguments, client && !arguments.all ? client->list() : std::vector<Resident>());
+  const ResidentFilter filter = filter_of(arguments, client);
   const Evicted evicted = client ? client->evict(filter, arguments.force) : Evicted{};
   if (evicted.count == 0 && evicted.pinned > 0) {
     throw Error(ErrorCode::kDeviceFailed, "",
