@@ -367,6 +367,35 @@ TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {
   stfs_gpu_release(before);
 }
 
+TEST_F(LibraryHolder, AnotherMountAtThePathIsAnotherSource) {
+  const std::string mountpoint = dir_ / "mount";
+  std::filesystem::create_directory(mountpoint);
+  const Tensor other = random_tensor("a.w", "F32", {4, 6}, 9);
+  write_safetensors(dir_ / "other.safetensors", {other});
+  for (const auto& [path, bytes] :
+       {std::pair{source(), tensors_[0].bytes},
+        std::pair{std::string(dir_ / "other.safetensors"), other.bytes}}) {
+    ASSERT_EQ(run({STFS_BINARY, path, mountpoint}).status, 0);
+    const int status = acquire({mountpoint + "::a.w"}, loading());
+    EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint}).status, 0);
+    ASSERT_EQ(status, STFS_GPU_OK) << stfs_gpu_last_error();
+    EXPECT_EQ(bytes_of(acquired_, 0), bytes);
+  }
+}
+
+TEST_F(LibraryHolder, AnotherFileInTheDirectoryMayBeItsCheckpoint) {
+  const std::filesystem::path directory = dir_ / "d";
+  std::filesystem::create_directory(directory);
+  std::filesystem::copy(source(), directory / "other.safetensors");
+  ASSERT_EQ(acquire({directory.string() + "::a.w"}, loading()), STFS_GPU_OK);
+  const Tensor changed = random_tensor("a.w", "F32", {4, 6}, 9);
+  write_safetensors(directory / "model.safetensors", {changed});
+
+  ASSERT_EQ(acquire({directory.string() + "::a.w"}, loading()), STFS_GPU_OK);
+
+  EXPECT_EQ(bytes_of(acquired_, 0), changed.bytes);
+}
+
 TEST_F(LibraryHolder, ManyThreadsAcquireAndReleaseOnOneConnection) {
   std::atomic<int> failures = 0;
   std::vector<std::thread> threads;

@@ -169,6 +169,103 @@ TEST_F(GpuRequest, WhatIsNeitherInAMountNorACheckpointIsAnErrorThatSaysWhatCanBe
   expect_one_line(load({model() + "::layers.9.*"}), 2, "matches no tensor");
 }
 
+// Two mounts one after the other can have one device number, and these files one inode, size and
+// time: nothing tells their bytes apart.
+TEST_F(GpuRequest, AFileThatAMountMakesIsNoSourceAndTheErrorNamesTheMount) {
+  const Mounted mount({model()});
+  const std::string merged = mount / ".stfs/merged.safetensors";
+  const std::string rule = "name the mount, " + mount.path().string();
+  expect_one_line(load({merged}), 2, rule);
+  expect_one_line(load({merged + "::model.norm"}), 2, rule);
+  expect_one_line(load({mount / ".stfs/subset/model.*.safetensors"}), 2, rule);
+  expect_one_line(load({mount / ".stfs/safetensors/model.norm.safetensors::model.norm"}), 2, rule);
+  const Mounted outer({merged});
+  expect_one_line(load({outer.path().string()}), 2, rule);
+  expect_one_line(load({outer / "model.norm"}), 2, rule);
+
+  const json one = load_json({mount / ".stfs/safetensors/model.norm.safetensors"});
+
+  EXPECT_EQ(one["tensors"][0]["label"], file("m.safetensors").string() + "::model.norm");
+}
+
+TEST_F(GpuRequest, ADirectoryOfAMountIsTheTensorsBelowItAndAViewShowsThemInItsForm) {
+  write_safetensors(
+      file("m.safetensors"),
+      {random_tensor("layers/0/w", "BF16", {8}, 1), random_tensor("layers/0/b", "BF16", {8}, 2),
+       random_tensor("layers/01", "BF16", {8}, 3), random_tensor("x", "I8", {8}, 4)});
+  const Mounted mount({file("m.safetensors").string()});
+  EXPECT_EQ(load_json({mount / "layers/0"})["tensors"].size(), 2u);
+  EXPECT_EQ(load_json({mount / "layers"})["tensors"].size(), 3u);
+  EXPECT_EQ(load_json({mount / ".stfs/f32/layers/0"})["tensors"][0]["dtype"], "F32");
+  EXPECT_EQ(gpu(words("plan", {"."}), {.directory = mount / "layers/0"}).status, 0);
+  std::filesystem::create_directories(file("link"));
+  std::filesystem::create_directory_symlink(mount.path(), file("link") / "mount");
+  EXPECT_EQ(load_json({(file("link") / "mount").string()})["tensors"].size(), 4u);
+  expect_one_line(load({file("link").string()}), 2,
+                  "/link/mount: a symbolic link to a directory: name the directory itself");
+}
+
+TEST_F(GpuRequest, OfAMountWithAReplacedSourceTheOtherSourcesCanBeLoaded) {
+  write_safetensors(file("one.safetensors"), {random_tensor("one/w", "BF16", {8}, 1)});
+  write_safetensors(file("two.safetensors"), {random_tensor("two/w", "BF16", {8}, 2)});
+  const Mounted mount({file("one.safetensors").string(), file("two.safetensors").string()});
+  write_safetensors(file("new"), {random_tensor("two/w", "BF16", {8}, 3)});
+  std::filesystem::rename(file("new"), file("two.safetensors"));
+
+  EXPECT_EQ(load_json({mount / "one"})["tensors"].size(), 1u);
+
+  for (const std::string& changed : {std::string(mount / "two"), mount.path().string()}) {
+    expect_one_line(load({changed}), 3, "/two.safetensors: is another version than the one");
+  }
+}
+
+TEST_F(GpuRequest, EvictTakesWhatLsPrints) {
+  const std::string source = model();
+  for (const Arguments& part :
+       {Arguments{"--shard", "0/2@1", source + "::lm_head.weight"},
+        Arguments{"--as", "f16", source + "::model.norm"}, Arguments{source + "::model.norm"}}) {
+    ASSERT_EQ(load(part).status, 0);
+  }
+  for (const json& row : gpu_json({"ls"})) {
+    EXPECT_EQ(gpu({"evict", row["label"].get<std::string>()}).out, "evicted 1 tensor\n") << row;
+  }
+}
+
+TEST_F(GpuRequest, AShardThatNoTensorHasEvictsNothing) {
+  const std::string source = model();
+  ASSERT_EQ(load({source}).status, 0);
+  expect_one_line(gpu({"evict", "--shard", "0/2@7", source}), 2, "no tensor has a dimension 7");
+  expect_one_line(gpu({"pin", "--as", "f16", source + "::pos*"}), 2, "no tensor can be converted");
+  EXPECT_EQ(resident().size(), 3u);
+}
+
+TEST_F(GpuRequest, ATensorThatIsNamedTwiceIsCountedOnce) {
+  const std::string source = model();
+  const Mounted mount({source});
+  const Arguments twice{"--shard", "0/8@1", source, mount.path().string(), mount / "model.norm"};
+
+  const Outcome plan = gpu(words("plan", twice));
+  const Outcome loaded = load(twice);
+
+  EXPECT_EQ(std::ranges::count(plan.out, '\n'), 6) << plan.out;
+  EXPECT_NE(loaded.out.find("resident  3 tensors, 32 B; "), std::string::npos) << loaded.out;
+  EXPECT_NE(loaded.out.find("except    1 replicated"), std::string::npos) << loaded.out;
+  EXPECT_EQ(gpu_json(words("get", twice)).size(), 3u);
+}
+
+TEST_F(GpuRequest, WhatCannotBeReachedIsToldByItsReason) {
+  expect_one_line(load({"hf://org/name"}), 3, "local files only");
+  expect_one_line(load({"https://host/m.safetensors::w"}), 3, "local files only");
+  std::filesystem::create_directory(file("hub"));
+  std::filesystem::create_symlink("/no/blob", file("hub") / "model.safetensors");
+  expect_one_line(load({file("hub").string()}), 3, "a symbolic link to \"/no/blob\"");
+  expect_one_line(load({(file("m.safetensors") / "w").string()}), 3, "no such file");
+  Mounted mount({model()});
+  mount.kill_daemon();
+  expect_one_line(load({mount.path().string()}), 3, "unmount it");
+  expect_one_line(load({mount.path().string() + "::model.norm"}), 3, "unmount it");
+}
+
 TEST_F(GpuRequest, LsNamesTheDeviceAsTheUserDoesAndCountsAsPeopleDo) {
   write_safetensors(file("m.safetensors"), {random_tensor("layers.10.w", "U8", {10}, 1),
                                             random_tensor("layers.2.w", "BF16", {700}, 2)});

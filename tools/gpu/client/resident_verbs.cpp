@@ -12,20 +12,18 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 namespace stfs::gpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::vector<Item> select(const GpuArguments& arguments) {
-  return Selection().resolve_all(arguments.tensors, arguments.selection);
-}
 
 std::string tensors_text(std::uint64_t count) {
   return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
@@ -132,13 +130,12 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
   if (has_types) columns.insert(columns.end(), {{.heading = "DTYPE"}, {.heading = "SHAPE"}});
   if (has_exceptions) columns.push_back({.heading = "EXCEPT", .least = 5});
   columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
-  std::vector<const Item*> ordered;
-  for (const Item& item : items) ordered.push_back(&item);
-  std::ranges::stable_sort(ordered, [](const Item* a, const Item* b) {
-    return natural_order(a->label(), b->label()) < 0;
-  });
+  std::vector<std::pair<std::string, const Item*>> ordered;  // with their labels
+  for (const Item& item : items) ordered.emplace_back(item.label(), &item);
+  std::ranges::stable_sort(
+      ordered, [](const auto& a, const auto& b) { return natural_order(a.first, b.first) < 0; });
   std::vector<std::vector<std::string>> rows;
-  for (const Item* item : ordered) {
+  for (const auto& [label, item] : ordered) {
     std::vector<std::string>& row = rows.emplace_back();
     row = {resident.contains(item->key()) ? "resident" : "copy", human_bytes(item->bytes())};
     if (has_types) {
@@ -147,7 +144,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
     // In a pipe every column has a word.
     const std::string exception = has_exceptions ? exception_of(*item, options) : "";
     if (has_exceptions) row.push_back(exception.empty() ? "-" : exception);
-    row.push_back(printable(item->label()));
+    row.push_back(printable(label));
   }
   print_table(terminal, std::move(columns), std::move(rows), terminal.is_terminal);
 }
@@ -196,27 +193,41 @@ class Progress {
 };
 
 // The tensors that evict, pin and unpin select. A label selects every resident version of a tensor,
-// so an unreadable source does not matter: the argument is then the label.
-ResidentFilter filter_of(const GpuArguments& arguments) {
+// so an unreadable source does not matter: the argument is then the label. It is also the label
+// where a part or a converted tensor has it.
+ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& client) {
   ResidentFilter filter;
   if (!arguments.device.empty()) filter.device_uuid = find_device(arguments.device).uuid;
   filter.all = arguments.all;
   if (arguments.all != arguments.tensors.empty()) {
     throw Error(ErrorCode::kUsage, "", "give either tensors or --all");
   }
-  Selection selection;
+  const bool has_options = arguments.selection.as || arguments.selection.shard;
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
+  const auto may_be_label = [&](const std::string& tensor) {
+    return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos);
+  };
+  std::set<std::string> labels;
+  if (client && std::ranges::any_of(arguments.tensors, may_be_label)) {
+    for (const Resident& tensor : client->list()) labels.insert(tensor.label);
+  }
+  Selection selection;
+  std::vector<Item> items;
   for (const std::string& tensor : arguments.tensors) {
+    if (labels.contains(tensor)) {
+      filter.labels.push_back(tensor);
+      continue;
+    }
     try {
-      for (const Item& item : selection.resolve(tensor, options)) {
-        filter.labels.push_back(item.label());
-      }
+      std::ranges::move(selection.resolve(tensor, options), std::back_inserter(items));
     } catch (const Error& error) {
       if (exit_status(error.code()) == exit_status(ErrorCode::kUsage)) throw;
       filter.labels.push_back(tensor);
     }
   }
+  check_options(items, options);
+  for (const Item& item : items) filter.labels.push_back(item.label());
   return filter;
 }
 
@@ -228,8 +239,8 @@ ResidentFilter filter_of(const GpuArguments& arguments) {
 std::optional<Client> running_holder() { return Client::connect(""); }
 
 int set_pinned(const GpuArguments& arguments, bool pinned) {
-  const ResidentFilter filter = filter_of(arguments);
   std::optional<Client> client = running_holder();
+  const ResidentFilter filter = filter_of(arguments, client);
   const std::uint64_t count = client ? client->pin(filter, pinned) : 0;
   if (count == 0 && !arguments.all) not_resident();
   if (arguments.json) {
@@ -244,7 +255,7 @@ int set_pinned(const GpuArguments& arguments, bool pinned) {
 
 int plan(const GpuArguments& arguments) {
   const DeviceInfo device = open_device(find_device(arguments.device))->info();
-  const std::vector<Item> items = select(arguments);
+  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
   std::set<std::string> resident;
   if (std::optional<Client> client = running_holder()) {
     for (const Resident& tensor : client->list()) {
@@ -253,9 +264,8 @@ int plan(const GpuArguments& arguments) {
   }
   std::vector<std::uint64_t> sizes;
   std::uint64_t bytes = 0;
-  std::set<std::string> planned = resident;
   for (const Item& item : items) {
-    if (!planned.insert(item.key()).second) continue;
+    if (resident.contains(item.key())) continue;
     sizes.push_back(item.bytes());
     bytes = sum_or_most(bytes, item.bytes());
   }
@@ -295,7 +305,7 @@ int plan(const GpuArguments& arguments) {
 int load(const GpuArguments& arguments) {
   if (arguments.dry_run) return plan(arguments);
   const DeviceInfo device = find_device(arguments.device);
-  const std::vector<Item> items = select(arguments);
+  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
   LoadRequest request;
   request.verify = arguments.verify;
   request.pin = arguments.pin;
@@ -389,7 +399,7 @@ int list_resident(const GpuArguments& arguments) {
 
 int get(const GpuArguments& arguments) {
   const DeviceInfo device = find_device(arguments.device);
-  const std::vector<Item> items = select(arguments);
+  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
   std::optional<Client> client = running_holder();
   if (!client) {
     throw Error(ErrorCode::kDeviceFailed, "",
@@ -429,8 +439,8 @@ int get(const GpuArguments& arguments) {
 }
 
 int evict(const GpuArguments& arguments) {
-  const ResidentFilter filter = filter_of(arguments);
   std::optional<Client> client = running_holder();
+  const ResidentFilter filter = filter_of(arguments, client);
   const Evicted evicted = client ? client->evict(filter, arguments.force) : Evicted{};
   if (evicted.count == 0 && evicted.pinned > 0) {
     throw Error(ErrorCode::kDeviceFailed, "",

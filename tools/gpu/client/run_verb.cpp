@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,12 +53,7 @@ int run(const GpuArguments& arguments) {
   const rlimit raised{before.rlim_max, before.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &raised);
 
-  Selection selection;
-  std::vector<Item> items;
-  std::map<std::string, std::size_t> by_key;
-  for (Item& item : selection.resolve_all(arguments.tensors, arguments.selection)) {
-    if (by_key.emplace(item.key(), items.size()).second) items.push_back(std::move(item));
-  }
+  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
   for (const std::string& line : exceptions(items, arguments.selection)) {
     std::fprintf(stderr, "stfs-gpu: %s\n", line.c_str());
   }

@@ -3,6 +3,8 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/absent.h"
+#include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
 #include "tools/gpu/device/narrowing.h"
 
@@ -39,6 +41,22 @@ bool exists(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0;
 }
 
+// The root of the mount of a path in its control directory, where tensors have other forms; nullopt
+// for any other path. The path is absolute and without symbolic links.
+std::optional<std::string> root_of_view(const std::string& path) {
+  const std::size_t at = (path + "/").rfind("/.stfs/");
+  if (at == std::string::npos) return std::nullopt;
+  std::string root = path.substr(0, at);
+  return find_mounted(root) ? std::optional(std::move(root)) : std::nullopt;
+}
+
+// What differs after a directory or a file has changed.
+std::string stamp_of(const std::string& path) {
+  const struct stat status = status_of(path);
+  return std::to_string(status.st_ino) + "-" + std::to_string(status.st_mtim.tv_sec) + "." +
+         std::to_string(status.st_mtim.tv_nsec);
+}
+
 // Takes a whole number off the front of `text`.
 bool take_number(std::string_view& text, std::uint64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -65,8 +83,24 @@ bool holds_checkpoint(const std::string& directory) {
     if (!is_checkpoint_name(name)) return false;
     const fs::path path = fs::path(directory) / name;
     std::error_code error;
-    return fs::is_regular_file(path, error) && !extended_attribute(path, "user.stfs.name");
+    const fs::file_type type = fs::status(path, error).type();
+    if (type == fs::file_type::not_found) return true;  // a link, which loading explains
+    return type == fs::file_type::regular && !extended_attribute(path, "user.stfs.name");
   });
+}
+
+// Of an argument that is no path, names no source and matches nothing.
+[[noreturn]] void refuse_absent(const std::string& argument) {
+  refuse_remote(argument);
+  for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
+    static_cast<void>(find_mounted(source));  // throws for a mount that cannot be read
+    struct stat status {};
+    if (::stat(source.c_str(), &status) != 0 && errno != ENOENT && errno != ENOTDIR) {
+      throw_unreadable(source, errno);
+    }
+  }
+  throw Error(ErrorCode::kUnreadable, argument,
+              "no such file, and no source before a \"::\": " + std::string(kForms));
 }
 
 // The slice that is the part of a shard in `slice`; `slice` itself for one of many tensors that has
@@ -142,13 +176,7 @@ std::vector<std::string> exceptions(std::span<const Item> items, const Selection
   return lines;
 }
 
-std::vector<Item> Selection::resolve_all(std::span<const std::string> arguments,
-                                         SelectionOptions options) {
-  options.is_one_of_many = options.is_one_of_many || arguments.size() > 1;
-  std::vector<Item> items;
-  for (const std::string& argument : arguments) {
-    std::ranges::move(resolve(argument, options), std::back_inserter(items));
-  }
+void check_options(std::span<const Item> items, const SelectionOptions& options) {
   const auto apply_to_none = [&](bool (*is_exception)(const Item&, const SelectionOptions&)) {
     return !items.empty() && std::ranges::all_of(items, [&](const Item& item) {
       return is_exception(item, options);
@@ -161,6 +189,26 @@ std::vector<Item> Selection::resolve_all(std::span<const std::string> arguments,
   if (apply_to_none(is_unconverted)) {
     refuse("", "no tensor can be converted to " + std::string(dtype_name(*options.as)) +
                    ": none is of a floating type");
+  }
+}
+
+std::vector<Item> Selection::resolve_all(std::span<const std::string> arguments,
+                                         SelectionOptions options) {
+  options.is_one_of_many = options.is_one_of_many || arguments.size() > 1;
+  std::vector<Item> items;
+  for (const std::string& argument : arguments) {
+    std::ranges::move(resolve(argument, options), std::back_inserter(items));
+  }
+  check_options(items, options);
+  return items;
+}
+
+std::vector<Item> Selection::resolve_once(std::span<const std::string> arguments,
+                                          const SelectionOptions& options) {
+  std::vector<Item> items;
+  std::set<std::string> keys;
+  for (Item& item : resolve_all(arguments, options)) {
+    if (keys.insert(item.key()).second) items.push_back(std::move(item));
   }
   return items;
 }
@@ -177,10 +225,7 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
     std::vector<std::string> paths;
     if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
-    if (paths.empty()) {
-      throw Error(ErrorCode::kUnreadable, argument,
-                  "no such file, and no source before a \"::\": " + std::string(kForms));
-    }
+    if (paths.empty()) refuse_absent(argument);
     options.is_one_of_many = true;
     for (const std::string& path : paths) add_path(path, options, items);
   }
@@ -235,7 +280,16 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }
   }
-  if (holds_checkpoint(absolute)) return add_checkpoint(path, options, items);
+  if (!root_of_view(absolute) && find_mounted(absolute)) {
+    try {
+      return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
+    } catch (const Error& error) {
+      // The tensors below may be of a source that is as it was: the walk finds out.
+      if (error.code() != ErrorCode::kUnreadable) throw;
+    }
+  } else if (holds_checkpoint(absolute)) {
+    return add_checkpoint(path, options, items);
+  }
   options.is_one_of_many = true;
   std::error_code error;
   for (fs::recursive_directory_iterator at(absolute, error), end; at != end && !error;
@@ -249,6 +303,9 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
     const fs::file_type type = at->status(cause).type();
     if (type == fs::file_type::none) {
       throw_errno(ErrorCode::kUnreadable, at->path().string(), "", cause.value());
+    }
+    if (type == fs::file_type::directory && at->is_symlink()) {
+      refuse(at->path().string(), "a symbolic link to a directory: name the directory itself");
     }
     if (type == fs::file_type::regular && !add_file(at->path().string(), options, items)) {
       refuse(at->path().string(), "not a tensor in a mount of stfs: " + std::string(kForms));
@@ -303,12 +360,27 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 }
 
 const Checkpoint& Selection::open(const std::string& source) {
-  std::unique_ptr<const Checkpoint>& checkpoint = open_[absolute_path(source)];
+  const std::optional<MountedPath> mounted = find_mounted(source);
+  const std::string absolute = absolute_path(source);
+  // A mount at the same path, a directory or an index may mean other files than before.
+  const std::string version = mounted ? mounted->version : stamp_of(absolute);
+  Opened& known = open_[absolute];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
-  if (!checkpoint || !std::ranges::all_of(checkpoint->parts(), is_current)) {
-    checkpoint = std::make_unique<const Checkpoint>(std::span(&source, 1));
+  if (known.checkpoint && known.version == version &&
+      std::ranges::all_of(known.checkpoint->parts(), is_current)) {
+    return *known.checkpoint;
   }
-  return *checkpoint;
+  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1))};
+  for (const Part& part : known.checkpoint->parts()) {
+    // Its inode and times are the same in the next mount at this path, with other bytes.
+    if (const auto root = root_of_view(part.source->path())) {
+      const std::string path = part.source->path();
+      open_.erase(absolute);
+      refuse(path, "a mount makes this file, and its version is not known: name the mount, " +
+                       printable(*root) + ", or a copy of the file");
+    }
+  }
+  return *known.checkpoint;
 }
 
 }  // namespace stfs::gpu

@@ -45,18 +45,24 @@ bool is_replicated(const Item& item, const SelectionOptions& options);
 bool is_unconverted(const Item& item, const SelectionOptions& options);
 // Lines that count them: "12 replicated: no dimension 1", "1 unconverted: I64".
 std::vector<std::string> exceptions(std::span<const Item> items, const SelectionOptions& options);
+// Throws Error kUsage when an option applies to none of the items.
+void check_options(std::span<const Item> items, const SelectionOptions& options);
 
 // Checkpoints that were looked into stay open, so that the next name costs nothing.
 // Thread safety: one call at a time.
 class Selection {
  public:
   // The items that the arguments of one request name, in their order. Throws Error as resolve(),
-  // and kUsage when an option applies to none of them.
+  // and as check_options().
   std::vector<Item> resolve_all(std::span<const std::string> arguments, SelectionOptions options);
 
+  // The same without items that are equal to an earlier one.
+  std::vector<Item> resolve_once(std::span<const std::string> arguments,
+                                 const SelectionOptions& options);
+
   // The items that an argument names, at least one. A directory, a checkpoint and a glob name many.
-  // Throws Error: kUsage for a name of nothing, kUnreadable when the source is not the version that
-  // was mounted, and what Checkpoint throws.
+  // Throws Error: kUsage for a name of nothing and for a file that a mount makes, kUnreadable when
+  // the source is not the version that was mounted, and what Checkpoint throws.
   std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
 
  private:
@@ -70,10 +76,14 @@ class Selection {
   bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
   static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                   const std::string& place, std::vector<Item>& items);
-  // The checkpoint as it is now: opened again when a file of it has changed.
+  struct Opened {
+    std::string version;  // of the mount, the directory or the file that was named
+    std::unique_ptr<const Checkpoint> checkpoint;
+  };
+  // The checkpoint as it is now: opened again when anything of it has changed.
   const Checkpoint& open(const std::string& source);
 
-  std::map<std::string, std::unique_ptr<const Checkpoint>> open_;
+  std::map<std::string, Opened> open_;
 };
 
 }  // namespace stfs::gpu
