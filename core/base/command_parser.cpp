@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -131,6 +132,10 @@ const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
   const auto verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name);
   if (verb != command.verbs.end()) return &*verb;
   const std::vector<std::string_view> verbs = documented_verbs(command);
+  if (::access(word.c_str(), F_OK) == 0) {
+    refuse("", in_quotes(word) + " is a path, and a verb is expected before it: " +
+                   joined(verbs, " or ") + where_to_look(command, nullptr));
+  }
   refuse("", "unknown verb " + in_quotes(word) + did_you_mean(similar_word(word, verbs)) +
                  ": the verbs are " + joined(verbs, " and ") + where_to_look(command, nullptr));
 }
@@ -152,8 +157,7 @@ const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
   }
   if (chosen == nullptr && !of_others.empty()) {
     refuse(flag, "an option of a verb: it belongs after the verb, as in " +
-                     std::string(command.name) + " " + std::string(of_others.front()) + " " +
-                     printable(flag));
+                     std::string(command.name) + " VERB " + printable(flag));
   }
   if (!of_others.empty()) {
     refuse(flag, "an option of " + joined(of_others, " and ") + ", not of " +

@@ -315,7 +315,7 @@ TEST_F(GpuRequest, TablesOfPlanAndDevicesFitTheTerminal) {
 
 TEST_F(GpuRequest, AnErrorSaysWhatToDoNext) {
   const std::string source = model();
-  expect_one_line(gpu({"evict", source}), 5,
+  expect_one_line(gpu({"evict", source}), 2,
                   "none of these is resident (stfs-gpu ls lists what is)");
   expect_one_line(gpu({"load", "--device", "gpu", source}), 2,
                   "name cuda:N, the UUID of a GPU, or cpu");

@@ -296,8 +296,11 @@ TEST(InfoCommand, ListsTheVerbsWhenNoneOrAnUnknownOneIsGiven) {
 
 TEST(InfoCommand, SaysWhereAnOptionBelongs) {
   const CommandRow& info = info_command();
-  EXPECT_NE(refusal(info, {"--json", "list", "S"}).find("it belongs after the verb"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(info, {"--json", "list", "S"}).find("after the verb, as in stfs-info VERB --json"),
+      std::string::npos);
+  EXPECT_EQ(refusal(info, {"/dev/null"}).find("\"/dev/null\" is a path, and a verb is expected"),
+            0U);
   EXPECT_EQ(refusal(info, {"list", "--slice", "S"}).find("--slice: an option of cat, not of list"),
             0U);
   EXPECT_NE(refusal(info, {"list", "-xyz", "S"}).find("unknown option -x in -xyz"),

@@ -232,8 +232,7 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
 }
 
 [[noreturn]] void not_resident() {
-  throw Error(ErrorCode::kDeviceFailed, "",
-              "none of these is resident (stfs-gpu ls lists what is)");
+  throw Error(ErrorCode::kUsage, "", "none of these is resident (stfs-gpu ls lists what is)");
 }
 
 std::optional<Client> running_holder() { return Client::connect(""); }
