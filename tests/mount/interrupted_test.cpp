@@ -11,6 +11,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -126,6 +128,66 @@ TEST_F(Interrupted, ExtractLeavesNoFileWhenItIsKilled) {
 
   EXPECT_EQ(process.wait().status, 128 + SIGKILL);
   EXPECT_EQ(left(), Words());
+}
+
+TEST_F(Interrupted, ASourceThatChangesIsToldInWords) {
+  for (const Words& words : {Words{"hash"}, {"stats"}, {"extract", "*", "-o", written()}}) {
+    const FaultyDisk disk(dir_.path());
+    stall(disk);
+    Words command = words;
+    command.insert(command.begin(), STFS_INFO_BINARY);
+    command.insert(command.begin() + 2, disk / "m.safetensors");
+    Process process(command);
+    ASSERT_TRUE(disk.stalls(1));
+
+    const std::string before = read_file(dir_ / "m.safetensors");
+    write_file(dir_ / "m.safetensors", before + "more");
+    disk.tell("release");
+    const Outcome result = process.wait();
+    write_file(dir_ / "m.safetensors", before);
+
+    EXPECT_EQ(result.status, 3);
+    EXPECT_TRUE(result.err.ends_with(
+        "changed while it was read: run the command again when no program writes to it\n"))
+        << result.err;
+    EXPECT_EQ(left(), Words());
+  }
+}
+
+// The last tensor of many cannot be read.
+class Failing : public MountTest {
+ protected:
+  Failing() {
+    std::vector<Tensor> tensors;
+    for (unsigned i = 0; i < 3000; ++i) {
+      tensors.push_back(random_tensor("t" + std::to_string(i), "U8", {1}));
+    }
+    tensors.push_back(random_tensor("z", "U8", {100'000}));
+    write_safetensors(dir_ / "m.safetensors", tensors);
+  }
+
+  Outcome output_of(const std::string& command) const {
+    const std::size_t end = std::filesystem::file_size(dir_ / "m.safetensors");
+    const FaultyDisk disk(dir_.path());
+    disk.fail_or_stall("fail", "m.safetensors", end - 4096, end);
+    return sh(command, {STFS_INFO_BINARY, disk / "m.safetensors"});
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(Failing, HashAndStatsPrintAllLinesBeforeTheFailure) {
+  for (const char* command : {"\"$1\" hash -j 1 \"$2\"", "\"$1\" stats -j 1 \"$2\" | tail -n +2"}) {
+    const Outcome result = output_of(command);
+
+    EXPECT_EQ(std::ranges::count(result.out, '\n'), 3000) << command;
+    EXPECT_NE(result.err.find("Input/output error"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(Failing, AFullDiskEndsTheWorkBeforeTheFailure) {
+  expect_one_line(output_of(R"("$1" hash -j 1 "$2" > /dev/full)"), 3,
+                  "standard output: No space left on device");
 }
 
 class FullDisk : public ::testing::Test {

@@ -93,6 +93,15 @@ TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
   }
 }
 
+TEST_F(InfoOnATerminal, HashEscapesWhatATerminalWouldObey) {
+  write_safetensors(a_, {random_tensor("\u009b31m\u202e", "U8", {1})});
+  const Outcome elsewhere = info({"hash", a_}, {});
+  const Outcome result = info({"hash", a_}, {.terminal_columns = 200});
+
+  EXPECT_TRUE(elsewhere.out.ends_with("  \u009b31m\u202e\n")) << elsewhere.out;
+  EXPECT_TRUE(result.out.ends_with("  \\x9b31m\\u202e\n")) << result.out;
+}
+
 TEST_F(InfoOnATerminal, TheBarIsOnStandardErrorWhereTheOutputIsNoTerminal) {
   const Words lines = screen(info({"hash", a_}, {}).out, 200);
   for (const char* script :

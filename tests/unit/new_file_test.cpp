@@ -89,12 +89,14 @@ TEST_P(NewFileTest, MayHaveTheLongestName) {
 }
 
 TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
-  for (const std::string& other :
-       {std::string("/dev/null"), path("directory"), path(""), path(".")}) {
-    std::filesystem::create_directory(path("directory"));
-
-    EXPECT_EQ(refusal([&] { NewFile(other, GetParam()); }), other + ": not a regular file");
+  std::filesystem::create_directory(path("directory"));
+  for (const std::string& directory : {path("directory"), path(""), path(".")}) {
+    EXPECT_EQ(refusal([&] { NewFile(directory, GetParam()); }),
+              directory + ": a directory: name a file in it");
   }
+  EXPECT_EQ(refusal([&] { NewFile("/dev/null", GetParam()); }),
+            "/dev/null: not a regular file: name another");
+  EXPECT_EQ(refusal([&] { NewFile("", GetParam()); }), "the name is empty: name a file");
   EXPECT_EQ(refusal([&] { NewFile(path("no/such"), GetParam()); }),
             path("no/such") + ": No such file or directory");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));

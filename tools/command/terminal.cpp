@@ -1,5 +1,7 @@
 #include "tools/command/terminal.h"
 
+#include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
 
 #include <poll.h>
@@ -81,6 +83,10 @@ bool is_pipe(int fd) {
   return ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
+[[noreturn]] void fail_output() {
+  throw_errno(ErrorCode::kUnreadable, "standard output", "", errno);
+}
+
 constexpr std::string_view kErase = "\r\x1b[K";
 
 // A signal handler, called with the default action restored and the signal not blocked.
@@ -138,7 +144,9 @@ std::string Terminal::shortened(const std::string& text, std::size_t columns) co
          text.substr(byte_at(text, length - (kept - kept / 2)));
 }
 
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail_output();
+}
 
 std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(
@@ -306,7 +314,7 @@ void ProgressBar::print(std::string_view lines) {
   const std::lock_guard lock(mutex_);
   erase();
   stfs::print(lines);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) fail_output();
   if (!is_beside_pipe_) return;
   // Gives the reader time to show the lines, unless they come too fast for any bar.
   next_ = std::max(next_, std::min(Clock::now() + std::chrono::milliseconds(10),

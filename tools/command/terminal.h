@@ -30,7 +30,9 @@ struct Terminal {
   std::string shortened(const std::string& text, std::size_t width) const;
 };
 
-void print(std::string_view text);  // to standard output
+// To standard output. Throws Error kUnreadable when a write fails: a full disk must not cost the
+// hours that reading the rest of a checkpoint takes.
+void print(std::string_view text);
 
 // The columns of a UTF-8 text on a terminal, counted as one a character.
 std::size_t columns_of(std::string_view text);
@@ -99,7 +101,7 @@ class ProgressBar {
   ~ProgressBar() { end(); }
 
   void add(std::uint64_t bytes);       // draws the line, at most ten times a second
-  void print(std::string_view lines);  // whole lines, to standard output
+  void print(std::string_view lines);  // whole lines, as stfs::print()
   void end();                          // removes the line; add() draws no more
 
  private:

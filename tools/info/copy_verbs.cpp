@@ -50,7 +50,7 @@ void write_content(const Content& content, int fd, const std::string& source, co
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
     if (const int error = content.copy(offset, chunk)) {
-      throw_errno(ErrorCode::kUnreadable, source, "", error);
+      fail_read(source, "", error);
     }
     if (const int error = write_exact(fd, chunk)) {
       throw_errno(ErrorCode::kUnreadable, to, "", error);

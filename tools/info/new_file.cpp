@@ -121,7 +121,10 @@ NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
   struct stat status {};
   const bool exists = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
   if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
-    throw Error(ErrorCode::kUnreadable, path_, "not a regular file");
+    throw Error(ErrorCode::kUnreadable, path_,
+                path_.empty()                              ? "the name is empty: name a file"
+                : name_.empty() || S_ISDIR(status.st_mode) ? "a directory: name a file in it"
+                                                           : "not a regular file: name another");
   }
   if (begin == Begin::kUnnamed) begin_unnamed();
   if (!fd_) begin_named();

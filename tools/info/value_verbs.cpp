@@ -64,7 +64,8 @@ class Lines {
 };
 
 // Calls `make` for the numbers 0 to count-1 on `jobs` threads and adds the lines in the order of
-// the numbers. When a call throws, sets `stop` for the others and throws the first exception.
+// the numbers. When a call throws, sets `stop` for the others, adds the lines up to the first that
+// is not done, and throws the first exception.
 void add_in_order(Lines& out, std::size_t count, unsigned jobs,
                   const std::function<std::string(std::size_t, const std::atomic<bool>&)>& make) {
   std::mutex mutex;
@@ -98,12 +99,17 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       if (threads.empty()) work();
     }
     std::unique_lock lock(mutex);
-    for (std::size_t i = 0; i < count && !failure; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
       line_done.wait(lock, [&] { return failure || lines[i]; });
-      if (failure) break;
+      if (!lines[i]) break;
       std::string line = std::move(*lines[i]);
       lock.unlock();
-      out.add(std::move(line));
+      try {
+        out.add(std::move(line));
+      } catch (...) {
+        stop = true;  // nobody can see the other lines
+        throw;
+      }
       lock.lock();
     }
   }
@@ -111,8 +117,8 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
 }
 
 [[noreturn]] void fail(const Tensor& tensor, int error) {
-  throw_errno(ErrorCode::kUnreadable, tensor.locator ? tensor.locator->source->path() : "",
-              "tensor " + in_quotes(tensor.name), error);
+  fail_read(tensor.locator ? tensor.locator->source->path() : "",
+            "tensor " + in_quotes(tensor.name), error);
 }
 
 std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors) {
@@ -327,11 +333,13 @@ int stats(const Arguments& arguments) {
 }
 
 int hash(const Arguments& arguments) {
+  const bool for_people = ::isatty(STDOUT_FILENO) == 1;
   return for_selected(arguments, [&](const Tensor& tensor, const std::atomic<bool>& stop,
                                      const Progress& progress) {
     std::string hex;
     if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
     if (!arguments.json) {
+      if (for_people) return hex + "  " + printable(tensor.path);
       std::string line = sha256sum_line(hex, tensor.path);
       line.pop_back();  // the line end
       return line;

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "core/base/command.h"
+#include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
 
+#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -34,6 +37,14 @@ struct Arguments {
 inline LoadOptions load_options(const Arguments& arguments) {
   return {.allow_missing = arguments.allow_missing,
           .missing_hint = "--allow-missing reads the rest"};
+}
+
+// Throws Error kUnreadable for a read of `source` that failed with `error`.
+[[noreturn]] inline void fail_read(const std::string& source, const std::string& subject,
+                                   int error) {
+  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, source, subject, error);
+  throw Error(ErrorCode::kUnreadable, source,
+              "changed while it was read: run the command again when no program writes to it");
 }
 
 // These read headers alone, and no tensor's bytes.
