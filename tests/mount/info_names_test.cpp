@@ -48,7 +48,9 @@ TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
     expect_one_line(typo, 2,
                     "a.safetensors: tensor \"model.layers.0.nrom.weight\": not in the checkpoint "
                     "(did you mean \"model.layers.0.norm.weight\"?)");
-    expect_one_line(glob, 2, "a.safetensors: \"layers.0.*\": matches no tensor");
+    expect_one_line(
+        glob, 2,
+        "a.safetensors: \"layers.0.*\": matches no tensor (stfs-info list prints the names)");
     EXPECT_FALSE(std::filesystem::exists(out_)) << verb;
   }
 }
@@ -61,6 +63,15 @@ TEST_F(InfoNames, AFileAmongTheNamesIsAnErrorThatSaysWhatTheOperandsAre) {
                     "names of tensors, or globs in quotes");
     expect_one_line(of(verb, {dir_.path()}), 2, ": a directory, but only the first operand");
   }
+}
+
+TEST_F(InfoNames, OperandsInTheWrongOrderAreSaidToBe) {
+  for (const Words& command : {Words{"list", "lm*", a_}, Words{"cat", "lm_head.weight", a_},
+                               Words{"extract", "lm*", a_, "-o", out_}}) {
+    expect_one_line(info(command), 2, "a.safetensors\" is there: name the SOURCE first");
+  }
+  EXPECT_EQ(info({"list", "nosuch.safetensors", "lm*"}).status, 3);
+  EXPECT_FALSE(std::filesystem::exists(out_));
 }
 
 TEST_F(InfoNames, AWholeNameIsPreferredToTheSameTextAsAGlob) {

@@ -175,7 +175,7 @@ std::string place_json(const std::string& path, const Place& place) {
 }  // namespace
 
 int list(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint checkpoint = open_checkpoint(arguments);
   std::vector<std::pair<std::string_view, std::uint32_t>> named;
   for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
     named.emplace_back(checkpoint.name(number), number);
@@ -202,7 +202,7 @@ int list(const Arguments& arguments) {
 }
 
 int show(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint checkpoint = open_checkpoint(arguments);
   const std::vector<std::uint32_t> numbers =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   if (arguments.json && arguments.globs.size() == 1 && checkpoint.find(arguments.globs.front())) {

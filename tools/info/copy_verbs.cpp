@@ -83,7 +83,7 @@ void write_with_bar(const Content& content, int fd, const std::string& source,
 }  // namespace
 
 int cat(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint checkpoint = open_checkpoint(arguments);
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   const auto refuse = [&](const std::string& rule) {
     throw Error(ErrorCode::kUsage, arguments.source,
@@ -134,7 +134,7 @@ int cat(const Arguments& arguments) {
 }
 
 int extract(const Arguments& arguments) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint checkpoint = open_checkpoint(arguments);
   std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();

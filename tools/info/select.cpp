@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <system_error>
 
 namespace stfs {
@@ -24,10 +26,31 @@ std::vector<std::uint32_t> selected(const Checkpoint& checkpoint, const std::str
                     std::string(", but only the first operand is a SOURCE; the others are names of "
                                 "tensors, or globs in quotes"));
   }
-  throw Error(ErrorCode::kUsage, source, no_such_tensor(checkpoint, operand));
+  std::string rule = no_such_tensor(checkpoint, operand);
+  if (!rule.ends_with(')')) rule += " (stfs-info list prints the names)";
+  throw Error(ErrorCode::kUsage, source, rule);
+}
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
 }
 
 }  // namespace
+
+Checkpoint open_checkpoint(const Arguments& arguments) {
+  const std::string& source = arguments.source;
+  if (!is_there(source)) {
+    std::vector<std::string> others = arguments.globs;
+    others.push_back(arguments.tensor);
+    for (const std::string& other : others) {
+      if (!is_there(other)) continue;
+      throw Error(ErrorCode::kUsage, source,
+                  "no such file, but " + in_quotes(other) + " is there: name the SOURCE first");
+    }
+  }
+  return Checkpoint(std::span(&source, 1), load_options(arguments));
+}
 
 std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const std::string& source,
                                           std::span<const std::string> operands) {

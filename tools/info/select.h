@@ -1,10 +1,11 @@
-// Finds the tensors that a command line names. What is named and means no tensor is an Error kUsage
-// that begins with `source`, the checkpoint as the user typed it.
+// Opens the checkpoint and finds the tensors that a command line names. What is named and means no
+// tensor is an Error kUsage that begins with `source`, the checkpoint as the user typed it.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "tools/info/verbs.h"
 
 #include <cstdint>
 #include <span>
@@ -12,6 +13,10 @@
 #include <vector>
 
 namespace stfs {
+
+// Loads Arguments::source. Throws Error as Checkpoint does, and kUsage when the operands seem to be
+// in another order.
+Checkpoint open_checkpoint(const Arguments& arguments);
 
 // The numbers, ascending, of the tensors that the operands of a verb mean: each is a name or a glob
 // (core/checkpoint/select.h) and must mean a tensor. All tensors without operands.

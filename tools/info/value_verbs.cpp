@@ -133,7 +133,7 @@ int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of,
                  StatsRows* stats = nullptr) {
-  const Checkpoint checkpoint(std::span(&arguments.source, 1), load_options(arguments));
+  const Checkpoint checkpoint = open_checkpoint(arguments);
   const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
