@@ -125,15 +125,16 @@ std::vector<std::string_view> keep_mapped(Header& header,
 Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
   std::unique_ptr<const Source> source = options.open(path);
   const Format& format = format_of(*source);
+  Header header;
   try {
-    Header header = format.read(*source, path);
-    return {.source = std::move(source),
-            .format = &format,
-            .header = std::move(header),
-            .label = std::move(label)};
+    header = format.read(*source, path);
   } catch (const Error& refusal) {
     throw explained(refusal, *source, path);
   }
+  return {.source = std::move(source),
+          .format = &format,
+          .header = std::move(header),
+          .label = std::move(label)};
 }
 
 // ": download it; -o allow_missing mounts the rest"

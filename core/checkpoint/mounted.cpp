@@ -56,7 +56,8 @@ void write_origin(const Origin& origin, TextWriter& out) {
   } else {
     constexpr std::string_view kDigits = "0123456789abcdef";
     std::string hex;
-    for (const unsigned char byte : origin.path) {
+    for (const char c : origin.path) {
+      const auto byte = static_cast<unsigned char>(c);
       hex += kDigits[byte >> 4U];
       hex += kDigits[byte & 15U];
     }

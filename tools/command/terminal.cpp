@@ -41,10 +41,9 @@ bool has_utf8_locale() {
   for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {  // the first that is set counts
     if (!is_set(variable)) continue;
     const std::string_view locale = std::getenv(variable);
-    for (const std::string_view name : {"UTF-8", "utf-8", "UTF8", "utf8"}) {
-      if (locale.find(name) != std::string_view::npos) return true;
-    }
-    return false;
+    constexpr std::array<std::string_view, 4> kNames{"UTF-8", "utf-8", "UTF8", "utf8"};
+    return std::ranges::any_of(
+        kNames, [&](std::string_view name) { return locale.find(name) != std::string_view::npos; });
   }
   return false;
 }

@@ -25,9 +25,9 @@ struct Terminal {
   std::string bold(const std::string& text) const;
   std::string dim(const std::string& text) const;
   std::string red(const std::string& text) const;  // and bold
-  // Cuts the middle out of a text of more than `width` columns, and puts an ellipsis there: tensors
-  // differ at the end of their names.
-  std::string shortened(const std::string& text, std::size_t width) const;
+  // Cuts the middle out of a text of more than `columns` columns, and puts an ellipsis there:
+  // tensors differ at the end of their names.
+  std::string shortened(const std::string& text, std::size_t columns) const;
 };
 
 // To standard output. Throws Error kUnreadable when a write fails: a full disk must not cost the

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdio>
 #include <utility>
 
@@ -32,11 +33,11 @@ std::string cut_count(std::uint64_t count) {
   const std::uint64_t whole = count / unit;
   const std::uint64_t hundredths = count % unit / (unit / 100);
   std::array<char, 16> text;
-  const int decimals = whole >= 100 ? 0 : whole >= 10 ? 1 : 2;
+  const std::size_t decimals = whole >= 100 ? 0 : whole >= 10 ? 1 : 2;
   std::snprintf(text.data(), text.size(), "%u.%02u", static_cast<unsigned>(whole),
                 static_cast<unsigned>(hundredths));
   const std::string digits = text.data();
-  return digits.substr(0, digits.find('.') + (decimals == 0 ? 0U : 1U + decimals)) + *letter;
+  return digits.substr(0, digits.find('.') + (decimals == 0 ? 0 : 1 + decimals)) + *letter;
 }
 
 std::string value_text(const std::optional<double>& value, const char* format) {
@@ -73,7 +74,7 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
     return order;
   }
   std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
-    return natural_order(checkpoint.name(a), checkpoint.name(b)) < 0;
+    return std::is_lt(natural_order(checkpoint.name(a), checkpoint.name(b)));
   });
   begin_table(checkpoint, order);
   return order;

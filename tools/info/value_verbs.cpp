@@ -188,7 +188,7 @@ struct Pair {
 
 struct Difference {
   const char* kind;
-  std::string in_a = "", in_b = "";  // of a dtype or a shape
+  std::string in_a = {}, in_b = {};  // of a dtype or a shape
   std::uint64_t first_byte = 0;
 };
 

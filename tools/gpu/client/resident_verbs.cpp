@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <compare>
 #include <cstdio>
 #include <iterator>
 #include <map>
@@ -132,12 +133,13 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
   columns.push_back({.heading = "TENSOR", .least = 8, .is_name = true});
   std::vector<std::pair<std::string, const Item*>> ordered;  // with their labels
   for (const Item& item : items) ordered.emplace_back(item.label(), &item);
-  std::ranges::stable_sort(
-      ordered, [](const auto& a, const auto& b) { return natural_order(a.first, b.first) < 0; });
+  std::ranges::stable_sort(ordered, [](const auto& a, const auto& b) {
+    return std::is_lt(natural_order(a.first, b.first));
+  });
   std::vector<std::vector<std::string>> rows;
   for (const auto& [label, item] : ordered) {
-    std::vector<std::string>& row = rows.emplace_back();
-    row = {resident.contains(item->key()) ? "resident" : "copy", human_bytes(item->bytes())};
+    std::vector<std::string> row{resident.contains(item->key()) ? "resident" : "copy",
+                                 human_bytes(item->bytes())};
     if (has_types) {
       row.insert(row.end(), {std::string(dtype_name(item->dtype())), shape_text(item->shape())});
     }
@@ -145,6 +147,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
     const std::string exception = has_exceptions ? exception_of(*item, options) : "";
     if (has_exceptions) row.push_back(exception.empty() ? "-" : exception);
     row.push_back(printable(label));
+    rows.push_back(std::move(row));
   }
   print_table(terminal, std::move(columns), std::move(rows), terminal.is_terminal);
 }
@@ -357,7 +360,7 @@ int list_resident(const GpuArguments& arguments) {
       tensors, [&](const Resident& tensor) { return !uuid.empty() && tensor.device_uuid != uuid; });
   std::ranges::sort(tensors, [](const Resident& a, const Resident& b) {
     if (a.device_uuid != b.device_uuid) return a.device_uuid < b.device_uuid;
-    return natural_order(a.label, b.label) < 0;
+    return std::is_lt(natural_order(a.label, b.label));
   });
   if (arguments.json) {
     Json rows = Json::array();
@@ -381,15 +384,15 @@ int list_resident(const GpuArguments& arguments) {
   std::vector<std::vector<std::string>> rows;
   for (const Resident& tensor : tensors) {
     const auto name = names.find(tensor.device_uuid);
-    std::vector<std::string>& row = rows.emplace_back();
-    row = {name == names.end() ? printable(tensor.device_uuid) : name->second,
-           human_bytes(tensor.bytes)};
+    std::vector<std::string> row{name == names.end() ? printable(tensor.device_uuid) : name->second,
+                                 human_bytes(tensor.bytes)};
     if (is_whole) {
       row.insert(row.end(),
                  {std::string(dtype_name(tensor.dtype)), std::to_string(tensor.users.size()),
                   tensor.pinned ? "yes" : "no", std::to_string(tensor.idle_seconds) + " s"});
     }
     row.push_back(printable(tensor.label));
+    rows.push_back(std::move(row));
   }
   print_table(terminal, std::move(columns), std::move(rows), true);
   if (terminal.is_terminal) print_totals(terminal, tensors, names);
