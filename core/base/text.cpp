@@ -247,6 +247,27 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t mo
   return std::min(row.back(), most + 1);
 }
 
+void append_natural_key(std::string& keys, std::string_view text) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (!text.empty()) {
+    const auto digits_end = std::ranges::find_if_not(text, is_digit);
+    std::string_view digits(text.begin(), digits_end);
+    if (digits.empty()) {
+      const auto end = std::ranges::find_if(text, is_digit);
+      keys.append(text.begin(), end);
+      text = std::string_view(end, text.end());
+      continue;
+    }
+    text = std::string_view(digits_end, text.end());
+    digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+    // First the number of digits, as characters between those that sort before and after digits.
+    constexpr std::size_t kMost = 9;
+    keys.append(digits.size() / kMost, '9');
+    keys += static_cast<char>('0' + digits.size() % kMost);
+    keys += digits;
+  }
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);

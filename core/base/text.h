@@ -54,6 +54,10 @@ std::size_t utf8_floor(std::string_view text, std::size_t n);
 // equal.
 std::strong_ordering natural_order(std::string_view a, std::string_view b);
 
+// Appends a text that compares bytewise as `text` does in the natural order. Texts that differ only
+// in leading zeros have equal keys.
+void append_natural_key(std::string& keys, std::string_view text);
+
 // The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
 // when more than `most` are needed.
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most);

@@ -234,5 +234,27 @@ TEST(EditDistance, IsThatOfTheWholeTableUpToAMost) {
   }
 }
 
+TEST(NaturalOrder, KeysCompareAsTheirTexts) {
+  RandomBytes random(1);
+  const std::string_view characters = "0019a.~ ";
+  const auto text = [&] {
+    std::string made;
+    for (std::uint64_t length = random.next() % 14; made.size() < length;) {
+      made += characters[random.next() % characters.size()];
+    }
+    return made;
+  };
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string a = text(), b = text();
+    std::string key_a, key_b;
+    append_natural_key(key_a, a);
+    append_natural_key(key_b, b);
+    const auto order = natural_order(a, b);
+    EXPECT_TRUE(key_a == key_b || (key_a <=> key_b) == order) << a << " and " << b;
+    EXPECT_TRUE(key_a != key_b || a == b || (a + b).find('0') != std::string::npos)
+        << a << " and " << b;
+  }
+}
+
 }  // namespace
 }  // namespace stfs::test

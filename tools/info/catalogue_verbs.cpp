@@ -176,18 +176,12 @@ std::string place_json(const std::string& path, const Place& place) {
 
 int list(const Arguments& arguments) {
   const Checkpoint checkpoint = open_checkpoint(arguments);
-  std::vector<std::pair<std::string_view, std::uint32_t>> named;
-  for (const std::uint32_t number : select_tensors(checkpoint, arguments.source, arguments.globs)) {
-    named.emplace_back(checkpoint.name(number), number);
-  }
-  if (arguments.sort == Arguments::Sort::kName) {
-    std::ranges::sort(named, [](const auto& a, const auto& b) {
-      return std::is_lt(natural_order(a.first, b.first));
-    });
-  }
+  std::vector<std::uint32_t> numbers =
+      select_tensors(checkpoint, arguments.source, arguments.globs);
+  if (arguments.sort == Arguments::Sort::kName) sort_naturally(checkpoint, numbers);
   std::vector<Tensor> tensors;
-  tensors.reserve(named.size());
-  for (const auto& [name, number] : named) tensors.push_back(checkpoint.tensor(number));
+  tensors.reserve(numbers.size());
+  for (const std::uint32_t number : numbers) tensors.push_back(checkpoint.tensor(number));
   if (arguments.sort == Arguments::Sort::kSize) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, &Tensor::length);
   }  // kOffset: select_tensors() returns them in this order

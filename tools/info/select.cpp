@@ -1,14 +1,18 @@
 #include "tools/info/select.h"
 
 #include "core/base/error.h"
+#include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/select.h"
 
 #include <algorithm>
+#include <compare>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -63,6 +67,27 @@ std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const st
   std::ranges::sort(numbers);
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   return numbers;
+}
+
+void sort_naturally(const Checkpoint& checkpoint, std::vector<std::uint32_t>& numbers) {
+  std::string keys;
+  std::vector<std::size_t> begins{0};
+  for (const std::uint32_t number : numbers) {
+    append_natural_key(keys, checkpoint.name(number));
+    begins.push_back(keys.size());
+  }
+  const auto key = [&](std::uint32_t i) {
+    return std::string_view(keys).substr(begins[i], begins[i + 1] - begins[i]);
+  };
+  const auto [order, any_equal] = sorted_order(static_cast<std::uint32_t>(numbers.size()), key);
+  std::vector<std::uint32_t> sorted;
+  sorted.reserve(numbers.size());
+  for (const std::uint32_t i : order) sorted.push_back(numbers[i]);
+  numbers = std::move(sorted);
+  if (!any_equal) return;  // names with leading zeros
+  std::ranges::sort(numbers, [&](std::uint32_t a, std::uint32_t b) {
+    return std::is_lt(natural_order(checkpoint.name(a), checkpoint.name(b)));
+  });
 }
 
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,

@@ -23,6 +23,9 @@ Checkpoint open_checkpoint(const Arguments& arguments);
 std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const std::string& source,
                                           std::span<const std::string> operands);
 
+// Sorts tensors by name, in the natural order (core/base/text.h).
+void sort_naturally(const Checkpoint& checkpoint, std::vector<std::uint32_t>& numbers);
+
 // The one tensor that `operand` means, borrowed from the checkpoint.
 Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
                    const std::string& operand);

@@ -2,10 +2,10 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "tools/info/select.h"
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstdio>
 #include <utility>
 
@@ -73,9 +73,7 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
     print(kHeading);
     return order;
   }
-  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
-    return std::is_lt(natural_order(checkpoint.name(a), checkpoint.name(b)));
-  });
+  sort_naturally(checkpoint, order);
   begin_table(checkpoint, order);
   return order;
 }
