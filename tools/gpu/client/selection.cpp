@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <iterator>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace stfs::gpu {
@@ -232,8 +233,8 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
   if (items.empty()) refuse(argument, "no tensors there: " + std::string(kForms));
   // In the order of their bytes, so that a source is read from its beginning to its end.
   std::ranges::stable_sort(items, [](const Item& a, const Item& b) {
-    return std::pair(a.request().path, a.request().offset) <
-           std::pair(b.request().path, b.request().offset);
+    return std::tie(a.request().path, a.request().offset) <
+           std::tie(b.request().path, b.request().offset);
   });
   return items;
 }
