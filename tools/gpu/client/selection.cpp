@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/absent.h"
+#include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
 #include "tools/gpu/device/narrowing.h"
@@ -75,7 +76,7 @@ constexpr std::string_view kForms =
     "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
 
 bool is_checkpoint_name(const std::string& path) {
-  return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json");
+  return path.ends_with(kFileSuffix) || path.ends_with(kIndexSuffix);
 }
 
 // Whether a directory outside of a mount holds a checkpoint.
