@@ -76,8 +76,8 @@ struct Typed {
 };
 
 // Marks for CLI11; no word of a command line has a NUL byte. kGuard ends "--slice=", for which
-// CLI11 would take the next word, and "[a,b]", which it would split. kEnd is the last word; as a
-// value it shows that the value is missing.
+// CLI11 would take the next word, "[a,b]", which it would split, and "--json={}", which it would
+// take for "--json". kEnd is the last word; as a value it shows that the value is missing.
 constexpr std::string_view kGuard("\0", 1);
 constexpr std::string_view kEnd("\0\0", 2);
 
@@ -111,7 +111,8 @@ std::vector<std::string> split(const std::vector<OptionRow>& rows, std::vector<s
     }
   }
   for (std::string& word : words) {
-    if (word.ends_with('=') || word.ends_with(']')) word += kGuard;
+    const bool is_special = word.ends_with('=') || word.ends_with(']') || word.ends_with("={}");
+    if (is_special) word += kGuard;
   }
   words.emplace_back(kEnd);
   std::ranges::reverse(words);  // CLI11 takes the last word first

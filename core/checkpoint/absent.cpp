@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/directory.h"
 #include "core/format/guess.h"
 
 #include <fnmatch.h>
@@ -42,7 +43,7 @@ bool is_model_name(std::string_view source) {
   };
   const std::string_view name = source.substr(slash + 1);
   return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
-         std::ranges::all_of(name, is_plain) && !name.ends_with(".safetensors") &&
+         std::ranges::all_of(name, is_plain) && !name.ends_with(kFileSuffix) &&
          !name.ends_with(".json") && !is_there(fs::path(source.substr(0, slash)));
 }
 
@@ -128,7 +129,7 @@ std::string absence_of(const std::string& file) {
   const fs::path target =
       link.empty() ? fs::path(file) : fs::path(file).parent_path() / fs::read_symlink(file, error);
   std::string text = link.empty() ? "missing" : link;
-  for (const char* suffix : {".incomplete", ".part", ".crdownload", ".aria2"}) {
+  for (const std::string_view suffix : kUnfinishedSuffixes) {
     fs::path unfinished = target;
     unfinished += suffix;
     if (!is_there(unfinished)) continue;

@@ -26,13 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The usual name, else the only name; nullopt when the choice is ambiguous.
-std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view usual) {
-  if (std::ranges::find(names, usual) != names.end()) return std::string(usual);
-  if (names.size() == 1) return names.front();
-  return std::nullopt;
-}
-
 // The rule that a directory breaks when no checkpoint can be chosen.
 std::string no_choice(const std::string& directory, const Candidates& candidates) {
   std::vector<std::string> names = candidates.indexes;
@@ -271,10 +264,9 @@ void Checkpoint::load_path(const std::string& path, const LoadOptions& options) 
 void Checkpoint::load_directory(const std::string& path, const LoadOptions& options) {
   const Candidates candidates = candidates_in(path);
   const fs::path directory(path);
-  if (const auto index = choose(candidates.indexes, "model.safetensors.index.json")) {
+  if (const auto index = candidates.index()) {
     load_index(directory / *index, options);
-  } else if (const auto file = choose(candidates.files, "model.safetensors");
-             file && candidates.indexes.empty()) {
+  } else if (const auto file = candidates.file(); file && candidates.indexes.empty()) {
     add_part(open_part(directory / *file, *file, options));
   } else {
     throw Error(ErrorCode::kUnreadable, path, no_choice(path, candidates));

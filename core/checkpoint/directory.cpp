@@ -14,10 +14,19 @@
 namespace stfs {
 namespace {
 
-constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
 
+std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view suffix) {
+  const std::string usual = "model" + std::string(suffix);
+  if (std::ranges::find(names, usual) != names.end()) return usual;
+  if (names.size() == 1) return names.front();
+  return std::nullopt;
+}
+
 }  // namespace
+
+std::optional<std::string> Candidates::index() const { return choose(indexes, kIndexSuffix); }
+std::optional<std::string> Candidates::file() const { return choose(files, kFileSuffix); }
 
 Candidates candidates_in(const std::string& path) {
   Candidates candidates;

@@ -5,17 +5,24 @@
 
 #include "core/format/index.h"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace stfs {
 
+inline constexpr std::string_view kFileSuffix = ".safetensors";
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
-// The names in a directory that end in .safetensors or in kIndexSuffix, sorted.
+// The names in a directory that end in kIndexSuffix and in kFileSuffix, sorted.
 struct Candidates {
   std::vector<std::string> indexes, files;
+
+  // The usual name, "model" and the suffix, else the only name; nullopt when the choice is
+  // ambiguous.
+  std::optional<std::string> index() const;
+  std::optional<std::string> file() const;
 };
 // Throws Error kUnreadable.
 Candidates candidates_in(const std::string& path);

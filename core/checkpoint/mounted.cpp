@@ -14,12 +14,12 @@
 #include <sys/xattr.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <system_error>
 #include <utility>
 
 namespace stfs {
@@ -138,11 +138,13 @@ void explain(const std::string& source, int error) {
                        "fusermount3 -u) and mount it again");
   }
   if (error != EACCES) return;
-  // A FUSE file system answers statfs(2) of its root to a user that it refuses.
+  // To a user that it refuses, a FUSE file system answers statfs(2) of its root, and not stat(2).
+  // Where it answers both, the mode of a directory keeps the user out.
   std::error_code failure;
   fs::path path = fs::absolute(source, failure);
   while (path.has_relative_path()) {
-    if (is_fuse(path)) {
+    struct stat status {};
+    if (is_fuse(path) && ::stat(path.c_str(), &status) != 0 && errno == EACCES) {
       refuse(source, errno_text(error) + ": the mount " + printable(path.string()) +
                          " lets only its own user in; with -o allow_other it lets others in too");
     }

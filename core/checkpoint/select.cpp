@@ -16,9 +16,8 @@ bool is_glob(std::string_view name) { return name.find_first_of("*?[") != std::s
 // How unlike two names are; nullopt when they are too unlike to suggest one for the other.
 std::optional<std::size_t> unlikeness(std::string_view typed, std::string_view name,
                                       std::size_t most_edits) {
-  if (const std::size_t edits = edit_distance(typed, name, most_edits); edits <= most_edits) {
-    return edits;
-  }
+  const std::size_t edits = edit_distance(typed, name, most_edits);
+  if (edits <= most_edits && edits < typed.size()) return edits;  // not every character may change
   // A beginning, or an end from a dot or a slash on.
   const auto is_separator = [](char c) { return c == '.' || c == '/'; };
   if (typed.empty() || name.size() <= typed.size()) return std::nullopt;

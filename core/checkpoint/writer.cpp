@@ -2,6 +2,7 @@
 
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
+#include "core/format/safetensors.h"
 #include "core/recipe/table.h"
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HEADER_SIZE
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kAlignment = 4096;
 

@@ -1,9 +1,9 @@
 #include "core/format/guess.h"
 
 #include "core/base/text.h"
+#include "core/format/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -137,12 +137,11 @@ constexpr FileKind kFileKinds[] = {
 // Whether a header can stand here: a length in the format's limit, and the beginning of an object.
 bool has_header(std::string_view first) {
   constexpr std::size_t kLength = 8;
-  constexpr std::uint64_t kMostJson = 100'000'000;
   if (first.size() <= kLength || !is_object(first.substr(kLength))) return false;
   std::uint64_t length = 0;
   for (std::size_t i = kLength; i-- > 0;)
     length = length << 8 | static_cast<unsigned char>(first[i]);
-  return length <= kMostJson;
+  return length <= kMaxJsonLength;
 }
 
 // What to do about a broken rule when nothing else is known of the file.
@@ -183,9 +182,8 @@ Error with_words(const Error& refusal, const std::string& place, const FileKind&
 }  // namespace
 
 bool is_unfinished_name(std::string_view name) {
-  constexpr std::array kSuffixes{".incomplete"sv, ".part"sv, ".partial"sv, ".crdownload"sv,
-                                 ".aria2"sv};
-  return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
+  return std::ranges::any_of(kUnfinishedSuffixes,
+                             [&](std::string_view end) { return name.ends_with(end); });
 }
 
 Error explained(const Error& refusal, const Source& source, const std::string& place) {

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/source/source.h"
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -19,7 +20,9 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
 // The same for an index with this text.
 Error explained(const Error& refusal, std::string_view index, const std::string& place);
 
-// Whether a program that downloads gives such a name to a file that is not complete yet.
+// What programs that download append to the name of a file that is not complete yet.
+inline constexpr std::array<std::string_view, 5> kUnfinishedSuffixes{
+    ".incomplete", ".part", ".partial", ".crdownload", ".aria2"};
 bool is_unfinished_name(std::string_view name);
 
 }  // namespace stfs

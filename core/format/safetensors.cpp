@@ -17,9 +17,8 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kLengthBytes = 8;              // the u64 that begins a file
-constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HEADER_SIZE
-constexpr std::size_t kMaxDepth = 127;                 // nesting that serde_json accepts
+constexpr std::uint64_t kLengthBytes = 8;  // the u64 that begins a file
+constexpr std::size_t kMaxDepth = 127;     // nesting that serde_json accepts
 constexpr std::string_view kMetadataField = "__metadata__";
 
 // madvise(2) with MADV_HUGEPAGE: fewer page faults in memory that is about to be filled. A hint, so

@@ -20,6 +20,8 @@
 
 namespace stfs {
 
+inline constexpr std::uint64_t kMaxJsonLength = 100'000'000;  // the reference's MAX_HEADER_SIZE
+
 // Parses and validates the JSON of a header. `data_length` is the number of bytes after it, the
 // file's size less 8+N. `place` begins the messages of errors. Throws Error with the code of the
 // first broken rule.

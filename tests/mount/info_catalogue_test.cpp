@@ -234,6 +234,18 @@ TEST_F(InfoSummary, HasTheTotalsTheFilesAndWhatIsOdd) {
   EXPECT_TRUE(has_line(lines, "empty: tensor \"none\" has no elements")) << result.out;
 }
 
+// As in the cache of a Hub: the files lie elsewhere, under other names.
+TEST_F(InfoSummary, OfLinksNamesNoDirectoryThatLacksTheFiles) {
+  std::filesystem::create_directory(dir_ / "snapshot");
+  std::filesystem::create_symlink("../a.safetensors", dir_ / "snapshot/model.safetensors");
+
+  const Outcome result = info({"info", dir_ / "snapshot"});
+
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(has_line(lines_of(result.out), "model.safetensors        2")) << result.out;
+  EXPECT_FALSE(has_line(lines_of(result.out), "directory")) << result.out;
+}
+
 TEST_F(InfoSummary, TellsWhatIsMissingOnlyIfThatIsAllowed) {
   write_index(dir_ / "m.safetensors.index.json",
               {{"w", "a.safetensors"}, {"gone", "c.safetensors"}}, 5);

@@ -74,6 +74,12 @@ TEST_F(InfoNames, OperandsInTheWrongOrderAreSaidToBe) {
   EXPECT_FALSE(std::filesystem::exists(out_));
 }
 
+TEST_F(InfoNames, ASourceThatCannotBeLookedUpIsNotSaidToBeAbsent) {
+  std::filesystem::create_symlink("loop", dir_ / "loop");
+
+  expect_one_line(info({"list", dir_ / "loop", dir_ / "a.safetensors"}), 3, "symbolic links");
+}
+
 TEST_F(InfoNames, AWholeNameIsPreferredToTheSameTextAsAGlob) {
   const json tensors = json::parse(of("list", {"--json", "odd[1]"}).out);
 

@@ -283,6 +283,23 @@ TEST_F(MountAsSource, AnotherUsersMountSaysHowOthersGetIn) {
   expect_one_line(as_nobody(mount / "layers"), 3, "allow_other");
 }
 
+TEST_F(MountAsSource, AMountThatLetsOthersInIsNotSaidToKeepThemOut) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+  if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";
+  const Mounted mount({source_}, {"-o", "allow_other,umask=077"});
+  std::filesystem::permissions(mount.path().parent_path(), std::filesystem::perms(0755));
+  const auto as_nobody = [&](const std::string& source) {
+    return run({"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", STFS_INFO_BINARY,
+                "list", source});
+  };
+  if (as_nobody("/nowhere").status != 3) GTEST_SKIP() << "nobody cannot run the program";
+
+  const Outcome refused = as_nobody(mount / "layers");
+
+  expect_one_line(refused, 3, "Permission denied: this user may not enter");
+  EXPECT_EQ(refused.err.find("allow_other"), std::string::npos) << refused.err;
+}
+
 TEST_F(MountAsSource, OfAnotherUserWithoutRightsToItsSourceNamesTheMergedFile) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
   if (run({"which", "setpriv"}).status != 0) GTEST_SKIP() << "no setpriv";

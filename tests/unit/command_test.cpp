@@ -342,6 +342,7 @@ TEST(InfoCommand, SaysWhatIsWrongWithStrangeWords) {
            {{"list", "-\xff"}, "unknown option -\\xff (try "},
            {{"list", "--" + many}, "unknown option --xxx"},
            {{"list", "--json=", "S"}, "--json=: a value is not expected: --json"},
+           {{"list", "--json={}", "S"}, "--json={}: a value is not expected: --json"},
            {{"cat", "S", "t", "--slice"}, "--slice: a value is expected after it: --slice EXPR"},
            {{"cat", "S", "t", "--slice=1", "--slice=2"}, "--slice: given twice"},
            {{"cat", "S", "t", "--slice="}, "--slice \"\": a value is expected: --slice EXPR"},

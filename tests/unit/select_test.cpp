@@ -39,6 +39,14 @@ class Select : public ::testing::Test {
   const std::string path_ = dir_ / "model.safetensors";
 };
 
+TEST_F(Select, OfANameOfOneCharacterNothingIsSuggested) {
+  write_safetensors(path_, {random_tensor("w", "U8", {2}), random_tensor("weight", "U8", {2})});
+
+  EXPECT_EQ(similar("-"), "");
+  EXPECT_EQ(similar("W"), "");
+  EXPECT_EQ(similar("we"), "w");
+}
+
 TEST_F(Select, AWholeNameIsNoGlob) {
   EXPECT_EQ(selected("a[0]"), std::vector<std::string>{"a[0]"});
   EXPECT_EQ(selected("a?"), std::vector<std::string>{"a0"});

@@ -6,12 +6,12 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -27,10 +27,8 @@ std::string index_of(const std::string& source) {
   if (source.ends_with(kIndexSuffix)) return source;
   std::error_code error;
   if (!std::filesystem::is_directory(source, error)) return "";
-  const std::vector<std::string> indexes = candidates_in(source).indexes;
-  const std::string usual = "model" + std::string(kIndexSuffix);
-  if (std::ranges::find(indexes, usual) != indexes.end()) return source + "/" + usual;
-  return indexes.size() == 1 ? source + "/" + indexes.front() : "";
+  const std::optional<std::string> index = candidates_in(source).index();
+  return index ? source + "/" + *index : "";
 }
 
 // Reads the index alone where there is one: a checkpoint may have thousands of shards.

@@ -59,6 +59,13 @@ std::string directory_of(const Checkpoint& checkpoint) {
   return directory;
 }
 
+// Whether the files have their labels as names. Links, as in the cache of a Hub, lead elsewhere.
+bool are_files_named_by_labels(const Checkpoint& checkpoint) {
+  return std::ranges::all_of(checkpoint.parts(), [](const Part& part) {
+    return std::filesystem::path(part.source->path()).filename() == part.label;
+  });
+}
+
 void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
   const bool has_directory = !directory_of(checkpoint).empty();
   std::vector<std::vector<std::string>> rows;
@@ -180,7 +187,8 @@ int info(const Arguments& arguments) {
   line("parameters", with_short(totals.all.parameters, short_count(totals.all.parameters)));
   line("bytes",
        with_short(totals.all.bytes, totals.all.bytes < 1024 ? "" : human_bytes(totals.all.bytes)));
-  if (const std::string directory = printable(directory_of(checkpoint)); !directory.empty()) {
+  const std::string directory = printable(directory_of(checkpoint));
+  if (!directory.empty() && are_files_named_by_labels(checkpoint)) {
     const std::size_t columns = terminal.width - std::min<std::size_t>(terminal.width, 12);
     line("directory", terminal.is_terminal ? terminal.shortened(directory, columns) : directory);
   }

@@ -35,16 +35,21 @@ std::vector<std::uint32_t> selected(const Checkpoint& checkpoint, const std::str
   throw Error(ErrorCode::kUsage, source, rule);
 }
 
+// Neither is true of a path that cannot be looked up.
 bool is_there(const std::string& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
+}
+bool is_absent(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found;
 }
 
 }  // namespace
 
 Checkpoint open_checkpoint(const Arguments& arguments) {
   const std::string& source = arguments.source;
-  if (!is_there(source)) {
+  if (is_absent(source)) {
     std::vector<std::string> others = arguments.globs;
     others.push_back(arguments.tensor);
     for (const std::string& other : others) {

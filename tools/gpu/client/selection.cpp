@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/absent.h"
+#include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
 #include "tools/gpu/device/narrowing.h"
@@ -17,6 +18,7 @@
 #include <filesystem>
 #include <iterator>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace stfs::gpu {
@@ -74,7 +76,7 @@ constexpr std::string_view kForms =
     "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
 
 bool is_checkpoint_name(const std::string& path) {
-  return path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json");
+  return path.ends_with(kFileSuffix) || path.ends_with(kIndexSuffix);
 }
 
 // Whether a directory outside of a mount holds a checkpoint.
@@ -232,8 +234,8 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
   if (items.empty()) refuse(argument, "no tensors there: " + std::string(kForms));
   // In the order of their bytes, so that a source is read from its beginning to its end.
   std::ranges::stable_sort(items, [](const Item& a, const Item& b) {
-    return std::pair(a.request().path, a.request().offset) <
-           std::pair(b.request().path, b.request().offset);
+    return std::tie(a.request().path, a.request().offset) <
+           std::tie(b.request().path, b.request().offset);
   });
   return items;
 }
