@@ -26,6 +26,12 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
+// False also where looking fails, as on a mount that has ended: loading says why.
+bool is_absent(const fs::path& path) {
+  std::error_code error;
+  return fs::symlink_status(path, error).type() == fs::file_type::not_found;
+}
+
 bool is_weights_of_another_format(std::string_view name) {
   constexpr std::array<std::string_view, 12> kSuffixes{".bin",  ".gguf", ".pt",      ".pth",
                                                        ".ckpt", ".pkl",  ".h5",      ".onnx",
@@ -44,7 +50,7 @@ bool is_model_name(std::string_view source) {
   const std::string_view name = source.substr(slash + 1);
   return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
          std::ranges::all_of(name, is_plain) && !name.ends_with(kFileSuffix) &&
-         !name.ends_with(".json") && !is_there(fs::path(source.substr(0, slash)));
+         !name.ends_with(".json") && is_absent(source.substr(0, slash));
 }
 
 std::vector<std::string> sorted_names(const fs::path& directory) {
@@ -111,7 +117,7 @@ std::string found_in(const fs::path& directory, const std::vector<std::string>& 
 
 void refuse_remote(const std::string& source) {
   const bool is_url = source.find("://") != std::string::npos;
-  if ((!is_url && !is_model_name(source)) || is_there(source)) return;
+  if ((!is_url && !is_model_name(source)) || !is_absent(source)) return;
   throw Error(ErrorCode::kUnreadable, source,
               errno_text(ENOENT) + ": this version reads local files only: " +
                   (is_url ? "download it first" : "to fetch a model, hf download " + source));

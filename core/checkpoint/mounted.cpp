@@ -191,13 +191,16 @@ std::optional<std::string> mount_attribute(const std::string& root) {
   return value;
 }
 
+// Whether a file of a view shows a part of a tensor or its values in another type.
+bool shows_values(const std::string& path) {
+  return extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as");
+}
+
 // Whether a file of a view shows exactly the bytes of one tensor (.stfs/f32 of an F32 tensor).
 bool shows_bytes(const std::string& path) {
   const auto length = extended_attribute(path, "user.stfs.length");
   std::error_code error;
-  return length && !extended_attribute(path, "user.stfs.slice") &&
-         !extended_attribute(path, "user.stfs.as") &&
-         std::to_string(fs::file_size(path, error)) == *length;
+  return length && !shows_values(path) && std::to_string(fs::file_size(path, error)) == *length;
 }
 
 // What a path in a mount stands for.
@@ -296,6 +299,11 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
                     ", or a directory of it outside .stfs");
   }
   if (meaning == Meaning::kFile) {
+    if (shows_values(path)) {
+      throw Error(ErrorCode::kUsage, source,
+                  "shows a tensor in another form: name its file outside of " + printable(root) +
+                      "/.stfs, or the mount and the tensor");
+    }
     if (S_ISDIR(status.st_mode) || !shows_bytes(path)) return std::nullopt;
     within.erase(0, within.find('/', kControlDirectory.size() + 1) + 1);  // ".stfs/f32/w" is w
   }

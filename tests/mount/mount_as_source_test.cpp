@@ -170,6 +170,15 @@ TEST_F(MountAsSource, ADirectoryOfAnotherViewIsAnErrorThatSaysToNameTheMount) {
   }
 }
 
+TEST_F(MountAsSource, AFileWithATensorInAnotherFormIsAnErrorThatSaysToNameTheTensor) {
+  const Mounted mount({source_});
+  for (const char* path :
+       {".stfs/slice/model.norm/0:2", ".stfs/f32-slice/layers%2F0/q/0:2", ".stfs/f32/layers%2F0/q",
+        ".stfs/npy-f32/layers%2F0/q.npy", ".stfs/npy-slice/model.norm/0:2.npy"}) {
+    expect_one_line(info({"hash", mount / path}), 2, "name its file outside of");
+  }
+}
+
 TEST_F(MountAsSource, SeveralSourcesAndMissingShardsAreThoseOfTheMount) {
   const Path model = dir_ / "model";
   std::filesystem::create_directory(model);
@@ -324,6 +333,16 @@ TEST_F(MountAsSource, ADeadMountSaysSo) {
 
   expect_one_line(info({"list", mount.path()}), 3, "the process that served this mount has ended");
   expect_one_line(info({"list", mount / "layers"}), 3, "has ended");
+  // A relative path with one `/` could be the name of a model.
+  const auto from_above = [&](std::vector<std::string> command) {
+    command.insert(command.begin(), {"env", "-C", mount.path().parent_path()});
+    command.push_back(mount.path().filename() / "a");
+    return run(command);
+  };
+  expect_one_line(from_above({STFS_INFO_BINARY, "list"}), 3, "has ended");
+  const Outcome load = from_above({STFS_GPU_BINARY, "load", "--device", "cpu"});
+  EXPECT_EQ(load.status, 3);
+  EXPECT_NE(load.err.find("has ended"), std::string::npos) << load.err;
 }
 
 TEST_F(MountAsSource, StrangePathsOfMountsAndSources) {
