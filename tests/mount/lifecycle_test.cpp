@@ -329,8 +329,8 @@ TEST_F(Lifecycle, AnUnknownOptionOrMountpointIsReportedBeforeASource) {
 
 TEST_F(Lifecycle, AWorkingDirectoryKeepsAMountBusy) {
   const Mounted mount({source()});
-  Process holder({"/bin/sh", "-c", R"(cd "$1" && mkdir "$2" && sleep 1000)", "sh", mount.path(),
-                  dir_ / "entered"});
+  Process holder({"/bin/sh", "-c", R"(cd "$1" && mkdir "$2" && exec sleep 1000)", "sh",
+                  mount.path(), dir_ / "entered"});
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(dir_ / "entered"); }));
 
   const Outcome busy = stfs({"-u", mount.path()});
