@@ -78,7 +78,7 @@ bool holds_checkpoint(const fs::path& directory) {
   return std::ranges::any_of(kUsual, [&](const char* name) { return is_there(directory / name); });
 }
 
-// What a directory without a checkpoint holds; "" when nothing in it tells more.
+// The contents of a directory without a checkpoint, as far as they suggest a next step; else "".
 std::string found_in(const fs::path& directory, const std::vector<std::string>& names) {
   if (names.empty()) return "it is empty";
   const auto those = [&](const auto& predicate) {

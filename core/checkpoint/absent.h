@@ -1,5 +1,5 @@
-// What to tell a user whose checkpoint is not where it was looked for. All texts are printable
-// (text.h).
+// Messages for a checkpoint that is not at the given path: why, and the next step. All texts are
+// printable (text.h).
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

@@ -117,7 +117,8 @@ class Checkpoint {
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
 
-  // What was loaded, absolute, and never a mount: loaded again, it gives these tensors.
+  // The sources, with absolute paths. A mount stands as its own sources, so loading them again
+  // needs no mount.
   const std::vector<Origin>& origins() const { return origins_; }
 
   const std::vector<MissingTensor>& missing() const { return missing_; }

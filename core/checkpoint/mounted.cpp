@@ -196,14 +196,7 @@ bool shows_values(const std::string& path) {
   return extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as");
 }
 
-// Whether a file of a view shows exactly the bytes of one tensor (.stfs/f32 of an F32 tensor).
-bool shows_bytes(const std::string& path) {
-  const auto length = extended_attribute(path, "user.stfs.length");
-  std::error_code error;
-  return length && !shows_values(path) && std::to_string(fs::file_size(path, error)) == *length;
-}
-
-// What a path in a mount stands for.
+// The meaning of a path in a mount, given as a source.
 enum class Meaning { kTensors, kFile, kOtherForms };
 
 Meaning meaning_of(std::string_view within, bool is_directory) {
@@ -214,7 +207,7 @@ Meaning meaning_of(std::string_view within, bool is_directory) {
   return is_directory && !holds_files ? Meaning::kOtherForms : Meaning::kFile;
 }
 
-// What can still be read of a mount whose sources are not what it shows.
+// The next step when the sources of a mount are no longer the versions that it shows.
 std::string advice(const std::string& mountpoint) {
   const std::string merged = mountpoint + "/.stfs/merged.safetensors";
   // The mount refuses to open a file with bytes that it no longer has.
@@ -268,6 +261,12 @@ bool is_at_or_below(std::string_view path, std::string_view directory) {
          (path.size() == directory.size() || path[directory.size()] == '/');
 }
 
+bool shows_tensor_bytes(const std::string& path) {
+  const auto length = extended_attribute(path, "user.stfs.length");
+  std::error_code error;
+  return length && !shows_values(path) && std::to_string(fs::file_size(path, error)) == *length;
+}
+
 std::optional<MountedPath> find_mounted(const std::string& source) {
   struct stat status {};
   struct statfs system {};
@@ -304,7 +303,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
                   "shows a tensor in another form: name its file outside of " + printable(root) +
                       "/.stfs, or the mount and the tensor");
     }
-    if (S_ISDIR(status.st_mode) || !shows_bytes(path)) return std::nullopt;
+    if (S_ISDIR(status.st_mode) || !shows_tensor_bytes(path)) return std::nullopt;
     within.erase(0, within.find('/', kControlDirectory.size() + 1) + 1);  // ".stfs/f32/w" is w
   }
   content->origin.within = std::move(within);

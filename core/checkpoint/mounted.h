@@ -19,8 +19,8 @@ class Checkpoint;
 inline constexpr const char* kMountAttribute = "user.stfs.mount";
 inline constexpr std::string_view kTreeView = ".stfs/tree";
 
-// What to load to get some tensors: the source at `path`; or, if that is empty, those tensors of
-// `sources` that a mount of these shows at or below the path `within`.
+// A recipe for loading some tensors: the source at `path`; or, if `path` is empty, the tensors that
+// a mount of `sources` shows at or below `within`.
 struct Origin {
   std::string path = {};  // absolute
   std::vector<Origin> sources = {};
@@ -30,7 +30,7 @@ struct Origin {
   bool operator==(const Origin&) const = default;
 };
 
-// What the root of a mount says.
+// The parsed attribute of a mount's root.
 struct MountContent {
   Origin origin;        // without path and within
   std::string version;  // version_of() what is mounted
@@ -59,8 +59,13 @@ struct MountedPath {
 
 // Whether `source` is a mount of stfs, or a tensor or directory in it. nullopt for any other path,
 // also for a file in a mount that is read as a file (merged.safetensors). Throws Error kUnreadable
-// for a mount that has died or belongs to another user, and kUsage for a directory of another view.
+// for a mount that has died or belongs to another user, and kUsage for a directory of another view
+// or a file with a tensor in another form.
 std::optional<MountedPath> find_mounted(const std::string& source);
+
+// Whether a file with a tensor's attributes holds exactly the bytes of the tensor. On a view's file
+// the attributes describe the tensor, and the file may hold a part of it or other bytes.
+bool shows_tensor_bytes(const std::string& path);
 
 // Throws Error kUnreadable: the sources are not the versions that the mount shows, or cannot be
 // loaded (`cause`).

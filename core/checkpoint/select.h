@@ -17,8 +17,8 @@ namespace stfs {
 // that match it as a glob (Checkpoint::match). Empty when there are none.
 std::vector<std::uint32_t> select(const Checkpoint& checkpoint, const std::string& name);
 
-// What to tell somebody whose name means no tensor: `tensor "lm_head": not in the checkpoint (did
-// you mean "lm_head.weight"?)`, or `"layers.9.*": matches no tensor`.
+// The message for a name that means no tensor: `tensor "lm_head": not in the checkpoint (did you
+// mean "lm_head.weight"?)`, or `"layers.9.*": matches no tensor`.
 std::string no_such_tensor(const Checkpoint& checkpoint, const std::string& name);
 
 // The name in the checkpoint that is most like `name`: it has `name` at its beginning or its end,

@@ -144,7 +144,7 @@ bool has_header(std::string_view first) {
   return length <= kMaxJsonLength;
 }
 
-// What to do about a broken rule when nothing else is known of the file.
+// The next step after a broken rule, when no kind of file is recognised.
 std::string_view advice_for(ErrorCode code, bool begins_well) {
   switch (code) {
     case ErrorCode::kHeaderTooLarge:

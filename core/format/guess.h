@@ -20,7 +20,7 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
 // The same for an index with this text.
 Error explained(const Error& refusal, std::string_view index, const std::string& place);
 
-// What programs that download append to the name of a file that is not complete yet.
+// Suffixes that download programs give to an incomplete file.
 inline constexpr std::array<std::string_view, 5> kUnfinishedSuffixes{
     ".incomplete", ".part", ".partial", ".crdownload", ".aria2"};
 bool is_unfinished_name(std::string_view name);

@@ -5,13 +5,13 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/directory.h"
+#include "core/checkpoint/mounted.h"
 #include "tools/command/terminal.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -154,10 +154,7 @@ Place place_of(const std::string& path) {
               .length = attribute("user.stfs.length"),
               .dtype = attribute("user.stfs.dtype"),
               .shape = attribute("user.stfs.shape")};
-  // Of a view's file the attributes name the tensor, and not the bytes that it shows.
-  std::error_code error;
-  if (extended_attribute(path, "user.stfs.slice") || extended_attribute(path, "user.stfs.as") ||
-      std::to_string(std::filesystem::file_size(path, error)) != place.length) {
+  if (!shows_tensor_bytes(path)) {
     throw Error(ErrorCode::kUnreadable, path,
                 "shows the tensor in another form, which the source does not hold; name the file "
                 "of tensor " +

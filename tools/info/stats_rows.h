@@ -1,4 +1,4 @@
-// What `stfs-info stats` prints: tab-separated fields, JSON objects, or on a terminal a table.
+// The output of `stfs-info stats`: tab-separated fields, JSON objects, or on a terminal a table.
 //
 // Thread safety: one thread calls begin(), then any threads call line(), then one calls end().
 #pragma once

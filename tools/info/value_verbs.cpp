@@ -206,7 +206,7 @@ std::optional<Difference> difference_of_headers(const Pair& pair) {
   return std::nullopt;
 }
 
-// What `diff` prints: tab-separated fields, JSON objects, or on a terminal a table.
+// The output of `diff`: tab-separated fields, JSON objects, or on a terminal a table.
 class DiffRows {
  public:
   DiffRows(const Arguments& arguments, std::span<const Pair> pairs) : json_(arguments.json) {

@@ -52,7 +52,7 @@ std::optional<std::string> root_of_view(const std::string& path) {
   return find_mounted(root) ? std::optional(std::move(root)) : std::nullopt;
 }
 
-// What differs after a directory or a file has changed.
+// A text that changes when a file, or the list of a directory, is replaced or rewritten.
 std::string stamp_of(const std::string& path) {
   const struct stat status = status_of(path);
   return std::to_string(status.st_ino) + "-" + std::to_string(status.st_mtim.tv_sec) + "." +

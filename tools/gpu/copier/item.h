@@ -19,7 +19,7 @@ namespace stfs::gpu {
 
 class ConversionTally;
 
-// What an item is made from: a tensor as its header describes it, and what is wanted of it.
+// A request for an item: a tensor as its header describes it, with an optional slice and type.
 struct ItemRequest {
   std::string path;               // of the source file, absolute
   std::string tensor;             // its name
@@ -50,7 +50,7 @@ class Item {
   // canonical form of the slice, and the type they are converted to.
   const std::string& key() const { return key_; }
 
-  // What a person calls it: "/w/model.safetensors::w[0:2,:] as F16". It stays the same when the
+  // The name for people: "/w/model.safetensors::w[0:2,:] as F16". It stays the same when the
   // source changes.
   std::string label() const;
 

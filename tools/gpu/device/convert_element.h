@@ -14,8 +14,8 @@ namespace stfs::gpu {
 
 enum class Narrow : std::uint32_t { kF32, kF16, kBF16 };
 
-// What the kernel is given, by value. Pointers are the device's. `in` begins at a byte's boundary;
-// `out` is aligned as its elements are.
+// The arguments of the kernel, passed by value. Pointers are the device's. `in` begins at a byte's
+// boundary; `out` is aligned as its elements are.
 struct ConvertTask {
   const unsigned char* in;
   void* out;

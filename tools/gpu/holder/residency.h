@@ -1,4 +1,4 @@
-// What is resident: the holder's mind, without its sockets and processes.
+// The holder's state: the resident tensors, without its sockets and processes.
 //
 //   client  --request-->  Residency  --order-->  copier
 //           <--reply----             <--answer--

@@ -21,7 +21,7 @@ DLDataType data_type(const TypeInfo& info) {
   return {info.dlpack, static_cast<std::uint8_t>(info.bits()), 1};
 }
 
-// What a managed tensor of either kind refers to, and itself.
+// A managed tensor of either kind, with the memory that it refers to.
 template <class Managed>
 struct Export {
   Managed managed{};
