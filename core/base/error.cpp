@@ -38,6 +38,8 @@ std::string_view error_name(ErrorCode code) {
       return "Usage";
     case ErrorCode::kUnreadable:
       return "Unreadable";
+    case ErrorCode::kAbsent:
+      return "Absent";
     case ErrorCode::kMissingShard:
       return "MissingShard";
     case ErrorCode::kMountFailed:
@@ -53,6 +55,7 @@ int exit_status(ErrorCode code) {
     case ErrorCode::kUsage:
       return 2;
     case ErrorCode::kUnreadable:
+    case ErrorCode::kAbsent:
     case ErrorCode::kMissingShard:
       return 3;
     case ErrorCode::kMountFailed:

@@ -30,7 +30,8 @@ enum class ErrorCode {
   kPathCollision,  // two names have the same shortened path (a 64-bit hash collision)
 
   kUsage,         // wrong arguments
-  kUnreadable,    // the source cannot be read: absent, not permitted, not a regular file, I/O error
+  kUnreadable,    // the source cannot be read: not permitted, not a regular file, I/O error
+  kAbsent,        // no such file or object
   kMissingShard,  // the index names a file that does not exist
   kMountFailed,
   kDeviceFailed,

@@ -64,7 +64,8 @@ void throw_unreadable(const std::string& path, int error) {
   } else if (error == EMFILE) {
     advice = ": raise the limit (ulimit -n)";
   }
-  throw Error(ErrorCode::kUnreadable, path, errno_text(error) + advice);
+  throw Error(error == ENOENT ? ErrorCode::kAbsent : ErrorCode::kUnreadable, path,
+              errno_text(error) + advice);
 }
 
 UniqueFd open_regular(const std::string& path) {

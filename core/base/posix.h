@@ -48,8 +48,8 @@ std::string errno_text(int error);
 [[noreturn]] void throw_errno(ErrorCode code, const std::string& place, const std::string& subject,
                               int error);
 
-// Throws kUnreadable for a file that cannot be opened, with what to do about it where that is
-// known.
+// Throws kAbsent or kUnreadable for a file that cannot be opened, with what to do about it where
+// that is known.
 [[noreturn]] void throw_unreadable(const std::string& path, int error);
 
 // "a symbolic link to "../blobs/0a1b", which is missing"; "" for any other path.

@@ -3,10 +3,19 @@
 #include "core/source/local_file.h"
 
 #include <algorithm>
+#include <future>
 
 namespace stfs {
 
+int Source::fetch(ByteRange range) const {
+  if (has(range)) return 0;
+  std::promise<int> arrived;
+  want(range, [&](int error) { arrived.set_value(error); });
+  return arrived.get_future().get();
+}
+
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
+  if (const int error = fetch({offset, buffer.size()})) return error;
   const int error = read_unverified(buffer, offset);
   const int changed = verify();
   return changed != 0 ? changed : error;

@@ -52,7 +52,7 @@ class Source {
   Source& operator=(const Source&) = delete;
   virtual ~Source() = default;
 
-  // The absolute path from which it can be opened again.
+  // The absolute path, or the URL without secrets (url.h), from which it can be opened again.
   const std::string& path() const { return path_; }
   const Version& version() const { return version_; }
   std::uint64_t size() const { return version_.size; }
@@ -66,6 +66,15 @@ class Source {
   using Ready = std::function<void(int error)>;
   virtual void want(ByteRange range, Ready ready) const = 0;
 
+  // Whether every byte is on this machine: has() is true for every range, without looking.
+  virtual bool is_complete() const { return true; }
+  // Says that a range will probably be read soon. A source that fetches does so after all that is
+  // wanted; nobody is told.
+  virtual void prefetch(ByteRange) const {}
+  // want(), and waits: 0 or an errno. For loading, and for threads of a tool; never on a thread of
+  // the mount.
+  int fetch(ByteRange range) const;
+
   // The readers fill `buffer` from `offset`; the range must lie inside the source and, where has()
   // is false, want() must have brought it. They return 0 or the errno of the read.
   //
@@ -74,7 +83,7 @@ class Source {
   virtual int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
   // As read_unverified(), for a reply: lets the kernel read ahead of parallel readers.
   virtual int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
-  // As read_unverified(), then verify(): ESTALE when the version is gone.
+  // fetch(), read_unverified(), then verify(): ESTALE when the version is gone. Waits.
   int read(std::span<std::byte> buffer, std::uint64_t offset) const;
 
   // Whether to send a range from memory: every page is in memory, and try_pin() will probably

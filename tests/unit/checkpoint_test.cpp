@@ -186,11 +186,11 @@ TEST_F(CheckpointTest, OfADirectoryWithSeveralIndexesListsThem) {
 
 // Unreadable sources.
 
-TEST_F(CheckpointTest, OfNothingIsUnreadable) {
-  expect_refused({at("absent.safetensors")}, ErrorCode::kUnreadable, 3,
+TEST_F(CheckpointTest, OfNothingIsAbsent) {
+  expect_refused({at("absent.safetensors")}, ErrorCode::kAbsent, 3,
                  "absent.safetensors: No such file");
-  expect_refused({at("absent.safetensors.index.json")}, ErrorCode::kUnreadable, 3, "No such file");
-  expect_refused({""}, ErrorCode::kUnreadable, 3, "No such file");
+  expect_refused({at("absent.safetensors.index.json")}, ErrorCode::kAbsent, 3, "No such file");
+  expect_refused({""}, ErrorCode::kAbsent, 3, "No such file");
 }
 
 TEST_F(CheckpointTest, OfAFifoIsRefusedAndDoesNotHang) {
@@ -542,7 +542,7 @@ TEST_F(CheckpointTest, MergesMetadataAndLeavesOutWhatDiffers) {
 }
 
 TEST_F(CheckpointTest, EscapesThePlaceInAMessage) {
-  expect_refused({at("\x1b[2J.safetensors")}, ErrorCode::kUnreadable, 3, "\\x1b[2J.safetensors: ");
+  expect_refused({at("\x1b[2J.safetensors")}, ErrorCode::kAbsent, 3, "\\x1b[2J.safetensors: ");
 }
 
 }  // namespace

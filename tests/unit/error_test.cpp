@@ -32,6 +32,7 @@ constexpr std::array<Row, 19> kRows{{
     {ErrorCode::kPathCollision, "PathCollision", 1},
     {ErrorCode::kUsage, "Usage", 2},
     {ErrorCode::kUnreadable, "Unreadable", 3},
+    {ErrorCode::kAbsent, "Absent", 3},
     {ErrorCode::kMissingShard, "MissingShard", 3},
     {ErrorCode::kMountFailed, "MountFailed", 4},
     {ErrorCode::kDeviceFailed, "DeviceFailed", 5},

@@ -1,0 +1,168 @@
+// The cache: a directory with the blocks of remote objects that were fetched, shared by processes,
+// kept over mounts. It is never trusted: a block counts only if its checksum fits.
+//
+//   DIR/                     0700, owned by this user: else it is not used
+//     CACHEDIR.TAG           backup programs skip the directory
+//     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
+//       id.json              the RemoteVersion, without secrets; its mtime: when last used
+//       data                 sparse, of the object's size; block i at i * kBlock
+//       map                  [ header of 64 bytes | 8 bytes for each block ]: 0 absent, else the
+//                            block's checksum
+//     v1/names/HASH.json     what a name meant when last asked (a version, a listing): for -o
+//                            offline, and to ask whether it still does
+//     v1/trash/              entries that are being removed
+//
+// The states of a block in the map, which all processes see:
+//
+//   absent ──claim──► claimed ──publish──► there ──check fails──► absent
+//     ▲                  │ release, or the claiming process ends
+//     └──────────────────┘
+//
+//   claim     a lock of one byte of `map` for each block (fcntl(2), F_OFD_SETLK): dies with its
+//             process. Taken on a descriptor that is opened by the first claim, so that a fork of a
+//             supervisor holds none
+//   publish   one store of 8 bytes, after all bytes of the block were written. There is no fsync:
+//             after a power failure the map may be newer than the data, and the checksum tells
+//   there     never written again, never punched
+//
+// An entry is in use while a process has `map` locked with a shared flock(2). Eviction takes the
+// least recently used entry that nobody uses: an exclusive flock without waiting, rename to trash,
+// unlink. So bytes that a process maps never go away under it.
+//
+// Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
+// number; 0 is replaced by 1. It finds decay and mix-ups, not an attacker: whoever may write here
+// is the user.
+//
+// Thread safety: all members.
+#pragma once
+
+#include "core/base/posix.h"
+#include "core/source/remote.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs {
+
+class CacheEntry {
+ public:
+  static constexpr std::uint64_t kBlock = 256 << 10;  // bytes
+
+  CacheEntry(const CacheEntry&) = delete;
+  CacheEntry& operator=(const CacheEntry&) = delete;
+  ~CacheEntry();
+
+  const RemoteVersion& version() const { return version_; }
+  std::uint64_t blocks() const;  // of the object
+  ByteRange range_of(std::uint64_t block) const;
+
+  bool is_there(std::uint64_t block) const;
+  // Reads a block and compares its checksum: 0; EILSEQ when it does not fit, and the block is then
+  // absent; or the errno of the read, likewise. `buffer` has kBlock bytes.
+  int check(std::uint64_t block, std::span<std::byte> buffer) const;
+  void forget(std::uint64_t block) const;  // makes it absent
+
+  // Claims a block for this object of this process, or returns false: another has it. A block that
+  // is there need not be claimed: look again after a claim.
+  bool claim(std::uint64_t block) const;
+  void release(std::uint64_t block) const;
+
+  // Makes room on the disk for a range (fallocate(2)): 0, or an errno: ENOSPC, EDQUOT, EIO, EROFS.
+  int reserve(ByteRange range) const;
+  int write(std::span<const std::byte> bytes, std::uint64_t offset) const;  // 0 or an errno
+  void publish(std::uint64_t block, std::uint64_t checksum) const;
+
+  int read(std::span<std::byte> bytes, std::uint64_t offset) const;  // as pread_exact()
+  // The mapping of `data`. For addresses: our code must not load from it.
+  const std::byte* data() const { return data_; }
+
+  // The checksum of a block whose bytes come in pieces.
+  class Sum {
+   public:
+    Sum(const CacheEntry& entry, std::uint64_t block);
+    Sum(Sum&&) noexcept;
+    Sum& operator=(Sum&&) noexcept;
+    ~Sum();
+    void add(std::span<const std::byte> bytes);
+    std::uint64_t value() const;
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
+
+ private:
+  friend class Cache;
+  CacheEntry() = default;
+
+  RemoteVersion version_;
+  std::string directory_;
+  std::uint64_t seed_ = 0;
+  UniqueFd data_fd_, map_fd_;
+  mutable std::mutex claims_mutex_;
+  mutable UniqueFd claims_fd_;
+  std::byte* data_ = nullptr;
+  std::atomic<std::uint64_t>* map_ = nullptr;  // of the blocks
+};
+
+class Cache {
+ public:
+  struct Options {
+    std::string directory;   // "" : default_directory()
+    std::uint64_t size = 0;  // bytes of all entries; 0: no bound but the disk's
+    unsigned keep_free = 5;  // per cent of the disk
+  };
+  // STFS_CACHE, else $XDG_CACHE_HOME/stfs, else $HOME/.cache/stfs, else that of the password
+  // database; "" when there is none.
+  static std::string default_directory();
+
+  // Never throws for a directory that cannot be used: usable() then says why, entries are not
+  // given, and names are not kept.
+  explicit Cache(Options options);
+
+  // "" when it can be used; else one line, "place: rule".
+  const std::string& unusable() const { return unusable_; }
+  const std::string& directory() const { return options_.directory; }
+
+  // The entry of a version, made if it is not there (unless `existing`); null when it cannot be.
+  // An entry that is damaged (of another version, a map of another size) is replaced. Notes the
+  // use.
+  std::unique_ptr<CacheEntry> open(const RemoteVersion& version, bool existing = false);
+
+  // What was remembered about a name (public_name()): a JSON text; nullopt for nothing.
+  std::optional<std::string> recall(const std::string& name) const;
+  void remember(const std::string& name, const std::string& json) const;
+
+  // Evicts until `bytes` more fit under the bounds. False when they do not fit all the same: what
+  // is left is in use.
+  bool make_room(std::uint64_t bytes);
+
+  struct Listed {
+    std::string id;
+    RemoteVersion version;
+    std::uint64_t bytes;         // on the disk, of the blocks that are there
+    std::uint64_t blocks_there;  // of version.size
+    timespec used;
+    bool in_use;
+  };
+  std::vector<Listed> list() const;  // the most recently used first
+  // Removes entries that nobody uses, the least recently used first, until at most `bytes` are
+  // left. Returns the bytes that were freed.
+  std::uint64_t prune(std::uint64_t bytes);
+  // Removes one that nobody uses. False when it is in use.
+  bool remove(const std::string& id);
+
+ private:
+  Options options_;
+  std::string unusable_;
+  std::mutex mutex_;  // of eviction
+};
+
+}  // namespace stfs

@@ -1,0 +1,56 @@
+// A source whose bytes a network fills: one version of a remote object, of which some blocks are on
+// this machine. fetcher.h draws the states of a block.
+//
+// Bytes that are here are read from the cache's file, and sent from its mapping, as a local file's
+// are. They need no lease and no check afterwards: a block is written once and never changes. So
+// verify() is 0 for ever; an object that has changed or gone fails what needs the network: want()
+// answers ESTALE from then on, and has_changed() is true.
+//
+// Without a usable cache, or while the disk is full, blocks are kept in memory: at most
+// Fetcher::kMemory. They stay at least until the callbacks of the want() that brought them return;
+// a reader who comes later may have to want them again.
+//
+// Thread safety and lifetime: as source.h says. The destructor answers each want() that waits with
+// ECANCELED, and waits for callbacks that are running.
+#pragma once
+
+#include "core/source/fetcher.h"
+#include "core/source/source.h"
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+class CacheFile final : public Source {
+ public:
+  // `entry` null: no cache. `first`: bytes from the beginning that came when the object was found;
+  // whole blocks of them are kept.
+  CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
+            std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {});
+  ~CacheFile() override;
+
+  const RemoteVersion& remote_version() const;
+
+  // Looks at blocks of the cache for the first time, which reads and checks them: as long as a read
+  // of the local disk.
+  bool has(ByteRange range) const override;
+  void want(ByteRange range, Ready ready) const override;
+  void prefetch(ByteRange range) const override;
+  bool is_complete() const override;
+
+  int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
+  int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
+  bool can_pin(ByteRange range) const override;
+  Pinned try_pin() const override;
+  int verify() const override { return 0; }
+  bool is_current() const override;  // as far as known: asks nobody
+
+ private:
+  friend class Fetcher;
+  class State;
+  std::shared_ptr<State> state_;  // shared with the requests under way
+};
+
+}  // namespace stfs

@@ -1,0 +1,71 @@
+// Brings blocks of remote objects to this machine, for all CacheFiles of a process: decides what is
+// asked for next, joins neighbouring blocks, sends requests again, and answers those who wait.
+//
+//   want() ──► demand ─┐                        ┌─► blocks into the cache entry (or memory)
+//                      ├─► requests of ≤ 8 MiB ─┤
+//   prefetch() ► ahead ┘   ≤ connections        └─► ready(0) of those who wait for them
+//
+// Demand goes before what is fetched ahead; among equals, first come first served. A block is in
+// one request at a time: in this process by the state of the block, among processes by the claims
+// of the cache entry. A block that another process has claimed is looked at again every few
+// milliseconds, until it is there or the claim is gone.
+//
+// The states of a block in a CacheFile (one byte each, in this process):
+//
+//   unknown ──look──► here            the entry has it and its checksum fits
+//      │    └─look──► absent          (a block that this process did not fetch is checked once)
+//   absent ──want──► queued ──start──► coming ──all bytes──► here
+//      ▲                ▲                │ broken: again, while somebody waits
+//      │                └────────────────┤
+//      └─── nobody waits, or given up ───┘
+//   here ──► absent                   only in memory (no usable cache), when others need the room;
+//                                     or when the entry's file turns out to be damaged
+//
+// The threads: want() and prefetch() only queue. One thread prepares requests (it may block while
+// it gets credentials), the thread of Http receives bytes and writes them, and two threads call
+// those who wait, so that neither a conversion nor a slow reader holds up the network. All are
+// started by the first want() that needs them: until then the process may fork.
+//
+// Deadlines: a want() that is not answered within Options::timeout gets EIO, whatever becomes of
+// its request. What it asked for may still come, into the cache.
+//
+// Thread safety: all members. Lifetime: outlives its CacheFiles.
+#pragma once
+
+#include "core/source/cache.h"
+#include "core/source/counters.h"
+#include "core/source/http.h"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+namespace stfs {
+
+class CacheFile;
+
+class Fetcher {
+ public:
+  static constexpr std::uint64_t kLongestRequest = 8 << 20;  // bytes
+  static constexpr std::uint64_t kMemory = 16 << 20;         // bytes of a source without a cache
+
+  struct Options {
+    std::chrono::milliseconds timeout{60'000};
+    unsigned connections = 8;  // requests for blocks at a time
+    bool offline = false;      // a block that is not in the cache: EIO at once
+    Counters* counters = nullptr;
+  };
+
+  // `cache` makes room when the disk is full. Both outlive this.
+  Fetcher(const Options& options, Http& http, Cache& cache);
+  Fetcher(const Fetcher&) = delete;
+  Fetcher& operator=(const Fetcher&) = delete;
+  ~Fetcher();
+
+ private:
+  friend class CacheFile;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace stfs

@@ -1,0 +1,136 @@
+// HTTP/1.1 requests: libcurl's multi interface, one thread of its own.
+//
+// A request follows redirects itself, so that it can look at each target first:
+//
+//   - secrets go to the origin (scheme, host, port) of the first URL only;
+//   - https never leads to http;
+//   - http is refused unless the host is a loopback address or Options::insecure_http is set;
+//   - a redirect never leads to a link-local address (169.254/16, fe80::/10: they hand out the
+//   roles
+//     of a machine), and to a loopback address only from one; a connection is checked by the
+//     address that it is made to;
+//   - more than 10 redirects are an error.
+//
+// It asks for no content encoding, and passes on what comes: the caller judges status and headers.
+// It does not try again: that is the caller's decision (Backoff).
+//
+// Proxies come from the environment as curl(1) takes them; CA files from SSL_CERT_FILE,
+// CURL_CA_BUNDLE and SSL_CERT_DIR; a netrc file only where a request says so.
+//
+// Thread safety: all members. Lifetime: the destructor ends all transfers with ECANCELED and waits
+// for their callbacks. The thread is started by the first request: a process that has sent none may
+// fork.
+#pragma once
+
+#include "core/source/counters.h"
+#include "core/source/source.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+
+struct HttpRequest {
+  std::string url;
+  std::string method = "GET";
+  std::string body = {};                  // of POST and PUT
+  std::vector<std::string> headers = {};  // "Name: value"
+  std::vector<std::string> secrets = {};  // headers for the first origin only
+  std::optional<ByteRange> range = {};    // sent as Range: bytes=first-last
+  bool follow = true;                     // false: an answer 3xx is passed on
+  bool use_netrc = false;  // user and password of ~/.netrc ($NETRC) for the first host
+  bool use_proxy = true;   // false: for addresses that are this machine's own
+  // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
+  std::chrono::milliseconds stall{20'000};
+  std::chrono::milliseconds limit{0};  // 0: none
+};
+
+// The beginning of an answer.
+struct HttpHead {
+  int status = 0;
+  std::string url;  // that gave it, after redirects; may hold secrets
+  bool was_redirected = false;
+  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case; 64 KiB at most
+
+  std::string_view header(std::string_view name) const;  // the last of this name; "" for none
+};
+
+// How a transfer ended. `error` is 0 when the answer came to its end; ECANCELED when a callback
+// said so; EIO when the transfer broke or could not begin, ETIMEDOUT when it stalled, EACCES when a
+// rule above refuses it (trying again does not help), EPROTO when the peer is no server of HTTP or
+// its certificate is not trusted. `text` says what happened, in one line, printable, without
+// secrets.
+struct HttpEnd {
+  int error = 0;
+  std::string text;
+};
+
+// Called on the thread of Http, never two at a time. They must not block for long and must not
+// throw.
+struct HttpCallbacks {
+  std::function<bool(const HttpHead&)> head = {};             // false: end the transfer
+  std::function<bool(std::span<const std::byte>)> data = {};  // false: end the transfer
+  std::function<void(const HttpEnd&)> end;                    // once, last
+};
+
+// A whole answer in memory.
+struct HttpAnswer {
+  HttpHead head;
+  std::string body;
+};
+
+class Http {
+ public:
+  struct Options {
+    unsigned connections = 8;  // to one host at a time; more transfers wait
+    bool insecure_http = false;
+    Counters* counters = nullptr;
+  };
+
+  explicit Http(const Options& options);
+  Http(const Http&) = delete;
+  Http& operator=(const Http&) = delete;
+  virtual ~Http();
+
+  // Begins a transfer, after `delay`. Throws std::bad_alloc, and Error kUnreadable when the thread
+  // cannot be started; then no callback is called. Virtual, so that a test can answer.
+  virtual void start(HttpRequest request, HttpCallbacks callbacks,
+                     std::chrono::milliseconds delay = {});
+
+  // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
+  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over.
+  // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer. Never to be
+  // called on the thread of Http.
+  HttpAnswer get(const HttpRequest& request, std::size_t most,
+                 std::chrono::milliseconds patience = std::chrono::seconds(60));
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and
+// 509; also the 400 and 403 of S3 that mean so (SlowDown, RequestTimeout), which its body tells.
+bool is_temporary(int status);
+
+// The pause before a request is sent again: full jitter under a bound that doubles from 100 ms to
+// 10 s. What Retry-After (seconds or a date) or RateLimit ("api";r=0;t=55) ask for is the least.
+class Backoff {
+ public:
+  std::chrono::milliseconds next(const HttpHead* head = nullptr);
+  unsigned tries() const { return tries_; }
+
+ private:
+  unsigned tries_ = 0;
+};
+
+}  // namespace stfs

@@ -1,0 +1,18 @@
+// Objects of S3 and of what speaks its protocol: s3://bucket/key. A prefix is read as a directory.
+//
+// find() is one signed GET of the first block, as of a web server (web.h). The version is pinned by
+// the bucket's version id, or by the ETag.
+#pragma once
+
+#include "core/source/remote.h"
+
+#include <memory>
+
+namespace stfs {
+
+// `http` outlives the store, and the store its Remotes. Endpoint, region, addressing style and
+// credentials come from the environment and the profile (s3_credentials.h). With `insecure_http`
+// requests to an http endpoint are signed too.
+std::unique_ptr<Store> make_s3_store(Http& http, bool insecure_http);
+
+}  // namespace stfs

@@ -1,0 +1,1 @@
+#include "core/source/s3_credentials.h"

@@ -1,0 +1,48 @@
+// Names of sources: a path of the local file system, or a URL.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+// Whether a name is a URL ("https://..", "s3://..", any scheme). A name that is a file on the local
+// disk too is a URL all the same: name the file "./s3:/..".
+bool is_url(std::string_view name);
+std::string_view scheme_of(std::string_view url);  // "https"; "" for a path
+
+// A name without secrets, for messages, attributes and the cache: no user and password, no query
+// (a signed URL has its signature there), no fragment.
+std::string public_name(std::string_view name);
+
+// As the functions of std::filesystem::path do, and of a URL's path: the name of the directory that
+// holds a file, a file of a directory, the last component. A query of `directory` is kept behind
+// the new path, since it may hold what permits to read it.
+std::string parent_name(const std::string& name);
+std::string child_name(const std::string& directory, const std::string& relative);
+std::string last_component(const std::string& name);
+
+// An absolute http or https URL in its parts (RFC 3986). Percent-encoding is left as it stands.
+struct WebUrl {
+  std::string scheme, host;  // lower case; an IPv6 address without brackets
+  std::uint16_t port = 0;    // the scheme's own when the URL names none
+  std::string path, query;   // "/a/b"; without "?"
+
+  std::string origin() const;  // "https://host:443": where a secret may go
+  std::string text() const;
+  bool is_loopback() const;  // 127.0.0.0/8, ::1, localhost
+};
+// nullopt for any other text: another scheme, no host, a control character, a user before the host.
+std::optional<WebUrl> parse_web_url(std::string_view url);
+// The target of a redirect: an absolute URL, or one relative to `base`.
+std::optional<WebUrl> resolve_url(const WebUrl& base, std::string_view location);
+
+// Percent-encodes every byte but letters, digits, "-._~" and those of `keep` (RFC 3986, 2.3).
+std::string percent_encode(std::string_view text, std::string_view keep = "");
+std::string percent_decode(std::string_view text);  // a "%" without two digits stays
+
+}  // namespace stfs
