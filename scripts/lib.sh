@@ -30,7 +30,10 @@ STFS_LINT_PACKAGES=(clang-tidy cppcheck findutils coreutils)
 
 # To run the benchmarks: other tools, and the interpreter of bench.py.
 # shellcheck disable=SC2034
-STFS_BENCH_PACKAGES=(python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils)
+STFS_BENCH_PACKAGES=(
+  python3 python3-numpy squashfuse squashfs-tools e2fsprogs mount findutils coreutils nginx-light
+  curl rclone
+)
 
 # die STATUS MESSAGE: prints one line to standard error and exits.
 die() {

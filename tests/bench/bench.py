@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+import remote
+
 try:
     import numpy
 except ImportError:
@@ -573,7 +575,9 @@ def main():
             # In the build directory: /tmp may be in memory.
             directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.build.resolve())))
         began = time.perf_counter()
-        Bench(Programs(arguments.build.resolve()), table, size, directory).all()
+        bench = Bench(Programs(arguments.build.resolve()), table, size, directory)
+        bench.all()
+        remote.Remote(bench, arguments.build.resolve()).all()
     result = {"machine": machine(), "quick": arguments.quick, "seconds": round(time.perf_counter() - began),
               "rows": table.rows}
     target = arguments.json or arguments.build / "bench.json"
