@@ -35,6 +35,7 @@ lib/libstfs_gpu.so.0
 lib/$library
 lib/pkgconfig/stfs_gpu.pc
 lib/$2/stfs_gpu.py
+lib/systemd/system/stfs-remote@.service
 lib/systemd/system/stfs@.service
 lib/systemd/user/stfs-gpu.service
 lib/systemd/user/stfs-gpu.socket
