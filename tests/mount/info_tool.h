@@ -1,6 +1,7 @@
 // Runs stfs-info.
 #pragma once
 
+#include "tests/support/elsewhere.h"
 #include "tests/support/process.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 namespace stfs::test {
 
 inline Outcome info(std::vector<std::string> arguments) {
+  for (std::string& argument : arguments) argument = elsewhere(argument);
   arguments.insert(arguments.begin(), STFS_INFO_BINARY);
   return run(arguments);
 }

@@ -1,5 +1,7 @@
 #include "tests/support/mounted.h"
 
+#include "tests/support/elsewhere.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -36,7 +38,7 @@ std::vector<std::string> mount_command(const std::vector<std::string>& sources,
                                        const std::filesystem::path& mountpoint) {
   std::vector<std::string> argv = {STFS_BINARY};
   argv.insert(argv.end(), options.begin(), options.end());
-  argv.insert(argv.end(), sources.begin(), sources.end());
+  for (const std::string& source : sources) argv.push_back(elsewhere(source));
   argv.push_back(mountpoint.string());
   return argv;
 }
