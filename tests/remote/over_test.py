@@ -3,7 +3,7 @@
 
 The tests are those of tests/mount: tests/support/elsewhere.h turns their sources into URLs. For https, nginx serves the
 whole file system of this machine with a certificate of its own authority; for s3, Ceph's gateway gets each source before
-it is read. Both listen on free ports of loopback and are stopped here.
+it is read; boto3 puts it there. Both listen on free ports of loopback and are stopped here.
 
 Exits with 77 where the servers are not installed; STFS_REQUIRE_SERVERS=1 makes that a failure.
 """
@@ -16,6 +16,7 @@ import tempfile
 
 SERVERS = pathlib.Path(__file__).resolve().parent / "servers"
 SKIPPED = 77
+BUCKET = "stfs-tests"
 
 
 def missing(kind):
@@ -24,14 +25,38 @@ def missing(kind):
 
 
 def put_program(directory):
-    """A program that brings a file, or the files of a directory, to the gateway."""
+    """A program that brings a file, or the files of a directory, to the gateway: stfs's tests call it with the path."""
     path = directory / "put"
-    path.write_text(f"#!/bin/sh\nexec {sys.executable} {SERVERS}/put.py stfs-tests \"$1\"\n")
+    path.write_text(f"#!/bin/sh\nexec {sys.executable} {os.path.abspath(__file__)} put \"$1\"\n")
     path.chmod(0o755)
     return path
 
 
+def client(environment):
+    import boto3
+    return boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
+
+
+def make_bucket(environment):
+    os.environ.update({name: value for name, value in environment.items() if name.startswith("AWS_")})
+    client(environment).create_bucket(Bucket=BUCKET)
+
+
+def put(path):
+    """Of a shard's index, all that lies beside it."""
+    path = pathlib.Path(path)
+    files = [path]
+    if path.is_dir() or path.name.endswith(".index.json"):
+        files = [file for file in (path if path.is_dir() else path.parent).rglob("*") if file.is_file()]
+    s3 = client(os.environ)
+    for file in files:
+        with open(file, "rb") as body:
+            s3.put_object(Bucket=BUCKET, Key=str(file)[1:], Body=body)
+
+
 def main():
+    if sys.argv[1] == "put":
+        return put(sys.argv[2])
     kind, binary, tests = sys.argv[1:]
     if absent := missing(kind):
         print(f"not installed: {' '.join(absent)}")
@@ -42,18 +67,18 @@ def main():
         environment = dict(os.environ, STFS_CACHE=str(work / "cache"), DIR=str(work / "server"))
         script = SERVERS / {"https": "nginx", "s3": "radosgw"}[kind]
         try:
-            if kind == "https":
-                environment["ROOT"] = "/"
             said = subprocess.run([script, "start"], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            for line in said.splitlines():
-                name, _, value = line.partition("=")
-                environment[name] = value
+            server = dict(line.split("=", 1) for line in said.splitlines())
             if kind == "https":
-                environment["STFS_TESTS_OVER"] = environment["HTTPS_URL"]
-                environment["SSL_CERT_FILE"] = environment["CA"]
+                (pathlib.Path(server["NGINX_ROOT"]) / "all").symlink_to("/")
+                environment["STFS_TESTS_OVER"] = f"https://localhost:{server['NGINX_TLS_PORT']}/all"
+                environment["SSL_CERT_FILE"] = server["NGINX_CA"]
             else:
-                environment["STFS_TESTS_OVER"] = "s3://stfs-tests"
-                environment["STFS_TESTS_PUT"] = str(put_program(work))
+                environment.update(
+                    STFS_TESTS_OVER=f"s3://{BUCKET}", STFS_TESTS_PUT=str(put_program(work)),
+                    AWS_ENDPOINT_URL=f"http://127.0.0.1:{server['RGW_PORT']}", AWS_ACCESS_KEY_ID=server["RGW_ACCESS"],
+                    AWS_SECRET_ACCESS_KEY=server["RGW_SECRET"], AWS_EC2_METADATA_DISABLED="true")
+                make_bucket(environment)
             done = subprocess.run([binary, f"--gtest_filter={tests}", "--gtest_brief=1"], env=environment, check=False)
             sys.exit(done.returncode)
         finally:
