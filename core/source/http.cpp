@@ -1,3 +1,4 @@
+// All that touches libcurl is in this file: no other one includes it.
 #include "core/source/http.h"
 
 #include "core/base/error.h"
