@@ -254,28 +254,21 @@ int CacheEntry::read(std::span<std::byte> bytes, std::uint64_t offset) const {
   return pread_exact(data_fd_.get(), bytes, offset);
 }
 
-struct CacheEntry::Sum::State {
-  struct Free {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> sum{XXH3_createState()};
-};
-
-CacheEntry::Sum::Sum(const CacheEntry& entry, std::uint64_t block)
-    : state_(std::make_unique<State>()) {
-  if (!state_->sum) throw std::bad_alloc();
-  XXH3_64bits_reset_withSeed(state_->sum.get(), seed_of(entry.seed_, block));
+CacheEntry::Sum::Sum(const CacheEntry& entry, std::uint64_t block) : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_64bits_reset_withSeed(static_cast<XXH3_state_t*>(state_.get()), seed_of(entry.seed_, block));
 }
-CacheEntry::Sum::Sum(Sum&&) noexcept = default;
-CacheEntry::Sum& CacheEntry::Sum::operator=(Sum&&) noexcept = default;
-CacheEntry::Sum::~Sum() = default;
+
+void CacheEntry::Sum::Free::operator()(void* state) const {
+  XXH3_freeState(static_cast<XXH3_state_t*>(state));
+}
 
 void CacheEntry::Sum::add(std::span<const std::byte> bytes) {
-  XXH3_64bits_update(state_->sum.get(), bytes.data(), bytes.size());
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state_.get()), bytes.data(), bytes.size());
 }
 
 std::uint64_t CacheEntry::Sum::value() const {
-  return checksum_of(XXH3_64bits_digest(state_->sum.get()));
+  return checksum_of(XXH3_64bits_digest(static_cast<const XXH3_state_t*>(state_.get())));
 }
 
 // --- the directory ---
@@ -568,12 +561,6 @@ void Cache::remember(const std::string& name, const std::string& json) const {
 }
 
 // --- eviction ---
-
-struct Cache::Place {
-  std::string id;
-  std::uint64_t bytes;
-  timespec used;  // 0 for an entry that is damaged: it goes first
-};
 
 std::vector<Cache::Place> Cache::places() const {
   std::vector<Place> places;

@@ -99,15 +99,14 @@ class CacheEntry {
   class Sum {
    public:
     Sum(const CacheEntry& entry, std::uint64_t block);
-    Sum(Sum&&) noexcept;
-    Sum& operator=(Sum&&) noexcept;
-    ~Sum();
     void add(std::span<const std::byte> bytes);
     std::uint64_t value() const;
 
    private:
-    struct State;
-    std::unique_ptr<State> state_;
+    struct Free {
+      void operator()(void* state) const;
+    };
+    std::unique_ptr<void, Free> state_;  // XXH3_state_t, whose header stays out of this one
   };
 
  private:
@@ -173,7 +172,12 @@ class Cache {
 
  private:
   enum class Outcome { kDone, kAbsent, kBusy, kDamaged, kFailed };
-  struct Place;  // an entry as eviction sees it
+  // An entry as eviction sees it.
+  struct Place {
+    std::string id;
+    std::uint64_t bytes;
+    timespec used;  // 0 for an entry that is damaged: it goes first
+  };
 
   bool prepare();
   Outcome open_place(const std::string& id, CacheEntry& entry) const;
