@@ -6,8 +6,10 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/sources.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,9 @@ struct Arguments {
   bool allow_missing = false;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
+  SourceOptions sources = {};
+  std::string action;          // of cache: list, prune, verify
+  std::uint64_t prune_to = 0;  // bytes
 };
 
 // How a verb loads its checkpoints.
@@ -62,6 +67,9 @@ int diff(const Arguments& arguments);
 // These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
+
+// Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
+int cache(const Arguments& arguments);
 
 // Prints the names of tensors of `source` that begin with `tensor`, for a shell to complete. Of an
 // index it reads the JSON alone. On any error it prints nothing and returns 0.
