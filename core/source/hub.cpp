@@ -2,405 +2,33 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
-#include "core/base/text.h"
+#include "core/source/hub_api.h"
 #include "core/source/url.h"
 
-#include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <ctime>
 #include <exception>
-#include <functional>
 #include <future>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 namespace stfs {
-namespace hub {
 namespace {
 
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
-constexpr std::uint64_t kLargestFile = 1ULL << 50;
-constexpr int kDeepest = 64;  // nesting of the API's JSON
-constexpr int kMostPages = 2000;
+constexpr std::size_t kMostPages = 2000;
 constexpr int kMostHops = 10;
-constexpr std::size_t kCommitDigits = 40;  // SHA-1
-constexpr std::size_t kSha256Digits = 64;
 
-bool is_hex(std::string_view text, std::size_t length) {
-  return text.size() == length && std::ranges::all_of(text, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
-}
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char c) {
-    return static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
-  });
-  return result;
-}
-
-// Whether a path stays below the directory that it is relative to.
-bool is_inner_path(std::string_view path) {
-  if (path.empty() || path.size() > 4096) return false;
-  if (std::ranges::any_of(path, [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
-    return false;
-  }
-  while (true) {
-    const std::size_t end = std::min(path.find('/'), path.size());
-    const std::string_view part = path.substr(0, end);
-    if (part.empty() || part == "." || part == "..") return false;
-    if (end == path.size()) return true;
-    path.remove_prefix(end + 1);
-  }
-}
-
-// The Hub's rule for an organisation, and for the name of a model.
-bool is_id_part(std::string_view part) {
-  const auto may_end = [](char c) { return c != '-' && c != '.'; };
-  return !part.empty() && part.size() <= 96 && may_end(part.front()) && may_end(part.back()) &&
-         part.find("--") == part.npos && part.find("..") == part.npos &&
-         std::ranges::all_of(part, [](unsigned char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                  c == '-' || c == '_' || c == '.';
-         });
-}
-
-bool is_id(std::string_view id) {
-  const std::size_t slash = id.find('/');
-  return slash != std::string_view::npos && is_id_part(id.substr(0, slash)) &&
-         is_id_part(id.substr(slash + 1));
-}
-
-// --- names ---------------------------------------------------------------------------------------
-
-struct HubName {
-  std::string id;                 // "org/name"
-  std::string revision = "main";  // a branch, a tag or a commit
-  std::string path = {};          // in the repository; "" for its root
-
-  bool has_commit() const { return is_hex(revision, kCommitDigits); }
-  std::string text() const {
-    return "hf://" + id + "@" + percent_encode(revision) + (path.empty() ? "" : "/" + path);
-  }
-};
-
-// The length of the revision that `text` begins with, up to a slash or the end. The Hub's own refs
-// have slashes.
-std::size_t revision_length(std::string_view text) {
-  for (const std::string_view ref : {"refs/pr/", "refs/convert/"}) {
-    if (!text.starts_with(ref)) continue;
-    const std::size_t end = std::min(text.find('/', ref.size()), text.size());
-    if (end > ref.size()) return end;
-  }
-  return std::min(text.find('/'), text.size());
-}
-
-// Throws Error kUsage.
-HubName parse_hub_name(const std::string& name) {
-  const auto refuse = [&](std::string_view rule) { throw Error(ErrorCode::kUsage, name, rule); };
-  std::string_view rest = name;
-  if (!rest.starts_with("hf://")) refuse("not a name of the Hub: write hf://org/name");
-  rest.remove_prefix(5);
-  if (rest.find_first_of("?#") != std::string_view::npos) {
-    refuse("'?' and '#' cannot stand in a name of the Hub");
-  }
-  for (const std::string_view kind : {"datasets/", "spaces/", "kernels/", "buckets/"}) {
-    if (rest.starts_with(kind)) refuse("not a model: stfs mounts models of the Hub, hf://org/name");
-  }
-  if (rest.starts_with("models/")) rest.remove_prefix(7);
-
-  HubName result;
-  const std::size_t slash = rest.find('/');
-  if (slash == std::string_view::npos || slash + 1 == rest.size()) {
-    refuse("no organisation: write hf://org/name (gpt2 is hf://openai-community/gpt2)");
-  }
-  const std::size_t end = std::min(rest.find_first_of("@/", slash + 1), rest.size());
-  result.id = rest.substr(0, end);
-  if (!is_id(result.id)) {
-    refuse("not a name of the Hub: write hf://org/name[@revision][/path]");
-  }
-  rest.remove_prefix(end);
-  if (rest.starts_with('@')) {
-    rest.remove_prefix(1);
-    const std::size_t length = revision_length(rest);
-    result.revision = percent_decode(rest.substr(0, length));
-    rest.remove_prefix(length);
-    if (!is_inner_path(result.revision)) {
-      refuse("no revision after '@': a branch, a tag or a commit stands there");
-    }
-    if (is_hex(lower(result.revision), kCommitDigits)) result.revision = lower(result.revision);
-  }
-  if (rest.starts_with('/')) rest.remove_prefix(1);
-  if (rest.ends_with('/')) rest.remove_suffix(1);
-  result.path = rest;
-  if (!rest.empty() && !is_inner_path(rest)) refuse("its path does not stay inside the model");
-  return result;
-}
-
-// --- options -------------------------------------------------------------------------------------
-
-// An environment variable; "" when it is not set.
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-bool is_true(const std::string& value) {
-  const std::string low = lower(value);
-  return low == "1" || low == "on" || low == "yes" || low == "true";
-}
-
-// As the Hub's client takes paths of the environment: "~" is the home directory.
-std::string expanded(const std::string& path) {
-  if (path != "~" && !path.starts_with("~/")) return path;
-  const std::string home = environment("HOME");
-  return home.empty() ? path : home + path.substr(1);
-}
-
-// The directory of the Hub's client; "" when there is no home directory.
-std::string hub_home() {
-  if (const std::string home = environment("HF_HOME"); !home.empty()) return expanded(home);
-  if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty()) {
-    return expanded(cache) + "/huggingface";
-  }
-  const std::string home = environment("HOME");
-  return home.empty() ? "" : home + "/.cache/huggingface";
-}
-
-// A token without the white space around it. `place` is where it was found.
-std::string clean_token(std::string_view text, const std::string& place) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  text = text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-  if (!std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; })) {
-    throw Error(ErrorCode::kUsage, place, "no token: it has a character that no token has");
-  }
-  return std::string(text);
-}
-
-std::string find_token() {
-  if (is_true(environment("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) return "";
-  for (const char* const name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}) {
-    const std::string value = environment(name);
-    if (!value.empty()) return clean_token(value, name);
-  }
-  const std::string named = expanded(environment("HF_TOKEN_PATH"));
-  const std::string home = hub_home();
-  if (named.empty() && home.empty()) return "";
-  const std::string path = named.empty() ? home + "/token" : named;
-  std::string text;
-  try {
-    text = read_file(path, 64 << 10);
-  } catch (const Error& error) {
-    if (!named.empty() && error.code() != ErrorCode::kAbsent) throw;
-    return "";
-  }
-  return clean_token(text, path);
-}
-
-struct HubOptions {
-  std::string endpoint;  // "https://huggingface.co", without a slash at its end
-  std::string origin;    // of it
-  std::string token;     // "" for none, or when it may not be sent to this endpoint
-
-  std::string resolve_url(const HubName& name) const {
-    return endpoint + "/" + name.id + "/resolve/" + percent_encode(name.revision) + "/" +
-           percent_encode(name.path, "/");
-  }
-  std::string api_url(const std::string& id) const { return endpoint + "/api/models/" + id; }
-
-  HttpRequest request(std::string url) const {
-    HttpRequest result{.url = std::move(url)};
-    const std::optional<WebUrl> parsed = parse_web_url(result.url);
-    if (!token.empty() && parsed && parsed->origin() == origin) {
-      result.secrets.push_back("Authorization: Bearer " + token);
-    }
-    return result;
-  }
-};
-
-HubOptions options_from_environment() {
-  HubOptions result;
-  result.endpoint = environment("HF_ENDPOINT");
-  if (result.endpoint.empty()) result.endpoint = "https://huggingface.co";
-  while (result.endpoint.ends_with('/')) result.endpoint.pop_back();
-  const std::optional<WebUrl> url = parse_web_url(result.endpoint);
-  if (!url || !url->query.empty() || result.endpoint.find('#') != std::string::npos) {
-    throw Error(ErrorCode::kUsage, "HF_ENDPOINT", "not a URL, such as https://huggingface.co");
-  }
-  result.origin = url->origin();
-  result.token = find_token();
-  if (url->scheme != "https" && !url->is_loopback()) result.token.clear();
-  return result;
-}
-
-// --- refusals ------------------------------------------------------------------------------------
-
-// The seconds after which the Hub takes requests again: RateLimit ("api";r=0;t=55), or Retry-After;
-// 0 when neither says so.
-unsigned seconds_to_wait(const HttpHead& head) {
-  std::string_view text = head.header("ratelimit");
-  const std::size_t at = text.find(";t=");
-  text = at == std::string_view::npos ? head.header("retry-after") : text.substr(at + 3);
-  unsigned seconds = 0;
-  std::from_chars(text.data(), text.data() + text.size(), seconds);
-  return std::min(seconds, 86'400U);
-}
-
-// Throws the Error that an answer other than 2xx means.
-[[noreturn]] void refuse(const HttpHead& head, const std::string& place, const std::string& id,
-                         const HubOptions& options) {
-  const std::string_view code = head.header("x-error-code");
-  const std::string_view message = head.header("x-error-message");
-  const bool has_token = !options.token.empty();
-  const auto fail = [&](ErrorCode error, const std::string& rule) {
-    throw Error(error, place, rule);
-  };
-  if (code == "GatedRepo") {
-    fail(ErrorCode::kUnreadable, "the model is gated: accept its conditions at " +
-                                     options.endpoint + "/" + id +
-                                     (has_token ? "" : ", then set HF_TOKEN"));
-  }
-  if (code == "RevisionNotFound") fail(ErrorCode::kAbsent, "the model has no such revision");
-  if (code == "EntryNotFound") fail(ErrorCode::kAbsent, "the model has no such file");
-  if (head.status == 401 && message == "Invalid credentials in Authorization header") {
-    fail(ErrorCode::kUnreadable, "the Hub does not accept this token: see HF_TOKEN");
-  }
-  // The Hub answers 401 for a model that is not there, too.
-  if (code == "RepoNotFound" || head.status == 401 || head.status == 404) {
-    fail(ErrorCode::kAbsent, has_token ? "no such model, or this token may not see it"
-                                       : "no such model, or it is private: set HF_TOKEN");
-  }
-  if (head.status == 429) {
-    const unsigned seconds = seconds_to_wait(head);
-    fail(ErrorCode::kUnreadable,
-         "the Hub takes no more requests for now: try again " +
-             (seconds == 0 ? "later" : "in " + std::to_string(seconds) + " s") +
-             (has_token ? "" : ", or set HF_TOKEN for a higher limit"));
-  }
-  fail(ErrorCode::kUnreadable, "the Hub answers " + std::to_string(head.status) +
-                                   (message.empty() ? "" : ": " + in_quotes(message)));
-  std::abort();  // fail() throws
-}
-
-// --- the API -------------------------------------------------------------------------------------
-
-using Json = nlohmann::json;
-
-struct HubFile {
-  std::optional<std::uint64_t> size;
-  std::string sha256;  // of Git LFS and Xet
-  std::string blob;    // git's SHA-1, of other files
-
-  bool is_known() const { return size && (!sha256.empty() || !blob.empty()); }
-};
-
-struct Repository {
-  std::string id;      // as the Hub writes it now
-  std::string commit;  // 40 hex digits
-  timespec mtime{};    // of the commit
-  std::map<std::string, HubFile> files;
-};
-
-std::string text_of(const Json& object, const char* key) {
-  const auto at = object.find(key);
-  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
-}
-
-std::string digest_of(const Json& object, const char* key, std::size_t length) {
-  std::string text = text_of(object, key);
-  return is_hex(text, length) ? text : "";
-}
-
-std::optional<std::uint64_t> size_of(const Json& object) {
-  const auto at = object.find("size");
-  if (at == object.end() || !at->is_number_unsigned()) return std::nullopt;
-  const auto size = at->get<std::uint64_t>();
-  return size <= kLargestFile ? std::optional(size) : std::nullopt;
-}
-
-// An entry of "siblings" ({"rfilename", "size", "blobId", "lfs": {"size", "sha256"}}), or of a tree
-// ({"path", "size", "oid", "lfs": {"size", "oid"}}).
-HubFile file_of(const Json& entry) {
-  HubFile file;
-  file.size = size_of(entry);
-  const auto lfs = entry.find("lfs");
-  if (lfs == entry.end() || !lfs->is_object()) {
-    file.blob = digest_of(entry, "blobId", kCommitDigits);
-    if (file.blob.empty()) file.blob = digest_of(entry, "oid", kCommitDigits);
-    return file;
-  }
-  file.sha256 = digest_of(*lfs, "sha256", kSha256Digits);
-  if (file.sha256.empty()) file.sha256 = digest_of(*lfs, "oid", kSha256Digits);
-  if (!file.size) file.size = size_of(*lfs);
-  if (file.size != size_of(*lfs)) file.size.reset();
-  return file;
-}
-
-[[noreturn]] void not_the_hub(const std::string& place, const std::string& what) {
-  throw Error(ErrorCode::kUnreadable, place, "the Hub's answer breaks its rule: " + what);
-}
-
-// Parses an answer, and hands over each object of the list at a depth of the JSON. These are not
-// kept: an answer of 100,000 files would take ten times its size.
-Json parse_api(const std::string& text, int depth, const std::string& place,
-               const std::function<void(const Json&)>& entry) {
-  std::string key;
-  const auto filter = [&](int at, Json::parse_event_t event, Json& value) {
-    if (at > kDeepest) not_the_hub(place, "its JSON is nested too deeply");
-    const bool is_model = depth == 2;
-    if (is_model && at == 1 && event == Json::parse_event_t::key) {
-      key = value.get<std::string>();
-      return key == "siblings" || key == "sha" || key == "id" || key == "lastModified";
-    }
-    if (at != depth || event != Json::parse_event_t::object_end) return true;
-    if (!is_model || key == "siblings") entry(value);
-    return false;
-  };
-  Json answer = Json::parse(text, filter, /*allow_exceptions=*/false);
-  if (answer.is_discarded()) not_the_hub(place, "not JSON");
-  return answer;
-}
-
-// RFC 3339 in UTC, as the API writes times: "2025-02-01T10:00:00.000Z". 0 for any other text.
-timespec time_of(const std::string& text) {
-  tm parts{};
-  const char* const end = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
-  if (end == nullptr || !text.ends_with('Z')) return {};
-  return {.tv_sec = ::timegm(&parts), .tv_nsec = 0};
-}
-
-// The target of `Link: <URL>; rel="next"`; "" when this page is the last.
-std::string next_page(std::string_view link) {
-  while (!link.empty()) {
-    const std::size_t begin = link.find('<'), end = link.find('>');
-    if (begin == std::string_view::npos || end == std::string_view::npos || end < begin) return "";
-    const std::string_view target = link.substr(begin + 1, end - begin - 1);
-    link.remove_prefix(end + 1);
-    const std::string_view parameters = link.substr(0, link.find('<'));
-    if (parameters.find("rel=\"next\"") != parameters.npos) {
-      return std::string(target);
-    }
-  }
-  return "";
-}
-
-// --- bytes ---------------------------------------------------------------------------------------
-
-std::string unquoted(std::string_view etag) {
+std::string_view unquoted(std::string_view etag) {
   if (etag.starts_with("W/")) etag.remove_prefix(2);
   if (etag.size() >= 2 && etag.front() == '"' && etag.back() == '"') {
     etag = etag.substr(1, etag.size() - 2);
   }
-  return lower(etag);
+  return etag;
 }
 
 // Whether a redirect may lead from one URL to another: the rules of http.h, for a redirect that is
@@ -479,21 +107,21 @@ class HubRemote final : public Remote {
       is_checked = check(head) || is_checked;
       if (head.status / 100 == 2) {
         if (!is_checked && unquoted(head.header("etag")) != version_.sha256) {
-          not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
+          throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
         }
         return url;
       }
-      if (head.status / 100 != 3) refuse(head, version_.name, name_.id, options_);
+      if (head.status / 100 != 3) refuse_hub_answer(head, version_.name, name_.id, options_);
       const std::optional<WebUrl> from = parse_web_url(url);
       const std::optional<WebUrl> to =
           from ? stfs::resolve_url(*from, head.header("location")) : std::nullopt;
       if (!to || !may_lead(*from, *to)) {
-        not_the_hub(version_.name, "it redirects to where no redirect may lead");
+        throw_not_the_hub(version_.name, "it redirects to where no redirect may lead");
       }
       url = to->text();
       if (is_checked && to->origin() != from->origin()) return url;
     }
-    not_the_hub(version_.name, "it redirects for ever");
+    throw_not_the_hub(version_.name, "it redirects for ever");
   }
 
   // Whether an answer says of which file it is. Throws Error when that is another one.
@@ -501,13 +129,13 @@ class HubRemote final : public Remote {
     const std::string_view etag = head.header("x-linked-etag");
     if (etag.empty() || head.status >= 400) return false;
     if (head.header("x-repo-commit") != name_.revision) {
-      not_the_hub(version_.name, "it is of another commit");
+      throw_not_the_hub(version_.name, "it is of another commit");
     }
     if (unquoted(etag) != version_.sha256) {
-      not_the_hub(version_.name, "its SHA-256 is not the one of this commit");
+      throw_not_the_hub(version_.name, "its SHA-256 is not the one of this commit");
     }
     if (head.header("x-linked-size") != std::to_string(version_.size)) {
-      not_the_hub(version_.name, "its size is not the one of this commit");
+      throw_not_the_hub(version_.name, "its size is not the one of this commit");
     }
     return true;
   }
@@ -522,11 +150,9 @@ class HubRemote final : public Remote {
   mutable std::string refused_;  // the one that was refused last
 };
 
-// --- the store -----------------------------------------------------------------------------------
-
 class HubStore final : public Store {
  public:
-  explicit HubStore(Http& http) : http_(http), options_(options_from_environment()) {}
+  explicit HubStore(Http& http) : http_(http), options_(hub_options()) {}
 
   Found find(const std::string& name, const RemoteVersion*) override {
     const HubName asked = parse_hub_name(name);
@@ -539,7 +165,7 @@ class HubStore final : public Store {
       absent(name);
     }
     const HubFile& file = at->second;
-    if (!file.is_known()) not_the_hub(name, "it tells no valid size and digest of the file");
+    if (!file.is_known()) throw_not_the_hub(name, "it tells no valid size and digest of the file");
     RemoteVersion version;
     version.name = pinned_name(*known, asked.path);
     version.size = *file.size;
@@ -574,20 +200,19 @@ class HubStore final : public Store {
   }
 
  private:
-  using Known =
-      std::shared_ptr<const Repository>;  // shared by the threads that wait for one answer
+  using Known = std::shared_ptr<const HubModel>;  // shared by the threads that wait for one answer
 
   [[noreturn]] static void absent(const std::string& name) {
     throw Error(ErrorCode::kAbsent, name, "the model has no such file");
   }
 
-  static bool is_directory(const Repository& repository, const std::string& path) {
+  static bool is_directory(const HubModel& repository, const std::string& path) {
     if (path.empty()) return true;
     const auto at = repository.files.lower_bound(path + "/");
     return at != repository.files.end() && at->first.starts_with(path + "/");
   }
 
-  static std::string pinned_name(const Repository& repository, const std::string& path) {
+  static std::string pinned_name(const HubModel& repository, const std::string& path) {
     return HubName{.id = repository.id, .revision = repository.commit, .path = path}.text();
   }
 
@@ -607,7 +232,7 @@ class HubStore final : public Store {
     }
     if (!is_first) return answer.get();
     try {
-      const auto known = std::make_shared<const Repository>(ask(name));
+      const auto known = std::make_shared<const HubModel>(ask(name));
       {
         const std::lock_guard lock(mutex_);
         repositories_.try_emplace(known->id + "@" + known->commit, answer);
@@ -625,63 +250,38 @@ class HubStore final : public Store {
 
   HttpAnswer get(const std::string& url, const HubName& name) {
     HttpAnswer answer = http_.get(options_.request(url), kLongestAnswer);
-    if (answer.head.status != 200) refuse(answer.head, name.text(), name.id, options_);
+    if (answer.head.status != 200) refuse_hub_answer(answer.head, name.text(), name.id, options_);
     return answer;
   }
 
-  Repository ask(const HubName& name) {
-    const std::string place = name.text();
+  HubModel ask(const HubName& name) {
     const HttpAnswer answer = get(
         options_.api_url(name.id) + "/revision/" + percent_encode(name.revision) + "?blobs=true",
         name);
-    Repository result;
-    bool is_whole = true;
-    const Json model = parse_api(answer.body, 2, place, [&](const Json& entry) {
-      const std::string path = text_of(entry, "rfilename");
-      if (!is_inner_path(path)) return;
-      is_whole &= result.files.try_emplace(path, file_of(entry)).first->second.is_known();
-    });
-    if (!model.is_object()) not_the_hub(place, "not a model");
-    result.commit = digest_of(model, "sha", kCommitDigits);
-    if (result.commit.empty()) not_the_hub(place, "it tells no commit");
-    if (name.has_commit() && result.commit != name.revision) {
-      not_the_hub(place, "it is of another commit");
-    }
-    result.id = text_of(model, "id");
-    if (!is_id(result.id)) result.id = name.id;
-    result.mtime = time_of(text_of(model, "lastModified"));
-    if (!is_whole || result.files.empty()) read_tree(name, result);
-    return result;
+    HubModel model = parse_hub_model(answer.body, name);
+    const bool is_whole =
+        std::ranges::all_of(model.files, [](const auto& file) { return file.second.is_known(); });
+    if (!is_whole || model.files.empty()) read_tree(name, model);
+    return model;
   }
 
   // The files with their sizes, a page at a time: for an answer that lacks them.
-  void read_tree(const HubName& name, Repository& result) {
-    std::string url = options_.api_url(result.id) + "/tree/" + result.commit + "?recursive=true";
-    for (int page = 0; page < kMostPages; ++page) {
+  void read_tree(const HubName& name, HubModel& model) {
+    std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
+    std::set<std::string> seen;
+    while (seen.insert(url).second && seen.size() <= kMostPages) {
       const HttpAnswer answer = get(url, name);
-      const std::size_t before = result.files.size();
-      bool is_news = page == 0;
-      const Json tree = parse_api(answer.body, 1, name.text(), [&](const Json& entry) {
-        const std::string path = text_of(entry, "path");
-        if (text_of(entry, "type") == "directory") is_news = true;
-        if (text_of(entry, "type") != "file" || !is_inner_path(path)) return;
-        HubFile& file = result.files[path];
-        if (file.is_known()) return;
-        file = file_of(entry);
-        is_news |= file.is_known();
-      });
-      if (!tree.is_array()) not_the_hub(name.text(), "not a tree");
-      const std::string next = next_page(answer.head.header("link"));
+      add_hub_tree(answer.body, name.text(), model);
+      const std::string next = next_hub_page(answer.head.header("link"));
       if (next.empty()) return;
       const std::optional<WebUrl> from = parse_web_url(answer.head.url);
       const std::optional<WebUrl> to = from ? resolve_url(*from, next) : std::nullopt;
-      if (!to || to->origin() != from->origin() ||
-          (!is_news && result.files.size() == before && to->text() == url)) {
-        not_the_hub(name.text(), "the next page is none of its own");
+      if (!to || to->origin() != from->origin()) {
+        throw_not_the_hub(name.text(), "the next page is on another host");
       }
       url = to->text();
     }
-    not_the_hub(name.text(), "its pages have no end");
+    throw_not_the_hub(name.text(), "its pages have no end");
   }
 
   Http& http_;
@@ -691,30 +291,21 @@ class HubStore final : public Store {
 };
 
 }  // namespace
-}  // namespace hub
 
-std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<hub::HubStore>(http); }
-
-// --- the Hub's own cache -------------------------------------------------------------------------
+std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<HubStore>(http); }
 
 std::string hub_local_copy(const std::string& name) try {
-  using namespace hub;
   const HubName asked = parse_hub_name(name);
   if (asked.path.empty()) return "";
-  std::string cache = expanded(environment("HF_HUB_CACHE"));
-  if (cache.empty()) cache = expanded(environment("HUGGINGFACE_HUB_CACHE"));
-  if (cache.empty()) {
-    cache = hub_home();
-    if (cache.empty()) return "";
-    cache += "/hub";
-  }
+  const std::string cache = hub_cache_directory();
+  if (cache.empty()) return "";
   const std::size_t slash = asked.id.find('/');
   const std::string model =
       cache + "/models--" + asked.id.substr(0, slash) + "--" + asked.id.substr(slash + 1);
   std::string commit = asked.revision;
   if (!asked.has_commit()) {
-    commit = clean_token(read_file(model + "/refs/" + asked.revision, 4096), model);
-    if (!is_hex(commit, kCommitDigits)) return "";
+    commit = read_file(model + "/refs/" + asked.revision, 4096).substr(0, kCommitDigits);
+    if (!is_digest(commit, kCommitDigits)) return "";
   }
   const std::string path = model + "/snapshots/" + commit + "/" + asked.path;
   struct stat file {};
