@@ -721,6 +721,17 @@ TEST(HubToken, ComesFromTheEnvironmentOrAFile) {
   EXPECT_EQ(token(), "");
 }
 
+TEST(HubToken, ItsEndpointIsWrittenInOneWay) {
+  const HubEnvironment environment;
+  for (const char* const endpoint :
+       {"https://Hub.example", "https://hub.example/", "https://hub.example:443//"}) {
+    HubEnvironment::set("HF_ENDPOINT", endpoint);
+    EXPECT_EQ(hub_options().endpoint, "https://hub.example") << endpoint;
+  }
+  HubEnvironment::set("HF_ENDPOINT", "http://127.0.0.1:8080/hf/");
+  EXPECT_EQ(hub_options().api_url("a/b"), "http://127.0.0.1:8080/hf/api/models/a/b");
+}
+
 TEST(HubToken, GoesToTheEndpointAlone) {
   const HubEnvironment environment;
   HubEnvironment::set("HF_TOKEN", kHubToken);
