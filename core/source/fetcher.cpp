@@ -754,7 +754,9 @@ void Fetcher::Impl::retry(const Transfer& transfer, BlockRun rest, const std::st
     return move_all(file, rest, State::kComing, State::kAbsent);
   }
   Item item{transfer.file, rest, true, transfer.done > 0 ? Backoff() : transfer.backoff};
-  item.not_before = Clock::now() + item.backoff.next(transfer.head ? &*transfer.head : nullptr);
+  // A server may ask for a day; the next want() after a timeout asks again.
+  const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
+  item.not_before = Clock::now() + std::min(pause, options.timeout);
   delayed_.push_back(std::move(item));
   move_all(file, rest, State::kComing, State::kDelayed);
 }
