@@ -478,6 +478,7 @@ void Fetcher::Impl::prepare_all() {
       work_.wait_until(lock, until);
     }
   }
+  if (!lines_.empty()) write_log(lock);
 }
 
 bool Fetcher::Impl::uses_memory(const File& file) const {
