@@ -1,1 +1,314 @@
 #include "core/source/fetcher.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/source/fetcher_impl.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace stfs {
+
+// --- want(), prefetch(): any thread
+
+bool Fetcher::Impl::start_threads() {
+  try {
+    constexpr unsigned kAnswering = 2;
+    threads_.reserve(1 + kAnswering);
+    while (threads_.size() < kAnswering) threads_.push_back(start_thread([this] { answer_all(); }));
+    if (threads_.size() == kAnswering) {
+      threads_.push_back(start_thread([this] { prepare_all(); }));
+    }
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool Fetcher::Impl::move(File& file, std::uint64_t block, State from, State to) {
+  if (!file.blocks.change(block, from, to)) return false;
+  if (from == State::kAhead) --file.ahead;
+  if (to == State::kAhead) ++file.ahead;
+  return true;
+}
+
+void Fetcher::Impl::move_all(File& file, BlockRun run, State from, State to) {
+  for (std::uint64_t block = run.first; block < run.end; ++block) move(file, block, from, to);
+}
+
+// Queues what is absent as demand.
+void Fetcher::Impl::queue(File& file, BlockRun run, Items item) {
+  bool is_any = false;
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    for (const State from : {State::kUnknown, State::kAbsent, State::kAhead}) {
+      if (move(file, block, from, State::kDemanded)) is_any = true;
+    }
+  }
+  if (!is_any) return;
+  item.front().run = run;
+  demand_.splice(demand_.end(), item);
+  work_.notify_one();
+}
+
+void Fetcher::Impl::want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready) {
+  const BlockRun run = file->blocks.run_of(range);
+  Waiters waiter;
+  waiter.push_back({file, run, run, {}, Clock::now()});
+  Items item(1);
+  item.front().file = file;
+  int error = 0;
+  {
+    Lock lock(mutex_);
+    if (file->source.has_changed()) {
+      error = ESTALE;
+    } else if (options.offline || !start_threads()) {
+      error = EIO;
+      file->source.note_failure(range.offset, range.offset + range.length, EIO);
+      log(*file, options.offline ? "not in the cache, and -o offline"
+                                 : "no thread can be started to fetch it");
+      if (!threads_.empty()) work_.notify_one();
+    } else {
+      queue(*file, run, std::move(item));
+      BlockRun& rest = waiter.front().rest;
+      while (!rest.empty() && Blocks::is_here(file->blocks.state(rest.first))) ++rest.first;
+      if (!rest.empty()) {
+        waiter.front().ready = std::move(ready);
+        file->waiting.splice(file->waiting.end(), waiter);
+        if (options.counters != nullptr) ++options.counters->waits;
+        if (armed_ == Clock::time_point::max()) answerable_.notify_one();
+        return;
+      }
+    }
+    if (options.offline) write_log(lock);
+  }
+  ready(error);
+}
+
+void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range) {
+  if (options.offline) return;
+  Blocks& blocks = file->blocks;
+  Items item(1);
+  const Lock lock(mutex_);
+  if (file->source.has_changed()) return;
+  const std::uint64_t most = uses_memory(*file) ? kFarthestInMemory : kFarthest;
+  const BlockRun run = blocks.run_of({range.offset, std::min(range.length, most)});
+  const auto is_wanted = [&](std::uint64_t block) {
+    const State state = blocks.state(block);
+    return (state == State::kUnknown || state == State::kAbsent) &&
+           !(blocks.entry() != nullptr && blocks.entry()->is_there(block));
+  };
+  bool is_any = false;
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    if (!is_wanted(block)) continue;
+    if (!is_any && !start_threads()) return;
+    const bool is_new = move(*file, block, State::kUnknown, State::kAhead) ||
+                        move(*file, block, State::kAbsent, State::kAhead);
+    is_any = is_any || is_new;
+  }
+  if (!is_any) return;
+  // What was queued first makes room.
+  for (auto old = ahead_.begin(); old != ahead_.end();) {
+    BlockRun& left = old->run;
+    if (old->file == file) {
+      while (!left.empty() &&
+             (file->ahead > most / Blocks::kBlock || blocks.state(left.first) != State::kAhead)) {
+        move(*file, left.first++, State::kAhead, State::kAbsent);
+      }
+    }
+    old = left.empty() ? ahead_.erase(old) : std::next(old);
+  }
+  item.front().file = file;
+  item.front().run = run;
+  ahead_.splice(ahead_.end(), item);
+  work_.notify_one();
+}
+
+void Fetcher::Impl::add(File& file) {
+  const Lock lock(mutex_);
+  files_.push_back(&file);
+}
+
+void Fetcher::Impl::remove(File& file) {
+  Waiters waiters;
+  {
+    const Lock lock(mutex_);
+    file.is_closed = true;
+    files_.remove(&file);
+    waiters.splice(waiters.end(), file.waiting);
+    for (Items* items : {&demand_, &ahead_, &delayed_, &watched_}) {
+      items->remove_if([&](const Item& item) { return item.file.get() == &file; });
+    }
+  }
+  for (File::Waiter& waiter : waiters) waiter.ready(ECANCELED);
+  // Its transfers go on for a moment, and touch it no more.
+  while (true) {
+    std::shared_ptr<Transfer> open;
+    {
+      const Lock lock(mutex_);
+      for (const Transfers* transfers : {&under_way_, &ended_}) {
+        for (const auto& transfer : *transfers) {
+          if (transfer->file.get() == &file && !transfer->is_closed) open = transfer;
+        }
+      }
+    }
+    if (!open) break;
+    const std::lock_guard no_callback(open->mutex);
+    open->is_closed = true;
+  }
+  Lock lock(mutex_);
+  const auto is_its = [&](const File::Waiter& waiter) { return waiter.file.get() == &file; };
+  left_.wait(lock, [&] {
+    return file.users == 0 && std::ranges::none_of(answers_, is_its) &&
+           std::ranges::none_of(running_, is_its);
+  });
+}
+
+void Fetcher::Impl::stop() {
+  {
+    const Lock lock(mutex_);
+    stopping_ = true;
+    work_.notify_all();
+    answerable_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+// --- Those who wait
+
+void Fetcher::Impl::answer(File& file, Waiters::iterator waiter, int error) {
+  waiter->error = error;
+  answers_.splice(answers_.end(), file.waiting, waiter);
+  answerable_.notify_one();
+}
+
+// Blocks have come: answers those who have all of theirs.
+void Fetcher::Impl::advance(File& file) {
+  for (auto next = file.waiting.begin(); next != file.waiting.end();) {
+    const auto waiter = next++;
+    BlockRun& rest = waiter->rest;
+    while (!rest.empty() && Blocks::is_here(file.blocks.state(rest.first))) ++rest.first;
+    if (rest.empty()) {
+      answer(file, waiter, 0);
+      continue;
+    }
+    // The file of the cache turned out to be damaged since.
+    if (file.blocks.state(rest.first) != State::kAbsent) continue;
+    try {
+      Items item(1);
+      item.front().file = waiter->file;
+      queue(file, {rest.first, rest.first + 1}, std::move(item));
+    } catch (const std::bad_alloc&) {
+      answer(file, waiter, ENOMEM);
+    }
+  }
+}
+
+bool Fetcher::Impl::is_waited(const File& file, BlockRun run) const {
+  return std::ranges::any_of(file.waiting,
+                             [&](const File::Waiter& waiter) { return waiter.rest.overlaps(run); });
+}
+
+// Whether memory must keep a block for a want() or its callback.
+bool Fetcher::Impl::is_needed(const File& file, std::uint64_t block) const {
+  const auto needs = [&](const File::Waiter& waiter) {
+    return waiter.file.get() == &file && waiter.all.overlaps({block, block + 1});
+  };
+  return std::ranges::any_of(file.waiting, needs) || std::ranges::any_of(answers_, needs) ||
+         std::ranges::any_of(running_, needs);
+}
+
+Fetcher::Clock::time_point Fetcher::Impl::next_deadline() const {
+  auto deadline = Clock::time_point::max();
+  for (const File* file : files_) {
+    if (file->waiting.empty()) continue;
+    deadline = std::min(deadline, file->waiting.front().began + options.timeout);
+  }
+  return deadline;
+}
+
+void Fetcher::Impl::expire(Clock::time_point now) {
+  for (File* file : files_) {
+    while (!file->waiting.empty() && file->waiting.front().began + options.timeout <= now) {
+      const auto waiter = file->waiting.begin();
+      const ByteRange range = file->blocks.range_of(waiter->rest);
+      file->source.note_failure(range.offset, range.offset + range.length, EIO);
+      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout);
+      log(*file, "no bytes within " + std::to_string(seconds.count()) + " s" +
+                     (file->reason.empty() ? "" : ": " + file->reason));
+      answer(*file, waiter, EIO);
+    }
+  }
+}
+
+void Fetcher::Impl::answer_all() {
+  Lock lock(mutex_);
+  while (true) {
+    expire(Clock::now());
+    if (answers_.empty()) {
+      if (stopping_) return;
+      const Clock::time_point deadline = next_deadline();
+      armed_ = deadline;
+      if (deadline == Clock::time_point::max()) {
+        answerable_.wait(lock);
+      } else {
+        answerable_.wait_until(lock, deadline);
+      }
+      armed_ = Clock::time_point::max();
+      continue;
+    }
+    const auto waiter = answers_.begin();
+    running_.splice(running_.end(), answers_, waiter);
+    const auto waited = Clock::now() - waiter->began;
+    if (options.counters != nullptr) {
+      options.counters->nanoseconds_waited += static_cast<std::uint64_t>(
+          std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count());
+    }
+    lock.unlock();
+    waiter->ready(waiter->error);
+    waiter->ready = nullptr;  // what it captured ends before the file does
+    lock.lock();
+    Waiters done;
+    done.splice(done.end(), running_, waiter);
+    File& file = *waiter->file;
+    if (!file.is_closed) {
+      file.blocks.shrink(kMemory, [&](std::uint64_t block) { return is_needed(file, block); });
+    }
+    left_.notify_all();
+  }
+}
+
+// --- The class
+
+Fetcher::Fetcher(const Options& options, Http& http, Cache& cache)
+    : impl_(std::make_shared<Impl>(options, http, cache)) {}
+
+Fetcher::~Fetcher() { impl_->stop(); }
+
+Counters* Fetcher::counters() const { return impl_->options.counters; }
+
+std::shared_ptr<Fetcher::File> Fetcher::add(const CacheFile& source, const RemoteVersion& version,
+                                            Remote& remote, Blocks& blocks) {
+  const auto file = std::make_shared<File>(source, version, remote, blocks);
+  impl_->add(*file);
+  return file;
+}
+
+void Fetcher::remove(File& file) { impl_->remove(file); }
+
+void Fetcher::want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready) {
+  impl_->want(file, range, std::move(ready));
+}
+
+void Fetcher::prefetch(const std::shared_ptr<File>& file, ByteRange range) {
+  try {
+    impl_->prefetch(file, range);
+  } catch (const std::bad_alloc&) {
+    // Nobody is told.
+  }
+}
+
+}  // namespace stfs
