@@ -1,3 +1,4 @@
+#include "core/source/source_rows.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -19,17 +20,17 @@ constexpr std::array kVerbs = {
     VerbRow{"complete", "", run_verb<complete>},
 };
 
-constexpr std::array kOptions = {
+constexpr std::array kOwnOptions = {
     OptionRow{.flags = "SOURCE",
               .verbs = "list! show! cat! stats! hash! extract! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
-              .help = "a .safetensors file, an index, a directory, or a mount"},
+              .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
     OptionRow{.flags = "SOURCE...",
               .verbs = "info! check!",
               .value = Value::kSource,
               .set = set<&Arguments::paths>,
-              .help = "files, index files or directories"},
+              .help = "files, index files, directories or URLs"},
     OptionRow{.flags = "TENSOR",
               .verbs = "cat! complete",
               .value = Value::kTensor,
@@ -127,6 +128,10 @@ constexpr std::array kOptions = {
               .help = "go on without missing shards and tensors",
               .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
 };
+
+constexpr std::array kOptions = joined(
+    kOwnOptions,
+    source_rows<&Arguments::sources>("info list show check cat stats hash diff extract", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",
