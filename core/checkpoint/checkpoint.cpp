@@ -135,13 +135,6 @@ Part open_part(const std::string& path, std::string label, const LoadOptions& op
   return read_part(path, std::move(label), options.sources->open(path));
 }
 
-// A shard of an index. In the URL of a web server its name is percent-encoded.
-std::string shard_at(const std::string& index_path, const std::string& shard) {
-  const std::string_view scheme = is_url(index_path) ? scheme_of(index_path) : "";
-  const bool is_web = scheme == "https" || scheme == "http";
-  return child_name(parent_name(index_path), is_web ? percent_encode(shard, "/") : shard);
-}
-
 // ": download it; -o allow_missing mounts the rest"
 std::string advice_on_missing(const std::string& step, const LoadOptions& options) {
   const std::string hint(options.missing_hint);
@@ -315,7 +308,7 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
     if (mapped[i].empty()) continue;
     shards.push_back(i);
-    files.push_back(shard_at(path, index.shards[i]));
+    files.push_back(child_name(parent_name(path), index.shards[i]));
   }
   std::vector<Sources::Opened> opened = options.sources->open_all(files);
   const auto is_absent = [&](std::size_t i) {
