@@ -172,11 +172,13 @@ TEST_F(Views, EverySizeIsThatOfTheBytes) {
 TEST_F(Views, AreAllInTheDirectory) {
   const Mounted mount({test_data("sharded")});
 
-  EXPECT_EQ(names_in(mount / ".stfs"),
-            (std::vector<std::string>{
-                "f32", "f32-slice", "header", "info.json", "json", "merged.safetensors", "metadata",
-                "npy", "npy-f32", "npy-f32-slice", "npy-slice", "safetensors", "sha256", "slice",
-                "stats", "subset", "tensors.json", "tensors.tsv", "tree"}));
+  EXPECT_EQ(
+      names_in(mount / ".stfs"),
+      (std::vector<std::string>{
+          "counters.json",      "f32",      "f32-slice", "header",  "info.json",     "json",
+          "merged.safetensors", "metadata", "npy",       "npy-f32", "npy-f32-slice", "npy-slice",
+          "safetensors",        "sha256",   "slice",     "stats",   "subset",        "tensors.json",
+          "tensors.tsv",        "tree"}));
   EXPECT_EQ(names_in(mount / ".stfs/npy").size(), 36U);
   EXPECT_EQ(names_in(mount / ".stfs/slice").size(), 36U);
   EXPECT_TRUE(names_in(mount / ".stfs/slice/float32_357").empty());

@@ -5,6 +5,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
+#include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
 #include "core/recipe/convert.h"
 #include "core/recipe/npy.h"
@@ -46,10 +47,11 @@ void write_content(const Content& content, int fd, const std::string& source, co
   constexpr std::uint64_t kChunk = 1 << 20;
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
+  SequentialReader reader(content);
   for (std::uint64_t offset = 0; offset < content.size();) {
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = content.copy(offset, chunk)) {
+    if (const int error = reader.copy(offset, chunk)) {
       fail_read(source, "", error);
     }
     if (const int error = write_exact(fd, chunk)) {
