@@ -362,8 +362,7 @@ bool Cache::prepare() {
   if (names_) trash_ = subdirectory(v1, "v1/", "trash");
   if (!trash_) return false;
 
-  const UniqueFd tag(
-      ::openat(top.get(), "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL | kFile, 0600));
+  const UniqueFd tag(::openat(v1.get(), "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL | kFile, 0600));
   constexpr std::string_view kTag =
       "Signature: 8a477f597d28d172789f06886806bc55\n"
       "# This directory is a cache of stfs: https://bford.info/cachedir/\n";

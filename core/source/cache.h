@@ -2,12 +2,12 @@
 // kept over mounts. It is never trusted: a block counts only if its checksum fits.
 //
 //   DIR/                     0700, owned by this user: else it is not used
-//     CACHEDIR.TAG           backup programs skip the directory
 //     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
 //       id.json              the RemoteVersion, without secrets; its mtime: when last used
 //       data                 sparse, of the object's size; block i at i * kBlock
 //       map                  [ header of 64 bytes | 8 bytes for each block ]: 0 absent, else the
 //                            block's checksum. The header says whose map it is
+//     v1/CACHEDIR.TAG        backup programs skip v1; DIR may have other files
 //     v1/names/HASH.json     what a name meant when last asked (a version, a listing): for -o
 //                            offline, and to ask whether it still does
 //     v1/trash/              entries and files that are being made or removed
@@ -27,7 +27,7 @@
 //   there     never written again, never punched
 //
 // The map is read and written by pread(2) and pwrite(2), never mapped: so neither a map that
-// another process truncates nor a full disk raises SIGBUS. A look costs a quarter of a microsecond;
+// another process truncates nor a full disk raises SIGBUS. A look costs less than a microsecond;
 // callers keep the answer.
 //
 // An entry is in use while a process has `data` locked with a shared flock(2). (On NFS, flock(2)

@@ -150,7 +150,7 @@ TEST_F(CacheTest, TheDirectoryIsOfItsUserAlone) {
   }
   ASSERT_EQ(::stat((temporary / "a").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0700U);
-  EXPECT_TRUE(test::read_file(fs::path(directory) / "CACHEDIR.TAG")
+  EXPECT_TRUE(test::read_file(fs::path(directory) / "v1/CACHEDIR.TAG")
                   .starts_with("Signature: 8a477f597d28d172789f06886806bc55\n"));
 }
 

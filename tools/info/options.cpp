@@ -17,6 +17,7 @@ constexpr std::array kVerbs = {
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
+    VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
 };
 
@@ -56,6 +57,16 @@ constexpr std::array kOwnOptions = {
               .value = Value::kSource,
               .set = set<&Arguments::other>,
               .help = "the second checkpoint"},
+    OptionRow{.flags = "list|prune|verify",
+              .verbs = "cache!",
+              .argument = "list|prune|verify",
+              .value = Value::kChoice,
+              .set = set<&Arguments::action>,
+              .help = "print the entries, remove them, or check their bytes"},
+    OptionRow{.flags = "NAME...",
+              .verbs = "cache",
+              .set = set<&Arguments::globs>,
+              .help = "only entries of this name, below it, or with this ID"},
 
     OptionRow{.flags = "-o,--output",
               .verbs = "extract!",
@@ -109,19 +120,39 @@ constexpr std::array kOwnOptions = {
               .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
                      "are any, and 0 if there are none."},
     OptionRow{.flags = "-j,--jobs",
-              .verbs = "stats hash diff",
+              .verbs = "stats hash diff cache",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::jobs>,
               .help = "read N tensors at a time (default: one a processor)",
-              .man = "Read <n> tensors at a time; one for each processor by default.",
+              .man = "Read <n> tensors, or blocks of the cache, at a time; one for each processor "
+                     "by default.",
               .least = 1,
               .most = 1024},
     OptionRow{.flags = "--json",
-              .verbs = "info list show check where stats hash diff",
+              .verbs = "info list show check where stats hash diff cache",
               .set = set<&Arguments::json>,
               .help = "print JSON",
               .man = "Print JSON, as described below."},
+    OptionRow{.flags = "--to",
+              .verbs = "cache",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set = set<&Arguments::prune_to>,
+              .help = "prune until SIZE bytes are left (default: 0)",
+              .man = "Remove entries until at most <size> is left; 0 by default. "
+                     "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{.flags = "--cache-dir",
+              .verbs = "cache",
+              .argument = "DIR",
+              .value = Value::kPath,
+              .set =
+                  [](void* to, const std::string& directory) {
+                    static_cast<Arguments*>(to)->sources.cache_dir = directory;
+                  },
+              .help = "the cache of sources elsewhere",
+              .man = "The directory of the cache of sources elsewhere. By default that of "
+                     "`STFS_CACHE`, else `stfs` in the user's cache directory."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
@@ -138,8 +169,8 @@ constexpr CommandRow kCommand = {
     .help = "Inspect a safetensors checkpoint without mounting it.",
     .notes =
         "Exit status: 0 success, 1 the checkpoint breaks the format, diff found a\n"
-        "difference or stats --nonfinite found NaN or infinity, 2 wrong usage, 3 the\n"
-        "source cannot be read.\n",
+        "difference, stats --nonfinite NaN or infinity or cache verify damage, 2 wrong\n"
+        "usage, 3 the source cannot be read.\n",
     .verbs = kVerbs,
     .options = kOptions};
 

@@ -10,6 +10,7 @@
 #include "core/source/url.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Arguments {
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
+  std::string action;          // of cache: list, prune, verify
+  std::uint64_t prune_to = 0;  // bytes
 };
 
 // Sources that warn the user on standard error.
@@ -73,6 +76,9 @@ int diff(const Arguments& arguments);
 // These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
+
+// Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
+int cache(const Arguments& arguments);
 
 // Prints the names of tensors of `source` that begin with `tensor`, for a shell to complete. Of an
 // index it reads the JSON alone. On any error it prints nothing and returns 0.
