@@ -184,7 +184,8 @@ bool end_of_head(Transfer& transfer) {
     return body && *body <= kMostUnread;  // else a new connection costs less than the body
   }
   head.url = transfer.at.text();
-  head.was_redirected = transfer.redirects > 0;
+  head.was_redirected = transfer.redirects > (transfer.request.redirected_by_loopback ? 1U : 0U);
+  head.is_loopback = !transfer.has_proxy && transfer.peer == Place::kLoopback;
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
   }
@@ -665,6 +666,10 @@ void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds dela
     return line.find_first_of(std::string_view("\r\n\0", 3)) != std::string::npos;
   };
   const HttpRequest& asked = transfer->request;
+  if (asked.redirected_by_loopback) {
+    transfer->redirects = 1;
+    transfer->from_loopback = *asked.redirected_by_loopback;
+  }
   const auto& range = asked.range;
   if (!url) {
     transfer->fail(EACCES, "not a URL of http or https, or one with a user and password");

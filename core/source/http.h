@@ -54,6 +54,9 @@ struct HttpRequest {
   // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
   std::chrono::milliseconds stall{20'000};
   std::chrono::milliseconds limit{0};  // 0: none
+  // Set for the target of a redirect that the caller follows: HttpHead::is_loopback of the answer
+  // that redirected. The rules for redirects then hold for this URL.
+  std::optional<bool> redirected_by_loopback = {};
 };
 
 // The beginning of an answer.
@@ -62,6 +65,7 @@ struct HttpHead {
   std::string url;  // that gave it, after redirects; may hold secrets
   bool was_redirected = false;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case; 64 KiB at most
+  bool is_loopback = false;  // the answer came from this machine, not through a proxy
 
   std::string_view header(std::string_view name) const;  // the last of this name; "" for none
 };

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/source/http_rules.h"
 #include "core/source/hub_api.h"
 #include "core/source/url.h"
 
@@ -31,12 +32,12 @@ std::string_view unquoted(std::string_view etag) {
   return etag;
 }
 
-// Whether a redirect may lead from one URL to another: the rules of http.h, for a redirect that is
-// followed by hand.
-bool may_lead(const WebUrl& from, const WebUrl& to) {
-  return (from.scheme != "https" || to.scheme == "https") &&
-         (from.is_loopback() || !to.is_loopback());
-}
+// A URL that has bytes, and how it was found.
+struct Location {
+  std::string url = {};  // "" for none; may hold a signature
+  bool may_have_token = false;
+  std::optional<bool> redirected_by_loopback = {};
+};
 
 class HubRemote final : public Remote {
  public:
@@ -47,8 +48,7 @@ class HubRemote final : public Remote {
         name_(parse_hub_name(version_.name)) {}
 
   HttpRequest request(ByteRange range) override {
-    HttpRequest request = version_.sha256.empty() ? options_.request(options_.resolve_url(name_))
-                                                  : options_.request(location());
+    HttpRequest request = request_to(version_.sha256.empty() ? first_location() : location());
     request.range = range;
     return request;
   }
@@ -61,7 +61,7 @@ class HubRemote final : public Remote {
       case 404:  // the commit is not gone with a URL: resolve() knows
       case 410: {
         const std::lock_guard lock(mutex_);
-        if (head.was_redirected || head.url == location_) refused_ = location_;
+        if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
         return {.kind = Verdict::Kind::kRenew, .text = {}};
       }
       default:
@@ -77,30 +77,41 @@ class HubRemote final : public Remote {
   // Several requests may be refused with one URL: the one that came in its place is kept.
   bool renew() override {
     const std::lock_guard lock(mutex_);
-    if (location_ == refused_) location_.clear();
+    if (location_.url == refused_) location_ = {};
     return true;
   }
 
  private:
-  // The URL that has the bytes: one that is kept, or a new one. A thread asks, others wait for it.
-  std::string location() {
+  Location first_location() const {
+    return {.url = options_.resolve_url(name_), .may_have_token = true};
+  }
+
+  HttpRequest request_to(const Location& at) const {
+    HttpRequest request = options_.request(at.url);
+    if (!at.may_have_token) request.secrets.clear();
+    request.redirected_by_loopback = at.redirected_by_loopback;
+    return request;
+  }
+
+  // Where the bytes are: what is kept, or what the Hub says now. One thread asks, others wait.
+  Location location() {
     const std::lock_guard asking(asking_);
     {
       const std::lock_guard lock(mutex_);
-      if (!location_.empty()) return location_;
+      if (!location_.url.empty()) return location_;
     }
-    std::string found = resolve();
+    Location found = resolve();
     const std::lock_guard lock(mutex_);
     location_ = found;
     return found;
   }
 
   // Follows /resolve/ to the URL that has the bytes, and checks what the Hub tells of them.
-  std::string resolve() const {
-    std::string url = options_.resolve_url(name_);
+  Location resolve() const {
+    Location at = first_location();
     bool is_checked = false;
     for (int hop = 0; hop < kMostHops; ++hop) {
-      HttpRequest request = options_.request(url);
+      HttpRequest request = request_to(at);
       request.follow = false;
       request.range = ByteRange{.offset = 0, .length = 1};
       const HttpHead head = http_.get(request, kLongestRedirect).head;
@@ -109,17 +120,20 @@ class HubRemote final : public Remote {
         if (!is_checked && unquoted(head.header("etag")) != version_.sha256) {
           throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
         }
-        return url;
+        return at;
       }
       if (head.status / 100 != 3) refuse_hub_answer(head, version_.name, name_.id, options_);
-      const std::optional<WebUrl> from = parse_web_url(url);
+      const std::optional<WebUrl> from = parse_web_url(at.url);
       const std::optional<WebUrl> to =
-          from ? stfs::resolve_url(*from, head.header("location")) : std::nullopt;
-      if (!to || !may_lead(*from, *to)) {
-        throw_not_the_hub(version_.name, "it redirects to where no redirect may lead");
-      }
-      url = to->text();
-      if (is_checked && to->origin() != from->origin()) return url;
+          from ? resolve_url(*from, head.header("location")) : std::nullopt;
+      if (!to) throw_not_the_hub(version_.name, "it redirects to what is no URL");
+      const std::string_view why = redirect_refusal(*from, *to, head.is_loopback);
+      if (!why.empty()) throw_not_the_hub(version_.name, std::string(why));
+      const bool is_elsewhere = to->origin() != from->origin();
+      at = {.url = to->text(),
+            .may_have_token = at.may_have_token && !is_elsewhere,
+            .redirected_by_loopback = head.is_loopback};
+      if (is_checked && is_elsewhere) return at;
     }
     throw_not_the_hub(version_.name, "it redirects for ever");
   }
@@ -146,8 +160,8 @@ class HubRemote final : public Remote {
   const HubName name_;  // its revision is the commit
   std::mutex asking_;   // held while a request is under way; judge() and renew() do not take it
   mutable std::mutex mutex_;
-  std::string location_;         // "" for none; holds a signature
-  mutable std::string refused_;  // the one that was refused last
+  Location location_;            // what is kept
+  mutable std::string refused_;  // the URL that was refused last
 };
 
 class HubStore final : public Store {

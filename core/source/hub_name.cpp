@@ -129,6 +129,7 @@ bool is_hub_id(std::string_view id) {
   return slash != std::string_view::npos && is_id_part(id.substr(0, slash)) &&
          is_id_part(id.substr(slash + 1));
 }
+
 std::string HubName::text() const {
   return "hf://" + id + "@" + percent_encode(revision) + (path.empty() ? "" : "/" + path);
 }
@@ -165,8 +166,8 @@ HubName parse_hub_name(const std::string& name) {
     if (!is_inner_path(result.revision)) {
       refuse("no revision after '@': a branch, a tag or a commit stands there");
     }
-    if (is_digest(lower_case(result.revision), kCommitDigits))
-      result.revision = lower_case(result.revision);
+    const std::string low = lower_case(result.revision);
+    if (is_digest(low, kCommitDigits)) result.revision = low;
   }
   if (rest.starts_with('/')) rest.remove_prefix(1);
   if (rest.ends_with('/')) rest.remove_suffix(1);
@@ -174,6 +175,7 @@ HubName parse_hub_name(const std::string& name) {
   if (!rest.empty() && !is_inner_path(rest)) refuse("its path does not stay inside the model");
   return result;
 }
+
 std::string HubOptions::resolve_url(const HubName& name) const {
   return endpoint + "/" + name.id + "/resolve/" + percent_encode(name.revision) + "/" +
          percent_encode(name.path, "/");
