@@ -13,14 +13,16 @@
 
 namespace stfs {
 
-// `kMember` is the member of a command's arguments that holds the SourceOptions. With `in_list` the
-// rows are those of a list, as of -o: "cache_dir" in place of "--cache-dir".
+// `verbs` take the rows, and `cache_verbs` the directory of the cache. `kMember` is the member of a
+// command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
+// of -o: "cache_dir" in place of "--cache-dir".
 template <auto kMember>
-constexpr std::array<OptionRow, 6> source_rows(std::string_view verbs, bool in_list) {
+constexpr std::array<OptionRow, 6> source_rows(std::string_view verbs, std::string_view cache_verbs,
+                                               bool in_list) {
   using Owner = decltype(owner_of(kMember));
   return {{
       {.flags = in_list ? "cache_dir" : "--cache-dir",
-       .verbs = verbs,
+       .verbs = cache_verbs,
        .argument = "DIR",
        .value = Value::kPath,
        .set =

@@ -131,6 +131,7 @@ struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
   const std::string& content;  // mount_json()
+  Counters* counters;
   const Mount& mount;
   FuseContext& context;
   Daemon& daemon;
@@ -147,6 +148,8 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .control = loaded.options.control,
                          .content = loaded.content,
                          .ledger = loaded.context.ledger,
+                         .prefetch_all = loaded.options.prefetch,
+                         .counters = loaded.counters,
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
                         [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
@@ -260,7 +263,8 @@ int mount(Options options) {
   const Mount mount(options, context);
   lock = UniqueFd();
 
-  const Loaded loaded{options, checkpoint, content, mount, context, daemon, signals.get()};
+  const Loaded loaded{options, checkpoint, content, counters.get(),
+                      mount,   context,    daemon,  signals.get()};
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
     std::fprintf(stderr,

@@ -192,7 +192,7 @@ constexpr std::array kOwnMountOptions = {
 };
 
 constexpr std::array kMountOptions =
-    joined(kOwnMountOptions, source_rows<&Options::remote>("", true));
+    joined(kOwnMountOptions, source_rows<&Options::remote>("", "", true));
 
 // Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
 // and the rest is for programs that read fstab.

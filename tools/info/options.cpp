@@ -142,17 +142,6 @@ constexpr std::array kOwnOptions = {
               .help = "prune until SIZE bytes are left (default: 0)",
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
-    OptionRow{.flags = "--cache-dir",
-              .verbs = "cache",
-              .argument = "DIR",
-              .value = Value::kPath,
-              .set =
-                  [](void* to, const std::string& directory) {
-                    static_cast<Arguments*>(to)->sources.cache_dir = directory;
-                  },
-              .help = "the cache of sources elsewhere",
-              .man = "The directory of the cache of sources elsewhere. By default that of "
-                     "`STFS_CACHE`, else `stfs` in the user's cache directory."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
@@ -160,9 +149,10 @@ constexpr std::array kOwnOptions = {
               .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
 };
 
-constexpr std::array kOptions = joined(
-    kOwnOptions,
-    source_rows<&Arguments::sources>("info list show check cat stats hash diff extract", false));
+constexpr std::array kOptions =
+    joined(kOwnOptions, source_rows<&Arguments::sources>(
+                            "info list show check cat stats hash diff extract",
+                            "info list show check cat stats hash diff extract cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",
