@@ -148,9 +148,9 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .control = loaded.options.control,
                          .content = loaded.content,
                          .ledger = loaded.context.ledger,
+                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },
                          .prefetch_all = loaded.options.prefetch,
-                         .counters = loaded.counters,
-                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
+                         .counters = loaded.counters},
                         [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
