@@ -1,6 +1,7 @@
 #include "core/source/sources.h"
 
 #include "core/base/posix.h"
+#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/source/cache.h"
 #include "core/source/cache_file.h"
@@ -38,6 +39,15 @@ using Json = nlohmann::json;
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+// The name in the cache. URLs that differ in their secrets may mean different objects.
+std::string key_of(const std::string& name) {
+  std::string key = public_name(name);
+  if (key == name) return key;
+  Sha256 hash;
+  hash.add(std::as_bytes(std::span(name)));
+  return key + "#" + hash.hex();
 }
 
 bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
@@ -89,6 +99,10 @@ class Sources::Impl {
 
   static Json json_of(const Known& known, bool with_secrets);
   static Known known_of(const Json& json);
+  static bool is_version_of(const Known& known, const Source& source) {
+    return known.version && known.version->name == source.path() &&
+           known.version->token == source.version().token;
+  }
 
   Http& http();
   Cache& cache();
@@ -228,7 +242,7 @@ std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name
 
 // What the cache knows of a name.
 Sources::Impl::Known Sources::Impl::recalled(const std::string& name) {
-  const auto json = cache().recall(public_name(name));
+  const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
 }
 
@@ -244,7 +258,7 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
   change(known);
   const Json after = json_of(known, false);
   if (after == before) return;
-  cache().remember(public_name(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
+  cache().remember(key_of(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void Sources::Impl::refuse_to_ask(const std::string& name) const {
@@ -349,8 +363,8 @@ std::string Sources::Impl::pinned(const std::string& name) {
 void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view first) {
   const std::lock_guard lock(known_mutex_);
   for (auto& [name, known] : known_) {
-    if (!known.version || known.version->name != source.path()) continue;
-    if (!is_cached(*known.version, first.size())) known.first = first;
+    if (is_version_of(known, source) && !is_cached(*known.version, first.size()))
+      known.first = first;
   }
 }
 
@@ -361,9 +375,8 @@ std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
                  (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock * CacheEntry::kBlock);
     {
       const std::lock_guard lock(known_mutex_);
-      const auto known = std::ranges::find_if(known_, [&, at = source](const auto& entry) {
-        return entry.second.version && entry.second.version->name == at->path();
-      });
+      const auto known = std::ranges::find_if(
+          known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
       if (known == known_.end() || is_cached(*known->second.version, rounded)) continue;
     }
     if (rounded > Fetcher::kMemory) {
