@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
-constexpr std::size_t kMostPages = 2000;
+constexpr std::size_t kMostTreePages = 2000;
 constexpr int kMostHops = 10;
 
 std::string_view unquoted(std::string_view etag) {
@@ -33,7 +33,7 @@ std::string_view unquoted(std::string_view etag) {
 }
 
 // A URL that has bytes, and how it was found.
-struct Location {
+struct HubLocation {
   std::string url = {};  // "" for none; may hold a signature
   bool may_have_token = false;
   std::optional<bool> redirected_by_loopback = {};
@@ -82,11 +82,11 @@ class HubRemote final : public Remote {
   }
 
  private:
-  Location first_location() const {
+  HubLocation first_location() const {
     return {.url = options_.resolve_url(name_), .may_have_token = true};
   }
 
-  HttpRequest request_to(const Location& at) const {
+  HttpRequest request_to(const HubLocation& at) const {
     HttpRequest request = options_.request(at.url);
     if (!at.may_have_token) request.secrets.clear();
     request.redirected_by_loopback = at.redirected_by_loopback;
@@ -94,21 +94,21 @@ class HubRemote final : public Remote {
   }
 
   // Where the bytes are: what is kept, or what the Hub says now. One thread asks, others wait.
-  Location location() {
+  HubLocation location() {
     const std::lock_guard asking(asking_);
     {
       const std::lock_guard lock(mutex_);
       if (!location_.url.empty()) return location_;
     }
-    Location found = resolve();
+    HubLocation found = resolve();
     const std::lock_guard lock(mutex_);
     location_ = found;
     return found;
   }
 
   // Follows /resolve/ to the URL that has the bytes, and checks what the Hub tells of them.
-  Location resolve() const {
-    Location at = first_location();
+  HubLocation resolve() const {
+    HubLocation at = first_location();
     bool is_checked = false;
     for (int hop = 0; hop < kMostHops; ++hop) {
       HttpRequest request = request_to(at);
@@ -160,7 +160,7 @@ class HubRemote final : public Remote {
   const HubName name_;  // its revision is the commit
   std::mutex asking_;   // held while a request is under way; judge() and renew() do not take it
   mutable std::mutex mutex_;
-  Location location_;            // what is kept
+  HubLocation location_;         // what is kept
   mutable std::string refused_;  // the URL that was refused last
 };
 
@@ -283,7 +283,7 @@ class HubStore final : public Store {
   void read_tree(const HubName& name, HubModel& model) {
     std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
     std::set<std::string> seen;
-    while (seen.insert(url).second && seen.size() <= kMostPages) {
+    while (seen.insert(url).second && seen.size() <= kMostTreePages) {
       const HttpAnswer answer = get(url, name);
       add_hub_tree(answer.body, name.text(), model);
       const std::string next = next_hub_page(answer.head.header("link"));

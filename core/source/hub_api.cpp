@@ -27,19 +27,19 @@ unsigned seconds_to_wait(const HttpHead& head) {
   return std::min(seconds, 86'400U);
 }
 
-using Json = nlohmann::json;
+using HubJson = nlohmann::json;
 
-std::string text_of(const Json& object, const char* key) {
+std::string text_of(const HubJson& object, const char* key) {
   const auto at = object.find(key);
   return at != object.end() && at->is_string() ? at->get<std::string>() : "";
 }
 
-std::string digest_of(const Json& object, const char* key, std::size_t length) {
+std::string digest_of(const HubJson& object, const char* key, std::size_t length) {
   std::string text = text_of(object, key);
   return is_digest(text, length) ? text : "";
 }
 
-std::optional<std::uint64_t> size_of(const Json& object) {
+std::optional<std::uint64_t> size_of(const HubJson& object) {
   const auto at = object.find("size");
   if (at == object.end() || !at->is_number_unsigned()) return std::nullopt;
   const auto size = at->get<std::uint64_t>();
@@ -48,7 +48,7 @@ std::optional<std::uint64_t> size_of(const Json& object) {
 
 // An entry of "siblings" ({"rfilename", "size", "blobId", "lfs": {"size", "sha256"}}), or of a tree
 // ({"path", "size", "oid", "lfs": {"size", "oid"}}).
-HubFile file_of(const Json& entry) {
+HubFile file_of(const HubJson& entry) {
   HubFile file;
   file.size = size_of(entry);
   const auto lfs = entry.find("lfs");
@@ -66,21 +66,21 @@ HubFile file_of(const Json& entry) {
 
 // Parses an answer, and hands over each object of the list at a depth of the JSON. These are not
 // kept: an answer of 100,000 files would take ten times its size.
-Json parse_api(const std::string& text, int depth, const std::string& place,
-               const std::function<void(const Json&)>& entry) {
+HubJson parse_api(const std::string& text, int depth, const std::string& place,
+                  const std::function<void(const HubJson&)>& entry) {
   std::string key;
-  const auto filter = [&](int at, Json::parse_event_t event, Json& value) {
+  const auto filter = [&](int at, HubJson::parse_event_t event, HubJson& value) {
     if (at > kDeepest) throw_not_the_hub(place, "its JSON is nested too deeply");
     const bool is_model = depth == 2;
-    if (is_model && at == 1 && event == Json::parse_event_t::key) {
+    if (is_model && at == 1 && event == HubJson::parse_event_t::key) {
       key = value.get<std::string>();
       return key == "siblings" || key == "sha" || key == "id" || key == "lastModified";
     }
-    if (at != depth || event != Json::parse_event_t::object_end) return true;
+    if (at != depth || event != HubJson::parse_event_t::object_end) return true;
     if (!is_model || key == "siblings") entry(value);
     return false;
   };
-  Json answer = Json::parse(text, filter, /*allow_exceptions=*/false);
+  HubJson answer = HubJson::parse(text, filter, /*allow_exceptions=*/false);
   if (answer.is_discarded()) throw_not_the_hub(place, "not JSON");
   return answer;
 }
@@ -102,7 +102,7 @@ void throw_not_the_hub(const std::string& place, const std::string& what) {
 HubModel parse_hub_model(const std::string& json, const HubName& asked) {
   const std::string place = asked.text();
   HubModel model;
-  const Json answer = parse_api(json, 2, place, [&](const Json& entry) {
+  const HubJson answer = parse_api(json, 2, place, [&](const HubJson& entry) {
     const std::string path = text_of(entry, "rfilename");
     if (is_inner_path(path)) model.files.try_emplace(path, file_of(entry));
   });
@@ -119,7 +119,7 @@ HubModel parse_hub_model(const std::string& json, const HubName& asked) {
 }
 
 void add_hub_tree(const std::string& json, const std::string& place, HubModel& model) {
-  const Json tree = parse_api(json, 1, place, [&](const Json& entry) {
+  const HubJson tree = parse_api(json, 1, place, [&](const HubJson& entry) {
     const std::string path = text_of(entry, "path");
     if (text_of(entry, "type") != "file" || !is_inner_path(path)) return;
     HubFile& file = model.files[path];

@@ -198,11 +198,12 @@ HubOptions hub_options() {
   HubOptions result;
   result.endpoint = environment("HF_ENDPOINT");
   if (result.endpoint.empty()) result.endpoint = "https://huggingface.co";
-  while (result.endpoint.ends_with('/')) result.endpoint.pop_back();
   const std::optional<WebUrl> url = parse_web_url(result.endpoint);
   if (!url || !url->query.empty() || result.endpoint.find('#') != std::string::npos) {
     throw Error(ErrorCode::kUsage, "HF_ENDPOINT", "not a URL, such as https://huggingface.co");
   }
+  result.endpoint = url->text();
+  while (result.endpoint.ends_with('/')) result.endpoint.pop_back();
   result.origin = url->origin();
   result.token = find_token();
   if (url->scheme != "https" && !url->is_loopback()) result.token.clear();

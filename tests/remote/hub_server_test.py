@@ -31,13 +31,13 @@ class HubServer(unittest.TestCase):
         self.log = os.path.join(directory.name, "log")
         server = subprocess.Popen(
             [sys.executable, SERVER, "--log", self.log, *options, os.path.dirname(os.path.dirname(model))],
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
         )
 
         def end():
-            server.stdin.close()
+            server.terminate()
             server.stdout.close()
             server.wait()
 

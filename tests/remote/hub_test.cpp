@@ -5,20 +5,23 @@
 #include "core/source/hub_name.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
+#include "tests/support/process.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
 #include <optional>
-#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -541,6 +544,89 @@ TEST_F(Hub, AModelMayHaveAHundredThousandFiles) {
   EXPECT_EQ(store().find("hf://org/name/f99999", nullptr).version.size, 1000U);
 }
 
+TEST_F(Hub, ATokenStaysAwayOnceARedirectLeftTheHub) {
+  HubEnvironment::set("HF_TOKEN", kHubToken);
+  const auto file = remote();
+  HttpServer mirror(
+      [&](const WebRequest&) {
+        return WebAnswer{.status = 302, .headers = {{"Location", hub_.url("/back/resolve/")}}};
+      },
+      "127.0.0.3");
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (!request.target.starts_with("/org/")) return std::nullopt;
+    return WebAnswer{.status = 308, .headers = {{"Location", mirror.url("/elsewhere")}}};
+  };
+  hub_.forget_requests();
+  EXPECT_TRUE(file->request({0, 1}).url.starts_with(cdn_.url("/f?sig=")));
+  EXPECT_EQ(mirror.requests().at(0).header("authorization"), "");
+  EXPECT_NE(hub_.requests().at(0).header("authorization"), "");
+  EXPECT_EQ(hub_.requests().at(1).header("authorization"), "");
+}
+
+TEST_F(Hub, ARedirectToALinkLocalAddressIsNotFollowed) {
+  const auto file = remote();
+  for (const char* const target : {"http://169.254.169.254/x", "http://[fe80::1]/x"}) {
+    instead_ = [&](const WebRequest&) {
+      return WebAnswer{.status = 302,
+                       .headers = {{"Location", target},
+                                   {"X-Repo-Commit", commit_},
+                                   {"X-Linked-Etag", etag_},
+                                   {"X-Linked-Size", size_}}};
+    };
+    EXPECT_EQ(error_of([&] { file->request({0, 1}); }).first, ErrorCode::kUnreadable) << target;
+  }
+}
+
+// The Hub of the tests of mounts: servers/hub.py.
+TEST(HubServer, AnswersWhatTheHubAnswers) {
+  if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
+  const HubEnvironment environment;
+  const std::filesystem::path model = "models/org/name";
+  environment.write(model / "model.safetensors", kHubWeights + kHubWeights);
+  environment.write(model / "a b/config.json", kHubConfig);
+  const std::string log = environment.home() / "log";
+  const Process server({"/usr/bin/python3", STFS_HUB_SERVER, "--token", kHubToken, "--private",
+                        "org/name", "--renamed", "old/id=org/name", "--no-sizes", "--page", "1",
+                        "--uses", "2", "--log", log, environment.home() / "models"});
+  while (server.running() && server.out().find('\n') == std::string::npos)
+    std::this_thread::yield();
+  ASSERT_NE(server.out().find('\n'), std::string::npos) << server.err();
+  HubEnvironment::set("HF_ENDPOINT", HubJson::parse(server.out()).at("hub").get<std::string>());
+  HubEnvironment::set("HF_TOKEN", kHubToken);
+  Http http({});
+  const auto store = make_hub_store(http);
+  EXPECT_EQ(store->list("hf://old/id"), std::vector<std::string>{"model.safetensors"});
+  for (const auto& [name, bytes] : {std::pair{"model.safetensors", kHubWeights + kHubWeights},
+                                    {"a b/config.json", kHubConfig}}) {
+    const RemoteVersion version = store->find(std::string("hf://old/id/") + name, nullptr).version;
+    EXPECT_TRUE(version.name.starts_with("hf://org/name@")) << version.name;
+    ASSERT_EQ(version.size, bytes.size());
+    const auto file = store->remote(version);
+    int renewals = 0;
+    for (std::uint64_t at = 0; at < 5;) {
+      const HttpAnswer answer = http.get(file->request({at, 7}), 1 << 20);
+      const Verdict verdict = file->judge(answer.head, {at, 7});
+      if (verdict.kind == Verdict::Kind::kRenew && file->renew()) {
+        ++renewals;
+        continue;
+      }
+      ASSERT_EQ(verdict.kind, Verdict::Kind::kAccept) << answer.head.status << verdict.text;
+      EXPECT_EQ(answer.body, bytes.substr(at, 7));
+      ++at;
+    }
+    EXPECT_EQ(renewals, version.sha256.empty() ? 0 : 2);
+  }
+  std::size_t at_hub = 0;
+  std::istringstream lines(read_file(log));
+  for (std::string line; std::getline(lines, line);) {
+    const HubJson seen = HubJson::parse(line);
+    const bool is_hub = seen.at("server") == "hub";
+    at_hub += is_hub ? 1 : 0;
+    EXPECT_EQ(seen.at("secrets").size(), is_hub ? 1U : 0U) << line;
+  }
+  EXPECT_GE(at_hub, 5U);
+}
+
 TEST(HubNames, HaveARevisionAndAPath) {
   struct Case {
     const char *name, *id, *revision, *path;
@@ -633,6 +719,17 @@ TEST(HubToken, ComesFromTheEnvironmentOrAFile) {
   EXPECT_EQ(token(), "newer");
   HubEnvironment::set("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1");
   EXPECT_EQ(token(), "");
+}
+
+TEST(HubToken, ItsEndpointIsWrittenInOneWay) {
+  const HubEnvironment environment;
+  for (const char* const endpoint :
+       {"https://Hub.example", "https://hub.example/", "https://hub.example:443//"}) {
+    HubEnvironment::set("HF_ENDPOINT", endpoint);
+    EXPECT_EQ(hub_options().endpoint, "https://hub.example") << endpoint;
+  }
+  HubEnvironment::set("HF_ENDPOINT", "http://127.0.0.1:8080/hf/");
+  EXPECT_EQ(hub_options().api_url("a/b"), "http://127.0.0.1:8080/hf/api/models/a/b");
 }
 
 TEST(HubToken, GoesToTheEndpointAlone) {

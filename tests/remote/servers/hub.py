@@ -4,7 +4,7 @@
   hub.py [options] DIR     DIR/org/name/FILES is a model; DIR/org/name@REV/FILES another revision
 
 Prints one line, {"hub": "http://127.0.0.1:PORT", "cdn": "http://127.0.0.2:PORT"}, and serves until
-its standard input ends or SIGTERM comes. Behind a web server with TLS, --hub-url and --cdn-url say
+SIGTERM comes or the process that started it ends. Behind a web server with TLS, --hub-url and --cdn-url say
 under which names clients see it.
 
 Files of --lfs-from bytes and more are Git LFS files: /resolve/ redirects to a signed URL of the
@@ -373,6 +373,8 @@ def parse_options():
 
 def main():
     options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    parent = os.getppid()
     hub = Hub(options)
     servers = {}
     for handler in (HubHandler, CdnHandler):
@@ -386,8 +388,8 @@ def main():
         setattr(options, which + "_url", urls[which])
         threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps(urls), flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    sys.stdin.read()
+    while os.getppid() == parent:
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
