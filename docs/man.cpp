@@ -73,9 +73,10 @@ std::string synopsis_of(const CommandRow& command, const VerbRow& verb) {
   for (const OptionRow& row : command.options) {
     const auto required = is_required(row, verb);
     if (!required) continue;
-    std::string line = row.flags.starts_with('-') ? flag_macro(parts_of(row.flags, ',').front())
-                                                  : name_of(row.flags);
-    if (!row.argument.empty()) line += " " + value_of(row);
+    std::string line = row.flags.starts_with('-')  ? flag_macro(parts_of(row.flags, ',').front())
+                       : row.argument == row.flags ? value_of(row)
+                                                   : name_of(row.flags);
+    if (!row.argument.empty() && row.argument != row.flags) line += " " + value_of(row);
     (is_operand(row) ? operands : options) += (*required ? "." : ".Op ") + line + "\n";
   }
   return options + operands;

@@ -20,7 +20,7 @@ std::string left_side(const OptionRow& row) {
   for (const std::string_view flag : parts_of(row.flags, ',')) {
     text += (text.empty() ? "" : ", ") + std::string(flag);
   }
-  if (row.argument.empty()) return text;
+  if (row.argument.empty() || row.argument == row.flags) return text;
   return text + (row.flags.starts_with('-') ? " " : "=") + std::string(row.argument);
 }
 
@@ -72,7 +72,8 @@ std::string arguments_usage(const CommandRow& command, const VerbRow& verb) {
     if (!required) continue;
     if (command.has_verbs && !is_operand(row)) continue;
     std::string word(row.flags.substr(0, row.flags.find(',')));
-    if (!row.argument.empty()) word += " " + std::string(row.argument);
+    const bool has_value = !row.argument.empty() && row.argument != row.flags;
+    if (has_value) word += " " + std::string(row.argument);
     if (!*required) word = "[" + word + "]";
     (is_operand(row) ? operands : text) += " " + word;
   }

@@ -54,7 +54,8 @@ void set(void* arguments, const std::string& value) {
 }
 
 struct OptionRow {
-  // An option "-j,--jobs"; an operand "SOURCE" or "GLOB..."; an option of a list "threads".
+  // An option "-j,--jobs"; an operand "SOURCE" or "GLOB..."; an option of a list "threads". An
+  // operand of a few words has them here and as its `argument`: "list|prune|verify".
   std::string_view flags = {};
   std::string_view verbs = {};     // verbs that take the row; "list extract!": extract requires it
   std::string_view argument = {};  // "N"; "" for a flag; "KEY..." may be given several times

@@ -2,15 +2,15 @@
 // kept over mounts. It is never trusted: a block counts only if its checksum fits.
 //
 //   DIR/                     0700, owned by this user: else it is not used
-//     CACHEDIR.TAG           backup programs skip the directory
 //     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
 //       id.json              the RemoteVersion, without secrets; its mtime: when last used
 //       data                 sparse, of the object's size; block i at i * kBlock
 //       map                  [ header of 64 bytes | 8 bytes for each block ]: 0 absent, else the
-//                            block's checksum
+//                            block's checksum. The header says whose map it is
+//     v1/CACHEDIR.TAG        backup programs skip v1; DIR may have other files
 //     v1/names/HASH.json     what a name meant when last asked (a version, a listing): for -o
 //                            offline, and to ask whether it still does
-//     v1/trash/              entries that are being removed
+//     v1/trash/              entries and files that are being made or removed
 //
 // The states of a block in the map, which all processes see:
 //
@@ -21,13 +21,23 @@
 //   claim     a lock of one byte of `map` for each block (fcntl(2), F_OFD_SETLK): dies with its
 //             process. Taken on a descriptor that is opened by the first claim, so that a fork of a
 //             supervisor holds none
-//   publish   one store of 8 bytes, after all bytes of the block were written. There is no fsync:
-//             after a power failure the map may be newer than the data, and the checksum tells
+//   publish   one write of 8 aligned bytes, after all bytes of the block were written. There is no
+//             fsync: after a power failure the map may be newer than the data, and the checksum
+//             tells
 //   there     never written again, never punched
 //
-// An entry is in use while a process has `map` locked with a shared flock(2). Eviction takes the
-// least recently used entry that nobody uses: an exclusive flock without waiting, rename to trash,
-// unlink. So bytes that a process maps never go away under it.
+// The map is read and written by pread(2) and pwrite(2), never mapped: so neither a map that
+// another process truncates nor a full disk raises SIGBUS. A look costs less than a microsecond;
+// callers keep the answer.
+//
+// An entry is in use while a process has `data` locked with a shared flock(2). (On NFS, flock(2)
+// locks all bytes of a file: on `map` it would refuse every claim.) Eviction takes the least
+// recently used entry that nobody uses: an exclusive flock without waiting, rename to trash,
+// unlink. So bytes that a process maps never go away under it. An entry is made in trash, with the
+// shared lock held, and renamed to its place when it is whole. On a file system without flock(2)
+// nothing is evicted.
+//
+// A read-only directory gives the entries that it has; writes return EROFS.
 //
 // Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
 // number; 0 is replaced by 1. It finds decay and mix-ups, not an attacker: whoever may write here
@@ -39,9 +49,9 @@
 #include "core/base/posix.h"
 #include "core/source/remote.h"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -64,13 +74,15 @@ class CacheEntry {
   ByteRange range_of(std::uint64_t block) const;
 
   bool is_there(std::uint64_t block) const;
-  // Reads a block and compares its checksum: 0; EILSEQ when it does not fit, and the block is then
-  // absent; or the errno of the read, likewise. `buffer` has kBlock bytes.
+  // Reads a block and compares its checksum: 0; EILSEQ when it does not fit or `data` is too short,
+  // and the block is then absent; or the errno of the read, likewise; ENODATA for an absent block.
+  // `buffer` has kBlock bytes.
   int check(std::uint64_t block, std::span<std::byte> buffer) const;
   void forget(std::uint64_t block) const;  // makes it absent
 
   // Claims a block for this object of this process, or returns false: another has it. A block that
-  // is there need not be claimed: look again after a claim.
+  // is there need not be claimed: look again after a claim. An object does not exclude itself: its
+  // threads do. True on a file system without locks: a block is then fetched twice at worst.
   bool claim(std::uint64_t block) const;
   void release(std::uint64_t block) const;
 
@@ -105,11 +117,11 @@ class CacheEntry {
   RemoteVersion version_;
   std::string directory_;
   std::uint64_t seed_ = 0;
+  bool is_read_only_ = false;
   UniqueFd data_fd_, map_fd_;
   mutable std::mutex claims_mutex_;
   mutable UniqueFd claims_fd_;
-  std::byte* data_ = nullptr;
-  std::atomic<std::uint64_t>* map_ = nullptr;  // of the blocks
+  const std::byte* data_ = nullptr;
 };
 
 class Cache {
@@ -160,9 +172,24 @@ class Cache {
   bool remove(const std::string& id);
 
  private:
+  enum class Outcome { kDone, kAbsent, kBusy, kDamaged, kFailed };
+  struct Place;  // an entry as eviction sees it
+
+  bool prepare();
+  Outcome open_place(const std::string& id, CacheEntry& entry) const;
+  Outcome make_place(const std::string& id, CacheEntry& entry, int& error) const;
+  std::optional<std::uint64_t> evict(const std::string& id) const;
+  bool write_file(int directory, const char* name, const std::string& text) const;
+  void discard(const std::string& name) const;
+  void empty_trash() const;
+  std::vector<Place> places() const;
+
   Options options_;
   std::string unusable_;
-  std::mutex mutex_;  // of eviction
+  bool is_read_only_ = false;
+  UniqueFd entries_, names_, trash_;  // directories
+  std::mutex mutex_;                  // of eviction, and of:
+  std::uint64_t granted_ = 0;         // bytes that make_room() may grant without looking
 };
 
 }  // namespace stfs

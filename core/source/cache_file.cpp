@@ -1,1 +1,64 @@
 #include "core/source/cache_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace stfs {
+
+CacheFile::CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
+                     std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first)
+    : Source(version.name),
+      remote_version_(std::move(version)),
+      remote_(std::move(remote)),
+      blocks_(remote_version_, std::move(entry), fetcher.counters()),
+      fetcher_(fetcher) {
+  set_version({remote_version_.size, remote_version_.mtime, remote_version_.token});
+  blocks_.keep_first(first, Fetcher::kMemory);
+  file_ = fetcher_.add(*this, remote_version_, *remote_, blocks_);
+}
+
+CacheFile::~CacheFile() { fetcher_.remove(*file_); }
+
+bool CacheFile::has(ByteRange range) const {
+  return blocks_.holds(range) && blocks_.look(blocks_.run_of(range));
+}
+
+void CacheFile::want(ByteRange range, Ready ready) const {
+  if (!blocks_.holds(range)) return ready(EINVAL);
+  if (has(range)) return ready(0);
+  if (has_changed()) return ready(ESTALE);
+  fetcher_.want(file_, range, std::move(ready));
+}
+
+void CacheFile::prefetch(ByteRange range) const {
+  if (range.offset >= size() || has_changed()) return;
+  range.length = std::min(range.length, size() - range.offset);
+  fetcher_.prefetch(file_, range);
+}
+
+bool CacheFile::is_complete() const { return blocks_.is_complete(); }
+
+int CacheFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
+  const int error = blocks_.read(buffer, offset);
+  if (error == ENODATA) return EIO;  // it must be wanted first
+  if (error == EIO) note_failure(offset, offset + buffer.size(), error);
+  return error;
+}
+
+int CacheFile::read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const {
+  return read_unverified(buffer, offset);
+}
+
+bool CacheFile::can_pin(ByteRange range) const {
+  return blocks_.holds(range) && blocks_.is_resident(range);
+}
+
+Pinned CacheFile::try_pin() const {
+  if (blocks_.entry() == nullptr || blocks_.entry()->data() == nullptr) return {};
+  return {blocks_.entry()->data(), std::shared_lock(pins_)};
+}
+
+bool CacheFile::is_current() const { return !has_changed(); }
+
+}  // namespace stfs

@@ -7,19 +7,22 @@
 // answers ESTALE from then on, and has_changed() is true.
 //
 // Without a usable cache, or while the disk is full, blocks are kept in memory: at most
-// Fetcher::kMemory. They stay at least until the callbacks of the want() that brought them return;
-// a reader who comes later may have to want them again.
+// Fetcher::kMemory, and what somebody waits for. They stay at least until the callbacks of the
+// want() that brought them return; a reader who comes later may have to want them again.
 //
 // Thread safety and lifetime: as source.h says. The destructor answers each want() that waits with
 // ECANCELED, and waits for callbacks that are running.
 #pragma once
 
+#include "core/source/blocks.h"
+#include "core/source/cache.h"
 #include "core/source/fetcher.h"
+#include "core/source/remote.h"
 #include "core/source/source.h"
 
 #include <cerrno>
 #include <memory>
-#include <string>
+#include <shared_mutex>
 #include <string_view>
 
 namespace stfs {
@@ -32,7 +35,7 @@ class CacheFile final : public Source {
             std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {});
   ~CacheFile() override;
 
-  const RemoteVersion& remote_version() const;
+  const RemoteVersion& remote_version() const { return remote_version_; }
 
   // Looks at blocks of the cache for the first time, which reads and checks them: as long as a read
   // of the local disk.
@@ -51,8 +54,13 @@ class CacheFile final : public Source {
 
  private:
   friend class Fetcher;
-  class State;
-  std::shared_ptr<State> state_;  // shared with the requests under way
+
+  const RemoteVersion remote_version_;
+  const std::unique_ptr<Remote> remote_;
+  mutable Blocks blocks_;
+  Fetcher& fetcher_;
+  std::shared_ptr<Fetcher::File> file_;
+  mutable std::shared_mutex pins_;  // no change waits for pins: what is here stays
 };
 
 }  // namespace stfs

@@ -14,16 +14,18 @@
 //
 //   unknown ──look──► here            the entry has it and its checksum fits
 //      │    └─look──► absent          (a block that this process did not fetch is checked once)
-//   absent ──want──► queued ──start──► coming ──all bytes──► here
-//      ▲                ▲                │ broken: again, while somebody waits
-//      │                └────────────────┤
-//      └─── nobody waits, or given up ───┘
+//   absent ──want──► demanded ─┐
+//      └─prefetch──► ahead ────┴─start─► coming ──all bytes──► here
+//                      │                   │ └─ another process has it ─► watched ─► here, demanded
+//                      └─want─► demanded   └─── broken ─► delayed ─► demanded, ahead
+//   all but here ──► absent           nobody waits any more, or given up
 //   here ──► absent                   only in memory (no usable cache), when others need the room;
 //                                     or when the entry's file turns out to be damaged
 //
 // The threads: want() and prefetch() only queue. One thread prepares requests (it may block while
 // it gets credentials), the thread of Http receives bytes and writes them, and two threads call
-// those who wait, so that neither a conversion nor a slow reader holds up the network. All are
+// those who wait and end what waits too long, so that neither a conversion nor a slow reader holds
+// up the network. All are
 // started by the first want() that needs them: until then the process may fork.
 //
 // Deadlines: a want() that is not answered within Options::timeout gets EIO, whatever becomes of
@@ -32,13 +34,16 @@
 // Thread safety: all members. Lifetime: outlives its CacheFiles.
 #pragma once
 
+#include "core/source/blocks.h"
 #include "core/source/cache.h"
 #include "core/source/counters.h"
 #include "core/source/http.h"
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace stfs {
 
@@ -48,12 +53,18 @@ class Fetcher {
  public:
   static constexpr std::uint64_t kLongestRequest = 8 << 20;  // bytes
   static constexpr std::uint64_t kMemory = 16 << 20;         // bytes of a source without a cache
+  // What prefetch() queues of a source at most: what is queued longest makes room for what is new.
+  static constexpr std::uint64_t kFarthest = 64 << 20;
+  static constexpr std::uint64_t kFarthestInMemory = 4 << 20;  // without a cache
 
   struct Options {
     std::chrono::milliseconds timeout{60'000};
     unsigned connections = 8;  // requests for blocks at a time
     bool offline = false;      // a block that is not in the cache: EIO at once
     Counters* counters = nullptr;
+    // A line for the log on each new reason for which a source fails: "place: reason". Called on
+    // threads of the Fetcher, with no lock held.
+    std::function<void(const std::string& line)> log = {};
   };
 
   // `cache` makes room when the disk is full. Both outlive this.
@@ -64,8 +75,20 @@ class Fetcher {
 
  private:
   friend class CacheFile;
+  using Clock = std::chrono::steady_clock;
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  struct File;  // what is queued and under way for a CacheFile
+  struct Transfer;
+
+  Counters* counters() const;
+  std::shared_ptr<File> add(const CacheFile& source, const RemoteVersion& version, Remote& remote,
+                            Blocks& blocks);
+  void remove(File& file);  // waits for what runs
+  void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
+  void prefetch(const std::shared_ptr<File>& file, ByteRange range);
+
+  // Shared with transfers under way, which may end after it.
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace stfs

@@ -5,21 +5,23 @@
 //   - secrets go to the origin (scheme, host, port) of the first URL only;
 //   - https never leads to http;
 //   - http is refused unless the host is a loopback address or Options::insecure_http is set;
-//   - a redirect never leads to a link-local address (169.254/16, fe80::/10: they hand out the
-//   roles
-//     of a machine), and to a loopback address only from one; a connection is checked by the
-//     address that it is made to;
+//     (The link-local addresses that hand out roles speak http alone: they may be asked with
+//     `use_proxy` false.)
+//   - a redirect never leads to a link-local address (169.254/16, fe80::/10), and to a loopback
+//     address only from one; a connection is checked by the address that it is made to;
+//   - the body of a POST or PUT is never redirected to another origin;
 //   - more than 10 redirects are an error.
 //
 // It asks for no content encoding, and passes on what comes: the caller judges status and headers.
 // It does not try again: that is the caller's decision (Backoff).
 //
-// Proxies come from the environment as curl(1) takes them; CA files from SSL_CERT_FILE,
+// Proxies come from the environment as curl(1) takes them, but none stands before a loopback
+// address; CA files from SSL_CERT_FILE,
 // CURL_CA_BUNDLE and SSL_CERT_DIR; a netrc file only where a request says so.
 //
 // Thread safety: all members. Lifetime: the destructor ends all transfers with ECANCELED and waits
-// for their callbacks. The thread is started by the first request: a process that has sent none may
-// fork.
+// for their callbacks; what these start ends the same. The thread is started by the first request:
+// a process that has sent none may fork.
 #pragma once
 
 #include "core/source/counters.h"
@@ -52,6 +54,9 @@ struct HttpRequest {
   // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
   std::chrono::milliseconds stall{20'000};
   std::chrono::milliseconds limit{0};  // 0: none
+  // Set for the target of a redirect that the caller follows: HttpHead::is_loopback of the answer
+  // that redirected. The rules for redirects then hold for this URL.
+  std::optional<bool> redirected_by_loopback = {};
 };
 
 // The beginning of an answer.
@@ -60,6 +65,7 @@ struct HttpHead {
   std::string url;  // that gave it, after redirects; may hold secrets
   bool was_redirected = false;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case; 64 KiB at most
+  bool is_loopback = false;  // the answer came from this machine, not through a proxy
 
   std::string_view header(std::string_view name) const;  // the last of this name; "" for none
 };
@@ -116,11 +122,16 @@ class Http {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+  Counters* counters_;
 };
 
 // Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and
 // 509; also the 400 and 403 of S3 that mean so (SlowDown, RequestTimeout), which its body tells.
 bool is_temporary(int status);
+
+// Seconds since the epoch of a date as HTTP writes it ("Sun, 06 Nov 1994 08:49:37 GMT"); nullopt
+// for any other text.
+std::optional<std::int64_t> parse_http_date(std::string_view text);
 
 // The pause before a request is sent again: full jitter under a bound that doubles from 100 ms to
 // 10 s. What Retry-After (seconds or a date) or RateLimit ("api";r=0;t=55) ask for is the least.

@@ -13,20 +13,24 @@ namespace stfs {
 // Whether a name is a URL ("https://..", "s3://..", any scheme). A name that is a file on the local
 // disk too is a URL all the same: name the file "./s3:/..".
 bool is_url(std::string_view name);
-std::string_view scheme_of(std::string_view url);  // "https"; "" for a path
+// "https"; "" for a path. Those of stfs are in lower case, whatever the URL has.
+std::string_view scheme_of(std::string_view url);
 
 // A name without secrets, for messages, attributes and the cache: no user and password, no query
-// (a signed URL has its signature there), no fragment.
+// (a signed URL has its signature there), no fragment. Only http and https have a query: a "?" or
+// "#" of another name is a letter of an object's name.
 std::string public_name(std::string_view name);
 
 // As the functions of std::filesystem::path do, and of a URL's path: the name of the directory that
 // holds a file, a file of a directory, the last component. A query of `directory` is kept behind
-// the new path, since it may hold what permits to read it.
+// the new path, since it may hold what permits to read it. Of http and https, `relative` is
+// percent-encoded in the URL, and a last component is decoded.
 std::string parent_name(const std::string& name);
 std::string child_name(const std::string& directory, const std::string& relative);
 std::string last_component(const std::string& name);
 
-// An absolute http or https URL in its parts (RFC 3986). Percent-encoding is left as it stands.
+// An absolute http or https URL in its parts (RFC 3986). Percent-encoding is left as it stands;
+// spaces and bytes outside of ASCII are encoded.
 struct WebUrl {
   std::string scheme, host;  // lower case; an IPv6 address without brackets
   std::uint16_t port = 0;    // the scheme's own when the URL names none

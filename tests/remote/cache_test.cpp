@@ -1,1 +1,734 @@
+// The cache on real directories: what is there, what was damaged, who is beside us.
+#include "core/source/cache.h"
+
+#include "tests/support/files.h"
+
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::cache_test {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::uint64_t kBlock = CacheEntry::kBlock;
+
+RemoteVersion version_of(const std::string& name, std::uint64_t size,
+                         const std::string& token = "web-1") {
+  RemoteVersion version;
+  version.name = "https://host/" + name;
+  version.url = "https://host/" + name + "?secret=1";
+  version.size = size;
+  version.token = token;
+  version.etag = "\"1\"";
+  return version;
+}
+
+std::vector<std::byte> bytes_of(const CacheEntry& entry, std::uint64_t block, unsigned salt = 0) {
+  std::vector<std::byte> bytes(entry.range_of(block).length);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(i * 31 + i / 251 + block * 7 + salt + 1);
+  }
+  return bytes;
+}
+
+// As a fetcher does it. Returns the errno of the first step that fails.
+int fill(const CacheEntry& entry, std::uint64_t block, unsigned salt = 0) {
+  if (!entry.claim(block)) return EBUSY;
+  const std::vector<std::byte> bytes = bytes_of(entry, block, salt);
+  const ByteRange range = entry.range_of(block);
+  if (const int error = entry.reserve(range)) return error;
+  if (const int error = entry.write(bytes, range.offset)) return error;
+  CacheEntry::Sum sum(entry, block);
+  const std::span<const std::byte> all(bytes);
+  sum.add(all.first(all.size() / 3));
+  sum.add(all.subspan(all.size() / 3));
+  entry.publish(block, sum.value());
+  entry.release(block);
+  return 0;
+}
+
+void fill_all(const CacheEntry& entry, unsigned salt = 0) {
+  for (std::uint64_t i = 0; i < entry.blocks(); ++i) ASSERT_EQ(fill(entry, i, salt), 0);
+}
+
+int check(const CacheEntry& entry, std::uint64_t block) {
+  std::vector<std::byte> buffer(kBlock);
+  return entry.check(block, buffer);
+}
+
+// Runs a part of a test in a child of its own; its failures are the exit status.
+pid_t in_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  return child;
+}
+
+int ended(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+class CacheTest : public testing::Test {
+ protected:
+  Cache open(std::uint64_t size = 0, unsigned keep_free = 0) const {
+    return Cache({.directory = directory, .size = size, .keep_free = keep_free});
+  }
+  fs::path entry_of(const RemoteVersion& version) const {
+    for (const auto& listed : open().list()) {
+      if (listed.version.name == version.name && listed.version.token == version.token) {
+        return fs::path(directory) / "v1/entries" / listed.id;
+      }
+    }
+    ADD_FAILURE() << "no entry of " << version.name;
+    return {};
+  }
+
+  test::TempDir temporary;
+  std::string directory = temporary / "a/b";
+};
+
+TEST_F(CacheTest, ABlockIsAbsentUntilItIsPublishedAndThenStays) {
+  const RemoteVersion version = version_of("m", 2 * kBlock + 100);
+  {
+    Cache cache = open();
+    ASSERT_EQ(cache.unusable(), "");
+    const auto entry = cache.open(version);
+    ASSERT_TRUE(entry);
+    EXPECT_EQ(entry->version().url, version.url);
+    EXPECT_EQ(entry->blocks(), 3U);
+    EXPECT_EQ(entry->range_of(2).length, 100U);
+    EXPECT_FALSE(entry->is_there(2));
+    EXPECT_EQ(check(*entry, 2), ENODATA);
+    ASSERT_EQ(fill(*entry, 2), 0);
+    EXPECT_TRUE(entry->is_there(2));
+    EXPECT_FALSE(entry->is_there(0));
+    ASSERT_EQ(fill(*entry, 0), 0);
+  }
+  const auto again = open().open(version, true);
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(again->is_there(0));
+  EXPECT_FALSE(again->is_there(1));
+  EXPECT_EQ(check(*again, 0), 0);
+  EXPECT_EQ(check(*again, 2), 0);
+  std::vector<std::byte> bytes(100);
+  ASSERT_EQ(again->read(bytes, 2 * kBlock), 0);
+  EXPECT_EQ(bytes, bytes_of(*again, 2));
+  EXPECT_EQ(std::vector(again->data() + 2 * kBlock, again->data() + 2 * kBlock + 100), bytes);
+}
+
+TEST_F(CacheTest, TheDirectoryIsOfItsUserAlone) {
+  open();
+  struct stat status {};
+  for (const char* name : {"", "/v1", "/v1/entries", "/v1/trash", "/v1/names"}) {
+    ASSERT_EQ(::stat((directory + name).c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700U) << name;
+  }
+  ASSERT_EQ(::stat((temporary / "a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0700U);
+  EXPECT_TRUE(test::read_file(fs::path(directory) / "v1/CACHEDIR.TAG")
+                  .starts_with("Signature: 8a477f597d28d172789f06886806bc55\n"));
+}
+
+TEST_F(CacheTest, AnEmptyObjectHasNoBlocks) {
+  const auto entry = open().open(version_of("m", 0));
+  ASSERT_TRUE(entry);
+  EXPECT_EQ(entry->blocks(), 0U);
+}
+
+TEST_F(CacheTest, NoSecretIsKept) {
+  open().open(version_of("m", 10));
+  for (const auto& file : fs::recursive_directory_iterator(directory)) {
+    if (file.is_regular_file()) {
+      EXPECT_EQ(test::read_file(file).find("secret"), std::string::npos);
+    }
+  }
+}
+
+// What may have happened to an entry that nobody uses.
+struct Damage {
+  const char* name;
+  void (*harm)(const fs::path& entry);
+};
+
+std::ostream& operator<<(std::ostream& out, const Damage& damage) { return out << damage.name; }
+
+class DamagedCache : public CacheTest, public testing::WithParamInterface<Damage> {};
+
+TEST_P(DamagedCache, IsReplacedByAnEmptyEntry) {
+  const RemoteVersion version = version_of("m", 3 * kBlock);
+  fill_all(*open().open(version));
+  // Links out of the entry lead here.
+  test::write_file(temporary / "outside", "precious");
+  GetParam().harm(entry_of(version));
+  const auto entry = open().open(version);
+  ASSERT_TRUE(entry);
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_FALSE(entry->is_there(i));
+  fill_all(*entry, 5);
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(check(*entry, i), 0);
+  EXPECT_EQ(test::read_file(temporary / "outside"), "precious");
+  EXPECT_EQ(test::names_in(fs::path(directory) / "v1/trash").size(), 0U);
+}
+
+void replace_by_link(const fs::path& file, const char* target) {
+  fs::remove_all(file);
+  fs::create_symlink(target, file);
+}
+
+void replace_by_fifo(const fs::path& file) {
+  fs::remove_all(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+}
+
+void overwrite(const fs::path& file, off_t offset, const std::string& bytes) {
+  const UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), offset),
+            static_cast<ssize_t>(bytes.size()));
+}
+
+constexpr const char* kOutside = "../../../../../../outside";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DamagedCache,
+    testing::Values(
+        Damage{"MapTooShort", [](const fs::path& e) { fs::resize_file(e / "map", 64 + 16); }},
+        Damage{"MapEmpty", [](const fs::path& e) { fs::resize_file(e / "map", 0); }},
+        Damage{"MapTooLong", [](const fs::path& e) { fs::resize_file(e / "map", 4096); }},
+        Damage{"MapOfNothing",
+               [](const fs::path& e) { overwrite(e / "map", 0, std::string(64, 0)); }},
+        Damage{"MapHeaderFlipped", [](const fs::path& e) { overwrite(e / "map", 17, "x"); }},
+        Damage{"MapChecksumFlipped", [](const fs::path& e) { overwrite(e / "map", 60, "xyz"); }},
+        Damage{"MapMissing", [](const fs::path& e) { fs::remove(e / "map"); }},
+        Damage{"MapIsLink", [](const fs::path& e) { replace_by_link(e / "map", kOutside); }},
+        Damage{"MapIsFifo", [](const fs::path& e) { replace_by_fifo(e / "map"); }},
+        Damage{"DataMissing", [](const fs::path& e) { fs::remove(e / "data"); }},
+        Damage{"DataIsLink", [](const fs::path& e) { replace_by_link(e / "data", kOutside); }},
+        Damage{"DataIsLoop", [](const fs::path& e) { replace_by_link(e / "data", "data"); }},
+        Damage{"DataIsFifo", [](const fs::path& e) { replace_by_fifo(e / "data"); }},
+        Damage{"DataIsDirectory",
+               [](const fs::path& e) {
+                 fs::remove(e / "data");
+                 fs::create_directories(e / "data/deep/deeper");
+               }},
+        Damage{"IdMissing", [](const fs::path& e) { fs::remove(e / "id.json"); }},
+        Damage{"IdEmpty", [](const fs::path& e) { fs::resize_file(e / "id.json", 0); }},
+        Damage{"IdGarbage", [](const fs::path& e) { test::write_file(e / "id.json", "{]\x01"); }},
+        Damage{"IdHuge",
+               [](const fs::path& e) {
+                 test::write_file(e / "id.json",
+                                  test::read_file(e / "id.json") + std::string(70000, ' '));
+               }},
+        Damage{"IdOfAnotherToken",
+               [](const fs::path& e) {
+                 test::write_file(e / "id.json",
+                                  to_json(version_of("m", 3 * kBlock, "web-2"), false));
+               }},
+        Damage{"IdOfAnotherName",
+               [](const fs::path& e) {
+                 test::write_file(e / "id.json", to_json(version_of("n", 3 * kBlock), false));
+               }},
+        Damage{"IdOfAnotherSize",
+               [](const fs::path& e) {
+                 test::write_file(e / "id.json", to_json(version_of("m", 2 * kBlock), false));
+               }},
+        Damage{"IdIsFifo", [](const fs::path& e) { replace_by_fifo(e / "id.json"); }},
+        Damage{"EntryIsFile",
+               [](const fs::path& e) {
+                 fs::remove_all(e);
+                 test::write_file(e, "");
+               }},
+        Damage{"EntryIsFifo", [](const fs::path& e) { replace_by_fifo(e); }},
+        Damage{"EntryIsLink", [](const fs::path& e) { replace_by_link(e, "../../../.."); }},
+        Damage{"EntryIsLoop", [](const fs::path& e) { replace_by_link(e, e.filename().c_str()); }}),
+    [](const auto& damage) { return damage.param.name; });
+
+TEST_F(CacheTest, ADamagedEntryInUseIsNotGivenAndStays) {
+  const RemoteVersion version = version_of("m", kBlock);
+  const auto user = open().open(version);
+  ASSERT_EQ(fill(*user, 0), 0);
+  test::write_file(entry_of(version) / "id.json", "{}");
+  EXPECT_FALSE(open().open(version));
+  EXPECT_EQ(check(*user, 0), 0);
+}
+
+TEST_F(CacheTest, TheSameNameWithAnotherTokenIsAnotherEntry) {
+  const auto one = open().open(version_of("m", kBlock, "a"));
+  const auto two = open().open(version_of("m", kBlock, "b"));
+  ASSERT_EQ(fill(*one, 0), 0);
+  EXPECT_FALSE(two->is_there(0));
+  // The bytes and the word of the one do not fit the other.
+  const std::uint64_t word = [&] {
+    CacheEntry::Sum sum(*one, 0);
+    sum.add(bytes_of(*one, 0));
+    return sum.value();
+  }();
+  ASSERT_EQ(two->write(bytes_of(*one, 0), 0), 0);
+  two->publish(0, word);
+  EXPECT_EQ(check(*two, 0), EILSEQ);
+  EXPECT_FALSE(two->is_there(0));
+}
+
+TEST_F(CacheTest, BytesThatWereChangedCostTheirBlockAlone) {
+  const RemoteVersion version = version_of("m", 3 * kBlock + 7);
+  fill_all(*open().open(version));
+  const fs::path data = entry_of(version) / "data";
+  overwrite(data, kBlock + 12345, "?");
+  {
+    const auto entry = open().open(version);
+    EXPECT_EQ(check(*entry, 0), 0);
+    EXPECT_EQ(check(*entry, 1), EILSEQ);
+    EXPECT_FALSE(entry->is_there(1));
+    EXPECT_EQ(check(*entry, 1), ENODATA);
+    ASSERT_EQ(fill(*entry, 1), 0);
+    EXPECT_EQ(check(*entry, 1), 0);
+  }
+  fs::resize_file(data, 2 * kBlock + 1);  // what is cut off comes back as zeros
+  {
+    const auto entry = open().open(version);
+    EXPECT_EQ(fs::file_size(data), version.size);
+    EXPECT_EQ(check(*entry, 1), 0);
+    EXPECT_EQ(check(*entry, 2), EILSEQ);
+    EXPECT_EQ(check(*entry, 3), EILSEQ);
+    fs::resize_file(data, 10);  // under an entry that is open
+    EXPECT_EQ(check(*entry, 0), EILSEQ);
+    fs::resize_file(entry_of(version) / "map", 0);
+    EXPECT_FALSE(entry->is_there(1));
+  }
+}
+
+TEST_F(CacheTest, BlocksThatTradedPlacesDoNotFit) {
+  const RemoteVersion version = version_of("m", 2 * kBlock);
+  const auto entry = open().open(version);
+  fill_all(*entry);
+  const std::string map = test::read_file(entry_of(version) / "map");
+  overwrite(entry_of(version) / "map", 64, map.substr(72, 8) + map.substr(64, 8));
+  ASSERT_EQ(entry->write(bytes_of(*entry, 1), 0), 0);
+  ASSERT_EQ(entry->write(bytes_of(*entry, 0), kBlock), 0);
+  EXPECT_EQ(check(*entry, 0), EILSEQ);
+  EXPECT_EQ(check(*entry, 1), EILSEQ);
+}
+
+TEST_F(CacheTest, WritesStayInsideTheObject) {
+  const auto entry = open().open(version_of("m", kBlock + 10));
+  const std::vector<std::byte> bytes(11);
+  EXPECT_EQ(entry->write(bytes, kBlock), EINVAL);
+  EXPECT_EQ(entry->write(bytes, ~std::uint64_t{0} - 3), EINVAL);
+  EXPECT_EQ(entry->reserve({kBlock, 11}), EINVAL);
+  EXPECT_EQ(entry->reserve({~std::uint64_t{0}, 2}), EINVAL);
+  EXPECT_EQ(entry->reserve({0, 0}), 0);
+}
+
+TEST_F(CacheTest, ASizeThatNoDiskHasGivesNoEntry) {
+  for (const std::uint64_t size :
+       {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 62}) {
+    EXPECT_FALSE(open().open(version_of("m", size)));
+  }
+  EXPECT_EQ(test::names_in(fs::path(directory) / "v1/trash").size(), 0U);
+}
+
+TEST_F(CacheTest, AClaimExcludesOthersUntilItsProcessEnds) {
+  const RemoteVersion version = version_of("m", 3 * kBlock);
+  const auto one = open().open(version);
+  const auto two = open().open(version);
+  EXPECT_TRUE(one->claim(1));
+  EXPECT_FALSE(two->claim(1));
+  EXPECT_TRUE(two->claim(2));
+  EXPECT_FALSE(one->claim(2));
+  one->release(1);
+  EXPECT_TRUE(two->claim(1));
+  two->release(0);  // that it does not have
+
+  // One that dies between reserving and publishing.
+  int ready[2];
+  ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+  const pid_t child = in_child([&] {
+    const auto entry = open().open(version);
+    EXPECT_TRUE(entry->claim(0));
+    EXPECT_EQ(entry->reserve({0, kBlock}), 0);
+    std::vector<std::byte> half = bytes_of(*entry, 0);
+    half.resize(kBlock / 2);
+    EXPECT_EQ(entry->write(half, 0), 0);
+    EXPECT_EQ(::write(ready[1], "", 1), 1);
+    ::pause();
+  });
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_FALSE(one->claim(0));
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  ended(child);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  EXPECT_FALSE(one->is_there(0));
+  EXPECT_EQ(fill(*one, 0), 0);
+  EXPECT_EQ(check(*one, 0), 0);
+}
+
+TEST_F(CacheTest, EvictionTakesTheLeastRecentlyUsedThatNobodyUses) {
+  for (const char* name : {"a", "b", "c", "d"})
+    fill_all(*open().open(version_of(name, 4 * kBlock)));
+  const auto user = open().open(version_of("b", 4 * kBlock));
+  long second = 0;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    const std::array<timespec, 2> times{timespec{++second, 0}, timespec{second, 0}};
+    const fs::path id = entry_of(version_of(name, 0)) / "id.json";
+    ASSERT_EQ(::utimensat(AT_FDCWD, id.c_str(), times.data(), 0), 0);
+  }
+  open().open(version_of("a", 4 * kBlock));  // is now the last
+  const std::uint64_t bound = 19 * kBlock;
+  Cache cache = open(bound);
+  ASSERT_EQ(cache.list().size(), 4U);
+  EXPECT_EQ(cache.list().front().version.name, "https://host/a");
+  EXPECT_TRUE(cache.make_room(kBlock));
+  EXPECT_EQ(cache.list().size(), 4U);
+  EXPECT_TRUE(cache.make_room(6 * kBlock));
+  std::vector<std::string> left;
+  for (const auto& listed : cache.list()) left.push_back(listed.version.name);
+  EXPECT_EQ(left, (std::vector<std::string>{"https://host/a", "https://host/d", "https://host/b"}));
+  EXPECT_FALSE(cache.make_room(16 * kBlock)) << "b is in use";
+  ASSERT_EQ(cache.list().size(), 1U);
+  EXPECT_TRUE(cache.list().front().in_use);
+  EXPECT_FALSE(cache.make_room(bound + 1));
+  for (std::uint64_t i = 0; i < 4; ++i) EXPECT_EQ(check(*user, i), 0);
+  EXPECT_EQ(test::names_in(fs::path(directory) / "v1/trash").size(), 0U);
+}
+
+TEST_F(CacheTest, KeepsAPartOfTheDiskFree) {
+  fill_all(*open().open(version_of("a", kBlock)));
+  EXPECT_FALSE(open(0, 100).make_room(1));
+  EXPECT_TRUE(open().list().empty());
+}
+
+TEST_F(CacheTest, ListsWhatIsThere) {
+  const RemoteVersion version = version_of("m\x1b[31m\n", 3 * kBlock + 1);
+  EXPECT_TRUE(open().list().empty());
+  const auto entry = open().open(version);
+  ASSERT_EQ(fill(*entry, 3), 0);
+  ASSERT_EQ(fill(*entry, 1), 0);
+  const auto listed = open().list();
+  ASSERT_EQ(listed.size(), 1U);
+  EXPECT_EQ(listed[0].version.name, version.name);
+  EXPECT_EQ(listed[0].version.size, version.size);
+  EXPECT_EQ(listed[0].version.url, "");
+  EXPECT_EQ(listed[0].blocks_there, 2U);
+  EXPECT_GE(listed[0].bytes, kBlock);
+  EXPECT_LT(listed[0].bytes, 3 * kBlock);
+  EXPECT_TRUE(listed[0].in_use);
+  EXPECT_GT(listed[0].used.tv_sec, 0);
+}
+
+TEST_F(CacheTest, PrunesAndRemovesWhatNobodyUses) {
+  Cache cache = open();
+  fill_all(*cache.open(version_of("a", 2 * kBlock)));
+  fill_all(*cache.open(version_of("b", 2 * kBlock)));
+  auto user = cache.open(version_of("c", kBlock));
+  fill_all(*user);
+  const std::string used = cache.list().front().id;
+  EXPECT_FALSE(cache.remove(used));
+  EXPECT_FALSE(cache.remove("../names"));
+  EXPECT_EQ(cache.prune(std::uint64_t{1} << 40), 0U);
+  EXPECT_GE(cache.prune(4 * kBlock), 2 * kBlock);
+  EXPECT_EQ(cache.list().size(), 2U);
+  EXPECT_GE(cache.prune(0), 2 * kBlock);
+  EXPECT_EQ(cache.list().size(), 1U);
+  EXPECT_EQ(check(*user, 0), 0);
+  user.reset();
+  EXPECT_TRUE(cache.remove(used));
+  EXPECT_TRUE(cache.remove(used));
+  EXPECT_TRUE(cache.list().empty());
+}
+
+TEST_F(CacheTest, GarbageInTheDirectoryIsNoEntry) {
+  open().open(version_of("m", kBlock));
+  const fs::path entries = fs::path(directory) / "v1/entries";
+  for (int i = 0; i < 10000; ++i) {
+    test::write_file(entries / ("garbage" + std::to_string(i)), "");
+  }
+  replace_by_fifo(entries / std::string(64, 'a'));
+  replace_by_link(entries / std::string(64, 'b'), std::string(64, 'b').c_str());
+  fs::create_directories(entries / std::string(64, 'c') / "map");
+  EXPECT_EQ(open().list().size(), 1U);
+  EXPECT_TRUE(open().make_room(1));
+  open().prune(0);
+  EXPECT_EQ(test::names_in(entries).size(), 10000U) << "what is not ours stays";
+}
+
+TEST_F(CacheTest, LeftoversInTrashGoUnlessTheyAreBeingMade) {
+  open();
+  const fs::path trash = fs::path(directory) / "v1/trash";
+  fs::create_directories(trash / "old/deep");
+  test::write_file(trash / "old/data", "x");
+  test::write_file(trash / "file", "x");
+  fs::create_directories(trash / "new");
+  test::write_file(trash / "new/data", "x");
+  {
+    const UniqueFd maker(::open((trash / "new/data").c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::flock(maker.get(), LOCK_SH), 0);
+    open();
+    EXPECT_EQ(test::names_in(trash), std::vector<std::string>{"new"});
+  }
+  open();
+  EXPECT_TRUE(test::names_in(trash).empty());
+}
+
+TEST_F(CacheTest, ProcessesThatOpenAndEvictAtOnceSeeRightBytesAlone) {
+  open();
+  std::vector<pid_t> children;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    children.push_back(in_child([&, seed] {
+      Cache cache = open();
+      for (unsigned i = 0; i < 60; ++i) {
+        if ((i + seed) % 7 == 0) cache.prune(0);
+        if ((i + seed) % 11 == 0) cache.list();
+        const auto entry = cache.open(version_of(std::to_string((i + seed) % 3), 2 * kBlock));
+        ASSERT_TRUE(entry) << errno;
+        for (std::uint64_t block = 0; block < 2; ++block) {
+          if (!entry->is_there(block)) {
+            const int error = fill(*entry, block);
+            ASSERT_TRUE(error == 0 || error == EBUSY) << error;
+          }
+          if (!entry->is_there(block)) continue;
+          ASSERT_EQ(check(*entry, block), 0);
+          std::vector<std::byte> bytes(kBlock);
+          ASSERT_EQ(entry->read(bytes, block * kBlock), 0);
+          ASSERT_EQ(bytes, bytes_of(*entry, block));
+        }
+      }
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(ended(child), 0);
+  EXPECT_TRUE(open().make_room(1));
+  EXPECT_TRUE(test::names_in(fs::path(directory) / "v1/trash").empty());
+}
+
+TEST_F(CacheTest, ThreadsShareAnEntry) {
+  constexpr std::uint64_t kBlocks = 16;
+  const auto entry = open().open(version_of("m", kBlocks * kBlock));
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = t; i < kBlocks; i += 4) EXPECT_EQ(fill(*entry, i), 0);
+      for (std::uint64_t i = 0; i < kBlocks; ++i) {
+        if (entry->is_there(i)) {
+          EXPECT_EQ(check(*entry, i), 0);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::uint64_t i = 0; i < kBlocks; ++i) EXPECT_EQ(check(*entry, i), 0);
+}
+
+// --- directories that are not used ---
+
+TEST_F(CacheTest, ADirectoryInWhichOthersMayWriteIsRefused) {
+  fs::create_directories(directory);
+  ASSERT_EQ(::chmod(directory.c_str(), 0770), 0);
+  Cache cache = open();
+  EXPECT_EQ(cache.unusable(), directory +
+                                  ": other users may write to the cache: run chmod go-w, or "
+                                  "name another directory in STFS_CACHE");
+  EXPECT_FALSE(cache.open(version_of("m", 1)));
+  EXPECT_FALSE(cache.make_room(1));
+  EXPECT_EQ(cache.prune(0), 0U);
+  EXPECT_TRUE(cache.list().empty());
+  cache.remember("a", "b");
+  EXPECT_FALSE(cache.recall("a"));
+  EXPECT_TRUE(fs::is_empty(directory));
+
+  ASSERT_EQ(::chmod(directory.c_str(), 0755), 0);
+  EXPECT_EQ(open().unusable(), "");
+}
+
+TEST_F(CacheTest, ALinkIsFollowedToADirectoryOfThisUserAlone) {
+  fs::create_directories(temporary / "real");
+  fs::create_symlink(temporary / "real", temporary / "a");
+  directory = temporary / "a";
+  EXPECT_EQ(open().unusable(), "");
+  ASSERT_EQ(::chmod((temporary / "real").c_str(), 0702), 0);
+  EXPECT_NE(open().unusable(), "");
+  ASSERT_EQ(::chmod((temporary / "real").c_str(), 0700), 0);
+  fs::rename(temporary / "real/v1/entries", temporary / "elsewhere");
+  fs::create_symlink(temporary / "elsewhere", temporary / "real/v1/entries");
+  EXPECT_NE(open().unusable().find("a/v1/entries: the cache cannot be used"), std::string::npos)
+      << open().unusable();
+}
+
+TEST_F(CacheTest, AFileOrALoopInItsPlaceIsRefused) {
+  test::write_file(temporary / "a", "");
+  EXPECT_NE(open().unusable().find("Not a directory: remove it, or name"), std::string::npos)
+      << open().unusable();
+  directory = temporary / "a";
+  EXPECT_NE(open().unusable().find("Not a directory"), std::string::npos);
+  fs::create_symlink("loop\x1b", temporary / "loop\x1b");
+  directory = temporary / "loop\x1b";
+  EXPECT_NE(open().unusable().find("loop\\x1b: the cache cannot be used"), std::string::npos)
+      << open().unusable();
+}
+
+TEST_F(CacheTest, ADirectoryOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
+  const RemoteVersion version = version_of("m", kBlock);
+  fill_all(*open().open(version));
+  // An entry of another user is not used, but replaced.
+  ASSERT_EQ(::chown((entry_of(version) / "data").c_str(), 1, 1), 0);
+  EXPECT_TRUE(open().list().empty());
+  EXPECT_FALSE(open().open(version)->is_there(0));
+  ASSERT_EQ(::chown(directory.c_str(), 1, 1), 0);
+  EXPECT_NE(open().unusable().find("belongs to another user"), std::string::npos);
+}
+
+TEST_F(CacheTest, TheDefaultDirectoryIsThatOfTheEnvironment) {
+  const auto with = [](const char* stfs, const char* xdg, const char* home) {
+    const pid_t child = in_child([&] {
+      stfs != nullptr ? ::setenv("STFS_CACHE", stfs, 1) : ::unsetenv("STFS_CACHE");
+      xdg != nullptr ? ::setenv("XDG_CACHE_HOME", xdg, 1) : ::unsetenv("XDG_CACHE_HOME");
+      home != nullptr ? ::setenv("HOME", home, 1) : ::unsetenv("HOME");
+      const std::string expected = stfs != nullptr && *stfs != '\0' ? stfs
+                                   : xdg != nullptr && *xdg == '/'  ? std::string(xdg) + "/stfs"
+                                   : home != nullptr && *home == '/'
+                                       ? std::string(home) + "/.cache/stfs"
+                                       : "";
+      if (expected.empty()) {
+        EXPECT_TRUE(Cache::default_directory().ends_with("/.cache/stfs"));
+      } else {
+        EXPECT_EQ(Cache::default_directory(), expected);
+      }
+    });
+    EXPECT_EQ(ended(child), 0);
+  };
+  with("/s", "/x", "/h");
+  with("", "/x", "/h");
+  with(nullptr, "x", "/h");
+  with(nullptr, nullptr, "/h");
+  with(nullptr, nullptr, nullptr);
+}
+
+// --- names ---
+
+TEST_F(CacheTest, RemembersWhatANameMeant) {
+  const std::string name = "hf://org/model", value = R"({"a":["\u0000",1]})";
+  EXPECT_FALSE(open().recall(name));
+  open().remember(name, value);
+  EXPECT_EQ(open().recall(name), value);
+  open().remember(name, "2");
+  EXPECT_EQ(open().recall(name), "2");
+  const fs::path names = fs::path(directory) / "v1/names";
+  ASSERT_EQ(test::names_in(names).size(), 1U);
+  const fs::path file = names / test::names_in(names)[0];
+
+  open().remember("other", "3");
+  for (const std::string& other : test::names_in(names)) {
+    if (names / other != file) fs::rename(names / other, file);
+  }
+  EXPECT_FALSE(open().recall(name)) << "it is of another name";
+  for (const char* garbage :
+       {"", "null", "[", R"({"name":"hf://org/model"})", R"({"name":"hf://org/model","value":3})",
+        R"({"name":4,"value":""})"}) {
+    test::write_file(file, garbage);
+    EXPECT_FALSE(open().recall(name)) << garbage;
+  }
+  fs::resize_file(file, (64 << 20) + 1);
+  EXPECT_FALSE(open().recall(name));
+  replace_by_fifo(file);
+  EXPECT_FALSE(open().recall(name));
+  open().remember(name, "4");
+  EXPECT_EQ(open().recall(name), "4");
+}
+
+// --- disks ---
+
+// A small disk of its own for the cache. `mounted` is false where this process may not mount.
+struct SmallDisk {
+  SmallDisk(const fs::path& path, const char* options) : place(path) {
+    fs::create_directories(place);
+    mounted = ::mount("tmpfs", place.c_str(), "tmpfs", 0, options) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted) ::umount2(place.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  fs::path place;
+  bool mounted;
+};
+
+#define SKIP_WITHOUT(disk)                                                        \
+  if (!(disk).mounted) {                                                          \
+    if (std::getenv("STFS_REQUIRE_MOUNT") != nullptr) FAIL() << "mounting tmpfs"; \
+    GTEST_SKIP() << "this process may not mount";                                 \
+  }                                                                               \
+  static_assert(true)
+
+TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
+  const SmallDisk disk(directory, "size=2m,mode=700");
+  SKIP_WITHOUT(disk);
+  Cache cache = open();
+  fill_all(*cache.open(version_of("old", 4 * kBlock)));
+  const auto entry = cache.open(version_of("m", 16 * kBlock));
+  ASSERT_TRUE(entry);
+  std::uint64_t block = 0;
+  while (fill(*entry, block) == 0) ++block;
+  EXPECT_GE(block, 2U);
+  EXPECT_EQ(entry->reserve(entry->range_of(block)), ENOSPC);
+  EXPECT_FALSE(entry->is_there(block));
+  EXPECT_TRUE(cache.make_room(kBlock)) << "nobody uses the other entry";
+  EXPECT_EQ(fill(*entry, block), 0);
+  EXPECT_FALSE(cache.make_room(8 * kBlock));
+  for (std::uint64_t i = 0; i <= block; ++i) EXPECT_EQ(check(*entry, i), 0);
+  EXPECT_FALSE(cache.open(version_of("huge", std::uint64_t{1} << 40))) << "its map has no room";
+}
+
+TEST_F(CacheTest, AReadOnlyDiskGivesWhatItHas) {
+  const SmallDisk disk(directory, "size=4m,mode=700");
+  SKIP_WITHOUT(disk);
+  const RemoteVersion version = version_of("m", 2 * kBlock);
+  ASSERT_EQ(fill(*open().open(version), 1), 0);
+  open().remember("name", "1");
+  ASSERT_EQ(::mount("", directory.c_str(), "", MS_REMOUNT | MS_RDONLY, ""), 0);
+  Cache cache = open();
+  EXPECT_EQ(cache.unusable(), "");
+  EXPECT_FALSE(cache.open(version_of("n", kBlock)));
+  const auto entry = cache.open(version);
+  ASSERT_TRUE(entry);
+  EXPECT_EQ(check(*entry, 1), 0);
+  EXPECT_TRUE(entry->claim(0));
+  EXPECT_EQ(entry->reserve({0, kBlock}), EROFS);
+  EXPECT_EQ(entry->write(bytes_of(*entry, 0), 0), EROFS);
+  entry->publish(0, 1);
+  entry->release(0);
+  EXPECT_FALSE(entry->is_there(0));
+  EXPECT_EQ(cache.recall("name"), "1");
+  cache.remember("name", "2");
+  EXPECT_EQ(cache.recall("name"), "1");
+  EXPECT_EQ(cache.list().size(), 1U);
+  EXPECT_EQ(cache.prune(0), 0U);
+  EXPECT_FALSE(cache.make_room(1));
+}
+
+}  // namespace
+}  // namespace stfs::cache_test

@@ -1,1 +1,718 @@
+#include "core/source/hub.h"
+
+#include "core/base/error.h"
+#include "core/source/hub_api.h"
+#include "core/source/hub_name.h"
+#include "tests/support/files.h"
+#include "tests/support/http_server.h"
+
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using HubJson = nlohmann::json;
+
+const std::string kHubCommit(40, 'c');
+const std::string kHubSha256(64, '5');
+const std::string kHubBlob(40, 'b');
+const std::string kHubWeights(1000, 'w');
+const std::string kHubConfig = "{\"model_type\": \"test\"}";
+const std::string kHubToken = "hf_a-secret";
+
+// The environment of the Hub's client, empty but for what a test sets; restored at its end.
+class HubEnvironment {
+ public:
+  HubEnvironment() {
+    for (const char* const name : kNames) {
+      const char* const value = std::getenv(name);
+      before_.push_back(value == nullptr ? std::nullopt : std::optional<std::string>(value));
+      ::unsetenv(name);
+    }
+    set("HOME", (home_ / "home").string());
+  }
+  HubEnvironment(const HubEnvironment&) = delete;
+  HubEnvironment& operator=(const HubEnvironment&) = delete;
+  ~HubEnvironment() {
+    for (std::size_t i = 0; i < before_.size(); ++i) set(kNames[i], before_[i]);
+  }
+
+  static void set(const char* name, const std::optional<std::string>& value) {
+    value ? ::setenv(name, value->c_str(), 1) : ::unsetenv(name);
+  }
+  std::filesystem::path home() const { return home_.path() / "home"; }
+  // A file below the home directory, which gets the directories that it needs.
+  void write(const std::filesystem::path& path, const std::string& text) const {
+    std::filesystem::create_directories((home() / path).parent_path());
+    write_file(home() / path, text);
+  }
+
+ private:
+  static constexpr const char* kNames[] = {"HF_ENDPOINT",
+                                           "HF_TOKEN",
+                                           "HUGGING_FACE_HUB_TOKEN",
+                                           "HF_TOKEN_PATH",
+                                           "HF_HOME",
+                                           "HF_HUB_CACHE",
+                                           "HUGGINGFACE_HUB_CACHE",
+                                           "XDG_CACHE_HOME",
+                                           "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+                                           "HOME"};
+  TempDir home_;
+  std::vector<std::optional<std::string>> before_;
+};
+
+HubJson hub_lfs_file(const std::string& name) {
+  return {{"rfilename", name},
+          {"size", kHubWeights.size()},
+          {"blobId", kHubBlob},
+          {"lfs", {{"sha256", kHubSha256}, {"size", kHubWeights.size()}, {"pointerSize", 130}}}};
+}
+
+HubJson hub_model(HubJson siblings) {
+  return {{"id", "org/name"},
+          {"sha", kHubCommit},
+          {"lastModified", "2025-02-01T10:00:00.000Z"},
+          {"config", {{"architectures", {"Any"}}}},
+          {"siblings", std::move(siblings)}};
+}
+
+// The Hub on 127.0.0.1, and its CDN on 127.0.0.2.
+class Hub : public ::testing::Test {
+ protected:
+  Hub()
+      : hub_([this](const WebRequest& r) { return answer(r); }),
+        cdn_([this](const WebRequest& r) { return answer_cdn(r); }, "127.0.0.2") {
+    HubEnvironment::set("HF_ENDPOINT", hub_.url());
+  }
+
+  Store& store() {
+    if (!store_) store_ = make_hub_store(http_);
+    return *store_;
+  }
+  std::unique_ptr<Remote> remote(const std::string& file = "model.safetensors") {
+    return store().remote(store().find("hf://org/name/" + file, nullptr).version);
+  }
+  // The targets that the Hub was asked for so far.
+  std::vector<std::string> asked() const {
+    std::vector<std::string> targets;
+    for (const WebRequest& request : hub_.requests()) targets.push_back(request.target);
+    return targets;
+  }
+  // The Error of an act, or a failure.
+  static std::pair<ErrorCode, std::string> error_of(const std::function<void()>& act) {
+    try {
+      act();
+    } catch (const Error& error) {
+      return {error.code(), error.what()};
+    }
+    ADD_FAILURE() << "no error";
+    return {};
+  }
+
+  WebAnswer answer(const WebRequest& request) {
+    if (instead_) {
+      if (std::optional<WebAnswer> other = instead_(request)) return *other;
+    }
+    const std::string& target = request.target;
+    if (target.starts_with("/api/models/org/name/revision/")) return {.body = model_.dump()};
+    if (target == "/org/name/resolve/" + kHubCommit + "/config.json") {
+      return {.status = 307, .headers = {{"Location", "/api/resolve-cache/config.json?e=1"}}};
+    }
+    if (target.starts_with("/api/resolve-cache/")) {
+      WebAnswer found = answer_object(
+          request, {{"/api/resolve-cache/config.json", {kHubConfig, '"' + kHubBlob + '"'}}});
+      found.headers.emplace_back("X-Repo-Commit", kHubCommit);
+      return found;
+    }
+    if (target.find("/resolve/") != std::string::npos) return signed_redirect();
+    return {.status = 404, .headers = {{"X-Error-Code", "EntryNotFound"}}};
+  }
+
+  WebAnswer signed_redirect() {
+    return {.status = 302,
+            .headers = {{"Location", cdn_.url("/f?sig=" + std::to_string(++signed_))},
+                        {"X-Repo-Commit", commit_},
+                        {"X-Linked-Etag", etag_},
+                        {"X-Linked-Size", size_}},
+            .body = "Found"};
+  }
+
+  WebAnswer answer_cdn(const WebRequest& request) {
+    if (request.target != "/f?sig=" + std::to_string(signed_)) return {.status = 403};
+    return answer_object(request, {{"/f", {kHubWeights, '"' + std::string(64, 'e') + '"'}}});
+  }
+
+  HubEnvironment environment_;
+  std::function<std::optional<WebAnswer>(const WebRequest&)> instead_;
+  HubJson model_ = hub_model(
+      {hub_lfs_file("model.safetensors"),
+       hub_lfs_file("part/b.safetensors"),
+       hub_lfs_file("part/a.safetensors"),
+       hub_lfs_file("part/deep/c.safetensors"),
+       {{"rfilename", "config.json"}, {"size", kHubConfig.size()}, {"blobId", kHubBlob}}});
+  std::string commit_ = kHubCommit, etag_ = '"' + kHubSha256 + '"', size_ = "1000";
+  std::atomic<int> signed_ = 0;
+  HttpServer hub_, cdn_;
+  Http http_{{}};
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(Hub, OneRequestTellsAllFilesOfARevision) {
+  EXPECT_EQ(store().pinned("hf://org/name"), "hf://org/name@" + kHubCommit);
+  EXPECT_EQ(store().pinned("hf://models/org/name@main/part/"),
+            "hf://org/name@" + kHubCommit + "/part");
+  const RemoteVersion weights = store().find("hf://org/name/model.safetensors", nullptr).version;
+  EXPECT_EQ(weights.name, "hf://org/name@" + kHubCommit + "/model.safetensors");
+  EXPECT_EQ(weights.size, 1000U);
+  EXPECT_EQ(weights.sha256, kHubSha256);
+  EXPECT_EQ(weights.token, "hf-" + kHubSha256);
+  EXPECT_EQ(weights.mtime.tv_sec, 1'738'404'000);
+  EXPECT_EQ(weights.etag, "");
+  const RemoteVersion config =
+      store().find(store().pinned("hf://org/name/config.json"), nullptr).version;
+  EXPECT_EQ(config.sha256, "");
+  EXPECT_EQ(config.token, "hf-git-sha1-" + kHubBlob);
+
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(store().list("hf://org/name"), (Names{"config.json", "model.safetensors"}));
+  EXPECT_EQ(store().list("hf://org/name/part"), (Names{"a.safetensors", "b.safetensors"}));
+  EXPECT_EQ(store().list("hf://org/name/config.json"), std::nullopt);
+  EXPECT_EQ(error_of([&] { store().list("hf://org/name/par"); }).first, ErrorCode::kAbsent);
+  EXPECT_EQ(error_of([&] { store().find("hf://org/name/no", nullptr); }).first, ErrorCode::kAbsent);
+  EXPECT_EQ(error_of([&] { store().find("hf://org/name/part", nullptr); }).first,
+            ErrorCode::kUnreadable);
+  EXPECT_EQ(asked(), Names{"/api/models/org/name/revision/main?blobs=true"});
+}
+
+TEST_F(Hub, ThreadsThatAskForOneModelSendOneRequest) {
+  std::vector<std::jthread> threads;
+  store();
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] { store().find("hf://org/name/model.safetensors", nullptr); });
+  }
+  threads.clear();
+  EXPECT_EQ(asked().size(), 1U);
+}
+
+TEST_F(Hub, AFailureIsNotRemembered) {
+  instead_ = [](const WebRequest&) { return WebAnswer{.status = 404}; };
+  EXPECT_EQ(error_of([&] { store().pinned("hf://org/name"); }).first, ErrorCode::kAbsent);
+  instead_ = nullptr;
+  EXPECT_EQ(store().pinned("hf://org/name"), "hf://org/name@" + kHubCommit);
+}
+
+TEST_F(Hub, ARevisionIsEncodedWhole) {
+  store().pinned("hf://org/name@refs%2Fpr%2F1/config.json");
+  store().pinned("hf://org/name@refs/pr/2/config.json");
+  EXPECT_EQ(asked(),
+            (std::vector<std::string>{"/api/models/org/name/revision/refs%2Fpr%2F1?blobs=true",
+                                      "/api/models/org/name/revision/refs%2Fpr%2F2?blobs=true"}));
+}
+
+TEST_F(Hub, ARenamedModelHasTheNameThatTheHubTells) {
+  instead_ = [](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (!request.target.starts_with("/api/models/old/id/")) return std::nullopt;
+    return WebAnswer{.status = 307,
+                     .headers = {{"Location", "/api/models/org/name/revision/main?blobs=true"}}};
+  };
+  EXPECT_EQ(store().pinned("hf://old/id"), "hf://org/name@" + kHubCommit);
+}
+
+TEST_F(Hub, ATokenDoesNotReachTheSecondHost) {
+  HubEnvironment::set("HF_TOKEN", kHubToken);
+  const auto file = remote();
+  const HttpRequest request = file->request({10, 20});
+  EXPECT_TRUE(request.secrets.empty());
+  EXPECT_TRUE(request.url.starts_with(cdn_.url("/f?sig=")));
+  const HttpAnswer answer = http_.get(request, 1 << 20);
+  EXPECT_EQ(answer.body, kHubWeights.substr(10, 20));
+  EXPECT_EQ(file->judge(answer.head, {10, 20}).kind, Verdict::Kind::kAccept);
+  for (const WebRequest& seen : hub_.requests()) {
+    EXPECT_EQ(seen.header("authorization"), "Bearer " + kHubToken) << seen.target;
+  }
+  ASSERT_EQ(cdn_.requests().size(), 1U);
+  EXPECT_EQ(cdn_.requests()[0].header("authorization"), "");
+}
+
+TEST_F(Hub, ASignedUrlIsKeptUntilItIsRefused) {
+  const auto file = remote();
+  const HttpRequest first = file->request({0, 8});
+  EXPECT_EQ(file->request({8, 8}).url, first.url);
+  EXPECT_EQ(asked().size(), 2U);
+  ++signed_;  // expires it
+  const HttpHead refused = http_.get(first, 1 << 20).head;
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(file->judge(refused, {0, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_TRUE(file->renew());
+  const HttpRequest second = file->request({0, 8});
+  EXPECT_NE(second.url, first.url);
+  EXPECT_EQ(http_.get(second, 1 << 20).body, "wwwwwwww");
+  // A late answer to the first URL does not drop the second.
+  EXPECT_EQ(file->judge(refused, {8, 8}).kind, Verdict::Kind::kRenew);
+  EXPECT_TRUE(file->renew());
+  EXPECT_EQ(file->request({8, 8}).url, second.url);
+  EXPECT_EQ(asked().size(), 3U);
+}
+
+TEST_F(Hub, ThreadsThatNeedAUrlAskForOne) {
+  const auto file = remote();
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] { file->request({0, 1}); });
+  }
+  threads.clear();
+  EXPECT_EQ(asked().size(), 2U);
+}
+
+TEST_F(Hub, SeveralFilesAreResolvedAtTheSameTime) {
+  std::promise<void> both;
+  std::atomic<int> under_way = 0;
+  const std::shared_future<void> arrived = both.get_future().share();
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (request.target.find("/resolve/") == std::string::npos) return std::nullopt;
+    if (++under_way == 2) both.set_value();
+    arrived.wait_for(std::chrono::seconds(60));
+    return std::nullopt;
+  };
+  const auto a = remote("part/a.safetensors"), b = remote("part/b.safetensors");
+  auto other = std::async(std::launch::async, [&] { a->request({0, 1}); });
+  b->request({0, 1});
+  other.get();
+  EXPECT_EQ(hub_.most_at_once(), 2U);
+}
+
+TEST_F(Hub, ASmallFileTakesOneRequestOfTheHubItself) {
+  HubEnvironment::set("HF_TOKEN", kHubToken);
+  const auto file = remote("config.json");
+  const HttpRequest request = file->request({2, 5});
+  EXPECT_EQ(request.url, hub_.url("/org/name/resolve/" + kHubCommit + "/config.json"));
+  const HttpAnswer answer = http_.get(request, 1 << 20);
+  EXPECT_EQ(answer.body, kHubConfig.substr(2, 5));
+  EXPECT_EQ(file->judge(answer.head, {2, 5}).kind, Verdict::Kind::kAccept);
+  HttpHead other = answer.head;
+  for (auto& [name, value] : other.headers) {
+    if (name == "x-repo-commit") value = std::string(40, 'd');
+  }
+  EXPECT_EQ(file->judge(other, {2, 5}).kind, Verdict::Kind::kChanged);
+}
+
+TEST_F(Hub, AnswersOfAnotherVersionAreRefused) {
+  const auto file = remote();
+  const auto why = [&] { return error_of([&] { file->request({0, 1}); }).second; };
+  commit_ = std::string(40, 'd');
+  EXPECT_NE(why().find("another commit"), std::string::npos);
+  commit_ = kHubCommit;
+  etag_ = '"' + std::string(64, '6') + '"';
+  EXPECT_NE(why().find("SHA-256"), std::string::npos);
+  etag_ = '"' + kHubSha256 + '"';
+  for (const char* const size : {"999", "", "-1", "01000"}) {
+    size_ = size;
+    EXPECT_NE(why().find("its size"), std::string::npos) << size;
+  }
+  size_ = "1000";
+  EXPECT_NO_THROW(file->request({0, 1}));
+}
+
+TEST_F(Hub, RedirectsOfTheHubAreFollowedToTheSignedUrl) {
+  const auto file = remote();
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (!request.target.starts_with("/org/name/resolve/")) return std::nullopt;
+    return WebAnswer{.status = 307, .headers = {{"Location", "/new/id/resolve/x/m"}}};
+  };
+  EXPECT_TRUE(file->request({0, 1}).url.starts_with(cdn_.url("/f?sig=")));
+}
+
+TEST_F(Hub, ALoopOfRedirectsEnds) {
+  const auto file = remote();
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    return WebAnswer{.status = 302, .headers = {{"Location", request.target}}};
+  };
+  EXPECT_NE(error_of([&] { file->request({0, 1}); }).second.find("for ever"), std::string::npos);
+}
+
+TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustTellItsDigest) {
+  const auto file = remote();
+  std::string etag = '"' + kHubSha256 + '"';
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    return answer_object({"GET", "/f", request.headers}, {{"/f", {kHubWeights, etag}}});
+  };
+  EXPECT_EQ(file->request({0, 1}).url,
+            hub_.url("/org/name/resolve/" + kHubCommit + "/model.safetensors"));
+  etag = "\"v1\"";
+  const auto other = store().remote(RemoteVersion{.name = "hf://org/name@" + kHubCommit + "/m",
+                                                  .url = "",
+                                                  .size = 1000,
+                                                  .token = "",
+                                                  .etag = "",
+                                                  .last_modified = "",
+                                                  .version_id = "",
+                                                  .sha256 = kHubSha256});
+  EXPECT_NE(error_of([&] { other->request({0, 1}); }).second.find("SHA-256"), std::string::npos);
+}
+
+TEST_F(Hub, NoStatusOfAUrlMeansThatACommitChanged) {
+  const auto file = remote();
+  for (const int status : {400, 401, 403, 404, 410}) {
+    HttpHead head;
+    head.status = status;
+    EXPECT_EQ(file->judge(head, {0, 1}).kind, Verdict::Kind::kRenew) << status;
+  }
+}
+
+TEST_F(Hub, RefusalsSayWhatToDo) {
+  struct Case {
+    int status;
+    const char *code, *message;
+    bool has_token;
+    ErrorCode error;
+    const char* text;
+  };
+  const Case cases[] = {
+      {401, "RepoNotFound", "Invalid username or password.", false, ErrorCode::kAbsent,
+       "no such model, or it is private: set HF_TOKEN"},
+      {404, "RepoNotFound", "", true, ErrorCode::kAbsent, "this token may not see it"},
+      {401, "", "", false, ErrorCode::kAbsent, "set HF_TOKEN"},
+      {401, "", "Invalid credentials in Authorization header", true, ErrorCode::kUnreadable,
+       "does not accept this token"},
+      {403, "GatedRepo", "", true, ErrorCode::kUnreadable, "accept its conditions at http://"},
+      {401, "GatedRepo", "", false, ErrorCode::kUnreadable, "/org/name, then set HF_TOKEN"},
+      {404, "RevisionNotFound", "", false, ErrorCode::kAbsent, "no such revision"},
+      {404, "EntryNotFound", "", false, ErrorCode::kAbsent, "no such file"},
+      {403, "", "Not \x1b[31mallowed", false, ErrorCode::kUnreadable,
+       "answers 403: \"Not \\x1b[31mallowed\""},
+      {418, "", "", false, ErrorCode::kUnreadable, "the Hub answers 418"},
+  };
+  for (const Case& c : cases) {
+    HubEnvironment::set("HF_TOKEN", c.has_token ? std::optional(kHubToken) : std::nullopt);
+    instead_ = [&](const WebRequest&) {
+      return WebAnswer{.status = c.status,
+                       .headers = {{"X-Error-Code", c.code}, {"X-Error-Message", c.message}}};
+    };
+    const auto store = make_hub_store(http_);
+    const auto [code, text] = error_of([&] { store->pinned("hf://org/name"); });
+    EXPECT_EQ(code, c.error) << text;
+    EXPECT_NE(text.find(c.text), std::string::npos) << text;
+    EXPECT_EQ(text.find(kHubToken), std::string::npos);
+    EXPECT_TRUE(text.starts_with("hf://org/name@main: ")) << text;
+  }
+}
+
+TEST_F(Hub, ARateLimitTellsWhenToTryAgain) {
+  HttpHead head;
+  head.status = 429;
+  head.headers = {{"ratelimit", "\"api\";r=0;t=55"}, {"retry-after", "7"}};
+  const HubOptions options = hub_options();
+  const auto text = [&] {
+    return error_of([&] { refuse_hub_answer(head, "hf://org/name", "org/name", options); }).second;
+  };
+  EXPECT_EQ(text(),
+            "hf://org/name: the Hub takes no more requests for now: try again in 55 s, or "
+            "set HF_TOKEN for a higher limit");
+  head.headers.erase(head.headers.begin());
+  EXPECT_NE(text().find("in 7 s"), std::string::npos);
+  head.headers.clear();
+  EXPECT_NE(text().find("again later"), std::string::npos);
+}
+
+TEST_F(Hub, ATreeInPagesTellsWhatTheModelDoesNot) {
+  model_["siblings"] = {{{"rfilename", "a.safetensors"}}, {{"rfilename", "config.json"}}};
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (request.target.find("/tree/") == std::string::npos) return std::nullopt;
+    EXPECT_TRUE(
+        request.target.starts_with("/api/models/org/name/tree/" + kHubCommit + "?recursive=true"));
+    if (request.target.find("cursor") == std::string::npos) {
+      const HubJson page = {{{"type", "directory"}, {"path", "part"}},
+                            {{"type", "file"},
+                             {"path", "a.safetensors"},
+                             {"size", 1000},
+                             {"oid", kHubBlob},
+                             {"lfs", {{"oid", kHubSha256}, {"size", 1000}}}}};
+      return WebAnswer{.headers = {{"Link", "<" + request.target + "&cursor=x%3D>; rel=\"next\""}},
+                       .body = page.dump()};
+    }
+    const HubJson page = {
+        {{"type", "file"}, {"path", "config.json"}, {"size", 2}, {"oid", kHubBlob}},
+        {{"type", "file"}, {"path", "part/b"}, {"size", 3}, {"oid", kHubBlob}}};
+    return WebAnswer{.body = page.dump()};
+  };
+  EXPECT_EQ(store().find("hf://org/name/a.safetensors", nullptr).version.sha256, kHubSha256);
+  EXPECT_EQ(store().find("hf://org/name/part/b", nullptr).version.size, 3U);
+  EXPECT_EQ(asked().size(), 3U);
+}
+
+TEST_F(Hub, PagesOfAnotherHostAndPagesWithoutEndAreRefused) {
+  model_.erase("siblings");
+  std::string next = cdn_.url("/page");
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (request.target.find("/tree/") == std::string::npos) return std::nullopt;
+    return WebAnswer{.headers = {{"Link", "<" + next + ">; rel=\"next\""}}, .body = "[]"};
+  };
+  EXPECT_NE(error_of([&] { store().pinned("hf://org/name"); }).second.find("another host"),
+            std::string::npos);
+  next = "/api/models/org/name/tree/" + kHubCommit + "?recursive=true";
+  EXPECT_NE(error_of([&] { store().pinned("hf://org/name"); }).second.find("no end"),
+            std::string::npos);
+  EXPECT_TRUE(cdn_.requests().empty());
+}
+
+TEST_F(Hub, AHostileAnswerIsRefused) {
+  const auto error = [&](const std::string& body) {
+    instead_ = [&](const WebRequest&) { return WebAnswer{.body = body}; };
+    return error_of([&] { store().pinned("hf://org/name"); });
+  };
+  HubJson short_commit = model_, no_commit = model_;
+  short_commit["sha"] = std::string(39, 'c');
+  no_commit.erase("sha");
+  for (const std::string& body :
+       {std::string(), std::string("<html>"), std::string("[]"), std::string("7"),
+        std::string("{\"sha\": 7}"), std::string("{\"siblings\": 7}"), short_commit.dump(),
+        no_commit.dump(), "{\"a\":" + std::string(100'000, '['),
+        "{\"siblings\":[{\"rfilename\":" + std::string(100'000, '['),
+        std::string("{\"sha\":\"\xff\"}")}) {
+    const auto [code, text] = error(body);
+    EXPECT_EQ(code, ErrorCode::kUnreadable) << text;
+    EXPECT_LT(text.size(), 200U);
+  }
+  // Another commit than the one that was asked for.
+  instead_ = nullptr;
+  EXPECT_NE(error_of([&] {
+              store().pinned("hf://org/name@" + std::string(40, 'a'));
+            }).second.find("another commit"),
+            std::string::npos);
+}
+
+TEST_F(Hub, NamesThatLeaveTheModelAreNotListed) {
+  HubJson siblings = HubJson::array();
+  for (const char* const name : {"../x", "/etc/passwd", "a/../../b", "a//b", "", ".", "..", "a\nb",
+                                 "a\x1b[31m", "a\x7f", "good"}) {
+    siblings.push_back(hub_lfs_file(name));
+  }
+  siblings.push_back({{"rfilename", 7}});
+  siblings.push_back(hub_lfs_file(std::string(5000, 'x')));
+  model_["siblings"] = siblings;
+  EXPECT_EQ(store().list("hf://org/name"), std::vector<std::string>{"good"});
+}
+
+TEST_F(Hub, SizesAndDigestsThatAreNoneAreNotUsed) {
+  const HubJson bad_sizes[] = {
+      -1, "1000", 1e300, 1.5, nullptr, true, HubJson::array(), std::uint64_t{1} << 63, 1001};
+  HubJson siblings = HubJson::array();
+  int count = 0;
+  for (const HubJson& size : bad_sizes) {
+    HubJson file = hub_lfs_file("f" + std::to_string(count++));
+    if (size != 1001) file["lfs"]["size"] = size;
+    file["size"] = size;  // 1001: not the size in "lfs"
+    siblings.push_back(file);
+  }
+  HubJson file = hub_lfs_file("f" + std::to_string(count++));
+  file["lfs"]["sha256"] = "../../../etc";
+  siblings.push_back(file);
+  model_["siblings"] = siblings;
+  instead_ = [&](const WebRequest& request) -> std::optional<WebAnswer> {
+    if (request.target.find("/tree/") == std::string::npos) return std::nullopt;
+    return WebAnswer{.body = "[]"};
+  };
+  for (int i = 0; i < count; ++i) {
+    const auto [code, text] =
+        error_of([&] { store().find("hf://org/name/f" + std::to_string(i), nullptr); });
+    EXPECT_EQ(code, ErrorCode::kUnreadable) << i << text;
+  }
+}
+
+TEST_F(Hub, AModelMayHaveAHundredThousandFiles) {
+  HubJson siblings = HubJson::array();
+  for (int i = 0; i < 100'000; ++i) siblings.push_back(hub_lfs_file("f" + std::to_string(i)));
+  model_["siblings"] = std::move(siblings);
+  EXPECT_EQ(store().list("hf://org/name").value().size(), 100'000U);
+  EXPECT_EQ(store().find("hf://org/name/f99999", nullptr).version.size, 1000U);
+}
+
+TEST(HubNames, HaveARevisionAndAPath) {
+  struct Case {
+    const char *name, *id, *revision, *path;
+  };
+  const std::string commit(40, 'a');
+  const std::string pinned = "hf://org/name@" + std::string(40, 'A') + "/x";
+  const Case cases[] = {
+      {"hf://org/name", "org/name", "main", ""},
+      {"hf://org/name/", "org/name", "main", ""},
+      {"hf://models/org/name", "org/name", "main", ""},
+      {"hf://org/name@v1.0", "org/name", "v1.0", ""},
+      {"hf://org/name@v1/a/b.safetensors", "org/name", "v1", "a/b.safetensors"},
+      {"hf://org/name@a%2Fb/c", "org/name", "a/b", "c"},
+      {"hf://org/name@refs/pr/12", "org/name", "refs/pr/12", ""},
+      {"hf://org/name@refs/pr/12/a/b", "org/name", "refs/pr/12", "a/b"},
+      {"hf://org/name@refs/convert/parquet/a", "org/name", "refs/convert/parquet", "a"},
+      {"hf://org/name@refs/x", "org/name", "refs", "x"},
+      {"hf://org/name/a@b/c", "org/name", "main", "a@b/c"},
+      {"hf://org/name/a b%20", "org/name", "main", "a b%20"},
+      {"hf://Qwen/Qwen2.5-0.5B_x", "Qwen/Qwen2.5-0.5B_x", "main", ""},
+      {pinned.c_str(), "org/name", commit.c_str(), "x"},
+  };
+  for (const Case& c : cases) {
+    const HubName name = parse_hub_name(c.name);
+    EXPECT_EQ(name.id, c.id) << c.name;
+    EXPECT_EQ(name.revision, c.revision) << c.name;
+    EXPECT_EQ(name.path, c.path) << c.name;
+    const HubName again = parse_hub_name(name.text());
+    EXPECT_EQ(again.revision, name.revision) << c.name;
+    EXPECT_EQ(again.path, name.path) << c.name;
+  }
+}
+
+TEST(HubNames, AreRefusedInOneLine) {
+  for (const char* const name : {"hf:/org/name",
+                                 "hf://",
+                                 "hf://gpt2",
+                                 "hf://gpt2/",
+                                 "hf://gpt2@main",
+                                 "hf:///name",
+                                 "hf://org//x",
+                                 "hf://datasets/org/name",
+                                 "hf://spaces/org/name",
+                                 "hf://org/name@",
+                                 "hf://org/name@/x",
+                                 "hf://org/name@..",
+                                 "hf://org/name@..%2F..%2Fetc",
+                                 "hf://org/name/../x",
+                                 "hf://org/name/a//b",
+                                 "hf://org/name/./a",
+                                 "hf://org/na..me",
+                                 "hf://org/na--me",
+                                 "hf://-org/name",
+                                 "hf://org/name.",
+                                 "hf://or g/name",
+                                 "hf://org/name/a?b",
+                                 "hf://org/name#a",
+                                 "hf://org/name@a%0Ab",
+                                 "hf://org/na\nme",
+                                 "hf://../name"}) {
+    try {
+      parse_hub_name(name);
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage) << name;
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << name;
+    }
+  }
+}
+
+TEST(HubToken, ComesFromTheEnvironmentOrAFile) {
+  const HubEnvironment environment;
+  const auto token = [] { return hub_options().token; };
+  EXPECT_EQ(token(), "");
+  environment.write(".cache/huggingface/token", " from-home\n");
+  EXPECT_EQ(token(), "from-home");
+  HubEnvironment::set("XDG_CACHE_HOME", (environment.home() / "xdg").string());
+  EXPECT_EQ(token(), "");
+  environment.write("xdg/huggingface/token", "from-xdg");
+  EXPECT_EQ(token(), "from-xdg");
+  environment.write("hf/token", "from-hf-home\r\n");
+  HubEnvironment::set("HF_HOME", "~/hf");
+  EXPECT_EQ(token(), "from-hf-home");
+  environment.write("named", "from-path");
+  HubEnvironment::set("HF_TOKEN_PATH", (environment.home() / "named").string());
+  EXPECT_EQ(token(), "from-path");
+  HubEnvironment::set("HUGGING_FACE_HUB_TOKEN", "older");
+  EXPECT_EQ(token(), "older");
+  HubEnvironment::set("HF_TOKEN", "newer");
+  EXPECT_EQ(token(), "newer");
+  HubEnvironment::set("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1");
+  EXPECT_EQ(token(), "");
+}
+
+TEST(HubToken, GoesToTheEndpointAlone) {
+  const HubEnvironment environment;
+  HubEnvironment::set("HF_TOKEN", kHubToken);
+  const HubOptions options = hub_options();
+  EXPECT_EQ(options.request("https://huggingface.co/x").secrets.size(), 1U);
+  for (const char* const url : {"http://huggingface.co/x", "https://huggingface.co:444/x",
+                                "https://cdn.huggingface.co/x", "https://huggingface.co.evil/x"}) {
+    EXPECT_TRUE(options.request(url).secrets.empty()) << url;
+  }
+  for (const auto& [endpoint, is_sent] : {std::pair{"http://hub.example", false},
+                                          {"https://hub.example/hf/", true},
+                                          {"http://localhost:8080", true},
+                                          {"http://127.0.0.9:8080", true}}) {
+    HubEnvironment::set("HF_ENDPOINT", endpoint);
+    EXPECT_EQ(hub_options().token.empty(), !is_sent) << endpoint;
+  }
+}
+
+TEST(HubToken, IsNeverShownWhenItIsRefused) {
+  const HubEnvironment environment;
+  HubEnvironment::set("HF_TOKEN", "hf_secret\nX-Other: header");
+  try {
+    hub_options();
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find("secret"), std::string::npos);
+  }
+  for (const char* const endpoint :
+       {"huggingface.co", "ftp://x", "https://user@hub", "https://a/?b"}) {
+    HubEnvironment::set("HF_TOKEN", std::nullopt);
+    HubEnvironment::set("HF_ENDPOINT", endpoint);
+    EXPECT_THROW(hub_options(), Error) << endpoint;
+  }
+}
+
+TEST(HubCache, HoldsFilesByCommit) {
+  const HubEnvironment environment;
+  const std::filesystem::path model = ".cache/huggingface/hub/models--org--name";
+  EXPECT_EQ(hub_local_copy("hf://org/name/model.safetensors"), "");
+  environment.write(model / "blobs/5", "weights");
+  environment.write(model / "refs/main", kHubCommit);
+  environment.write(model / "refs/refs/pr/1", kHubCommit);
+  const std::filesystem::path file = environment.home() / model / "snapshots" / kHubCommit / "a/w";
+  std::filesystem::create_directories(file.parent_path());
+  std::filesystem::create_symlink("../../../blobs/5", file);
+  for (const std::string& revision :
+       std::vector<std::string>{"", "@main", "@refs/pr/1", "@" + kHubCommit}) {
+    EXPECT_EQ(hub_local_copy("hf://org/name" + revision + "/a/w"), file) << revision;
+  }
+  EXPECT_EQ(hub_local_copy("hf://org/name/a"), "");  // a directory
+  EXPECT_EQ(hub_local_copy("hf://org/name"), "");
+  EXPECT_EQ(hub_local_copy("hf://org/name@other/a/w"), "");
+  EXPECT_EQ(hub_local_copy("hf://org/other/a/w"), "");
+  for (const char* const name : {"HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"}) {
+    HubEnvironment::set(name, "/nowhere");
+    EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "");
+    HubEnvironment::set(name, (environment.home() / ".cache/huggingface/hub").string());
+    EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), file);
+  }
+  std::filesystem::remove(environment.home() / model / "blobs/5");  // a link to nothing
+  EXPECT_EQ(hub_local_copy("hf://org/name/a/w"), "");
+}
+
+TEST(HubCache, IsNotLeftThroughANameOrARef) {
+  const HubEnvironment environment;
+  const std::filesystem::path hub = ".cache/huggingface/hub";
+  environment.write("secret", "s");
+  environment.write(hub / "models--org--name/snapshots/x/f", "f");
+  environment.write(hub / "models--org--name/refs/main", "../../../../../..");
+  environment.write(hub / "models--org--name/refs/short", "x");
+  for (const char* const name :
+       {"hf://org/name/secret", "hf://org/name@short/f", "hf://org/name@..%2Fsnapshots%2Fx/f",
+        "hf://org/name@short/../../../../../../secret", "hf://org/..", "https://org/name/f", ""}) {
+    EXPECT_EQ(hub_local_copy(name), "") << name;
+  }
+  HubEnvironment::set("HOME", std::nullopt);
+  EXPECT_EQ(hub_local_copy("hf://org/name/f"), "");
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -5,6 +5,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/format.h"
 #include "core/recipe/slice.h"
+#include "core/source/sources.h"
 #include "fs/mount/filesystem.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/served_checkpoint.h"
@@ -39,6 +40,20 @@ struct Waiting {
   }
 };
 
+class LateSources : public Sources {
+ public:
+  explicit LateSources(LateSource*& last) : last_(last) {}
+
+  std::unique_ptr<const Source> open(const std::string& name) override {
+    auto source = std::make_unique<LateSource>(name);
+    last_ = source.get();
+    return source;
+  }
+
+ private:
+  LateSource*& last_;
+};
+
 // Two tensors, "a" of 6 bytes and "b" of 4, in a source whose bytes have been taken away.
 class LateSourceTest : public ::testing::Test {
  protected:
@@ -46,13 +61,9 @@ class LateSourceTest : public ::testing::Test {
     const std::string path = (dir_ / "m.safetensors").string();
     write_safetensors(path,
                       {{"a", "U8", {2, 3}, "abcdef"}, {"b", "F16", {2}, {"\0\x3c\0\x40", 4}}});
-    LoadOptions options;
-    options.open = [this](const std::string& opened) {
-      auto source = std::make_unique<LateSource>(opened);
-      source_ = source.get();
-      return source;
-    };
-    checkpoint_ = std::make_unique<const Checkpoint>(std::span(&path, 1), options);
+    LateSources sources(source_);
+    checkpoint_ =
+        std::make_unique<const Checkpoint>(std::span(&path, 1), LoadOptions{.sources = &sources});
     filesystem_ =
         std::make_unique<FileSystem>(*checkpoint_, FileSystemOptions{},
                                      [this](const std::string& line) { log_.push_back(line); });
@@ -278,13 +289,8 @@ TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
   const std::vector<std::uint64_t> shape(600'000, 1);
   write_safetensors(path, {{"a", "U8", shape, "x"}});
   LateSource* source = nullptr;
-  LoadOptions options;
-  options.open = [&source](const std::string& opened) {
-    auto made = std::make_unique<LateSource>(opened);
-    source = made.get();
-    return made;
-  };
-  const Checkpoint checkpoint(std::span(&path, 1), options);
+  LateSources sources(source);
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});
   FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
   Attributes found{};
   found.inode = kRoot;

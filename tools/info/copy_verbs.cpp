@@ -85,10 +85,11 @@ void write_with_bar(const Content& content, int fd, const std::string& source,
 }  // namespace
 
 int cat(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   const auto refuse = [&](const std::string& rule) {
-    throw Error(ErrorCode::kUsage, arguments.source,
+    throw Error(ErrorCode::kUsage, public_name(arguments.source),
                 "tensor " + in_quotes(tensor.name) + ": " + rule);
   };
   DType dtype = tensor.dtype;
@@ -136,7 +137,8 @@ int cat(const Arguments& arguments) {
 }
 
 int extract(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();

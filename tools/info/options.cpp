@@ -1,3 +1,4 @@
+#include "core/source/source_rows.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -16,20 +17,21 @@ constexpr std::array kVerbs = {
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
+    VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
 };
 
-constexpr std::array kOptions = {
+constexpr std::array kOwnOptions = {
     OptionRow{.flags = "SOURCE",
               .verbs = "list! show! cat! stats! hash! extract! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
-              .help = "a .safetensors file, an index, a directory, or a mount"},
+              .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
     OptionRow{.flags = "SOURCE...",
               .verbs = "info! check!",
               .value = Value::kSource,
               .set = set<&Arguments::paths>,
-              .help = "files, index files or directories"},
+              .help = "files, index files, directories or URLs"},
     OptionRow{.flags = "TENSOR",
               .verbs = "cat! complete",
               .value = Value::kTensor,
@@ -55,6 +57,16 @@ constexpr std::array kOptions = {
               .value = Value::kSource,
               .set = set<&Arguments::other>,
               .help = "the second checkpoint"},
+    OptionRow{.flags = "list|prune|verify",
+              .verbs = "cache!",
+              .argument = "list|prune|verify",
+              .value = Value::kChoice,
+              .set = set<&Arguments::action>,
+              .help = "print the entries, remove them, or check their bytes"},
+    OptionRow{.flags = "NAME...",
+              .verbs = "cache",
+              .set = set<&Arguments::globs>,
+              .help = "only entries of this name, below it, or with this ID"},
 
     OptionRow{.flags = "-o,--output",
               .verbs = "extract!",
@@ -108,19 +120,28 @@ constexpr std::array kOptions = {
               .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
                      "are any, and 0 if there are none."},
     OptionRow{.flags = "-j,--jobs",
-              .verbs = "stats hash diff",
+              .verbs = "stats hash diff cache",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::jobs>,
               .help = "read N tensors at a time (default: one a processor)",
-              .man = "Read <n> tensors at a time; one for each processor by default.",
+              .man = "Read <n> tensors, or blocks of the cache, at a time; one for each processor "
+                     "by default.",
               .least = 1,
               .most = 1024},
     OptionRow{.flags = "--json",
-              .verbs = "info list show check where stats hash diff",
+              .verbs = "info list show check where stats hash diff cache",
               .set = set<&Arguments::json>,
               .help = "print JSON",
               .man = "Print JSON, as described below."},
+    OptionRow{.flags = "--to",
+              .verbs = "cache",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set = set<&Arguments::prune_to>,
+              .help = "prune until SIZE bytes are left (default: 0)",
+              .man = "Remove entries until at most <size> is left; 0 by default. "
+                     "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
@@ -128,13 +149,18 @@ constexpr std::array kOptions = {
               .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
 };
 
+constexpr std::array kOptions =
+    joined(kOwnOptions, source_rows<&Arguments::sources>(
+                            "info list show check cat stats hash diff extract",
+                            "info list show check cat stats hash diff extract cache", false));
+
 constexpr CommandRow kCommand = {
     .name = "stfs-info",
     .help = "Inspect a safetensors checkpoint without mounting it.",
     .notes =
         "Exit status: 0 success, 1 the checkpoint breaks the format, diff found a\n"
-        "difference or stats --nonfinite found NaN or infinity, 2 wrong usage, 3 the\n"
-        "source cannot be read.\n",
+        "difference, stats --nonfinite NaN or infinity or cache verify damage, 2 wrong\n"
+        "usage, 3 the source cannot be read.\n",
     .verbs = kVerbs,
     .options = kOptions};
 

@@ -134,7 +134,8 @@ int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of,
                  StatsRows* stats = nullptr) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
@@ -359,8 +360,9 @@ int hash(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments));
-  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments));
+  VerbSources sources(arguments);
+  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments, sources));
+  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments, sources));
   const bool for_people = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const std::vector<Pair> pairs = for_people ? pairs_of(a, b,
                                                         [](std::string_view x, std::string_view y) {

@@ -6,8 +6,11 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/sources.h"
+#include "core/source/url.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -31,19 +34,30 @@ struct Arguments {
   bool allow_missing = false;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
+  SourceOptions sources = {};
+  std::string action;          // of cache: list, prune, verify
+  std::uint64_t prune_to = 0;  // bytes
+};
+
+// Sources that warn the user on standard error.
+class VerbSources : public Sources {
+ public:
+  explicit VerbSources(const Arguments& arguments);
 };
 
 // How a verb loads its checkpoints.
-inline LoadOptions load_options(const Arguments& arguments) {
+inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
-          .missing_hint = "--allow-missing reads the rest"};
+          .missing_hint = "--allow-missing reads the rest",
+          .sources = &sources};
 }
 
 // Throws Error kUnreadable for a read of `source` that failed with `error`.
 [[noreturn]] inline void fail_read(const std::string& source, const std::string& subject,
                                    int error) {
-  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, source, subject, error);
-  throw Error(ErrorCode::kUnreadable, source,
+  const std::string place = public_name(source);
+  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, place, subject, error);
+  throw Error(ErrorCode::kUnreadable, place,
               "changed while it was read: run the command again when no program writes to it");
 }
 
@@ -62,6 +76,9 @@ int diff(const Arguments& arguments);
 // These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
+
+// Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
+int cache(const Arguments& arguments);
 
 // Prints the names of tensors of `source` that begin with `tensor`, for a shell to complete. Of an
 // index it reads the JSON alone. On any error it prints nothing and returns 0.

@@ -1,0 +1,51 @@
+// Where a request of HTTP may go: rules about names, addresses and proxies, without the network.
+//
+// Thread safety: the functions may be called from any thread; environment_of_http() must not run
+// while another thread sets a variable.
+#pragma once
+
+#include "core/source/url.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+struct sockaddr;
+
+namespace stfs {
+
+// Whom an address belongs to.
+enum class Place {
+  kElsewhere,
+  kLoopback,   // 127.0.0.0/8, ::1; also 0.0.0.0/8 and ::, which Linux connects to itself
+  kLinkLocal,  // 169.254.0.0/16, fe80::/10, fd00:ec2::254: they hand out the roles of a machine
+};
+// An IPv4 address inside of an IPv6 one (mapped, compatible, NAT64) counts as itself.
+Place place_of(const sockaddr& address);
+// Of a host's text, as far as it tells: an address, also in one of the short forms that
+// inet_aton(3) takes ("127.1", "2130706433"), or "localhost". Any other name is kElsewhere.
+Place place_of(const std::string& host);
+
+// What the environment says about connections, as curl(1) reads it.
+struct HttpEnvironment {
+  std::string http_proxy, https_proxy, no_proxy;
+  std::string ca_file, ca_directory;  // CURL_CA_BUNDLE, SSL_CERT_FILE; SSL_CERT_DIR
+  std::string netrc;                  // NETRC, else ~/.netrc; "" without a HOME
+
+  // The proxy for a URL; "" for none. Loopback addresses never have one.
+  std::string proxy_for(const WebUrl& url) const;
+};
+HttpEnvironment environment_of_http();
+
+// Why a redirect must not lead from one URL to another; "" when it may. Tells by the text alone:
+// the address of the connection is checked as well. `from_loopback`: the redirect came over a
+// connection to this machine.
+std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, bool from_loopback);
+
+// The value of a header without the blanks around it.
+std::string_view without_blanks(std::string_view text);
+// A number of decimal digits alone; nullopt for any other text.
+std::optional<std::uint64_t> decimal(std::string_view text);
+
+}  // namespace stfs

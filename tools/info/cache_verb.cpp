@@ -1,0 +1,320 @@
+// cache
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+#include "core/source/cache.h"
+#include "tools/command/terminal.h"
+#include "tools/info/verbs.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+using Listed = Cache::Listed;
+
+constexpr std::size_t kShownId = 12;
+
+std::uint64_t blocks_of(const Listed& listed) {
+  const std::uint64_t size = listed.version.size;
+  return size / CacheEntry::kBlock + (size % CacheEntry::kBlock != 0 ? 1 : 0);
+}
+
+// A name, a model or bucket that it lies in, or the first digits of an ID.
+bool means(std::string_view word, const Listed& listed) {
+  const std::string_view name = listed.version.name;
+  constexpr std::size_t kLeastDigits = 4;
+  if (word.size() >= kLeastDigits && listed.id.starts_with(word)) return true;
+  return !word.empty() && name.starts_with(word) &&
+         (name.size() == word.size() || word.ends_with('/') ||
+          std::string_view("/@?").find(name[word.size()]) != std::string_view::npos);
+}
+
+// Keeps what a word means. Throws Error kUsage for a word that means nothing.
+void select_entries(std::vector<Listed>& entries, const std::vector<std::string>& words) {
+  if (words.empty()) return;
+  for (const std::string& word : words) {
+    if (std::ranges::none_of(entries, [&](const Listed& one) { return means(word, one); })) {
+      throw Error(ErrorCode::kUsage, "",
+                  "no entry of the cache is " + in_quotes(word) +
+                      ": \"stfs-info cache list\" prints their names");
+    }
+  }
+  std::erase_if(entries, [&](const Listed& one) {
+    return std::ranges::none_of(words, [&](const std::string& word) { return means(word, one); });
+  });
+}
+
+std::string time_of(const Listed& listed) {
+  return rfc3339(listed.used.tv_sec, listed.used.tv_nsec);
+}
+
+// "37%": 100 only for an entry that is whole.
+std::string share_of(const Listed& listed) {
+  const std::uint64_t all = blocks_of(listed);
+  if (all == 0) return "100%";
+  return std::to_string(listed.blocks_there * 100 / all) + "%";
+}
+
+std::string json_of(const Listed& listed) {
+  std::string out;
+  TextWriter text(out);
+  text.add("{\"id\":").json(listed.id).add(",\"name\":").json(listed.version.name);
+  text.add(",\"size\":").number(listed.version.size);
+  text.add(",\"bytes_on_disk\":").number(listed.bytes);
+  text.add(",\"blocks\":").number(blocks_of(listed));
+  text.add(",\"blocks_there\":").number(listed.blocks_there);
+  text.add(",\"used\":").json(time_of(listed));
+  text.add(",\"in_use\":").add(listed.in_use ? "true" : "false").add("}");
+  return out;
+}
+
+void print_json(const std::vector<std::string>& objects) {
+  if (objects.empty()) return print("[]\n");
+  for (std::size_t i = 0; i < objects.size(); ++i) print((i == 0 ? "[\n" : ",\n") + objects[i]);
+  print("\n]\n");
+}
+
+int list_entries(const Arguments& arguments, const std::vector<Listed>& entries,
+                 const std::string& directory) {
+  if (arguments.json) {
+    std::vector<std::string> objects;
+    for (const Listed& listed : entries) objects.push_back(json_of(listed));
+    print_json(objects);
+    return 0;
+  }
+  const Terminal terminal;
+  TextTable table(terminal, {{.heading = "ID", .is_dim = true, .drop = 3},
+                             {.heading = "NAME", .least = 8, .is_name = true},
+                             {.heading = "SIZE", .is_right_aligned = true},
+                             {.heading = "ON DISK", .is_right_aligned = true, .drop = 2},
+                             {.heading = "HERE", .is_right_aligned = true},
+                             {.heading = "LAST USED", .is_dim = true, .drop = 1},
+                             {.heading = "IN USE", .drop = 4}});
+  std::vector<std::array<std::string, 7>> rows;
+  std::uint64_t bytes = 0;
+  for (const Listed& listed : entries) {
+    constexpr std::size_t kSeconds = 19;  // of "2026-01-31T08:00:00.000000000Z"
+    rows.push_back({listed.id.substr(0, kShownId), printable(listed.version.name),
+                    human_bytes(listed.version.size), human_bytes(listed.bytes), share_of(listed),
+                    time_of(listed).substr(0, kSeconds) + "Z", listed.in_use ? "yes" : "no"});
+    table.measure(rows.back());
+    bytes += listed.bytes;
+  }
+  if (!rows.empty()) print(table.heading());
+  for (const auto& row : rows) print(table.line(row));
+  if (terminal.is_terminal) {
+    const std::string summary = std::to_string(rows.size()) +
+                                (rows.size() == 1 ? " entry, " : " entries, ") + human_bytes(bytes);
+    const std::size_t taken = std::min(terminal.width, columns_of(summary) + 4);
+    print(terminal.bold(summary) + " in " +
+          terminal.shortened(printable(directory), terminal.width - taken) + "\n");
+  }
+  return 0;
+}
+
+int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Listed>& selected) {
+  std::uint64_t freed = 0;
+  if (arguments.globs.empty()) {
+    freed = cache.prune(arguments.prune_to);
+  } else {
+    for (const Listed& listed : selected) {
+      if (cache.remove(listed.id)) freed += listed.bytes;
+    }
+  }
+  std::uint64_t left = 0, in_use = 0;
+  for (const Listed& listed : cache.list()) {
+    left += listed.bytes;
+    in_use += listed.in_use ? listed.bytes : 0;
+  }
+  if (arguments.json) {
+    print("{\"freed\":" + std::to_string(freed) + ",\"left\":" + std::to_string(left) +
+          ",\"in_use\":" + std::to_string(in_use) + "}\n");
+  } else {
+    print(human_bytes(freed) + " freed, " + human_bytes(left) + " left" +
+          (in_use > 0 ? ", of which " + human_bytes(in_use) + " in use" : "") + "\n");
+  }
+  return 0;
+}
+
+// What was found out about one entry.
+struct Finding {
+  bool is_readable = false;
+  std::uint64_t good = 0, bad = 0;  // blocks
+  enum class Digest { kUnknown, kEqual, kDifferent } digest = Digest::kUnknown;
+
+  bool is_ok() const { return is_readable && bad == 0 && digest != Digest::kDifferent; }
+};
+
+// Reads and checks each block that is there.
+void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Finding& finding) {
+  std::atomic<std::uint64_t> next = 0, good = 0, bad = 0;
+  const std::uint64_t blocks = entry.blocks();
+  const auto work = [&] {
+    const auto buffer = std::make_unique<std::array<std::byte, CacheEntry::kBlock>>();
+    for (std::uint64_t block; (block = next++) < blocks;) {
+      if (!entry.is_there(block)) continue;
+      const int error = entry.check(block, *buffer);
+      if (error != ENODATA) ++(error == 0 ? good : bad);
+      bar.add(entry.range_of(block).length);
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    // This thread takes the signals, and works only if there is no other.
+    for (std::uint64_t i = 0; i < std::min<std::uint64_t>(jobs, blocks); ++i) {
+      threads.push_back(start_thread(work));
+    }
+  } catch (const Error&) {
+    if (threads.empty()) work();
+  }
+  for (std::thread& thread : threads) thread.join();
+  finding.good = good;
+  finding.bad = bad;
+}
+
+// The SHA-256 of all bytes; "" when a read fails.
+std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
+  std::string hex;
+  start_thread([&] {
+    const auto buffer = std::make_unique<std::array<std::byte, CacheEntry::kBlock>>();
+    Sha256 sum;
+    for (std::uint64_t block = 0; block < entry.blocks(); ++block) {
+      const ByteRange range = entry.range_of(block);
+      const auto bytes = std::span(*buffer).first(range.length);
+      if (entry.read(bytes, range.offset) != 0) return;
+      sum.add(bytes);
+      bar.add(range.length);
+    }
+    hex = sum.hex();
+  }).join();
+  return hex;
+}
+
+Finding verify_entry(Cache& cache, const Listed& listed, unsigned jobs, ProgressBar& bar) {
+  Finding finding;
+  std::unique_ptr<CacheEntry> entry = cache.open(listed.version, true);
+  if (!entry) return finding;
+  finding.is_readable = true;
+  check_blocks(*entry, jobs, bar, finding);
+  std::string known = listed.version.sha256;
+  std::ranges::transform(known, known.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (known.empty() || finding.good != entry->blocks()) return finding;
+  const std::string digest = digest_of(*entry, bar);
+  if (digest.empty()) return finding;
+  finding.digest = digest == known ? Finding::Digest::kEqual : Finding::Digest::kDifferent;
+  if (finding.digest == Finding::Digest::kDifferent) {
+    // Nobody knows which block is wrong.
+    for (std::uint64_t block = 0; block < entry->blocks(); ++block) entry->forget(block);
+    entry.reset();
+    cache.remove(listed.id);
+  }
+  return finding;
+}
+
+std::string text_of(const Finding& finding, const Listed& listed) {
+  const std::string all = std::to_string(blocks_of(listed)) + " blocks";
+  if (!finding.is_readable) return "error\tdamaged, and in use by another process";
+  if (finding.bad > 0) {
+    return "error\t" + std::to_string(finding.bad) + " of " + all +
+           " damaged: the next read fetches them again";
+  }
+  switch (finding.digest) {
+    case Finding::Digest::kDifferent:
+      return "error\tnot the published SHA-256: all blocks are dropped";
+    case Finding::Digest::kEqual:
+      return "ok\t" + all + ", the published SHA-256";
+    case Finding::Digest::kUnknown:
+      break;
+  }
+  return "ok\t" + std::to_string(finding.good) + " of " + all;
+}
+
+std::string json_of(const Finding& finding, const Listed& listed) {
+  std::string out;
+  TextWriter text(out);
+  text.add("{\"id\":").json(listed.id).add(",\"name\":").json(listed.version.name);
+  text.add(",\"ok\":").add(finding.is_ok() ? "true" : "false");
+  text.add(",\"blocks\":").number(blocks_of(listed));
+  text.add(",\"good\":").number(finding.good).add(",\"bad\":").number(finding.bad);
+  if (finding.digest != Finding::Digest::kUnknown) {
+    text.add(",\"sha256_matches\":")
+        .add(finding.digest == Finding::Digest::kEqual ? "true" : "false");
+  }
+  text.add("}");
+  return out;
+}
+
+int verify_entries(const Arguments& arguments, Cache& cache, const std::vector<Listed>& entries) {
+  const unsigned jobs =
+      arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
+  std::uint64_t bytes = 0;
+  for (const Listed& listed : entries) {
+    const std::uint64_t size = listed.version.size;
+    bytes += std::min(size, listed.blocks_there * CacheEntry::kBlock);
+    const bool is_whole = listed.blocks_there == blocks_of(listed);
+    if (is_whole && !listed.version.sha256.empty()) bytes += size;
+  }
+  ProgressBar bar(bytes);
+  std::vector<std::string> objects;
+  bool is_any_bad = false;
+  // Opening an entry notes its use: in this order, what was used last stays last.
+  for (const Listed& listed : std::views::reverse(entries)) {
+    const Finding finding = verify_entry(cache, listed, jobs, bar);
+    is_any_bad = is_any_bad || !finding.is_ok();
+    if (arguments.json) {
+      objects.push_back(json_of(finding, listed));
+    } else {
+      bar.print(printable(listed.version.name) + "\t" + text_of(finding, listed) + "\n");
+    }
+  }
+  bar.end();
+  if (arguments.json) print_json(objects);
+  return is_any_bad ? 1 : 0;
+}
+
+}  // namespace
+
+int cache(const Arguments& arguments) {
+  const bool is_prune = arguments.action == "prune";
+  if (arguments.prune_to != 0 && (!is_prune || !arguments.globs.empty())) {
+    throw Error(ErrorCode::kUsage, "--to", "an option of \"cache prune\" without names");
+  }
+  std::string directory = arguments.sources.cache_dir;
+  if (directory.empty()) directory = Cache::default_directory();
+  std::error_code error;
+  const bool is_missing =
+      !directory.empty() && !std::filesystem::exists(directory, error) && !error;
+  if (is_missing && !arguments.sources.cache_dir.empty()) throw_unreadable(directory, ENOENT);
+  // Looking must not make a directory.
+  if (is_missing && arguments.action == "list" && arguments.globs.empty()) {
+    return list_entries(arguments, {}, directory);
+  }
+  Cache cache({.directory = directory});
+  if (!cache.unusable().empty()) throw Error(ErrorCode::kUnreadable, "", cache.unusable());
+  std::vector<Listed> entries = cache.list();
+  select_entries(entries, arguments.globs);
+  if (is_prune) return prune_entries(arguments, cache, entries);
+  if (arguments.action == "verify") return verify_entries(arguments, cache, entries);
+  return list_entries(arguments, entries, cache.directory());
+}
+
+}  // namespace stfs
