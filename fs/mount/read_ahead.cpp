@@ -77,7 +77,8 @@ void ReadAhead::ask(Stream& stream, Pieces& pieces) const {
     if (take > 0) pieces.all[pieces.count++] = {stream.asked_file, stream.asked_offset, take};
     stream.asked_offset += take;
     stream.ahead += take;
-    if (stream.asked_offset < size || !stream.follows) continue;
+    if (stream.asked_offset < size) return;  // the window is full
+    if (!stream.follows) return;
     const std::optional<std::uint64_t> next = files_.next(stream.asked_file);
     if (!next) return;
     stream.asked_file = *next;

@@ -185,6 +185,17 @@ TEST_F(Views, AreAllInTheDirectory) {
   EXPECT_TRUE(names_in(mount / ".stfs/subset").empty());
 }
 
+TEST_F(Views, CountersCountWhatWasRead) {
+  const Mounted mount({test_data("sharded")});
+  const std::string path = mount / ".stfs/counters.json";
+  EXPECT_EQ(std::filesystem::file_size(path), 0U);
+  const Outcome seen = sh(R"(find "$1" -type f -exec cat {} + > /dev/null; cat "$2")",
+                          {mount.path().string(), path});
+
+  EXPECT_NE(seen.out.find("\"bytes_answered\": "), std::string::npos) << seen.out;
+  EXPECT_EQ(seen.out.find("\"bytes_answered\": 0,"), std::string::npos) << seen.out;
+}
+
 TEST_F(Views, AreNotSeenByFindTarDuAndCp) {
   const Mounted mount({test_data("single/dtypes.safetensors")});
   const TempDir out;

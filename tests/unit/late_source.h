@@ -44,7 +44,7 @@ class LateSource : public Source {
     std::unique_lock lock(mutex_);
     auto [range, ready] = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
-    if (error == 0) here_.push_back(range);
+    if (error == 0 && !std::exchange(loses_next_, false)) here_.push_back(range);
     lock.unlock();
     ready(error);
     evict();
@@ -66,6 +66,15 @@ class LateSource : public Source {
   void keep_at_most(std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     most_ = bytes;
+  }
+  // What is delivered next is gone at once, even before its callback.
+  void lose_next() {
+    const std::lock_guard lock(mutex_);
+    loses_next_ = true;
+  }
+  void bring_all_back() {
+    const std::lock_guard lock(mutex_);
+    is_away_ = false;
   }
   // The ranges that were prefetched, in their order. They do not come.
   std::vector<ByteRange> prefetched() const {
@@ -177,6 +186,7 @@ class LateSource : public Source {
   mutable std::mutex mutex_;
   bool is_away_ = false;
   bool is_local_ = true;
+  bool loses_next_ = false;
   std::atomic<bool> is_elsewhere_ = false;
   std::string sha256_;
   std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();

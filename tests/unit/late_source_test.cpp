@@ -224,6 +224,20 @@ TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
   EXPECT_EQ(waiting->answer.get().error, ESTALE);
 }
 
+TEST_F(LateSourceTest, WhatIsHereIsServedAfterTheObjectHasChanged) {
+  const auto first = read("a", 0, 2);
+  source_->deliver(0);
+  source_->change_elsewhere();
+
+  EXPECT_EQ(filesystem_->open(inode("a")), 0);
+  EXPECT_EQ(read("a", 0, 2)->answer.get().bytes, "ab");
+  EXPECT_EQ(read("a", 0, 6)->answer.get().error, ESTALE);
+  EXPECT_EQ(read("a", 0, 6)->answer.get().error, ESTALE);
+
+  ASSERT_EQ(log_.size(), 1U);
+  EXPECT_NE(log_[0].find("reads of what is not in the cache fail"), std::string::npos) << log_[0];
+}
+
 TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
   source_->refuse_after(0);
 
@@ -231,6 +245,41 @@ TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
 
   EXPECT_EQ(waiting->answer.get().error, ENOMEM);
   filesystem_->stop_waiting();
+}
+
+// Through a conversion, which knows which bytes it will need.
+TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
+  const TempDir dir;
+  const std::string path = (dir / "m.safetensors").string();
+  constexpr std::uint64_t kElements = 8 << 20;
+  write_safetensors(path, {{"a", "F16", {kElements}, std::string(2 * kElements, 'x')}});
+  LateSource* source = nullptr;
+  LoadOptions options;
+  options.open = [&source](const std::string& opened) {
+    auto made = std::make_unique<LateSource>(opened);
+    made->be_remote();
+    source = made.get();
+    return made;
+  };
+  const Checkpoint checkpoint(std::span(&path, 1), options);
+  FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
+  Attributes found{};
+  found.inode = kRoot;
+  for (const char* name : {".stfs", "f32", "a"}) {
+    ASSERT_EQ(filesystem.lookup(found.inode, name, found), 0) << name;
+  }
+  source->take_bytes_away();
+  source->deliver_at_once();
+
+  for (const std::uint64_t offset : {0, 1 << 20}) {
+    filesystem.read(
+        {found.inode, offset, 1 << 20}, [](FileSystem::Ticket) {},
+        [](int error, const Reply&) { EXPECT_EQ(error, 0); });
+  }
+
+  ASSERT_EQ(source->prefetched().size(), 1U);
+  EXPECT_EQ(source->prefetched()[0].offset, checkpoint.tensor(0).locator->offset + (1 << 20));
+  EXPECT_EQ(source->prefetched()[0].length, 1U << 19);
 }
 
 // Such a recipe is made by one reader at a time (Recipe::turn).
