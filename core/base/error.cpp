@@ -68,7 +68,7 @@ int exit_status(ErrorCode code) {
 }
 
 Error::Error(ErrorCode code, std::string_view place, std::string_view message)
-    : code_(code), message_(message) {
+    : code_(code), place_(place), message_(message) {
   what_ = place.empty() ? message_ : printable(place).append(": ").append(message_);
   // A broken rule of the format is named, so that a user can look it up in the reference reader.
   if (exit_status(code) == 1) what_.append(" (").append(error_name(code)).push_back(')');

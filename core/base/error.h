@@ -55,11 +55,13 @@ class Error : public std::exception {
   Error(ErrorCode code, std::string_view place, std::string_view message);
 
   ErrorCode code() const { return code_; }
+  const std::string& place() const { return place_; }      // as it was given
   const std::string& message() const { return message_; }  // without the place
   const char* what() const noexcept override { return what_.c_str(); }
 
  private:
   ErrorCode code_;
+  std::string place_;
   std::string message_;
   std::string what_;
 };

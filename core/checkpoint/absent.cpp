@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/directory.h"
 #include "core/format/guess.h"
+#include "core/source/url.h"
 
 #include <fnmatch.h>
 
@@ -79,17 +80,19 @@ bool holds_checkpoint(const fs::path& directory) {
 }
 
 // The contents of a directory without a checkpoint, as far as they suggest a next step; else "".
-std::string found_in(const fs::path& directory, const std::vector<std::string>& names) {
+std::string found_in(const std::string& directory, const std::vector<std::string>& names) {
   if (names.empty()) return "it is empty";
+  const bool is_local = !is_url(directory);
   const auto those = [&](const auto& predicate) {
     std::vector<std::string> found;
     std::ranges::copy_if(names, std::back_inserter(found), predicate);
     return found;
   };
-  if (is_there(directory / "blobs")) {
-    if (const auto revisions = sorted_names(directory / "snapshots"); !revisions.empty()) {
+  if (is_local && is_there(fs::path(directory) / "blobs")) {
+    const fs::path snapshots = fs::path(directory) / "snapshots";
+    if (const auto revisions = sorted_names(snapshots); !revisions.empty()) {
       return "it is a model in the cache of a Hub: name " +
-             in_quotes((directory / "snapshots" / revisions.front()).string());
+             in_quotes((snapshots / revisions.front()).string());
     }
   }
   if (const auto files = those(is_unfinished_name); !files.empty()) {
@@ -98,15 +101,16 @@ std::string found_in(const fs::path& directory, const std::vector<std::string>& 
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
     return "it has " + listed(files) + "; stfs reads safetensors";
   }
+  if (!is_local) return "";
   constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls
   const auto is_model = [&](const std::string& name) {
-    return names.size() <= kFew && holds_checkpoint(directory / name);
+    return names.size() <= kFew && holds_checkpoint(fs::path(directory) / name);
   };
   if (const auto directories = those(is_model); !directories.empty()) {
     return "it has one in " + listed(directories) + ": name that directory";
   }
   // The Hub's own client downloads to here, and renames what is complete.
-  const fs::path downloads = directory / ".cache/huggingface/download";
+  const fs::path downloads = fs::path(directory) / ".cache/huggingface/download";
   if (std::ranges::any_of(sorted_names(downloads), is_unfinished_name)) {
     return "a download into it is unfinished: finish it";
   }
@@ -115,17 +119,17 @@ std::string found_in(const fs::path& directory, const std::vector<std::string>& 
 
 }  // namespace
 
-void refuse_remote(const std::string& source) {
-  const bool is_url = source.find("://") != std::string::npos;
-  if ((!is_url && !is_model_name(source)) || !is_absent(source)) return;
+void refuse_model_name(const std::string& source) {
+  if (!is_model_name(source) || !is_absent(source)) return;
   throw Error(ErrorCode::kUnreadable, source,
-              errno_text(ENOENT) + ": this version reads local files only: " +
-                  (is_url ? "download it first" : "to fetch a model, hf download " + source));
+              errno_text(ENOENT) + ": to mount a model of the Hub, name hf://" + source);
 }
 
-std::string no_checkpoint_in(const std::string& directory) {
+std::string no_checkpoint_in(const std::string& directory, std::vector<std::string> names) {
   const std::string rule = "no .safetensors file and no index in this directory";
-  const std::string found = found_in(directory, sorted_names(directory));
+  std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
+  std::ranges::sort(names);
+  const std::string found = found_in(directory, names);
   return found.empty() ? rule : rule + ": " + found;
 }
 

@@ -6,15 +6,17 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace stfs {
 
-// Throws Error kUnreadable for a URL and for the name of a model on a Hub ("org/name"), unless a
-// local file has this name.
-void refuse_remote(const std::string& source);
+// Throws Error kUnreadable for the name of a model on the Hub ("org/name"), unless a local file has
+// this name.
+void refuse_model_name(const std::string& source);
 
-// The rule that a directory without a checkpoint breaks, and what is there instead.
-std::string no_checkpoint_in(const std::string& directory);
+// The rule that a directory with these names, and without a checkpoint, breaks; and what is there
+// instead.
+std::string no_checkpoint_in(const std::string& directory, std::vector<std::string> names);
 
 // Why a file that does not exist may be absent: "missing", "a symbolic link to "x", which is
 // missing", "missing ("x.incomplete" is an unfinished download)".

@@ -10,6 +10,7 @@
 #include "core/format/format.h"
 #include "core/format/guess.h"
 #include "core/format/index.h"
+#include "core/source/url.h"
 
 #include <fnmatch.h>
 #include <sys/stat.h>
@@ -26,11 +27,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The rule that a directory breaks when no checkpoint can be chosen.
-std::string no_choice(const std::string& directory, const Candidates& candidates) {
+// The rule that a directory with these names breaks when no checkpoint can be chosen.
+std::string no_choice(const std::string& directory, const std::vector<std::string>& all,
+                      const Candidates& candidates) {
   std::vector<std::string> names = candidates.indexes;
   names.insert(names.end(), candidates.files.begin(), candidates.files.end());
-  if (names.empty()) return no_checkpoint_in(directory);
+  if (names.empty()) return no_checkpoint_in(directory, all);
   constexpr std::size_t kShown = 8;
   std::string text = "more than one checkpoint in this directory, name one: ";
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
@@ -83,8 +85,7 @@ void join_links(const std::string& index_path, const Index& index,
 
 // Removes the tensors of a shard whose names are not in `mapped`, which is sorted; sets `unmapped`
 // to their number. Returns the names in `mapped` that the shard lacks.
-std::vector<std::string_view> keep_mapped(Header& header,
-                                          const std::vector<std::string_view>& mapped,
+std::vector<std::string_view> keep_mapped(Header& header, std::span<const std::string_view> mapped,
                                           std::size_t& unmapped) {
   std::vector<std::string_view> missing;
   std::vector<bool> keep(header.tensors.size(), false);
@@ -115,14 +116,14 @@ std::vector<std::string_view> keep_mapped(Header& header,
   return missing;
 }
 
-Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
-  std::unique_ptr<const Source> source = options.open(path);
+Part read_part(const std::string& path, std::string label, std::unique_ptr<const Source> source) {
   const Format& format = format_of(*source);
+  const std::string place = public_name(path);
   Header header;
   try {
-    header = format.read(*source, path);
+    header = format.read(*source, place);
   } catch (const Error& refusal) {
-    throw explained(refusal, *source, path);
+    throw explained(refusal, *source, place);
   }
   return {.source = std::move(source),
           .format = &format,
@@ -130,10 +131,15 @@ Part open_part(const std::string& path, std::string label, const LoadOptions& op
           .label = std::move(label)};
 }
 
+Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
+  return read_part(path, std::move(label), options.sources->open(path));
+}
+
 // ": download it; -o allow_missing mounts the rest"
 std::string advice_on_missing(const std::string& step, const LoadOptions& options) {
   const std::string hint(options.missing_hint);
-  return ": " + step + (hint.empty() ? "" : "; ") + hint;
+  const std::string separator = step.empty() || hint.empty() ? "" : "; ";
+  return step.empty() && hint.empty() ? "" : ": " + step + separator + hint;
 }
 
 std::string more(const std::string& conjunction, std::size_t count, const std::string& noun) {
@@ -166,7 +172,12 @@ int Tensor::verify() const {
 }
 
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
-  for (const std::string& source : sources) load(source, options);
+  LoadOptions complete = options;
+  if (complete.sources == nullptr) {
+    own_sources_ = std::make_unique<Sources>();
+    complete.sources = own_sources_.get();
+  }
+  for (const std::string& source : sources) load(source, complete);
   order_tensors();
   merge_metadata();
 }
@@ -184,7 +195,13 @@ void Checkpoint::order_tensors() {
 }
 
 void Checkpoint::load(const std::string& source, const LoadOptions& options) {
-  refuse_remote(source);
+  if (is_url(source)) {
+    const std::string pinned = options.sources->pinned(source);
+    load_path(pinned, options);
+    origins_.push_back({.path = public_name(pinned)});
+    return;
+  }
+  refuse_model_name(source);
   if (const std::optional<MountedPath> mounted = find_mounted(source)) {
     return load_mounted(*mounted, options);
   }
@@ -195,7 +212,8 @@ void Checkpoint::load(const std::string& source, const LoadOptions& options) {
 
 void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
   if (!origin.path.empty()) return load_path(origin.path, options);
-  Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing, .open = options.open});
+  Checkpoint whole(origin.sources,
+                   {.allow_missing = origin.allow_missing, .sources = options.sources});
   whole.keep_within(origin.within);
   add_parts(whole);
 }
@@ -204,7 +222,8 @@ void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& opt
   const Origin& origin = mounted.origin;
   bool is_current = false;
   try {
-    Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing, .open = options.open});
+    Checkpoint whole(origin.sources,
+                     {.allow_missing = origin.allow_missing, .sources = options.sources});
     is_current = version_of(whole) == mounted.version;
     if (is_current) {
       whole.keep_within(origin.within);
@@ -251,89 +270,107 @@ void Checkpoint::keep_within(const std::string& within) {
 }
 
 void Checkpoint::load_path(const std::string& path, const LoadOptions& options) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) {
-    load_directory(path, options);
-  } else if (path.ends_with(kIndexSuffix)) {
+  const std::string name = last_component(public_name(path));
+  // A store would have to be asked whether a name is a directory.
+  const bool is_file =
+      is_url(path) && (name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix));
+  if (const auto names = is_file ? std::nullopt : options.sources->names_in(path)) {
+    load_directory(path, *names, options);
+  } else if (name.ends_with(kIndexSuffix)) {
     load_index(path, options);
   } else {
-    add_part(open_part(path, fs::path(path).filename().string(), options));
+    add_part(open_part(path, name, options));
   }
 }
 
-void Checkpoint::load_directory(const std::string& path, const LoadOptions& options) {
-  const Candidates candidates = candidates_in(path);
-  const fs::path directory(path);
+void Checkpoint::load_directory(const std::string& path, const std::vector<std::string>& names,
+                                const LoadOptions& options) {
+  const Candidates candidates = candidates_of(names);
   if (const auto index = candidates.index()) {
-    load_index(directory / *index, options);
+    load_index(child_name(path, *index), options);
   } else if (const auto file = candidates.file(); file && candidates.indexes.empty()) {
-    add_part(open_part(directory / *file, *file, options));
+    add_part(open_part(child_name(path, *file), *file, options));
   } else {
-    throw Error(ErrorCode::kUnreadable, path, no_choice(path, candidates));
+    throw Error(ErrorCode::kUnreadable, public_name(path), no_choice(path, names, candidates));
   }
 }
 
 void Checkpoint::load_index(const std::string& path, const LoadOptions& options) {
-  const Index index = read_index(path);
+  const Index index = read_index(path, *options.sources);
   std::vector<std::vector<std::string_view>> mapped(index.shards.size());
   for (const Index::Entry& entry : index.entries) {
     mapped[entry.shard].push_back(index.name(entry));
   }
-  join_links(path, index, mapped);
-  const auto file_of = [&](std::size_t i) {
-    return fs::path(path).parent_path() / index.shards[i];
-  };
-  const auto is_absent = [&](std::size_t i) {
-    std::error_code error;
-    return !mapped[i].empty() && !fs::exists(file_of(i), error) &&
-           (!error || error.value() == ENOENT);
-  };
-  std::uint64_t bytes = 0;
-  bool is_complete = true;
+  if (!is_url(path)) join_links(path, index, mapped);
+
+  std::vector<std::size_t> shards;  // with tensors
+  std::vector<std::string> files;   // of these
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
     if (mapped[i].empty()) continue;
-    const std::string& shard = index.shards[i];
-    const auto add_missing = [&](const std::vector<std::string_view>& names) {
-      is_complete = is_complete && names.empty();
-      for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
-    };
+    shards.push_back(i);
+    files.push_back(child_name(parent_name(path), index.shards[i]));
+  }
+  std::vector<Sources::Opened> opened = options.sources->open_all(files);
+  const auto is_absent = [&](std::size_t i) {
+    if (is_url(path)) return opened[i].error && opened[i].error->code() == ErrorCode::kAbsent;
+    std::error_code error;
+    return opened[i].error && !fs::exists(files[i], error) && (!error || error.value() == ENOENT);
+  };
+  const std::size_t first_part = parts_.size();
+  const std::size_t first_missing = missing_.size();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string& shard = index.shards[shards[i]];
+    const std::vector<std::string_view>& names = mapped[shards[i]];
     if (is_absent(i)) {
       if (!options.allow_missing) {
         std::size_t others = 0;
-        for (std::size_t j = i + 1; j < index.shards.size(); ++j) others += is_absent(j) ? 1 : 0;
-        throw Error(ErrorCode::kMissingShard, path,
-                    "shard " + in_quotes(shard) + ": " + absence_of(file_of(i)) +
-                        more("and", others, "shard") +
-                        advice_on_missing(others == 0 ? "download it" : "download them", options));
+        for (std::size_t j = i + 1; j < shards.size(); ++j) others += is_absent(j) ? 1 : 0;
+        const std::string why = is_url(path) ? opened[i].error->message() : absence_of(files[i]);
+        const std::string step = is_url(path) ? "" : others == 0 ? "download it" : "download them";
+        throw Error(ErrorCode::kMissingShard, public_name(path),
+                    "shard " + in_quotes(shard) + ": " + why + more("and", others, "shard") +
+                        advice_on_missing(step, options));
       }
-      add_missing(mapped[i]);
+      for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
       continue;
     }
-    Part part = open_part(file_of(i), shard, options);
-    std::size_t unmapped = 0;
-    const std::vector<std::string_view> missing = keep_mapped(part.header, mapped[i], unmapped);
-    if (!missing.empty() && !options.allow_missing) {
-      throw Error(ErrorCode::kMissingTensor, path,
-                  "tensor " + in_quotes(missing.front()) + ": shard " + in_quotes(shard) +
-                      " does not hold it" + more("nor", missing.size() - 1, "tensor") +
-                      advice_on_missing("download the index and the shard again", options));
-    }
-    add_missing(missing);
-    part.is_whole = unmapped == 0;
-    if (unmapped > 0) {
-      warnings_.push_back(
-          printable(path) + ": shard " + in_quotes(shard) + ": holds " + std::to_string(unmapped) +
-          (unmapped == 1 ? " tensor" : " tensors") +
-          " that the index does not name (mount the shard itself to see all its tensors)");
-    }
-    for (const TensorRecord& tensor : part.header.tensors) bytes += tensor.length;
-    add_part(std::move(part));
+    if (opened[i].error) throw *opened[i].error;
+    add_shard(path, read_part(files[i], shard, std::move(opened[i].source)), names, options);
   }
-  if (is_complete && index.total_size && *index.total_size != bytes) {
-    warnings_.push_back(printable(path) + ": total_size: " + std::to_string(*index.total_size) +
+  std::uint64_t bytes = 0;
+  for (std::size_t i = first_part; i < parts_.size(); ++i) {
+    for (const TensorRecord& tensor : parts_[i].header.tensors) bytes += tensor.length;
+  }
+  if (missing_.size() == first_missing && index.total_size && *index.total_size != bytes) {
+    warnings_.push_back(printable(public_name(path)) +
+                        ": total_size: " + std::to_string(*index.total_size) +
                         ", but the tensors have " + std::to_string(bytes) +
                         " bytes (the sum in the index is wrong; no tensor is lost)");
   }
+}
+
+// Adds the tensors of a shard that the index at `path` maps to it; `mapped` is sorted.
+void Checkpoint::add_shard(const std::string& path, Part part,
+                           std::span<const std::string_view> mapped, const LoadOptions& options) {
+  const std::string shard = part.label;
+  std::size_t unmapped = 0;
+  const std::vector<std::string_view> missing = keep_mapped(part.header, mapped, unmapped);
+  if (!missing.empty() && !options.allow_missing) {
+    throw Error(ErrorCode::kMissingTensor, public_name(path),
+                "tensor " + in_quotes(missing.front()) + ": shard " + in_quotes(shard) +
+                    " does not hold it" + more("nor", missing.size() - 1, "tensor") +
+                    advice_on_missing(is_url(path) ? "" : "download the index and the shard again",
+                                      options));
+  }
+  for (const std::string_view name : missing) missing_.push_back({std::string(name), shard});
+  part.is_whole = unmapped == 0;
+  if (unmapped > 0) {
+    warnings_.push_back(
+        printable(public_name(path)) + ": shard " + in_quotes(shard) + ": holds " +
+        std::to_string(unmapped) + (unmapped == 1 ? " tensor" : " tensors") +
+        " that the index does not name (mount the shard itself to see all its tensors)");
+  }
+  add_part(std::move(part));
 }
 
 void Checkpoint::add_part(Part part) {

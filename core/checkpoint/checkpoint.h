@@ -11,10 +11,10 @@
 #include "core/format/format.h"
 #include "core/recipe/content.h"
 #include "core/source/source.h"
+#include "core/source/sources.h"
 
 #include <cstdint>
 #include <ctime>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,17 +75,18 @@ struct LoadOptions {
   bool allow_missing = false;  // accept an index that names missing shards or tensors
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
-  // Opens the source at a path. Throws Error kUnreadable.
-  std::function<std::unique_ptr<const Source>(const std::string& path)> open = open_source;
+  // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
+  // options.
+  Sources* sources = nullptr;
 };
 
 class Checkpoint {
  public:
   // Loads all sources. A source is a safetensors file, an index file (*.safetensors.index.json), or
-  // a directory. In a directory, an index is preferred to a file; "model" is preferred to other
-  // names; any other name must be the only one. A mount of stfs, or a tensor or directory in it,
-  // means its tensors in the mount's sources, which must be the versions that it shows. Throws
-  // Error.
+  // a directory; each may be a URL (url.h). In a directory, an index is preferred to a file;
+  // "model" is preferred to other names; any other name must be the only one. A mount of stfs, or a
+  // tensor or directory in it, means its tensors in the mount's sources, which must be the versions
+  // that it shows. Throws Error.
   explicit Checkpoint(std::span<const std::string> sources, const LoadOptions& options = {});
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -117,8 +118,8 @@ class Checkpoint {
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
 
-  // The sources, with absolute paths. A mount stands as its own sources, so loading them again
-  // needs no mount.
+  // The sources, with absolute paths, or with URLs that are pinned and without secrets. A mount
+  // stands as its own sources, so loading them again needs no mount.
   const std::vector<Origin>& origins() const { return origins_; }
 
   const std::vector<MissingTensor>& missing() const { return missing_; }
@@ -135,8 +136,11 @@ class Checkpoint {
   void load(const Origin& origin, const LoadOptions& options);
   void load_mounted(const MountedPath& mounted, const LoadOptions& options);
   void load_path(const std::string& path, const LoadOptions& options);
-  void load_directory(const std::string& path, const LoadOptions& options);
+  void load_directory(const std::string& path, const std::vector<std::string>& names,
+                      const LoadOptions& options);
   void load_index(const std::string& path, const LoadOptions& options);
+  void add_shard(const std::string& path, Part part, std::span<const std::string_view> mapped,
+                 const LoadOptions& options);
   void add_part(Part part);
   void add_parts(Checkpoint& other);  // takes them
   void order_tensors();
@@ -145,6 +149,7 @@ class Checkpoint {
   std::vector<std::uint32_t> number_tensors();
   void merge_metadata();
 
+  std::unique_ptr<Sources> own_sources_;  // of LoadOptions without sources
   std::vector<Origin> origins_;
   std::vector<Part> parts_;
   std::vector<std::uint32_t> first_{0};  // the first tensor of each part; then tensor_count()

@@ -1,8 +1,8 @@
 #include "core/checkpoint/directory.h"
 
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/format/guess.h"
+#include "core/source/url.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -28,13 +28,13 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
 std::optional<std::string> Candidates::index() const { return choose(indexes, kIndexSuffix); }
 std::optional<std::string> Candidates::file() const { return choose(files, kFileSuffix); }
 
-Candidates candidates_in(const std::string& path) {
+Candidates candidates_of(std::span<const std::string> names) {
   Candidates candidates;
-  for (std::string& name : names_in(path)) {
+  for (const std::string& name : names) {
     if (name.ends_with(kIndexSuffix)) {
-      candidates.indexes.push_back(std::move(name));
+      candidates.indexes.push_back(name);
     } else if (name.ends_with(kFileSuffix)) {
-      candidates.files.push_back(std::move(name));
+      candidates.files.push_back(name);
     }
   }
   std::ranges::sort(candidates.indexes);
@@ -42,21 +42,29 @@ Candidates candidates_in(const std::string& path) {
   return candidates;
 }
 
-Index read_index(const std::string& path) {
-  const std::string text = read_file(path, kMaxIndexBytes);
+std::optional<Candidates> candidates_in(const std::string& path, Sources& sources) {
+  const auto names = sources.names_in(path);
+  return names ? std::optional(candidates_of(*names)) : std::nullopt;
+}
+
+Index read_index(const std::string& path, Sources& sources) {
+  const std::string text = sources.read_file(path, kMaxIndexBytes);
+  const std::string place = public_name(path);
   try {
-    return parse_index(text, path);
+    return parse_index(text, place);
   } catch (const Error& refusal) {
-    throw explained(refusal, text, path);
+    throw explained(refusal, text, place);
   }
 }
 
-std::vector<std::string> checkpoints_in(const std::string& path) {
-  Candidates candidates = candidates_in(path);
+std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, Sources& sources) {
+  std::optional<Candidates> found = candidates_in(path, sources);
+  if (!found) return std::nullopt;
+  Candidates candidates = *std::move(found);
   std::set<std::string> shards;
   for (const std::string& index : candidates.indexes) {
     try {
-      for (const std::string& shard : read_index(std::filesystem::path(path) / index).shards) {
+      for (const std::string& shard : read_index(child_name(path, index), sources).shards) {
         shards.insert(std::filesystem::path(shard).lexically_normal());
       }
     } catch (const Error&) {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include "core/format/index.h"
+#include "core/source/sources.h"
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,14 +26,15 @@ struct Candidates {
   std::optional<std::string> index() const;
   std::optional<std::string> file() const;
 };
-// Throws Error kUnreadable.
-Candidates candidates_in(const std::string& path);
+Candidates candidates_of(std::span<const std::string> names);
+// nullopt for a file. Throws Error as Sources::names_in() does.
+std::optional<Candidates> candidates_in(const std::string& path, Sources& sources);
 
-// Throws Error: kUnreadable, or kInvalidIndex.
-Index read_index(const std::string& path);
+// Throws Error: kAbsent, kUnreadable, or kInvalidIndex.
+Index read_index(const std::string& path, Sources& sources);
 
 // The names of the checkpoints in a directory: each index, and each file that is not a shard of one
-// of them. Throws Error kUnreadable.
-std::vector<std::string> checkpoints_in(const std::string& path);
+// of them; nullopt for a file. Throws Error as Sources::names_in() does.
+std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, Sources& sources);
 
 }  // namespace stfs

@@ -4,6 +4,7 @@
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/url.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -79,7 +80,7 @@ std::string unhex(const std::string& hex) {
 }
 
 bool is_path(const std::string& text) {
-  return text.starts_with('/') && text.find('\0') == std::string::npos;
+  return (text.starts_with('/') || is_url(text)) && text.find('\0') == std::string::npos;
 }
 
 // The string, array or flag at a key; null when it is absent or of another type.
@@ -268,6 +269,7 @@ bool shows_tensor_bytes(const std::string& path) {
 }
 
 std::optional<MountedPath> find_mounted(const std::string& source) {
+  if (is_url(source)) return std::nullopt;
   struct stat status {};
   struct statfs system {};
   // After the end of a mount, the kernel may answer stat(2) from its cache, and statfs(2) never.

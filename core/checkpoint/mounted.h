@@ -22,7 +22,7 @@ inline constexpr std::string_view kTreeView = ".stfs/tree";
 // A recipe for loading some tensors: the source at `path`; or, if `path` is empty, the tensors that
 // a mount of `sources` shows at or below `within`.
 struct Origin {
-  std::string path = {};  // absolute
+  std::string path = {};  // absolute, or a URL
   std::vector<Origin> sources = {};
   bool allow_missing = false;
   std::string within = {};  // relative to the mount's root; "" for all tensors

@@ -132,6 +132,7 @@ class Content {
 
   // Verifies all sources: 0, ESTALE, or an errno (Source::verify).
   int verify() const { return verify(0, size_); }
+  int verify(std::uint64_t offset, std::uint64_t length) const;  // the sources of a range
 
   static constexpr std::size_t kMaxPieces = 64;  // well under IOV_MAX (1024)
 
@@ -148,7 +149,6 @@ class Content {
     Kind kind;
   };
 
-  int verify(std::uint64_t offset, std::uint64_t length) const;  // the sources of a range
   void add(std::uint64_t length, Kind kind);
   // The span that holds byte `offset`, which is less than size_.
   std::vector<Span>::const_iterator span_at(std::uint64_t offset) const;

@@ -1,6 +1,7 @@
 #include "core/recipe/digest.h"
 
 #include "core/base/sha256.h"
+#include "core/recipe/arrival.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -13,10 +14,11 @@ int sha256(const Content& content, const std::atomic<bool>& stop, std::string& h
   Sha256 digest;
   constexpr std::uint64_t kChunk = 256 << 10;  // stays in the second-level cache
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
+  SequentialReader reader(content, &stop);
   for (std::uint64_t offset = 0; offset < content.size();) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
-    if (const int error = content.copy_unverified(offset, std::span(buffer).first(length))) {
+    if (const int error = reader.copy_unverified(offset, std::span(buffer).first(length))) {
       const int changed = content.verify();
       return changed != 0 ? changed : error;
     }

@@ -121,7 +121,8 @@ class Gather : public Producer {
       const std::uint64_t pass = slice_.pass_begin(offset / row);
       const std::uint64_t begin = pass + first * inner_.stride + skip;
       std::vector<Extent> found = whole_.missing(begin, pass + last * inner_.stride + end - begin);
-      if (!found.empty() && inner_.stride - run_ >= kPage) {
+      // With a smaller gap between its runs, the row has a part of a run in each block.
+      if (!found.empty() && inner_.stride - run_ >= Source::kFetchUnit) {
         found.clear();
         for (std::uint64_t i = first; i <= last; ++i) {
           const std::uint64_t from = i == first ? skip : 0;

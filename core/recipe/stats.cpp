@@ -1,5 +1,7 @@
 #include "core/recipe/stats.h"
 
+#include "core/recipe/arrival.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -188,11 +190,12 @@ int value_stats(const Content& content, DType dtype, const std::atomic<bool>& st
   const std::uint64_t whole_blocks = kChunk / info.block_bytes * info.block_bytes;
   const std::uint64_t size = content.size();
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(whole_blocks, size)));
+  SequentialReader reader(content, &stop);
   for (std::uint64_t offset = 0; offset < size;) {
     if (stop.load(std::memory_order_relaxed)) return EINTR;
     const auto length = static_cast<std::size_t>(std::min(whole_blocks, size - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = content.copy_unverified(offset, chunk)) {
+    if (const int error = reader.copy_unverified(offset, chunk)) {
       const int changed = content.verify();
       return changed != 0 ? changed : error;
     }

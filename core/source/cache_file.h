@@ -20,6 +20,7 @@
 #include "core/source/remote.h"
 #include "core/source/source.h"
 
+#include <cerrno>
 #include <memory>
 #include <shared_mutex>
 #include <string_view>
@@ -47,7 +48,8 @@ class CacheFile final : public Source {
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
   bool can_pin(ByteRange range) const override;
   Pinned try_pin() const override;
-  int verify() const override { return 0; }
+  int verify() const override { return is_refused() ? ESTALE : 0; }
+  std::string sha256() const override { return remote_version().sha256; }
   bool is_current() const override;  // as far as known: asks nobody
 
  private:

@@ -58,6 +58,9 @@ class Source {
   std::uint64_t size() const { return version_.size; }
   const timespec& mtime() const { return version_.mtime; }
 
+  // Sources that fetch do so in blocks of this size, which begin at multiples of it.
+  static constexpr std::uint64_t kFetchUnit = 256 << 10;  // bytes
+
   // Whether a range is on this machine: reading it then uses no network.
   virtual bool has(ByteRange range) const = 0;
   // Fetches a range to this machine. Calls `ready` exactly once, with 0 or an errno: before want()
@@ -76,7 +79,8 @@ class Source {
   int fetch(ByteRange range) const;
 
   // The readers fill `buffer` from `offset`; the range must lie inside the source and, where has()
-  // is false, want() must have brought it. They return 0 or the errno of the read.
+  // is false, want() must have brought it. They return 0 or the errno of the read; EAGAIN when
+  // bytes are not here any more (a source without a disk keeps few): want() brings them again.
   //
   // Does not verify, so that a caller can verify many reads at once: the bytes are of this version
   // only if verify() returns 0 afterwards.
@@ -100,6 +104,13 @@ class Source {
   virtual int verify() const = 0;
   // Whether opening path() now would give this version; false after a rename replaced the file.
   virtual bool is_current() const = 0;
+  // The SHA-256 of all bytes, 64 lower-case hex digits, where somebody told it; else "".
+  virtual std::string sha256() const { return ""; }
+  // Records that the bytes are not those that sha256() promised: verify() is ESTALE from then on,
+  // and so no byte that is here is served any more. A kind of source whose sha256() is not empty
+  // asks is_refused() in verify().
+  void refuse() const { refused_.store(true, std::memory_order_relaxed); }
+  bool is_refused() const { return refused_.load(std::memory_order_relaxed); }
   bool has_changed() const { return changed_.load(std::memory_order_relaxed); }  // seen by verify()
   // Records a change that another process saw.
   void mark_changed() const { changed_.store(true, std::memory_order_relaxed); }
@@ -137,6 +148,7 @@ class Source {
   std::string path_;
   Version version_;
   mutable std::atomic<bool> changed_ = false;
+  mutable std::atomic<bool> refused_ = false;
   mutable Failures failures_;
 };
 

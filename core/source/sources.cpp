@@ -1,1 +1,508 @@
 #include "core/source/sources.h"
+
+#include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+#include "core/source/cache.h"
+#include "core/source/cache_file.h"
+#include "core/source/fetcher.h"
+#include "core/source/http.h"
+#include "core/source/hub.h"
+#include "core/source/local_file.h"
+#include "core/source/remote.h"
+#include "core/source/s3.h"
+#include "core/source/url.h"
+#include "core/source/web.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using Json = nlohmann::json;
+
+// Whether a name that a server lists can be one in a directory.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+// The name in the cache. URLs that differ in their secrets may mean different objects.
+std::string key_of(const std::string& name) {
+  std::string key = public_name(name);
+  if (key == name) return key;
+  Sha256 hash;
+  hash.add(std::as_bytes(std::span(name)));
+  return key + "#" + hash.hex();
+}
+
+bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
+
+bool is_hub_offline() {
+  const char* value = std::getenv("HF_HUB_OFFLINE");
+  if (value == nullptr) return false;
+  std::string text = value;
+  std::ranges::transform(text, text.begin(), [](char c) {
+    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
+  });
+  constexpr std::array<std::string_view, 4> kTrue{"1", "ON", "YES", "TRUE"};
+  return std::ranges::find(kTrue, text) != kTrue.end();
+}
+
+}  // namespace
+
+class Sources::Impl {
+ public:
+  explicit Impl(SourceOptions options) : options_(std::move(options)) {
+    if (options_.counters == nullptr) options_.counters = &own_counters_;
+    options_.offline = options_.offline || is_hub_offline();
+    if (options_.cache_dir.empty()) return;
+    std::error_code error;  // a daemon changes its directory
+    options_.cache_dir = std::filesystem::absolute(options_.cache_dir, error).string();
+  }
+
+  std::unique_ptr<const Source> open(const std::string& name);
+  std::optional<std::vector<std::string>> names_in(const std::string& name);
+  std::string pinned(const std::string& name);
+  void keep_if_not_cached(const Source& source, std::string_view first);
+  std::string resolutions(std::span<const Beginning> beginnings);
+  void use(std::string_view resolutions);
+  void report(std::size_t opened, std::size_t all) {
+    if (options_.progress == nullptr) return;
+    const std::lock_guard lock(talk_mutex_);
+    options_.progress(opened, all);
+  }
+
+ private:
+  // What was found out about a name.
+  struct Known {
+    std::optional<std::string> pinned = {};
+    bool is_file = false;  // a store said so
+    std::optional<std::vector<std::string>> listing = {};
+    std::optional<RemoteVersion> version = {};
+    std::string first = {};  // bytes that no cache holds
+  };
+
+  static Json json_of(const Known& known, bool with_secrets);
+  static Known known_of(const Json& json);
+  static bool is_version_of(const Known& known, const Source& source) {
+    return known.version && known.version->name == source.path() &&
+           known.version->token == source.version().token;
+  }
+
+  Http& http();
+  Cache& cache();
+  Fetcher& fetcher();
+  Store& store(const std::string& name);
+
+  void warn(const std::string& line);
+  std::optional<Known> given(const std::string& name);
+  Known recalled(const std::string& name);
+  template <class Change>
+  void learn(const std::string& name, const Change& change);
+  [[noreturn]] void refuse_to_ask(const std::string& name) const;
+  bool may_ask() const { return !options_.offline && !asks_nobody_; }
+  bool is_cached(const RemoteVersion& version, std::uint64_t length);
+  std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
+                                     std::string_view first);
+  std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
+
+  SourceOptions options_;
+  Counters own_counters_;
+  bool asks_nobody_ = false;
+
+  std::once_flag http_once_, cache_once_, fetcher_once_;
+  // Destroyed from the last to the first: each uses those before it.
+  std::unique_ptr<Http> http_;
+  std::unique_ptr<Cache> cache_;
+  std::mutex stores_mutex_;
+  std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by scheme
+  std::unique_ptr<Fetcher> fetcher_;
+
+  std::mutex known_mutex_;
+  std::map<std::string, Known> known_;  // by name, with its secrets
+  std::mutex talk_mutex_;               // of the functions in options_
+  std::set<std::string> warnings_;      // that the user has seen
+};
+
+Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
+  Json json = Json::object();
+  if (known.pinned) json["pinned"] = with_secrets ? *known.pinned : public_name(*known.pinned);
+  if (known.is_file) json["is_file"] = true;
+  if (known.listing) json["listing"] = *known.listing;
+  if (known.version) json["version"] = to_json(*known.version, with_secrets);
+  if (with_secrets && !known.first.empty()) {
+    json["first"] = Json::binary({known.first.begin(), known.first.end()});
+  }
+  return json;
+}
+
+// Leaves out what is of another type: the cache is not trusted.
+Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
+  const auto text_of = [](const Json& value) -> std::optional<std::string> {
+    const auto* text = value.get_ptr<const Json::string_t*>();
+    return text != nullptr ? std::optional(*text) : std::nullopt;
+  };
+  Known known;
+  if (!json.is_object()) return known;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "pinned") known.pinned = text_of(value);
+    if (key == "is_file") known.is_file = value == true;
+    if (key == "version") known.version = parse_remote_version(text_of(value).value_or(""));
+    if (key == "first" && value.is_binary()) {
+      known.first.assign(value.get_binary().begin(), value.get_binary().end());
+    }
+    if (key != "listing" || !value.is_array()) continue;
+    known.listing.emplace();
+    for (const Json& name : value) {
+      auto text = text_of(name);
+      if (text && is_plain_file_name(*text)) known.listing->push_back(*std::move(text));
+    }
+  }
+  return known;
+}
+
+Http& Sources::Impl::http() {
+  std::call_once(http_once_, [this] {
+    http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
+                                                 .insecure_http = options_.insecure_http,
+                                                 .counters = options_.counters});
+  });
+  return *http_;
+}
+
+Cache& Sources::Impl::cache() {
+  std::call_once(cache_once_, [this] {
+    cache_ = std::make_unique<Cache>(
+        Cache::Options{.directory = options_.cache_dir, .size = options_.cache_size});
+    if (!cache_->unusable().empty()) {
+      warn(cache_->unusable() + ": what is fetched is kept in memory, 16 MiB of each source");
+    }
+  });
+  return *cache_;
+}
+
+Fetcher& Sources::Impl::fetcher() {
+  std::call_once(fetcher_once_, [this] {
+    fetcher_ = std::make_unique<Fetcher>(
+        Fetcher::Options{.timeout = std::chrono::seconds(options_.timeout),
+                         .connections = options_.connections,
+                         .offline = options_.offline,
+                         .counters = options_.counters},
+        http(), cache());
+  });
+  return *fetcher_;
+}
+
+Store& Sources::Impl::store(const std::string& name) {
+  const std::string_view scheme = is_web(scheme_of(name)) ? "https" : scheme_of(name);
+  const std::lock_guard lock(stores_mutex_);
+  const auto at = stores_.find(scheme);
+  if (at != stores_.end()) return *at->second;
+  std::unique_ptr<Store> made;
+  if (scheme == "https") {
+    made = make_web_store(http());
+  } else if (scheme == "s3") {
+    made = make_s3_store(http(), options_.insecure_http);
+  } else if (scheme == "hf") {
+    made = make_hub_store(http());
+  } else {
+    throw Error(ErrorCode::kUsage, public_name(name),
+                "no source of this kind: stfs knows https, s3 and hf");
+  }
+  return *stores_.emplace(scheme, std::move(made)).first->second;
+}
+
+void Sources::Impl::warn(const std::string& line) {
+  const std::lock_guard lock(talk_mutex_);
+  if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
+}
+
+// What use() said about a name.
+std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name) {
+  if (!asks_nobody_) return std::nullopt;
+  const std::lock_guard lock(known_mutex_);
+  const auto at = known_.find(name);
+  return at != known_.end() ? std::optional(at->second) : std::nullopt;
+}
+
+// What the cache knows of a name.
+Sources::Impl::Known Sources::Impl::recalled(const std::string& name) {
+  const auto json = cache().recall(key_of(name));
+  return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
+}
+
+// Remembers what `change` adds, here and in the cache.
+template <class Change>
+void Sources::Impl::learn(const std::string& name, const Change& change) {
+  {
+    const std::lock_guard lock(known_mutex_);
+    change(known_[name]);
+  }
+  Known known = recalled(name);
+  const Json before = json_of(known, false);
+  change(known);
+  const Json after = json_of(known, false);
+  if (after == before) return;
+  cache().remember(key_of(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void Sources::Impl::refuse_to_ask(const std::string& name) const {
+  throw Error(ErrorCode::kUnreadable, public_name(name),
+              options_.offline ? is_hub_offline()
+                                     ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
+                                     : "offline, and this was never fetched"
+                               : "changed while it was loaded: mount it again");
+}
+
+// Whether the cache has the first bytes of a version.
+bool Sources::Impl::is_cached(const RemoteVersion& version, std::uint64_t length) {
+  const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
+  if (entry == nullptr) return false;
+  const std::uint64_t blocks = (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock;
+  for (std::uint64_t i = 0; i < std::min(blocks, entry->blocks()); ++i) {
+    if (!entry->is_there(i)) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
+                                                  std::string_view first) {
+  std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
+  if (entry == nullptr && options_.offline) refuse_to_ask(name);
+  std::unique_ptr<Remote> remote = store(name).remote(version);
+  return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
+                                           fetcher(), first);
+}
+
+std::unique_ptr<const Source> Sources::Impl::open(const std::string& name) {
+  Store& store = this->store(name);
+  const std::string at = pinned(name);
+  if (scheme_of(at) == "hf") {
+    const std::string copy = hub_local_copy(at);
+    if (!copy.empty()) return std::make_unique<const LocalFile>(copy);
+  }
+  if (const auto known = given(at); known && known->version) {
+    return make(at, *known->version, known->first);
+  }
+  Known known = recalled(at);
+  if (!may_ask()) {
+    if (!known.version || asks_nobody_) refuse_to_ask(name);
+    return make(at, *std::move(known.version), "");
+  }
+  Found found = store.find(at, known.version ? &*known.version : nullptr);
+  learn(at, [&](Known& what) { what.version = found.version; });
+  if (found.version.is_weak) {
+    warn(public_name(parent_name(at)) +
+         ": its server sends no strong ETag: a change that keeps time and size is not seen");
+  }
+  return make(at, std::move(found.version), found.first);
+}
+
+// Of a model that the Hub's own cache holds, without asking: the file that loading would choose.
+std::optional<std::vector<std::string>> Sources::Impl::local_listing(
+    const std::string& name) const {
+  if (scheme_of(name) != "hf") return std::nullopt;
+  for (const char* file : {"model.safetensors.index.json", "model.safetensors"}) {
+    if (!hub_local_copy(child_name(name, file)).empty()) return std::vector<std::string>{file};
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<std::string>> Sources::Impl::names_in(const std::string& name) {
+  Store& store = this->store(name);
+  if (is_web(scheme_of(name)) && public_name(name).ends_with('/')) {
+    throw Error(ErrorCode::kUsage, public_name(name),
+                "a web server has no directories: name the file or the index");
+  }
+  const std::string at = pinned(name);
+  if (!may_ask()) {
+    const Known known = asks_nobody_ ? given(at).value_or(Known{}) : recalled(at);
+    if (known.is_file || known.version || known.listing) return known.listing;
+    if (auto listing = local_listing(at)) return listing;
+    if (scheme_of(at) == "hf" && !hub_local_copy(at).empty()) return std::nullopt;
+    refuse_to_ask(name);
+  }
+  std::optional<std::vector<std::string>> listing = store.list(at);
+  if (listing)
+    std::erase_if(*listing, [](const auto& entry) { return !is_plain_file_name(entry); });
+  learn(at, [&](Known& what) {
+    what.is_file = !listing;
+    what.listing = listing;
+  });
+  return listing;
+}
+
+std::string Sources::Impl::pinned(const std::string& name) {
+  {
+    const std::lock_guard lock(known_mutex_);
+    const auto at = known_.find(name);
+    if (at != known_.end() && at->second.pinned) return *at->second.pinned;
+  }
+  Store& store = this->store(name);
+  if (!may_ask()) return asks_nobody_ ? name : recalled(name).pinned.value_or(name);
+  const std::string pinned = store.pinned(name);
+  if (pinned != name) learn(name, [&](Known& what) { what.pinned = pinned; });
+  return pinned;
+}
+
+void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view first) {
+  const std::lock_guard lock(known_mutex_);
+  for (auto& [name, known] : known_) {
+    if (is_version_of(known, source) && !is_cached(*known.version, first.size()))
+      known.first = first;
+  }
+}
+
+std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
+  for (const auto& [source, length] : beginnings) {
+    const std::uint64_t rounded =
+        std::min(source->size(),
+                 (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock * CacheEntry::kBlock);
+    {
+      const std::lock_guard lock(known_mutex_);
+      const auto known = std::ranges::find_if(
+          known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
+      if (known == known_.end() || is_cached(*known->second.version, rounded)) continue;
+    }
+    if (rounded > Fetcher::kMemory) {
+      throw Error(ErrorCode::kUnreadable, source->path(),
+                  "its header has " + human_bytes(rounded) +
+                      ", and no cache can hold it: name a directory with -o cache_dir, or mount "
+                      "without -o supervise");
+    }
+    std::string first(rounded, '\0');
+    if (const int error = source->read(std::as_writable_bytes(std::span(first)), 0)) {
+      throw_errno(ErrorCode::kUnreadable, source->path(), "", error);
+    }
+    keep_if_not_cached(*source, first);
+  }
+  Json json = Json::object();
+  Json& names = json["names"] = Json::array();
+  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  for (const auto& [name, known] : known_) {
+    names.push_back(Json::array({Json::binary({name.begin(), name.end()}), json_of(known, true)}));
+  }
+  json["warnings"] = warnings_;
+  const std::vector<std::uint8_t> bytes = Json::to_msgpack(json);
+  return {bytes.begin(), bytes.end()};
+}
+
+void Sources::Impl::use(std::string_view resolutions) {
+  const Json json = Json::from_msgpack(resolutions, true, false);
+  if (!json.is_object() || !json.contains("names") || !json.contains("warnings")) {
+    throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
+  }
+  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  for (const Json& entry : json["names"]) {
+    const auto& name = entry.at(0).get_binary();
+    known_[std::string(name.begin(), name.end())] = known_of(entry.at(1));
+  }
+  for (const Json& line : json["warnings"]) warnings_.insert(line.get<std::string>());
+  asks_nobody_ = true;
+}
+
+Sources::Sources(SourceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Sources::~Sources() = default;
+
+std::unique_ptr<const Source> Sources::open(const std::string& name) {
+  return is_url(name) ? impl_->open(name) : std::make_unique<const LocalFile>(name);
+}
+
+std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names) {
+  constexpr std::size_t kAtOnce = 16;
+  std::vector<Opened> opened(names.size());
+  std::vector<std::size_t> remote;
+  const auto open_one = [&](std::size_t i) {
+    try {
+      opened[i].source = open(names[i]);
+      const Source& source = *opened[i].source;
+      // Reading the header reports a failure.
+      if (is_url(names[i])) source.fetch({0, std::min(source.size(), CacheEntry::kBlock)});
+    } catch (const Error& error) {
+      opened[i].error = error;
+    }
+  };
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (is_url(names[i])) {
+      remote.push_back(i);
+    } else {
+      open_one(i);
+    }
+  }
+
+  std::atomic<std::size_t> next = 0;
+  std::atomic<std::size_t> done = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto open_rest = [&] {
+    for (std::size_t i = 0; (i = next++) < remote.size();) {
+      try {
+        open_one(remote[i]);
+        impl_->report(++done, remote.size());
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min(kAtOnce, remote.size())) {
+      threads.push_back(start_thread(open_rest));
+    }
+  } catch (const std::exception&) {
+    // Fewer threads take longer.
+  }
+  open_rest();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+  return opened;
+}
+
+std::optional<std::vector<std::string>> Sources::names_in(const std::string& name) {
+  if (is_url(name)) return impl_->names_in(name);
+  std::error_code error;
+  if (!std::filesystem::is_directory(name, error)) return std::nullopt;
+  return stfs::names_in(name);
+}
+
+std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
+  if (!is_url(name)) return stfs::read_file(name, limit);
+  const std::unique_ptr<const Source> source = open(name);
+  if (source->size() > limit) {
+    throw Error(ErrorCode::kUnreadable, public_name(name),
+                "larger than the limit of " + std::to_string(limit) + " bytes");
+  }
+  std::string text(source->size(), '\0');
+  if (const int error = source->read(std::as_writable_bytes(std::span(text)), 0)) {
+    throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
+  }
+  impl_->keep_if_not_cached(*source, text);
+  return text;
+}
+
+std::string Sources::pinned(const std::string& name) {
+  return is_url(name) ? impl_->pinned(name) : name;
+}
+
+std::string Sources::resolutions(std::span<const Beginning> beginnings) {
+  return impl_->resolutions(beginnings);
+}
+void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
+
+}  // namespace stfs

@@ -1,5 +1,6 @@
 // Opens sources by name, wherever they are: files of the local disk, and objects of stores. All
-// that a process needs for remote sources hangs on this: the cache, the network, credentials.
+// that a process needs for remote sources hangs on this: the cache, the network, credentials. It is
+// made when the first remote name is opened.
 //
 // A supervisor must not use the network (libcurl does not survive a fork). So a short-lived child
 // loads the checkpoint first, and resolutions() of the child, given to the Sources of the
@@ -8,11 +9,13 @@
 // Thread safety: all members. Lifetime: outlives the sources that it opens.
 #pragma once
 
+#include "core/base/error.h"
 #include "core/source/counters.h"
 #include "core/source/source.h"
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,28 +34,34 @@ struct SourceOptions {
   bool offline = false;   // HF_HUB_OFFLINE means so too
   bool insecure_http = false;
   Counters* counters = nullptr;  // null: its own
+  // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
+  // time and size alone. Called by any thread, one at a time.
+  std::function<void(const std::string& line)> warn = nullptr;
+  // Called by open_all() after each remote source, by any thread, one at a time.
+  std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };
 
 class Sources {
  public:
-  explicit Sources(const SourceOptions& options = {});
+  explicit Sources(SourceOptions options = {});
   Sources(const Sources&) = delete;
   Sources& operator=(const Sources&) = delete;
   virtual ~Sources();
 
-  // Opens a file or an object. Throws Error kAbsent (no such file or object) or kUnreadable.
+  // Opens a file or an object. Throws Error: kAbsent (no such file or object), kUnreadable, or
+  // kUsage for a URL that no store takes. Virtual, so that a test can give sources of its own.
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
-  // Opens many at once, each with its first block (with all of it, when that is `whole`), so that N
-  // remote ones cost few round trips one after the other. In the order of `names`; an Error stands
-  // where the source could not be opened.
+  // Opens many: local ones in their order, and remote ones many at once, each with its first block,
+  // so that N of them cost few round trips one after the other. In the order of `names`; an Error
+  // stands where a source could not be opened.
   struct Opened {
     std::unique_ptr<const Source> source;
     std::optional<Error> error;
   };
   std::vector<Opened> open_all(std::span<const std::string> names);
 
-  // The names in a directory, unsorted; nullopt for a file. Throws Error kAbsent or kUnreadable.
+  // The names in a directory, unsorted; nullopt for a file. Throws Error as open() does.
   std::optional<std::vector<std::string>> names_in(const std::string& name);
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
   std::string read_file(const std::string& name, std::uint64_t limit);
@@ -60,9 +69,16 @@ class Sources {
   // The name with what can be pinned (hf://org/name@COMMIT); a local one as it stands.
   std::string pinned(const std::string& name);
 
-  // What was found out, as one JSON text with secrets, and blocks that no cache could keep: for
-  // memory only. A Sources that is given it asks nobody about these names.
-  std::string resolutions() const;
+  // The first bytes of a source, which loading it reads.
+  struct Beginning {
+    const Source* source;
+    std::uint64_t length;  // bytes
+  };
+  // What was found out, with secrets, and those beginnings that no cache holds: for memory only.
+  // Throws Error kUnreadable when they are larger than a source without a cache can be.
+  std::string resolutions(std::span<const Beginning> beginnings);
+  // From now on this Sources asks nobody: a name that the resolutions lack is an Error. Throws
+  // Error kUnreadable for a text that is none.
   void use(std::string_view resolutions);
 
  private:

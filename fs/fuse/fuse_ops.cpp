@@ -133,7 +133,8 @@ void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
 void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
   guarded(request, [&] {
     const bool writes = (file->flags & O_ACCMODE) != O_RDONLY || (file->flags & O_TRUNC) != 0;
-    const int error = writes ? EROFS : filesystem(request).open(inode);
+    file->fh = 0;
+    const int error = writes ? EROFS : filesystem(request).open(inode, &file->fh);
     if (error != 0) {
       fuse_reply_err(request, error);
       return;
@@ -145,13 +146,13 @@ void open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
     file->direct_io = is_computed || (context(request).direct && !reads_around) ? 1 : 0;
     file->keep_cache = 1;
     // The kernel did not receive the answer, so it will not send RELEASE.
-    if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode);
+    if (fuse_reply_open(request, file) != 0) filesystem(request).release(inode, file->fh);
   });
 }
 
-void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+void release(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) {
   guarded(request, [&] {
-    filesystem(request).release(inode);
+    filesystem(request).release(inode, file->fh);
     fuse_reply_err(request, 0);
   });
 }
@@ -177,10 +178,11 @@ void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
   }
 }
 
-void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
+          fuse_file_info* file) {
   guarded(request, [&] {
     filesystem(request).read(
-        {inode, static_cast<std::uint64_t>(offset), size},
+        {inode, static_cast<std::uint64_t>(offset), size, file->fh},
         [request](FileSystem::Ticket ticket) {
           fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
         },

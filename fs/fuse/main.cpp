@@ -3,8 +3,12 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
+#include "core/source/counters.h"
+#include "core/source/sources.h"
+#include "core/source/url.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
+#include "fs/fuse/loading_child.h"
 #include "fs/fuse/mount.h"
 #include "fs/fuse/mount_table.h"
 #include "fs/fuse/options.h"
@@ -13,16 +17,25 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <new>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -48,11 +61,77 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
   }
 }
 
+// Counters in memory that all processes of a mount share, and that outlive a worker.
+class SharedCounters {
+ public:
+  SharedCounters()
+      : memory_(::mmap(nullptr, sizeof(Counters), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED) throw_errno(ErrorCode::kMountFailed, "", "mmap", errno);
+    counters_ = new (memory_) Counters;
+  }
+  SharedCounters(const SharedCounters&) = delete;
+  SharedCounters& operator=(const SharedCounters&) = delete;
+  ~SharedCounters() { ::munmap(memory_, sizeof(Counters)); }
+
+  Counters* get() const { return counters_; }
+
+ private:
+  void* memory_;
+  Counters* counters_ = nullptr;
+};
+
+void print_warning(const std::string& line) {
+  std::fprintf(stderr, "stfs: warning: %s\n", line.c_str());
+}
+
+// Shows on a terminal how many headers have come, from the second second on.
+std::function<void(std::size_t, std::size_t)> header_progress(const std::string& source) {
+  const char* terminal = std::getenv("TERM");
+  const bool can_erase = terminal != nullptr && std::string_view(terminal) != "dumb";
+  if (!can_erase || ::isatty(STDERR_FILENO) == 0) return nullptr;
+  using Clock = std::chrono::steady_clock;
+  return [name = printable(public_name(source)), begin = Clock::now()](std::size_t opened,
+                                                                       std::size_t all) {
+    if (Clock::now() - begin < std::chrono::seconds(1)) return;
+    std::fputs("\r\033[K", stderr);
+    if (opened == all) return;
+    std::fprintf(stderr, "stfs: %s: %zu of %zu headers", name.c_str(), opened, all);
+  };
+}
+
+bool leads_elsewhere(const Origin& origin) {
+  return is_url(origin.path) || std::ranges::any_of(origin.sources, leads_elsewhere);
+}
+
+// Whether loading a source uses the network: a URL, or a mount of one.
+bool is_elsewhere(const std::string& source) {
+  if (is_url(source)) return true;
+  const std::optional<MountedPath> mounted = find_mounted(source);
+  return mounted && leads_elsewhere(mounted->origin);
+}
+
+// Loads in a child, so that this process stays without threads. `sources` then asks nobody.
+void load_elsewhere(const std::vector<std::string>& names, const LoadOptions& options,
+                    Sources& sources, std::optional<LoadingChild>& child) {
+  child.emplace([&] {
+    const Checkpoint checkpoint(names, options);
+    std::vector<Sources::Beginning> beginnings;
+    for (const Part& part : checkpoint.parts()) {
+      if (!is_url(part.source->path())) continue;
+      beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+    }
+    return sources.resolutions(beginnings);
+  });
+  sources.use(child->text());
+}
+
 // The objects that a serving process needs; a worker inherits them by fork(2).
 struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
   const std::string& content;  // mount_json()
+  Counters* counters;
   const Mount& mount;
   FuseContext& context;
   Daemon& daemon;
@@ -69,7 +148,9 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .control = loaded.options.control,
                          .content = loaded.content,
                          .ledger = loaded.context.ledger,
-                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); }},
+                         .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },
+                         .prefetch_all = loaded.options.prefetch,
+                         .counters = loaded.counters},
                         [&](const std::string& line) { loaded.daemon.log(line); });
   loaded.context.filesystem = &filesystem;
   session.answer_handshake();
@@ -151,14 +232,28 @@ int mount(Options options) {
   raise_descriptor_limit();
   Daemon daemon(options.foreground);
 
-  const Checkpoint checkpoint(
-      options.sources,
-      {.allow_missing = options.allow_missing, .missing_hint = "-o allow_missing mounts the rest"});
+  const SharedCounters counters;
+  options.remote.counters = counters.get();
+  options.remote.warn = print_warning;
+  options.remote.progress = header_progress(options.sources.front());
+  Sources sources(options.remote);
+  const LoadOptions load{.allow_missing = options.allow_missing,
+                         .missing_hint = "-o allow_missing mounts the rest",
+                         .sources = &sources};
+  std::optional<LoadingChild> child;
+  if (options.supervise && std::ranges::any_of(options.sources, is_elsewhere)) {
+    load_elsewhere(options.sources, load, sources, child);
+  }
+  const Checkpoint checkpoint(options.sources, load);
+  child.reset();
   refuse_sources_inside(checkpoint, options.mountpoint);
   for (const std::string& warning : checkpoint.warnings()) {
-    std::fprintf(stderr, "stfs: warning: %s\n", warning.c_str());
+    print_warning(warning);
   }
-  if (options.fsname.empty()) options.fsname = absolute_path(options.sources.front());
+  if (options.fsname.empty()) {
+    const std::string& first = options.sources.front();
+    options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
+  }
 
   const std::string content = mount_json(checkpoint, options.allow_missing);
 
@@ -168,7 +263,8 @@ int mount(Options options) {
   const Mount mount(options, context);
   lock = UniqueFd();
 
-  const Loaded loaded{options, checkpoint, content, mount, context, daemon, signals.get()};
+  const Loaded loaded{options, checkpoint, content, counters.get(),
+                      mount,   context,    daemon,  signals.get()};
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
     std::fprintf(stderr,

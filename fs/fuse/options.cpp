@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/source/source_rows.h"
 
 #include <grp.h>
 #include <pwd.h>
@@ -71,7 +72,7 @@ Options& of(void* arguments) { return *static_cast<Options*>(arguments); }
 
 // The mount options (-o). A row without a setter documents an option that libfuse gets or that is
 // ignored.
-constexpr std::array kMountOptions = {
+constexpr std::array kOwnMountOptions = {
     OptionRow{
         .flags = "views",
         .argument = "hidden|visible|off",
@@ -119,6 +120,14 @@ constexpr std::array kMountOptions = {
                      "Each death is logged in one line. "
                      "This option needs Linux 6.9. "
                      "On an older kernel `stfs` prints a warning and makes an ordinary mount."},
+    OptionRow{.flags = "prefetch",
+              .argument = "all|none",
+              .value = Value::kChoice,
+              .set = [](void* to, const std::string& value) { of(to).prefetch = value == "all"; },
+              .help = "fetch all of a remote source, or what is read (the default)",
+              .man = "With `all`, fetch all bytes of remote sources once the mount answers. "
+                     "Readers go first. "
+                     "With `none`, the default, fetch what is read."},
     OptionRow{.flags = "threads",
               .argument = "N",
               .value = Value::kNumber,
@@ -181,6 +190,9 @@ constexpr std::array kMountOptions = {
               .help = "always set, as are nosuid and nodev",
               .man = "Always set, as are `nosuid` and `nodev`."},
 };
+
+constexpr std::array kMountOptions =
+    joined(kOwnMountOptions, source_rows<&Options::remote>("", "", true));
 
 // Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
 // and the rest is for programs that read fstab.
@@ -338,7 +350,8 @@ constexpr std::array kOptions = {
               .verbs = "mount!",
               .value = Value::kSource,
               .help = "a .safetensors file, a *.safetensors.index.json, a directory with a "
-                      "checkpoint, or a mount of stfs; several make one namespace"},
+                      "checkpoint, a mount of stfs, or a URL (https, s3, hf); several make one "
+                      "namespace"},
     OptionRow{.flags = "MOUNTPOINT",
               .verbs = "mount! unmount!",
               .value = Value::kMountpoint,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/base/command.h"
+#include "core/source/sources.h"
 #include "fs/mount/nodes.h"
 
 #include <sys/types.h>
@@ -31,7 +32,9 @@ struct Options {
   std::optional<uid_t> uid;
   std::optional<gid_t> gid;
   mode_t umask = 0;
-  std::string fsname;                      // empty: the first source
+  std::string fsname;  // empty: the first source
+  SourceOptions remote;
+  bool prefetch = false;                   // all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
 };
 

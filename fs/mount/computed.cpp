@@ -10,11 +10,13 @@
 
 namespace stfs {
 
-Computed::Computed(unsigned threads, Work work) : work_(std::move(work)) {
-  threads_.reserve(threads + 1);  // push_back must not throw and destroy a running thread
+Computed::Computed(unsigned threads, Work work, MayWait may_wait)
+    : work_(std::move(work)), may_wait_(std::move(may_wait)) {
+  // push_back must not throw and destroy a running thread.
+  threads_.reserve(threads + 1 + kMostWaiting);
   try {
     for (unsigned i = 0; i < threads; ++i) {
-      threads_.push_back(start_thread([this] { compute(); }));
+      threads_.push_back(start_thread([this] { compute(queue_); }));
     }
     threads_.push_back(start_thread([this] { answer_cancelled(); }));
   } catch (...) {
@@ -51,7 +53,19 @@ Computed::Ticket Computed::ticket() {
   return ticket;
 }
 
+bool Computed::has_waiting_thread() {
+  if (idle_waiting_ > waiting_queue_.size() || waiting_threads_ == kMostWaiting) return true;
+  try {
+    threads_.push_back(start_thread([this] { compute(waiting_queue_); }));
+    ++waiting_threads_;
+  } catch (const std::exception&) {
+    // The others do it.
+  }
+  return waiting_threads_ > 0;
+}
+
 void Computed::request(Ticket ticket, Key key, Done done) {
+  const bool may_wait = may_wait_ && may_wait_(key);
   std::unique_lock lock(mutex_);
   const auto waiter = waiters_.find(ticket);
   const auto text = texts_.find(key);
@@ -66,9 +80,10 @@ void Computed::request(Ticket ticket, Key key, Done done) {
   if (job == jobs_.end()) {
     // Queue it first: if emplace throws, compute() drops the result of the queued job. A job in
     // jobs_ alone would never answer its waiters.
-    queue_.emplace_back(key, std::make_shared<Job>());
-    job = jobs_.emplace(key, queue_.back().second).first;
-    wake_compute_.notify_one();
+    std::deque<Queued>& queue = may_wait && has_waiting_thread() ? waiting_queue_ : queue_;
+    queue.emplace_back(key, std::make_shared<Job>());
+    job = jobs_.emplace(key, queue.back().second).first;
+    wake_compute_.notify_all();
   }
   ++job->second->waiters;
   waiter->second.key = key;
@@ -90,6 +105,17 @@ void Computed::wait(Ticket ticket, Done done) {
   if (waiter != waiters_.end()) waiters_.erase(waiter);
   lock.unlock();
   done(EINTR, "");
+}
+
+bool Computed::go_on(Ticket ticket, const std::function<void()>& step) {
+  std::unique_lock lock(mutex_);
+  if (stopping_ || !waiters_.contains(ticket)) return false;
+  ++arriving_;
+  lock.unlock();
+  step();
+  lock.lock();
+  if (--arriving_ == 0) all_arrived_.notify_all();
+  return true;
 }
 
 void Computed::arrive(Ticket ticket, int error) {
@@ -148,13 +174,16 @@ void Computed::keep(Key key, const std::string& text) {
   by_age_.pop_front();
 }
 
-void Computed::compute() {
+void Computed::compute(std::deque<Queued>& queue) {
+  const bool may_wait = &queue == &waiting_queue_;
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_compute_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    idle_waiting_ += may_wait ? 1 : 0;
+    wake_compute_.wait(lock, [&] { return stopping_ || !queue.empty(); });
+    idle_waiting_ -= may_wait ? 1 : 0;
     if (stopping_) return;
-    const auto [key, job] = std::move(queue_.front());
-    queue_.pop_front();
+    const auto [key, job] = std::move(queue.front());
+    queue.pop_front();
     if (job->stop) continue;
     lock.unlock();
     std::string text;

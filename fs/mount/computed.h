@@ -12,7 +12,7 @@
 //
 //   transition     made by
 //   wait, request  the thread of the read; request() of a known text answers at once
-//   arrive         the source
+//   arrive         the source; go_on() does not change the state
 //   text           the thread of the pool that has computed it, or failed: an errno
 //   cancel         FUSE_INTERRUPT; the thread for cancelled waiters answers
 //   stop           the destructor or stop(), which answers itself
@@ -52,9 +52,14 @@ class Computed {
   // there, else on the thread that makes the transition. Must not throw.
   using Done = std::function<void(int error, const std::string& text)>;
 
+  // Whether the work for a key may have to wait for a network. Called by request().
+  using MayWait = std::function<bool(Key key)>;
+
   // Starts `threads` threads that compute, and one that answers cancelled waiters. All signals are
-  // blocked in them.
-  Computed(unsigned threads, Work work);
+  // blocked in them. Work that may wait gets threads of its own, at most kMostWaiting, started when
+  // they are needed: it never holds up the work that does not wait.
+  Computed(unsigned threads, Work work, MayWait may_wait = nullptr);
+  static constexpr std::size_t kMostWaiting = 32;
   Computed(const Computed&) = delete;
   Computed& operator=(const Computed&) = delete;
   ~Computed() { stop(); }
@@ -73,6 +78,9 @@ class Computed {
   // Keeps `done` until arrive(), which calls it with its errno and an empty text. Throws as
   // request() does.
   void wait(Ticket ticket, Done done);
+  // Runs `step` on this thread unless the waiter with this ticket was answered or cancelled. While
+  // it runs, stop() waits; so it may use objects that end after stop(). Returns whether it ran.
+  bool go_on(Ticket ticket, const std::function<void()>& step);
   // Answers the waiter with this ticket; does nothing if it was answered.
   void arrive(Ticket ticket, int error);
 
@@ -92,20 +100,25 @@ class Computed {
 
   using Queued = std::pair<Key, std::shared_ptr<Job>>;
 
-  void compute();
+  void compute(std::deque<Queued>& queue);
+  bool has_waiting_thread();                    // starts one if none is idle
   void keep(Key key, const std::string& text);  // of a key without a text
   void answer_cancelled();
 
   Work work_;
+  MayWait may_wait_;
   std::mutex mutex_;
   std::condition_variable wake_compute_, wake_answer_, all_arrived_;
   bool stopping_ = false;
-  std::size_t arriving_ = 0;  // answers that arrive() is giving
+  std::size_t arriving_ = 0;  // answers that arrive() is giving, and steps of go_on()
   Ticket next_ticket_ = 1;
   std::map<Ticket, Waiter> waiters_;
   // Queued or running. Shared with the thread that runs it: a cancelled job leaves the map first.
   std::map<Key, std::shared_ptr<Job>> jobs_;
   std::deque<Queued> queue_;
+  std::deque<Queued> waiting_queue_;  // of work that may wait
+  std::size_t waiting_threads_ = 0;   // for waiting_queue_
+  std::size_t idle_waiting_ = 0;      // of them
   std::map<Ticket, Waiter> cancelled_;
   std::map<Key, std::shared_ptr<const std::string>> texts_;  // shared with a request's answer
   std::deque<Key> by_age_;                                   // the keys of texts_

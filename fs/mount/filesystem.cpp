@@ -4,8 +4,11 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/mounted.h"
+#include "core/recipe/arrival.h"
+#include "fs/mount/gathering.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -55,24 +58,29 @@ std::vector<const Source*> sources_of(const Checkpoint& checkpoint) {
   return sources;
 }
 
-// Counts the ranges that a read waits for; calls `ready` after the last. Safe to share between
-// threads.
-class Arrival {
- public:
-  Arrival(std::size_t ranges, Source::Ready ready) : left_(ranges), ready_(std::move(ready)) {}
-
-  void count(int error) {
-    if (error != 0) error_ = error;
-    if (--left_ == 0) ready_(error_);
-  }
-
- private:
-  std::atomic<std::size_t> left_;
-  std::atomic<int> error_ = 0;
-  Source::Ready ready_;
-};
-
 }  // namespace
+
+std::uint64_t FileSystem::FilesAhead::size(std::uint64_t file) const {
+  const Node node = node_of(file);
+  return filesystem_.nodes_.exists(node) ? filesystem_.nodes_.size(node) : 0;
+}
+
+std::optional<std::uint64_t> FileSystem::FilesAhead::next(std::uint64_t file) const {
+  const std::optional<Node> next = filesystem_.nodes_.next_tensor(node_of(file));
+  return next ? std::optional(inode_of(*next)) : std::nullopt;
+}
+
+void FileSystem::FilesAhead::prefetch(const ReadAhead::Piece& piece) const {
+  const Node node = node_of(piece.file);
+  if (const std::optional<Extent> extent = filesystem_.nodes_.extent(node)) {
+    const Extent part = extent->part(piece.offset, piece.length);
+    if (part.length > 0) part.source->prefetch({part.offset, part.length});
+    return;
+  }
+  Recipe recipe;
+  if (filesystem_.find_content(node, recipe) != 0) return;
+  prefetch_content(recipe.content(), piece.offset, piece.length);
+}
 
 FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log)
     : checkpoint_(checkpoint),
@@ -81,11 +89,15 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       nodes_(checkpoint, options.views, options.control, options.ledger),
       leases_(sources_of(checkpoint)),
       reported_(checkpoint.parts().size()),
+      counters_(options.counters != nullptr ? *options.counters : own_counters_),
+      next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
       computed_(std::make_shared<Computed>(
           std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
           [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
             return compute(node_of(key), stop, text);
-          })) {
+          },
+          [this](Computed::Key key) { return may_wait(node_of(key)); })) {
+  const std::vector<const Source*> sources = sources_of(checkpoint);
   for (const Part& part : checkpoint.parts()) {
     for (const TensorRecord& tensor : part.header.tensors) statistics_.bytes += tensor.length;
   }
@@ -97,10 +109,18 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     source.mark_changed();
     reported_[i] = true;
   }
+  if (std::ranges::any_of(sources, [](const Source* source) { return !source->is_complete(); })) {
+    files_ahead_ = std::make_unique<const FilesAhead>(*this);
+    read_ahead_ = std::make_unique<ReadAhead>(*files_ahead_);
+    if (options.prefetch_all) {
+      prefetch_all_ = std::make_unique<PrefetchAll>(sources, log_);
+    }
+  }
   if (options_.drop) dropping_ = start_thread([this] { drop_surplus(); });
 }
 
 FileSystem::~FileSystem() {
+  prefetch_all_.reset();
   computed_->stop();
   nodes_.stop_waiting();
   if (dropping_.joinable()) dropping_.join();
@@ -174,14 +194,27 @@ int FileSystem::find_content(Node file, Recipe& recipe) const {
   return nodes_.content(file, recipe);
 }
 
-int FileSystem::open(std::uint64_t inode) {
+int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   if (node.is_directory) return EISDIR;
   const int error = nodes_.verify(node);
   if (error != 0) report_faults();
-  if (error == 0) nodes_.open(node);
-  return error;
+  if (error != 0) return error;
+  nodes_.open(node);
+  if (handle == nullptr || !nodes_.is_snapshot(node)) return 0;
+  std::string text = nodes_.snapshot(node, counters_);
+  const std::lock_guard lock(snapshots_mutex_);
+  snapshots_.emplace(next_snapshot_, std::move(text));
+  *handle = next_snapshot_++;
+  return 0;
+}
+
+void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
+  nodes_.release(node_of(inode));
+  if (handle == 0) return;
+  const std::lock_guard lock(snapshots_mutex_);
+  snapshots_.erase(handle);
 }
 
 bool FileSystem::is_computed(std::uint64_t inode) const {
@@ -189,74 +222,86 @@ bool FileSystem::is_computed(std::uint64_t inode) const {
   return nodes_.is_computed(node) && nodes_.exists(node);
 }
 
+void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
+  if (error != 0 && error != EINTR) report_faults();
+  std::uint64_t bytes = 0;
+  for (const iovec& piece : reply.pieces()) bytes += piece.iov_len;
+  if (error == 0) counters_.bytes_answered.fetch_add(bytes, std::memory_order_relaxed);
+  done(error, reply);
+}
+
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
+  counters_.reads.fetch_add(1, std::memory_order_relaxed);
   const Node file = node_of(request.inode);
-  std::vector<Extent> missing;
+  if (is_computed(request.inode)) {
+    if (nodes_.is_snapshot(file)) return answer_snapshot(request, done);
+    return compute_and_answer(request, will_wait, std::move(done));
+  }
+  bool is_missing = false;
   {
     Reply reply;
     int error = 0;
     if (const std::optional<Extent> extent = nodes_.extent(file)) {
       const Extent part = extent->part(request.offset, request.length);
-      if (!part.source->has({part.offset, part.length})) missing.push_back(part);
-      if (missing.empty()) error = read_extent(part, reply.reading);
-    } else if (is_computed(request.inode)) {
-      return compute_and_answer(request, will_wait, std::move(done));
+      is_missing = !part.source->has({part.offset, part.length});
+      if (!is_missing) error = read_extent(part, reply.reading);
     } else {
       error = find_content(file, reply.recipe);
       const Content& content = reply.recipe.content();
-      if (error == 0) missing = content.missing(request.offset, request.length);
-      if (error == 0 && missing.empty()) {
+      if (error == 0) is_missing = !content.missing(request.offset, request.length).empty();
+      if (error == 0 && !is_missing) {
         error = content.read(request.offset, request.length, reply.reading);
       }
     }
-    if (missing.empty()) {
-      if (error != 0) report_faults();
-      return done(error, reply);
-    }
+    is_missing = is_missing || error == EAGAIN;
+    if (!is_missing) answer(done, error, reply);
   }
   // The recipe has ended: a source may be ready at once, and the answer then takes the turn again.
-  fetch_and_answer(request, missing, will_wait, std::move(done));
+  if (is_missing) gather_and_answer(request, will_wait, std::move(done));
+  if (read_ahead_ == nullptr) return;
+  try {
+    read_ahead_->see(request.inode, request.offset, request.length);
+  } catch (const std::bad_alloc&) {
+    // Answered: what lies ahead is fetched when it is read.
+  }
 }
 
-void FileSystem::fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
-                                  const WillWait& will_wait, Done done) {
+void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& will_wait,
+                                   Done done) {
   const Ticket ticket = computed_->ticket();
-  std::shared_ptr<Arrival> arrival;
+  std::shared_ptr<Gathering> gathering;
   try {
-    arrival = std::make_shared<Arrival>(missing.size(), [computed = computed_, ticket](int error) {
-      computed->arrive(ticket, error);
-    });
+    gathering = std::make_shared<Gathering>(
+        computed_, ticket,
+        [this, inode = request.inode](Recipe& recipe) {
+          return find_content(node_of(inode), recipe);
+        },
+        request.offset, request.length);
     will_wait(ticket);
-    computed_->wait(ticket, [this, request, done = std::move(done)](int error, const auto&) {
-      Reply reply;
-      done(fill(request, error, reply), reply);
+    computed_->wait(ticket, [this, gathering, done = std::move(done)](int error, const auto&) {
+      const Reply none;
+      answer(done, error, error == 0 ? gathering->reply() : none);
     });
   } catch (...) {
     computed_->forget(ticket);
     throw;
   }
-  // `done` is handed over: answer errors through it, and throw nothing.
-  for (const Extent& extent : missing) {
-    try {
-      extent.source->want({extent.offset, extent.length},
-                          [arrival](int error) { arrival->count(error); });
-    } catch (const std::bad_alloc&) {
-      arrival->count(ENOMEM);
-    }
-  }
+  gathering->go_on();
 }
 
-int FileSystem::fill(const ReadRequest& request, int error, Reply& reply) const {
-  try {
-    if (error == 0) error = find_content(node_of(request.inode), reply.recipe);
-    if (error == 0) {
-      error = reply.recipe.content().read(request.offset, request.length, reply.reading);
+void FileSystem::answer_snapshot(const ReadRequest& request, const Done& done) const {
+  std::string text;
+  Reply reply;
+  {
+    const std::lock_guard lock(snapshots_mutex_);
+    const auto found = snapshots_.find(request.handle);
+    if (found == snapshots_.end()) return done(EIO, reply);
+    if (request.offset < found->second.size()) {
+      text = found->second.substr(request.offset, request.length);
     }
-    if (error != 0) report_faults();
-    return error;
-  } catch (const std::bad_alloc&) {
-    return ENOMEM;
   }
+  if (!text.empty()) reply.reading.pieces.push_back({text.data(), text.size()});
+  answer(done, 0, reply);
 }
 
 void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& will_wait,
@@ -266,19 +311,23 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
     will_wait(ticket);
     computed_->request(
         ticket, request.inode,
-        [request, done = std::move(done)](int error, const std::string& text) {
+        [this, request, done = std::move(done)](int error, const std::string& text) {
           Reply reply;
           if (error == 0 && request.offset < text.size()) {
             const std::string_view part =
                 std::string_view(text).substr(request.offset, request.length);
             reply.reading.pieces.push_back({const_cast<char*>(part.data()), part.size()});
           }
-          done(error, reply);
+          answer(done, error, reply);
         });
   } catch (...) {
     computed_->forget(ticket);
     throw;
   }
+}
+
+bool FileSystem::may_wait(Node computed) const {
+  return read_ahead_ != nullptr && nodes_.may_wait(computed);
 }
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
@@ -293,8 +342,10 @@ void FileSystem::report_faults() const {
     if (source.has_changed()) {
       if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
       if (reported_[i].exchange(true)) continue;
-      log_(printable(source.path()) +
-           ": changed since it was mounted: reads of it fail (ESTALE); unmount and mount again");
+      const bool serves_cached = source.verify() == 0;  // a remote source
+      log_(printable(source.path()) + ": changed since it was mounted: reads of " +
+           (serves_cached ? "what is not in the cache" : "it") +
+           " fail (ESTALE); unmount and mount again");
       continue;
     }
     if (options_.ledger != nullptr) {

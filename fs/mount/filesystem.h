@@ -7,19 +7,22 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/recipe/content.h"
+#include "core/source/counters.h"
 #include "core/source/leases.h"
 #include "fs/mount/computed.h"
 #include "fs/mount/nodes.h"
+#include "fs/mount/prefetch_all.h"
+#include "fs/mount/read_ahead.h"
 #include "fs/mount/recipes.h"
 #include "fs/view/registry.h"
 
 #include <sys/types.h>
-#include <sys/uio.h>
 
 #include <atomic>
 #include <cstdint>
 #include <ctime>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,6 +45,8 @@ struct FileSystemOptions {
   // Asks the kernel to forget an unused file; false if this kernel cannot. Called on a thread of
   // its own while too many names are looked up (looked_up.h).
   std::function<bool(std::uint64_t inode)> drop = nullptr;
+  bool prefetch_all = false;     // fetch all bytes of remote sources, in order (prefetch_all.h)
+  Counters* counters = nullptr;  // what it counts; null: its own. Outlives it
 };
 
 struct Attributes {
@@ -58,14 +63,6 @@ struct Attributes {
 struct Statistics {
   std::uint64_t bytes;  // of all tensors
   std::uint64_t files;  // tensors
-};
-
-// The answer to a read. Owns what its pieces point to: the recipe, the pins, the buffers.
-struct Reply {
-  Recipe recipe;
-  Reading reading;
-
-  std::span<const iovec> pieces() const { return reading.pieces; }
 };
 
 class FileSystem {
@@ -104,11 +101,13 @@ class FileSystem {
 
   // Opens a file: 0, ENOENT, EISDIR, ESTALE if its source has changed, EFBIG if the header of a
   // safetensors file would exceed the format's limit. Each success needs a release.
-  int open(std::uint64_t inode);
-  void release(std::uint64_t inode) { nodes_.release(node_of(inode)); }
+  // A file that is made by each open (is_snapshot) has a `handle`, which its reads and its release
+  // need; of other files it is 0.
+  int open(std::uint64_t inode, std::uint64_t* handle = nullptr);
+  void release(std::uint64_t inode, std::uint64_t handle = 0);
 
-  // Whether a file is computed when it is read: its reported size is 0, so it must be opened with
-  // direct_io and read to its end.
+  // Whether a file is computed when it is opened or read: its reported size is 0, so it must be
+  // opened with direct_io and read to its end.
   bool is_computed(std::uint64_t inode) const;
 
   // Reads [offset, offset + length) of a file, cut at its end. Calls `done` once: with an errno, or
@@ -120,6 +119,9 @@ class FileSystem {
     std::uint64_t inode;
     std::uint64_t offset;  // bytes
     std::uint64_t length;  // bytes
+    // From open(). A snapshot that this FileSystem has not made is EIO: the worker that made it has
+    // ended.
+    std::uint64_t handle = 0;
   };
   using Ticket = Computed::Ticket;
   using WillWait = std::function<void(Ticket ticket)>;
@@ -139,17 +141,29 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
+  // What a sequential reader will probably read next.
+  class FilesAhead : public ReadAhead::Files {
+   public:
+    explicit FilesAhead(const FileSystem& filesystem) : filesystem_(filesystem) {}
+    std::uint64_t size(std::uint64_t file) const override;
+    std::optional<std::uint64_t> next(std::uint64_t file) const override;
+    void prefetch(const ReadAhead::Piece& piece) const override;
+
+   private:
+    const FileSystem& filesystem_;
+  };
+
   int find_content(Node file, Recipe& recipe) const;  // 0 or an errno
-  // Fills `reply` unless `error` says that the bytes have not come. The error of both; throws
-  // nothing.
-  int fill(const ReadRequest& request, int error, Reply& reply) const;
+  // Counts the reply, reports faults, and calls `done`.
+  void answer(const Done& done, int error, const Reply& reply) const;
   void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
-  void fetch_and_answer(const ReadRequest& request, std::span<const Extent> missing,
-                        const WillWait& will_wait, Done done);
+  void gather_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
+  void answer_snapshot(const ReadRequest& request, const Done& done) const;
   // Call after an error: logs each source's change and new failures once, and writes them to the
   // ledger.
   void report_faults() const;
   void drop_surplus();
+  bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
   const Checkpoint& checkpoint_;
@@ -160,10 +174,19 @@ class FileSystem {
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: its change was logged
   mutable std::mutex ledger_mutex_;                  // for Ledger::keep_failures
+  Counters own_counters_;
+  Counters& counters_;
+  mutable std::mutex snapshots_mutex_;
+  std::uint64_t next_snapshot_;                     // differs from those of another worker
+  std::map<std::uint64_t, std::string> snapshots_;  // by handle
+  // Null while all sources are complete.
+  std::unique_ptr<const ReadAhead::Files> files_ahead_;
+  std::unique_ptr<ReadAhead> read_ahead_;
   // Its threads use the members above. Shared with the callbacks of sources, which may call
   // arrive() after this FileSystem has ended.
   std::shared_ptr<Computed> computed_;
   std::thread dropping_;  // runs drop_surplus(); uses the members above
+  std::unique_ptr<PrefetchAll> prefetch_all_;
 };
 
 }  // namespace stfs

@@ -349,7 +349,30 @@ int Nodes::verify(Node node) const {
 
 bool Nodes::is_computed(Node node) const {
   const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  return row != nullptr && row->compute != nullptr;
+  return row != nullptr && (row->compute != nullptr || row->snapshot != nullptr);
+}
+
+std::optional<Node> Nodes::next_tensor(Node file) const {
+  const ViewSpec* const row = file.is_directory ? nullptr : registry_.find(file);
+  if (row == nullptr || row->names != Names::kTensors) return std::nullopt;
+  const Node next{file.view, false, file.number + 1};
+  return exists(next) ? std::optional(next) : std::nullopt;
+}
+
+bool Nodes::is_snapshot(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  return row != nullptr && row->snapshot != nullptr;
+}
+
+std::string Nodes::snapshot(Node node, const Counters& counters) const {
+  return registry_.find(node)->snapshot(counters);
+}
+
+bool Nodes::may_wait(Node computed) const {
+  const std::optional<ViewFile> file = file_of(computed);
+  if (!file) return false;
+  const Tensor tensor = file->tensor();
+  return !tensor.locator || !tensor.locator->source->is_complete();
 }
 
 int Nodes::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {

@@ -73,7 +73,17 @@ class Nodes {
   // Whether a file can be read: 0, EFBIG as above, or ESTALE if a source of it has changed.
   int verify(Node node) const;
 
-  // Whether a file's text is computed when it is read; its size is 0 until then.
+  // The file of the next tensor in the same view, in the order of the checkpoint; nullopt for the
+  // last, and for a file that is not a whole tensor's.
+  std::optional<Node> next_tensor(Node file) const;
+
+  // Whether each open of a file makes its text.
+  bool is_snapshot(Node node) const;
+  std::string snapshot(Node node, const Counters& counters) const;
+  // Whether computing the text of a file may have to wait for a source.
+  bool may_wait(Node computed) const;
+
+  // Whether a file's text is computed when it is opened or read; its size is 0.
   bool is_computed(Node node) const;
   // Computes the text: 0, an errno, or EINTR soon after `stop` is set.
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;

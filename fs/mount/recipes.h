@@ -3,6 +3,8 @@
 
 #include "core/recipe/content.h"
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <semaphore>
+#include <span>
 
 namespace stfs {
 
@@ -33,6 +36,14 @@ struct Recipe {
     if (permanent != nullptr) return *permanent;
     return cached ? *cached : own;
   }
+};
+
+// The answer to a read. Owns what its pieces point to: the recipe, the pins, the buffers.
+struct Reply {
+  Recipe recipe;
+  Reading reading;
+
+  std::span<const iovec> pieces() const { return reading.pieces; }
 };
 
 // The recipes of the most recently read subsets. A recipe has some bytes for each tensor and takes

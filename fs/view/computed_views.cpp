@@ -2,6 +2,9 @@
 #include "core/recipe/stats.h"
 #include "fs/view/families.h"
 
+#include <array>
+#include <cstdio>
+
 namespace stfs {
 
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
@@ -17,6 +20,27 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
   if (const int error = sha256(file.tensor().content(), stop, hex)) return error;
   text = sha256sum_line(hex, file.tensor().path);
   return 0;
+}
+
+int no_size(const ViewFile&, std::uint64_t& bytes) {
+  bytes = 0;
+  return 0;
+}
+
+std::string counters_json(const Counters& counters) {
+  const auto field = [](const char* name, const Counters::Count& count) {
+    return "  \"" + std::string(name) +
+           "\": " + std::to_string(count.load(std::memory_order_relaxed)) + ",\n";
+  };
+  std::array<char, 32> seconds{};
+  std::snprintf(
+      seconds.data(), seconds.size(), "%.3f",
+      static_cast<double>(counters.nanoseconds_waited.load(std::memory_order_relaxed)) / 1e9);
+  return "{\n" + field("reads", counters.reads) + field("bytes_answered", counters.bytes_answered) +
+         field("requests", counters.requests) + field("bytes_fetched", counters.bytes_fetched) +
+         field("retries", counters.retries) + field("cache_hits", counters.cache_hits) +
+         field("cache_faults", counters.cache_faults) + field("waits", counters.waits) +
+         "  \"seconds_waited\": " + seconds.data() + "\n}\n";
 }
 
 }  // namespace stfs

@@ -71,4 +71,9 @@ int make_metadata(const ViewFile& file, Content& content);
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 
+// counters.json: what the mount and its sources have counted until now
+
+int no_size(const ViewFile& file, std::uint64_t& bytes);
+std::string counters_json(const Counters& counters);
+
 }  // namespace stfs

@@ -20,6 +20,8 @@ constexpr ViewSpec kViews[] = {
      .make = make_tensors_tsv, .verify = needs_no_source},
     {.id = View::kControl, .file = 3, .name = "merged.safetensors", .names = Names::kFile,
      .tensors = merged_tensors, .make = make_merged, .extent = merged_extent, .size = merged_size},
+    {.id = View::kControl, .file = 4, .name = "counters.json", .names = Names::kFile,
+     .size = no_size, .verify = needs_no_source, .snapshot = counters_json},
     {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
      .make = make_header, .extent = header_extent, .size = header_size, .verify = verify_header, .mtime = header_mtime},
     {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,

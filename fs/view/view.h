@@ -13,6 +13,7 @@
 #include "core/checkpoint/names.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
+#include "core/source/counters.h"
 #include "fs/view/name_list.h"
 
 #include <atomic>
@@ -108,6 +109,8 @@ struct ViewSpec {
   int (*verify)(const ViewFile&) = nullptr;
   // Computes the text when the file is read; EINTR soon after `stop` is set. stat(2) gives size 0.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
+  // Makes the text of a file by each open of it. stat(2) gives size 0.
+  std::string (*snapshot)(const Counters&) = nullptr;
   // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 

@@ -254,8 +254,8 @@ TEST_F(GpuRequest, ATensorThatIsNamedTwiceIsCountedOnce) {
 }
 
 TEST_F(GpuRequest, WhatCannotBeReachedIsToldByItsReason) {
-  expect_one_line(load({"hf://org/name"}), 3, "local files only");
-  expect_one_line(load({"https://host/m.safetensors::w"}), 3, "local files only");
+  expect_one_line(load({"nobody-here/Some-Model-8B"}), 3, "name hf://nobody-here/Some-Model-8B");
+  expect_one_line(load({"ftp://host/m.safetensors::w"}), 2, "https, s3 and hf");
   std::filesystem::create_directory(file("hub"));
   std::filesystem::create_symlink("/no/blob", file("hub") / "model.safetensors");
   expect_one_line(load({file("hub").string()}), 3, "a symbolic link to \"/no/blob\"");

@@ -132,11 +132,9 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {
   expect_refused(mount({dir_ / "shards"}), 3, {"index", "is missing"});
 }
 
-TEST_F(Sources, AUrlAndAModelOfAHubAreNoLocalFiles) {
-  expect_refused(mount({"https://example.org/model.safetensors"}), 3,
-                 {"local files only", "download"});
-  expect_refused(mount({"nobody-here/Some-Model-8B"}), 3,
-                 {"local files only", "hf download nobody-here/Some-Model-8B"});
+TEST_F(Sources, AUrlOfAnotherSchemeAndAModelOfTheHubWithoutOneAreRefusedWithTheSchemes) {
+  expect_refused(mount({"ftp://example.org/model.safetensors"}), 2, {"https, s3 and hf"});
+  expect_refused(mount({"nobody-here/Some-Model-8B"}), 3, {"name hf://nobody-here/Some-Model-8B"});
   expect_refused(mount({"nobody-here/model.safetensors"}), 3, {"No such file or directory\n"});
 }
 

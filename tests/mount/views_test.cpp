@@ -172,15 +172,28 @@ TEST_F(Views, EverySizeIsThatOfTheBytes) {
 TEST_F(Views, AreAllInTheDirectory) {
   const Mounted mount({test_data("sharded")});
 
-  EXPECT_EQ(names_in(mount / ".stfs"),
-            (std::vector<std::string>{
-                "f32", "f32-slice", "header", "info.json", "json", "merged.safetensors", "metadata",
-                "npy", "npy-f32", "npy-f32-slice", "npy-slice", "safetensors", "sha256", "slice",
-                "stats", "subset", "tensors.json", "tensors.tsv", "tree"}));
+  EXPECT_EQ(
+      names_in(mount / ".stfs"),
+      (std::vector<std::string>{
+          "counters.json",      "f32",      "f32-slice", "header",  "info.json",     "json",
+          "merged.safetensors", "metadata", "npy",       "npy-f32", "npy-f32-slice", "npy-slice",
+          "safetensors",        "sha256",   "slice",     "stats",   "subset",        "tensors.json",
+          "tensors.tsv",        "tree"}));
   EXPECT_EQ(names_in(mount / ".stfs/npy").size(), 36U);
   EXPECT_EQ(names_in(mount / ".stfs/slice").size(), 36U);
   EXPECT_TRUE(names_in(mount / ".stfs/slice/float32_357").empty());
   EXPECT_TRUE(names_in(mount / ".stfs/subset").empty());
+}
+
+TEST_F(Views, CountersCountWhatWasRead) {
+  const Mounted mount({test_data("sharded")});
+  const std::string path = mount / ".stfs/counters.json";
+  EXPECT_EQ(std::filesystem::file_size(path), 0U);
+  const Outcome seen = sh(R"(find "$1" -type f -exec cat {} + > /dev/null; cat "$2")",
+                          {mount.path().string(), path});
+
+  EXPECT_NE(seen.out.find("\"bytes_answered\": "), std::string::npos) << seen.out;
+  EXPECT_EQ(seen.out.find("\"bytes_answered\": 0,"), std::string::npos) << seen.out;
 }
 
 TEST_F(Views, AreNotSeenByFindTarDuAndCp) {

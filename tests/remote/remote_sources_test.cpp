@@ -1,1 +1,298 @@
+// From a name to a loaded checkpoint, over a network.
+#include "core/base/error.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/source/cache.h"
+#include "core/source/sources.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+#include "tests/support/http_server.h"
+
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class RemoteSources : public ::testing::Test {
+ protected:
+  RemoteSources() {
+    add("m.safetensors", {random_tensor("a", "U8", {5}, 1), random_tensor("b", "F32", {3}, 2)});
+    add("one.safetensors", {random_tensor("x", "U8", {7}, 3)});
+    add("two.safetensors", {random_tensor("y", "U8", {9}, 4)});
+    add("three.safetensors", {random_tensor("z", "U8", {2}, 5)});
+    add_index("set.safetensors.index.json",
+              {{"x", "one.safetensors"}, {"y", "two.safetensors"}, {"z", "three.safetensors"}});
+  }
+
+  // An object of the server.
+  void set(const std::string& path, const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    objects_["/" + path] = {.bytes = bytes, .etag = "\"" + std::to_string(++versions_) + "\""};
+  }
+  void remove(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    objects_.erase("/" + path);
+  }
+  void add(const std::string& path, const std::vector<Tensor>& tensors) {
+    write_safetensors(dir_ / "file", tensors);
+    set(path, read_file(dir_ / "file"));
+  }
+  void add_index(const std::string& path, const std::map<std::string, std::string>& map) {
+    write_index(dir_ / "index", map);
+    set(path, read_file(dir_ / "index"));
+  }
+
+  SourceOptions options() {
+    return {.cache_dir = (dir_ / "cache").string(),
+            .warn = [this](const std::string& line) { warnings_.push_back(line); }};
+  }
+  std::string url(const std::string& path) const { return server_.url("/" + path); }
+
+  // The error of loading, as one line; "" for none.
+  static std::string refusal(const std::string& name, const LoadOptions& load) {
+    try {
+      const Checkpoint checkpoint(std::span(&name, 1), load);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
+  TempDir dir_;
+  std::mutex mutex_;
+  std::map<std::string, WebObject> objects_;
+  unsigned versions_ = 0;
+  std::vector<std::string> warnings_;
+  HttpServer server_{[this](const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  }};
+};
+
+Names names_of(const Checkpoint& checkpoint) {
+  Names names;
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    names.emplace_back(checkpoint.name(i));
+  }
+  return names;
+}
+
+TEST_F(RemoteSources, AFileIsOpenedWithOneRequestOfABlock) {
+  Sources sources(options());
+  const std::string name = url("m.safetensors");
+
+  const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+
+  EXPECT_EQ(names_of(checkpoint), (Names{"a", "b"}));
+  EXPECT_EQ(checkpoint.origins().front().path, name);
+  EXPECT_EQ(checkpoint.parts().front().label, "m.safetensors");
+  const auto requests = server_.requests();
+  ASSERT_EQ(requests.size(), 1U);
+  EXPECT_EQ(requests[0].header("range"), "bytes=0-262143");
+}
+
+TEST_F(RemoteSources, AnIndexIsReadWithOneRequestForItAndOneForEachShardInItsOrder) {
+  Sources sources(options());
+  const std::string name = url("set.safetensors.index.json");
+
+  const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+
+  Names labels;
+  for (const Part& part : checkpoint.parts()) labels.push_back(part.label);
+  EXPECT_EQ(labels, (Names{"one.safetensors", "three.safetensors", "two.safetensors"}));
+  EXPECT_EQ(server_.requests().size(), 4U);
+}
+
+TEST_F(RemoteSources, AMissingShardIsNamedAndCanBeLeftOut) {
+  remove("two.safetensors");
+  Sources sources(options());
+  const std::string name = url("set.safetensors.index.json");
+
+  const std::string refused =
+      refusal(name, {.missing_hint = "-o allow_missing mounts the rest", .sources = &sources});
+  const Checkpoint rest(std::span(&name, 1), {.allow_missing = true, .sources = &sources});
+
+  EXPECT_TRUE(refused.starts_with(name + ": shard \"two.safetensors\": ")) << refused;
+  EXPECT_TRUE(refused.ends_with(": -o allow_missing mounts the rest")) << refused;
+  EXPECT_EQ(names_of(rest), (Names{"x", "z"}));
+  ASSERT_EQ(rest.missing().size(), 1U);
+  EXPECT_EQ(rest.missing()[0].name, "y");
+}
+
+TEST_F(RemoteSources, TheNameOfAShardIsEncodedInTheUrl) {
+  add("s/a b%20?#.safetensors", {random_tensor("x", "U8", {7}, 3)});
+  {
+    const std::lock_guard lock(mutex_);
+    objects_["/s/a%20b%2520%3F%23.safetensors"] = objects_["/s/a b%20?#.safetensors"];
+  }
+  add_index("s/i.safetensors.index.json", {{"x", "a b%20?#.safetensors"}});
+  Sources sources(options());
+  const std::string name = url("s/i.safetensors.index.json");
+
+  const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+
+  EXPECT_EQ(names_of(checkpoint), Names{"x"});
+  EXPECT_EQ(server_.requests().back().target, "/s/a%20b%2520%3F%23.safetensors");
+}
+
+TEST_F(RemoteSources, OpeningAgainAsksWhetherItIsTheSameAndFetchesNothing) {
+  const std::string name = url("set.safetensors.index.json");
+  {
+    Sources sources(options());
+    const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+  }
+  server_.forget_requests();
+  Sources sources(options());
+
+  const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 3U);
+  const auto requests = server_.requests();
+  EXPECT_EQ(requests.size(), 4U);
+  EXPECT_TRUE(std::ranges::all_of(
+      requests, [](const WebRequest& r) { return !r.header("if-none-match").empty(); }));
+}
+
+TEST_F(RemoteSources, OfflineMeansWhatWasOpenedBeforeAndAsksNobody) {
+  const std::string name = url("set.safetensors.index.json");
+  {
+    Sources sources(options());
+    const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+  }
+  server_.forget_requests();
+  SourceOptions offline = options();
+  offline.offline = true;
+  Sources sources(offline);
+
+  const Checkpoint checkpoint(std::span(&name, 1), {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 3U);
+  EXPECT_EQ(refusal(url("m.safetensors"), {.sources = &sources}),
+            url("m.safetensors") + ": offline, and this was never fetched");
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+// What the loading child of a supervisor hands over.
+std::string resolutions_of(Sources& sources, const Names& names) {
+  const Checkpoint checkpoint(names, {.sources = &sources});
+  std::vector<Sources::Beginning> beginnings;
+  for (const Part& part : checkpoint.parts()) {
+    beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+  }
+  return sources.resolutions(beginnings);
+}
+
+TEST_F(RemoteSources, ResolutionsLetAnotherLoadWithoutARequest) {
+  const Names names{url("set.safetensors.index.json"), url("m.safetensors") + "?signature=secret"};
+  for (const bool has_cache : {true, false}) {
+    SourceOptions where = options();
+    if (!has_cache) where.cache_dir = (dir_ / "file").string();  // no directory
+    Sources first(where);
+    const std::string found = resolutions_of(first, names);
+    server_.forget_requests();
+    warnings_.clear();
+    Sources second(where);
+    second.use(found);
+
+    const Checkpoint checkpoint(names, {.sources = &second});
+
+    EXPECT_EQ(checkpoint.tensor_count(), 5U);
+    EXPECT_EQ(server_.requests().size(), 0U);
+    EXPECT_EQ(warnings_, Names{}) << "the user has seen them";
+    EXPECT_NE(refusal(url("one.safetensors") + "?other", {.sources = &second}), "");
+    EXPECT_EQ(server_.requests().size(), 0U);
+  }
+}
+
+TEST_F(RemoteSources, ACacheThatCannotBeUsedIsOneWarning) {
+  SourceOptions where = options();
+  where.cache_dir = (dir_ / "file").string();
+  Sources sources(where);
+
+  const Checkpoint checkpoint(Names{url("m.safetensors"), url("one.safetensors")},
+                              {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 3U);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_TRUE(warnings_[0].starts_with(where.cache_dir + ": ")) << warnings_[0];
+}
+
+TEST_F(RemoteSources, AnAnswerWithoutAStrongETagIsAWarning) {
+  {
+    const std::lock_guard lock(mutex_);
+    objects_["/m.safetensors"].etag = "";
+  }
+  Sources sources(options());
+
+  const Checkpoint checkpoint(Names{url("m.safetensors")}, {.sources = &sources});
+
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("no strong ETag"), std::string::npos) << warnings_[0];
+}
+
+TEST_F(RemoteSources, ASecretOfAUrlIsInNoMessageAndNoOrigin) {
+  Sources sources(options());
+  const Names names{url("m.safetensors") + "?signature=secret"};
+
+  const Checkpoint checkpoint(names, {.sources = &sources});
+  const std::string refused =
+      refusal(url("no.safetensors") + "?signature=secret", {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.origins().front().path, url("m.safetensors"));
+  EXPECT_EQ(server_.requests().front().target, "/m.safetensors?signature=secret");
+  EXPECT_TRUE(refused.starts_with(url("no.safetensors") + ": ")) << refused;
+  EXPECT_EQ(refused.find("secret"), std::string::npos) << refused;
+}
+
+TEST_F(RemoteSources, WhatIsNoSourceIsRefusedWithoutARequest) {
+  Sources sources(options());
+
+  const std::string scheme = refusal("ftp://host/m.safetensors", {.sources = &sources});
+  const std::string directory = refusal(url("models/"), {.sources = &sources});
+
+  EXPECT_EQ(scheme,
+            "ftp://host/m.safetensors: no source of this kind: stfs knows https, s3 and hf");
+  EXPECT_EQ(directory,
+            url("models/") + ": a web server has no directories: name the file or the index");
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+TEST_F(RemoteSources, OpenAllKeepsTheOrderAndEachError) {
+  Sources sources(options());
+  const Names names{url("one.safetensors"), (dir_ / "file").string(), url("none"),
+                    (dir_ / "none").string(), url("two.safetensors")};
+
+  const auto opened = sources.open_all(names);
+
+  ASSERT_EQ(opened.size(), 5U);
+  EXPECT_EQ(opened[0].source->path(), names[0]);
+  EXPECT_EQ(opened[1].source->path(), names[1]);
+  EXPECT_EQ(opened[2].error->code(), ErrorCode::kAbsent);
+  EXPECT_EQ(opened[3].error->code(), ErrorCode::kAbsent);
+  EXPECT_EQ(opened[4].source->path(), names[4]);
+  EXPECT_TRUE(opened[0].source->has({0, opened[0].source->size()}));
+}
+
+TEST_F(RemoteSources, AReadFileIsWholeAndHasALimit) {
+  const std::string text = RandomBytes(1).bytes(600'000);
+  set("text", text);
+  Sources sources(options());
+
+  EXPECT_EQ(sources.read_file(url("text"), 600'000), text);
+  EXPECT_THROW(sources.read_file(url("text"), 599'999), Error);
+  EXPECT_EQ(sources.names_in(dir_.path().string()).has_value(), true);
+  EXPECT_EQ(sources.names_in(url("text")), std::nullopt);
+}
+
+}  // namespace
+}  // namespace stfs::test

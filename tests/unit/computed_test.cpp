@@ -63,6 +63,25 @@ TEST(Computed, AnswersWithTheTextOfTheKey) {
   }
 }
 
+TEST(Computed, WorkThatMayWaitHoldsUpNoOther) {
+  constexpr Computed::Key kFar = 100;
+  Computed computed(
+      1,
+      [](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+        return key >= kFar ? until_stopped(stop) : echo(key, stop, text);
+      },
+      [](Computed::Key key) { return key >= kFar; });
+  std::vector<std::unique_ptr<Asked>> far;
+  for (Computed::Key key = 0; key < 2 * Computed::kMostWaiting; ++key) {
+    far.push_back(std::make_unique<Asked>(computed, kFar + key));
+  }
+
+  EXPECT_EQ(Asked(computed, 1).answer().text, "text 1");
+
+  computed.stop();
+  for (const auto& waiter : far) EXPECT_EQ(waiter->answer().error, EINTR);
+}
+
 TEST(Computed, ComputesOnceForAllWhoWait) {
   std::atomic<int> times = 0;
   std::latch all_asked(1);

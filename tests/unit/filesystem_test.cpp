@@ -617,6 +617,58 @@ TEST(FileSystem, AllocatesNothingButABufferToReadATensor) {
 }
 #endif
 
+std::string counters_of(const FileSystem::ReadRequest& request, FileSystem& filesystem,
+                        int& error) {
+  std::string text;
+  filesystem.read(
+      request, [](FileSystem::Ticket) {},
+      [&](int result, const Reply& reply) {
+        error = result;
+        text = bytes_of(reply);
+      });
+  return text;
+}
+
+TEST(FileSystem, CountersAreASnapshotOfEachOpen) {
+  Counters counters;
+  counters.nanoseconds_waited = 1'500'000'000;
+  FileSystemOptions options;
+  options.counters = &counters;
+  const ServedCheckpoint served({{"w", "U8", {4}, "1234"}}, options);
+  const std::uint64_t inode = served.inode(".stfs/counters.json");
+  std::string bytes;
+  ASSERT_EQ(served.read(served.inode("w"), 0, 4, bytes), 0);
+  FileSystem& filesystem = *served.operator->();
+  std::uint64_t handle = 0;
+  ASSERT_EQ(filesystem.open(inode, &handle), 0);
+  ASSERT_NE(handle, 0U);
+  int error = -1;
+
+  const std::string first = counters_of({inode, 0, 4096, handle}, filesystem, error);
+
+  EXPECT_EQ(error, 0);
+  EXPECT_EQ(first,
+            "{\n  \"reads\": 1,\n  \"bytes_answered\": 4,\n  \"requests\": 0,\n"
+            "  \"bytes_fetched\": 0,\n  \"retries\": 0,\n  \"cache_hits\": 0,\n"
+            "  \"cache_faults\": 0,\n  \"waits\": 0,\n  \"seconds_waited\": 1.500\n}\n");
+  EXPECT_EQ(counters_of({inode, 2, 7, handle}, filesystem, error), first.substr(2, 7));
+  EXPECT_EQ(counters_of({inode, 4096, 7, handle}, filesystem, error), "");
+  EXPECT_EQ(served.at(".stfs/counters.json")->size, 0U);
+  filesystem.release(inode, handle);
+  counters_of({inode, 0, 4096, handle}, filesystem, error);
+  EXPECT_EQ(error, EIO) << "it is not kept";
+}
+
+TEST(FileSystem, ASnapshotOfAnotherWorkerIsEIO) {
+  const ServedCheckpoint served({{"w", "U8", {4}, "1234"}});
+  const std::uint64_t inode = served.inode(".stfs/counters.json");
+  int error = -1;
+
+  counters_of({inode, 0, 4096, (1ULL << 32) + 1}, *served.operator->(), error);
+
+  EXPECT_EQ(error, EIO);
+}
+
 TEST(FileSystem, CutsAReadAtTheEndOfTheFile) {
   const ServedCheckpoint mounted({{"a", "U8", {4}, "1234"}, {"b", "U8", {4}, "5678"}});
   std::string bytes;

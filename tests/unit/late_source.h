@@ -5,7 +5,11 @@
 
 #include "core/source/local_file.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -40,9 +44,10 @@ class LateSource : public Source {
     std::unique_lock lock(mutex_);
     auto [range, ready] = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
-    if (error == 0) here_.push_back(range);
+    if (error == 0 && !std::exchange(loses_next_, false)) here_.push_back(range);
     lock.unlock();
     ready(error);
+    evict();
   }
 
   // From now on bytes arrive before want() returns.
@@ -56,6 +61,42 @@ class LateSource : public Source {
     room_ = ranges;
   }
 
+  // Of what came, the newest ranges stay, up to `bytes`; what a want brought stays until its
+  // callback returns.
+  void keep_at_most(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    most_ = bytes;
+  }
+  // What is delivered next is gone at once, even before its callback.
+  void lose_next() {
+    const std::lock_guard lock(mutex_);
+    loses_next_ = true;
+  }
+  void bring_all_back() {
+    const std::lock_guard lock(mutex_);
+    is_away_ = false;
+  }
+  // The ranges that were prefetched, in their order. They do not come.
+  std::vector<ByteRange> prefetched() const {
+    const std::lock_guard lock(mutex_);
+    return prefetched_;
+  }
+  // How often, and the longest range that, want() was called for.
+  std::size_t wants() const {
+    const std::lock_guard lock(mutex_);
+    return wants_;
+  }
+  std::uint64_t longest_want() const {
+    const std::lock_guard lock(mutex_);
+    return longest_want_;
+  }
+  // As a remote source does, once its object has changed: what is here stays good.
+  void change_elsewhere() {
+    mark_changed();
+    is_elsewhere_ = true;
+  }
+  void promise_sha256(std::string hex) { sha256_ = std::move(hex); }
+
   // Nothing that came is here any more.
   void forget() {
     const std::lock_guard lock(mutex_);
@@ -64,18 +105,32 @@ class LateSource : public Source {
 
   bool has(ByteRange range) const override {
     const std::lock_guard lock(mutex_);
-    if (!is_away_) return true;
-    for (const ByteRange& here : here_) {
-      if (range.offset >= here.offset && range.offset + range.length <= here.offset + here.length) {
-        return true;
-      }
-    }
-    return false;
+    return is_here(range);
   }
+  bool is_complete() const override {
+    const std::lock_guard lock(mutex_);
+    return is_local_ && !is_away_;
+  }
+  // From now on is_complete() is false, as of a remote source whose bytes are all here.
+  void be_remote() {
+    const std::lock_guard lock(mutex_);
+    is_local_ = false;
+  }
+  void prefetch(ByteRange range) const override {
+    const std::lock_guard lock(mutex_);
+    prefetched_.push_back(range);
+  }
+  std::string sha256() const override { return sha256_; }
   void want(ByteRange range, Ready ready) const override {
     std::unique_lock lock(mutex_);
     if (room_ == 0) throw std::bad_alloc();
     --room_;
+    ++wants_;
+    longest_want_ = std::max(longest_want_, range.length);
+    if (has_changed()) {
+      lock.unlock();
+      return ready(ESTALE);
+    }
     if (!is_prompt_) {
       waiting_.emplace_back(range, std::move(ready));
       return;
@@ -83,22 +138,61 @@ class LateSource : public Source {
     here_.push_back(range);
     lock.unlock();
     ready(0);
+    evict();
   }
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    if (!has({offset, buffer.size()})) return EAGAIN;
     return file_.read_unverified(buffer, offset);
   }
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    if (!has({offset, buffer.size()})) return EAGAIN;
     return file_.read_ahead(buffer, offset);
   }
   bool can_pin(ByteRange) const override { return false; }
   Pinned try_pin() const override { return {}; }
-  int verify() const override { return file_.verify(); }
+  int verify() const override {
+    if (is_refused()) return ESTALE;
+    return is_elsewhere_ ? 0 : file_.verify();
+  }
   bool is_current() const override { return file_.is_current(); }
 
  private:
+  bool is_here(ByteRange range) const {
+    if (!is_away_) return true;
+    // The ranges may be neighbours: go on where the longest one ends.
+    std::uint64_t at = range.offset;
+    const std::uint64_t end = range.offset + range.length;
+    for (bool goes_on = true; goes_on && at < end;) {
+      goes_on = false;
+      for (const ByteRange& here : here_) {
+        if (at < here.offset || at >= here.offset + here.length) continue;
+        at = here.offset + here.length;
+        goes_on = true;
+      }
+    }
+    return at >= end;
+  }
+  void evict() const {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t bytes = 0;
+    for (const ByteRange& here : here_) bytes += here.length;
+    while (bytes > most_ && !here_.empty()) {
+      bytes -= here_.front().length;
+      here_.erase(here_.begin());
+    }
+  }
+
   LocalFile file_;
   mutable std::mutex mutex_;
   bool is_away_ = false;
+  bool is_local_ = true;
+  bool loses_next_ = false;
+  std::atomic<bool> is_elsewhere_ = false;
+  std::string sha256_;
+  std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();
+  mutable std::size_t wants_ = 0;
+  mutable std::uint64_t longest_want_ = 0;
+  mutable std::vector<ByteRange> prefetched_;
   bool is_prompt_ = false;
   mutable std::size_t room_ = std::numeric_limits<std::size_t>::max();
   mutable std::vector<ByteRange> here_;

@@ -5,6 +5,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/format.h"
 #include "core/recipe/slice.h"
+#include "core/source/sources.h"
 #include "fs/mount/filesystem.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/served_checkpoint.h"
@@ -39,6 +40,20 @@ struct Waiting {
   }
 };
 
+class LateSources : public Sources {
+ public:
+  explicit LateSources(LateSource*& last) : last_(last) {}
+
+  std::unique_ptr<const Source> open(const std::string& name) override {
+    auto source = std::make_unique<LateSource>(name);
+    last_ = source.get();
+    return source;
+  }
+
+ private:
+  LateSource*& last_;
+};
+
 // Two tensors, "a" of 6 bytes and "b" of 4, in a source whose bytes have been taken away.
 class LateSourceTest : public ::testing::Test {
  protected:
@@ -46,13 +61,9 @@ class LateSourceTest : public ::testing::Test {
     const std::string path = (dir_ / "m.safetensors").string();
     write_safetensors(path,
                       {{"a", "U8", {2, 3}, "abcdef"}, {"b", "F16", {2}, {"\0\x3c\0\x40", 4}}});
-    LoadOptions options;
-    options.open = [this](const std::string& opened) {
-      auto source = std::make_unique<LateSource>(opened);
-      source_ = source.get();
-      return source;
-    };
-    checkpoint_ = std::make_unique<const Checkpoint>(std::span(&path, 1), options);
+    LateSources sources(source_);
+    checkpoint_ =
+        std::make_unique<const Checkpoint>(std::span(&path, 1), LoadOptions{.sources = &sources});
     filesystem_ =
         std::make_unique<FileSystem>(*checkpoint_, FileSystemOptions{},
                                      [this](const std::string& line) { log_.push_back(line); });
@@ -147,15 +158,12 @@ TEST_F(LateSourceTest, EachViewAsksForTheBytesThatItIsMadeOf) {
   }
 }
 
-TEST_F(LateSourceTest, AReadOfSeveralRangesIsAnsweredOnceWhenTheLastHasCome) {
+TEST_F(LateSourceTest, RangesInNeighbouringBlocksAreOne) {
   const auto waiting = read(".stfs/subset/*.safetensors");
-  const std::size_t ranges = source_->wanted().size();
-  ASSERT_EQ(ranges, 2U);
+  ASSERT_EQ(source_->wanted().size(), 1U);
+  EXPECT_EQ(source_->wanted()[0].length, 10U);
 
-  for (std::size_t i = 0; i < ranges; ++i) {
-    EXPECT_FALSE(waiting->is_answered());
-    source_->deliver(0);
-  }
+  source_->deliver(0);
 
   EXPECT_TRUE(waiting->answer.get().bytes.ends_with("abcdef"));
 }
@@ -216,6 +224,20 @@ TEST_F(LateSourceTest, ASourceThatHasChangedMeanwhileIsStale) {
   EXPECT_EQ(waiting->answer.get().error, ESTALE);
 }
 
+TEST_F(LateSourceTest, WhatIsHereIsServedAfterTheObjectHasChanged) {
+  const auto first = read("a", 0, 2);
+  source_->deliver(0);
+  source_->change_elsewhere();
+
+  EXPECT_EQ(filesystem_->open(inode("a")), 0);
+  EXPECT_EQ(read("a", 0, 2)->answer.get().bytes, "ab");
+  EXPECT_EQ(read("a", 0, 6)->answer.get().error, ESTALE);
+  EXPECT_EQ(read("a", 0, 6)->answer.get().error, ESTALE);
+
+  ASSERT_EQ(log_.size(), 1U);
+  EXPECT_NE(log_[0].find("reads of what is not in the cache fail"), std::string::npos) << log_[0];
+}
+
 TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
   source_->refuse_after(0);
 
@@ -225,6 +247,41 @@ TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
   filesystem_->stop_waiting();
 }
 
+// Through a conversion, which knows which bytes it will need.
+TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
+  const TempDir dir;
+  const std::string path = (dir / "m.safetensors").string();
+  constexpr std::uint64_t kElements = 8 << 20;
+  write_safetensors(path, {{"a", "F16", {kElements}, std::string(2 * kElements, 'x')}});
+  LateSource* source = nullptr;
+  LoadOptions options;
+  options.open = [&source](const std::string& opened) {
+    auto made = std::make_unique<LateSource>(opened);
+    made->be_remote();
+    source = made.get();
+    return made;
+  };
+  const Checkpoint checkpoint(std::span(&path, 1), options);
+  FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
+  Attributes found{};
+  found.inode = kRoot;
+  for (const char* name : {".stfs", "f32", "a"}) {
+    ASSERT_EQ(filesystem.lookup(found.inode, name, found), 0) << name;
+  }
+  source->take_bytes_away();
+  source->deliver_at_once();
+
+  for (const std::uint64_t offset : {0, 1 << 20}) {
+    filesystem.read(
+        {found.inode, offset, 1 << 20}, [](FileSystem::Ticket) {},
+        [](int error, const Reply&) { EXPECT_EQ(error, 0); });
+  }
+
+  ASSERT_EQ(source->prefetched().size(), 1U);
+  EXPECT_EQ(source->prefetched()[0].offset, checkpoint.tensor(0).locator->offset + (1 << 20));
+  EXPECT_EQ(source->prefetched()[0].length, 1U << 19);
+}
+
 // Such a recipe is made by one reader at a time (Recipe::turn).
 TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
   const TempDir dir;
@@ -232,13 +289,8 @@ TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
   const std::vector<std::uint64_t> shape(600'000, 1);
   write_safetensors(path, {{"a", "U8", shape, "x"}});
   LateSource* source = nullptr;
-  LoadOptions options;
-  options.open = [&source](const std::string& opened) {
-    auto made = std::make_unique<LateSource>(opened);
-    source = made.get();
-    return made;
-  };
-  const Checkpoint checkpoint(std::span(&path, 1), options);
+  LateSources sources(source);
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});
   FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
   Attributes found{};
   found.inode = kRoot;
@@ -261,7 +313,7 @@ TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
 }
 
 TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
-  constexpr std::uint64_t kRow = 16384;
+  constexpr std::uint64_t kRow = 1 << 20;
   const TempDir dir;
   write_file(dir / "f", std::string(4 * kRow, 'x'));
   LateSource source((dir / "f").string());
@@ -283,8 +335,9 @@ TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
   EXPECT_EQ(lengths(":,0:8192", 100, 50), Lengths{50});
   EXPECT_EQ(lengths(":,0:8192", 8000, 200), (Lengths{192, 8})) << "the end of a run, and the next";
   EXPECT_EQ(lengths(":,0:8192", 8000, 8400), (Lengths{192, 8192, 16}));
-  EXPECT_EQ(lengths(":,0:16000", 100, 50), Lengths{50});
-  EXPECT_EQ(lengths(":,0:16000", 15990, 30), Lengths{10 + 384 + 20}) << "and what lies between";
+  EXPECT_EQ(lengths(":,0:1048000", 100, 50), Lengths{50});
+  EXPECT_EQ(lengths(":,0:1048000", 1047990, 30), Lengths{10 + 576 + 20})
+      << "and what lies between, less than a block";
 }
 
 // A tensor that is computed from nothing but its position.

@@ -160,7 +160,9 @@ TEST(Structure, ViewsHaveNumbersAndNamesOfTheirOwn) {
   for (const ViewSpec& view : all_views()) {
     EXPECT_TRUE(numbers.emplace(view.id, view.file).second) << view.name;
     EXPECT_TRUE(names.insert(view.name).second) << view.name;
-    EXPECT_NE(view.make == nullptr, view.compute == nullptr) << view.name;
+    const int ways = (view.make != nullptr ? 1 : 0) + (view.compute != nullptr ? 1 : 0) +
+                     (view.snapshot != nullptr ? 1 : 0);
+    EXPECT_EQ(ways, 1) << view.name;
     EXPECT_EQ(view.names == Names::kFile, view.id == View::kControl) << view.name;
   }
 }

@@ -6,6 +6,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
+#include "core/source/url.h"
 #include "tools/command/terminal.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
@@ -14,12 +15,10 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <new>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -82,9 +81,10 @@ class Verdicts {
  public:
   explicit Verdicts(bool json) : json_(json) {}
 
-  void check(const std::string& path) {
+  void check(const std::string& path, Sources& sources) {
     try {
-      const std::uint32_t count = Checkpoint(std::span(&path, 1)).tensor_count();
+      const std::uint32_t count =
+          Checkpoint(std::span(&path, 1), {.sources = &sources}).tensor_count();
       add(path, "ok\t" + std::to_string(count) + " tensors",
           "\"ok\":true,\"tensors\":" + std::to_string(count));
     } catch (const Error& error) {
@@ -93,7 +93,8 @@ class Verdicts {
       add_error(path, Error(ErrorCode::kUnreadable, path, "out of memory"));
     }
   }
-  void add_error(const std::string& path, const Error& error) {
+  void add_error(const std::string& source, const Error& error) {
+    const std::string path = public_name(source);
     (exit_status(error.code()) == 1 ? any_breaks_ : any_unreadable_) = true;
     // The error may be about a file that `path` names: a shard, or the checkpoint in a directory.
     std::string message = error.message();
@@ -112,7 +113,8 @@ class Verdicts {
   }
 
  private:
-  void add(const std::string& path, const std::string& columns, const std::string& members) {
+  void add(const std::string& source, const std::string& columns, const std::string& members) {
+    const std::string path = public_name(source);
     if (json_) {
       objects_.add("{\"path\":" + json_string(path) + "," + members + "}");
     } else {
@@ -128,13 +130,12 @@ class Verdicts {
 };
 
 // The checkpoints that `path` means: itself, or all in a directory that has several.
-std::vector<std::string> checkpoints_at(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return {path};
-  std::vector<std::string> names = checkpoints_in(path);
-  if (names.size() <= 1) return {path};
-  for (std::string& name : names) name = std::filesystem::path(path) / name;
-  return names;
+std::vector<std::string> checkpoints_at(const std::string& source, Sources& sources) {
+  const std::string path = sources.pinned(source);
+  auto names = checkpoints_in(path, sources);
+  if (!names || names->size() <= 1) return {source};
+  for (std::string& name : *names) name = child_name(path, name);
+  return *std::move(names);
 }
 
 // Where the bytes of a mounted file are, as its attributes tell.
@@ -172,7 +173,8 @@ std::string place_json(const std::string& path, const Place& place) {
 }  // namespace
 
 int list(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   std::vector<std::uint32_t> numbers =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   if (arguments.sort == Arguments::Sort::kName) sort_naturally(checkpoint, numbers);
@@ -193,7 +195,8 @@ int list(const Arguments& arguments) {
 }
 
 int show(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const std::vector<std::uint32_t> numbers =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   if (arguments.json && arguments.globs.size() == 1 && checkpoint.find(arguments.globs.front())) {
@@ -216,15 +219,16 @@ int show(const Arguments& arguments) {
 }
 
 int check(const Arguments& arguments) {
+  VerbSources sources(arguments);
   Verdicts verdicts(arguments.json);
   for (const std::string& path : arguments.paths) {
     std::vector<std::string> checkpoints;
     try {
-      checkpoints = checkpoints_at(path);
+      checkpoints = checkpoints_at(path, sources);
     } catch (const Error& error) {
       verdicts.add_error(path, error);
     }
-    for (const std::string& checkpoint : checkpoints) verdicts.check(checkpoint);
+    for (const std::string& checkpoint : checkpoints) verdicts.check(checkpoint, sources);
   }
   return verdicts.end();
 }

@@ -2,6 +2,8 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/directory.h"
+#include "core/source/sources.h"
+#include "core/source/url.h"
 #include "tools/info/verbs.h"
 
 #include <unistd.h>
@@ -9,37 +11,35 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 namespace stfs {
 namespace {
 
 // The index that loading `source` would read, itself or in a directory; "" when there is none.
-std::string index_of(const std::string& source) {
+std::string index_of(const std::string& source, Sources& sources) {
   if (source.ends_with(kIndexSuffix)) return source;
-  std::error_code error;
-  if (!std::filesystem::is_directory(source, error)) return "";
-  const std::optional<std::string> index = candidates_in(source).index();
-  return index ? source + "/" + *index : "";
+  const std::string pinned = sources.pinned(source);
+  const std::optional<Candidates> candidates = candidates_in(pinned, sources);
+  const std::optional<std::string> index = candidates ? candidates->index() : std::nullopt;
+  return index ? child_name(pinned, *index) : "";
 }
 
 // Reads the index alone where there is one: a checkpoint may have thousands of shards.
-void for_each_name(const std::string& source,
+void for_each_name(const std::string& source, Sources& sources,
                    const std::function<void(std::string_view name)>& take) {
-  if (const std::string file = index_of(source); !file.empty()) {
-    const Index index = read_index(file);
+  if (const std::string file = index_of(source, sources); !file.empty()) {
+    const Index index = read_index(file, sources);
     for (const Index::Entry& entry : index.entries) take(index.name(entry));
     return;
   }
-  const Checkpoint checkpoint(std::span(&source, 1));
+  const Checkpoint checkpoint(std::span(&source, 1), {.sources = &sources});
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) take(checkpoint.name(i));
 }
 
@@ -89,7 +89,10 @@ int complete(const Arguments& arguments) {
   ::alarm(kPatience);
   try {
     std::vector<std::string> names;
-    for_each_name(arguments.source, [&](std::string_view name) {
+    SourceOptions options = arguments.sources;
+    options.offline = true;  // what the cache knows of a URL
+    Sources sources(options);
+    for_each_name(arguments.source, sources, [&](std::string_view name) {
       if (name.starts_with(arguments.tensor) && is_safe(name)) names.emplace_back(name);
     });
     print_matches(names, arguments.tensor.size());

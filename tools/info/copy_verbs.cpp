@@ -5,6 +5,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
+#include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
 #include "core/recipe/convert.h"
 #include "core/recipe/npy.h"
@@ -46,10 +47,11 @@ void write_content(const Content& content, int fd, const std::string& source, co
   constexpr std::uint64_t kChunk = 1 << 20;
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
+  SequentialReader reader(content);
   for (std::uint64_t offset = 0; offset < content.size();) {
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = content.copy(offset, chunk)) {
+    if (const int error = reader.copy(offset, chunk)) {
       fail_read(source, "", error);
     }
     if (const int error = write_exact(fd, chunk)) {
@@ -83,10 +85,11 @@ void write_with_bar(const Content& content, int fd, const std::string& source,
 }  // namespace
 
 int cat(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
   const auto refuse = [&](const std::string& rule) {
-    throw Error(ErrorCode::kUsage, arguments.source,
+    throw Error(ErrorCode::kUsage, public_name(arguments.source),
                 "tensor " + in_quotes(tensor.name) + ": " + rule);
   };
   DType dtype = tensor.dtype;
@@ -134,7 +137,8 @@ int cat(const Arguments& arguments) {
 }
 
 int extract(const Arguments& arguments) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();

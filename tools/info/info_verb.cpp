@@ -3,6 +3,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/source/source.h"
+#include "core/source/url.h"
 #include "tools/command/terminal.h"
 #include "tools/info/verbs.h"
 
@@ -12,7 +13,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,7 +52,7 @@ void print_rows(const Terminal& terminal, std::vector<TextTable::Column> columns
 std::string directory_of(const Checkpoint& checkpoint) {
   std::string directory;
   for (const Part& part : checkpoint.parts()) {
-    const std::string parent = std::filesystem::path(part.source->path()).parent_path();
+    const std::string parent = parent_name(part.source->path());
     if (!directory.empty() && parent != directory) return "";
     directory = parent;
   }
@@ -62,7 +62,7 @@ std::string directory_of(const Checkpoint& checkpoint) {
 // Whether the files have their labels as names. Links, as in the cache of a Hub, lead elsewhere.
 bool are_files_named_by_labels(const Checkpoint& checkpoint) {
   return std::ranges::all_of(checkpoint.parts(), [](const Part& part) {
-    return std::filesystem::path(part.source->path()).filename() == part.label;
+    return last_component(part.source->path()) == part.label;
   });
 }
 
@@ -72,9 +72,10 @@ void print_files(const Terminal& terminal, const Checkpoint& checkpoint) {
   for (const Part& part : checkpoint.parts()) {
     constexpr std::size_t kDate = 10;  // of "2026-01-31T08:00:00.000000000Z"
     const timespec mtime = part.source->mtime();
+    const bool is_known = mtime.tv_sec != 0 || !is_url(part.source->path());
     rows.push_back({printable(has_directory ? part.label : part.source->path()),
                     std::to_string(part.header.tensors.size()), human_bytes(part.source->size()),
-                    rfc3339(mtime.tv_sec, mtime.tv_nsec).substr(0, kDate)});
+                    is_known ? rfc3339(mtime.tv_sec, mtime.tv_nsec).substr(0, kDate) : "-"});
   }
   print_rows(terminal,
              {{.heading = "FILE", .least = 8, .is_name = true},
@@ -173,7 +174,8 @@ std::string summary_json(const Checkpoint& checkpoint) {
 }  // namespace
 
 int info(const Arguments& arguments) {
-  const Checkpoint checkpoint(arguments.paths, load_options(arguments));
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint(arguments.paths, load_options(arguments, sources));
   if (arguments.json) {
     print(summary_json(checkpoint));
     return 0;

@@ -1,3 +1,4 @@
+#include "core/source/source_rows.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -20,17 +21,17 @@ constexpr std::array kVerbs = {
     VerbRow{"complete", "", run_verb<complete>},
 };
 
-constexpr std::array kOptions = {
+constexpr std::array kOwnOptions = {
     OptionRow{.flags = "SOURCE",
               .verbs = "list! show! cat! stats! hash! extract! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
-              .help = "a .safetensors file, an index, a directory, or a mount"},
+              .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
     OptionRow{.flags = "SOURCE...",
               .verbs = "info! check!",
               .value = Value::kSource,
               .set = set<&Arguments::paths>,
-              .help = "files, index files or directories"},
+              .help = "files, index files, directories or URLs"},
     OptionRow{.flags = "TENSOR",
               .verbs = "cat! complete",
               .value = Value::kTensor,
@@ -141,23 +142,17 @@ constexpr std::array kOptions = {
               .help = "prune until SIZE bytes are left (default: 0)",
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
-    OptionRow{.flags = "--cache-dir",
-              .verbs = "cache",
-              .argument = "DIR",
-              .value = Value::kPath,
-              .set =
-                  [](void* to, const std::string& directory) {
-                    static_cast<Arguments*>(to)->sources.cache_dir = directory;
-                  },
-              .help = "the cache of sources elsewhere",
-              .man = "The directory of the cache of sources elsewhere. By default that of "
-                     "`STFS_CACHE`, else `stfs` in the user's cache directory."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
               .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
 };
+
+constexpr std::array kOptions =
+    joined(kOwnOptions, source_rows<&Arguments::sources>(
+                            "info list show check cat stats hash diff extract",
+                            "info list show check cat stats hash diff extract cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",

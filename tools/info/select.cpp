@@ -4,9 +4,11 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/select.h"
+#include "core/source/url.h"
 
 #include <algorithm>
 #include <compare>
+#include <cstdio>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -32,7 +34,7 @@ std::vector<std::uint32_t> selected(const Checkpoint& checkpoint, const std::str
   }
   std::string rule = no_such_tensor(checkpoint, operand);
   if (!rule.ends_with(')')) rule += " (stfs-info list prints the names)";
-  throw Error(ErrorCode::kUsage, source, rule);
+  throw Error(ErrorCode::kUsage, public_name(source), rule);
 }
 
 // Neither is true of a path that cannot be looked up.
@@ -47,9 +49,18 @@ bool is_absent(const std::string& path) {
 
 }  // namespace
 
-Checkpoint open_checkpoint(const Arguments& arguments) {
+VerbSources::VerbSources(const Arguments& arguments)
+    : Sources([&] {
+        SourceOptions options = arguments.sources;
+        options.warn = [](const std::string& line) {
+          std::fprintf(stderr, "stfs-info: warning: %s\n", line.c_str());
+        };
+        return options;
+      }()) {}
+
+Checkpoint open_checkpoint(const Arguments& arguments, Sources& sources) {
   const std::string& source = arguments.source;
-  if (is_absent(source)) {
+  if (!is_url(source) && is_absent(source)) {
     std::vector<std::string> others = arguments.globs;
     others.push_back(arguments.tensor);
     for (const std::string& other : others) {
@@ -58,7 +69,7 @@ Checkpoint open_checkpoint(const Arguments& arguments) {
                   "no such file, but " + in_quotes(other) + " is there: name the SOURCE first");
     }
   }
-  return Checkpoint(std::span(&source, 1), load_options(arguments));
+  return Checkpoint(std::span(&source, 1), load_options(arguments, sources));
 }
 
 std::vector<std::uint32_t> select_tensors(const Checkpoint& checkpoint, const std::string& source,
@@ -100,7 +111,7 @@ Tensor find_tensor(const Checkpoint& checkpoint, const std::string& source,
   const std::vector<std::uint32_t> numbers = selected(checkpoint, source, operand);
   if (numbers.size() > 1) {
     throw Error(
-        ErrorCode::kUsage, source,
+        ErrorCode::kUsage, public_name(source),
         in_quotes(operand) + ": matches " + std::to_string(numbers.size()) + " tensors, name one");
   }
   return checkpoint.tensor(numbers.front());

@@ -16,7 +16,7 @@ namespace stfs {
 
 // Loads Arguments::source. Throws Error as Checkpoint does, and kUsage when the operands seem to be
 // in another order.
-Checkpoint open_checkpoint(const Arguments& arguments);
+Checkpoint open_checkpoint(const Arguments& arguments, Sources& sources);
 
 // The numbers, ascending, of the tensors that the operands of a verb mean: each is a name or a glob
 // (core/checkpoint/select.h) and must mean a tensor. All tensors without operands.

@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/recipe/arrival.h"
 #include "core/recipe/digest.h"
 #include "core/recipe/stats.h"
 #include "tools/command/terminal.h"
@@ -133,7 +134,8 @@ int for_selected(const Arguments& arguments,
                  const std::function<std::string(const Tensor&, const std::atomic<bool>&,
                                                  const Progress&)>& line_of,
                  StatsRows* stats = nullptr) {
-  const Checkpoint checkpoint = open_checkpoint(arguments);
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   ProgressBar bar(bytes_of(checkpoint, tensors));
@@ -162,6 +164,8 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
   }
   const Content content_a = a.content();
   const Content content_b = b.content();
+  SequentialReader reader_a(content_a, &stop);
+  SequentialReader reader_b(content_b, &stop);
   constexpr std::uint64_t kChunk = 256 << 10;
   std::vector<std::byte> chunk_a(std::min(kChunk, a.length));
   std::vector<std::byte> chunk_b(chunk_a.size());
@@ -169,8 +173,14 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
     const auto length = static_cast<std::size_t>(std::min(kChunk, a.length - offset));
     const std::span in_a = std::span(chunk_a).first(length);
     const std::span in_b = std::span(chunk_b).first(length);
-    if (const int error = content_a.copy(offset, in_a)) fail(a, error);
-    if (const int error = content_b.copy(offset, in_b)) fail(b, error);
+    if (const int error = reader_a.copy(offset, in_a)) {
+      if (stop) break;
+      fail(a, error);
+    }
+    if (const int error = reader_b.copy(offset, in_b)) {
+      if (stop) break;
+      fail(b, error);
+    }
     if (std::memcmp(in_a.data(), in_b.data(), length) != 0) {
       const auto position = std::ranges::mismatch(in_a, in_b).in1 - in_a.begin();
       return offset + static_cast<std::uint64_t>(position);
@@ -350,8 +360,9 @@ int hash(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments));
-  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments));
+  VerbSources sources(arguments);
+  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments, sources));
+  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments, sources));
   const bool for_people = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const std::vector<Pair> pairs = for_people ? pairs_of(a, b,
                                                         [](std::string_view x, std::string_view y) {

@@ -7,6 +7,7 @@
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/source/sources.h"
+#include "core/source/url.h"
 
 #include <cerrno>
 #include <cstdint>
@@ -38,17 +39,25 @@ struct Arguments {
   std::uint64_t prune_to = 0;  // bytes
 };
 
+// Sources that warn the user on standard error.
+class VerbSources : public Sources {
+ public:
+  explicit VerbSources(const Arguments& arguments);
+};
+
 // How a verb loads its checkpoints.
-inline LoadOptions load_options(const Arguments& arguments) {
+inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
-          .missing_hint = "--allow-missing reads the rest"};
+          .missing_hint = "--allow-missing reads the rest",
+          .sources = &sources};
 }
 
 // Throws Error kUnreadable for a read of `source` that failed with `error`.
 [[noreturn]] inline void fail_read(const std::string& source, const std::string& subject,
                                    int error) {
-  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, source, subject, error);
-  throw Error(ErrorCode::kUnreadable, source,
+  const std::string place = public_name(source);
+  if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, place, subject, error);
+  throw Error(ErrorCode::kUnreadable, place,
               "changed while it was read: run the command again when no program writes to it");
 }
 

@@ -93,7 +93,7 @@ bool holds_checkpoint(const std::string& directory) {
 
 // Of an argument that is no path, names no source and matches nothing.
 [[noreturn]] void refuse_absent(const std::string& argument) {
-  refuse_remote(argument);
+  refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
     static_cast<void>(find_mounted(source));  // throws for a mount that cannot be read
     struct stat status {};

@@ -1,0 +1,66 @@
+// Bytes of a recipe that are not on this machine: which to ask for next, and a reader that waits
+// for them.
+//
+// Memory stays bounded however far apart the bytes lie (a column of a large matrix may touch all of
+// it): whoever waits asks for a part whose missing blocks are at most kMostMissing bytes, uses what
+// has come, and goes on.
+#pragma once
+
+#include "core/recipe/content.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace stfs {
+
+inline constexpr std::uint64_t kMostMissing = 8 << 20;  // bytes of blocks, asked for at a time
+
+// Sorts extents, and joins those that lie in the same block of Source::kFetchUnit or in
+// neighbouring ones. Returns the bytes of the blocks that they touch.
+std::uint64_t join(std::vector<Extent>& extents);
+
+// What is missing of the beginning of [offset, offset + length), joined. Makes `length` smaller
+// until the blocks are at most `most` bytes, or one byte is left. Empty: all of `length` is here.
+std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
+                                 std::uint64_t& length, std::uint64_t most = kMostMissing);
+
+// Source::prefetch() of what is missing in a range, up to some `most` bytes of blocks. Waits for
+// nothing.
+void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_t length,
+                      std::uint64_t most = std::uint64_t{64} << 20);
+
+// Reads a recipe from its beginning to its end on a thread that may wait: fetches ahead, and blocks
+// until the next bytes are here. While nothing is missing it costs the look for that.
+//
+// Thread safety: one thread at a time. Lifetime: content and stop flag outlive it.
+class SequentialReader {
+ public:
+  // Gives up with EINTR soon after `stop` is set; null: never.
+  explicit SequentialReader(const Content& content, const std::atomic<bool>* stop = nullptr)
+      : content_(content), stop_(stop) {}
+
+  // As the functions of Content do, once the bytes are here: 0 or an errno, those of Source::want()
+  // and EINTR among them.
+  int copy(std::uint64_t offset, std::span<std::byte> out);
+  int copy_unverified(std::uint64_t offset, std::span<std::byte> out);
+
+ private:
+  static constexpr std::uint64_t kAhead = 32 << 20;  // bytes of the recipe
+
+  void fetch_ahead(std::uint64_t offset);
+
+  const Content& content_;
+  const std::atomic<bool>* stop_;
+  std::uint64_t asked_ = 0;    // the recipe's bytes before this were asked for
+  bool fetches_ahead_ = true;  // until what had come went away before it was read
+};
+
+// Copies as Content::copy_unverified(), and fetches first what is missing: for threads of a tool.
+int fetch_and_copy(const Content& content, std::uint64_t offset, std::span<std::byte> out,
+                   const std::atomic<bool>* stop = nullptr);
+
+}  // namespace stfs

@@ -1,0 +1,123 @@
+#include "fs/mount/prefetch_all.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <new>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kPiece = 8 << 20;   // bytes
+constexpr std::uint64_t kAhead = 64 << 20;  // bytes
+constexpr std::string_view kOption = "prefetch=all: ";
+
+}  // namespace
+
+PrefetchAll::PrefetchAll(std::vector<const Source*> sources, Log log)
+    : sources_(std::move(sources)), log_(std::move(log)), arrival_(std::make_shared<Arrival>()) {
+  thread_ = start_thread([this] { run(); });
+}
+
+PrefetchAll::~PrefetchAll() {
+  stop_ = true;
+  {
+    const std::lock_guard lock(arrival_->mutex);
+    arrival_->stop = true;
+  }
+  arrival_->changed.notify_all();
+  thread_.join();
+}
+
+void PrefetchAll::run() {
+  try {
+    std::uint64_t bytes = 0;
+    bool is_whole = true;
+    for (const Source* source : sources_) {
+      if (fetch(*source) != 0) return;
+      const int error = check(*source);
+      if (error == EINTR) return;
+      is_whole = is_whole && error == 0;
+      bytes += source->size();
+    }
+    if (is_whole) log_(std::string(kOption) + "all " + std::to_string(bytes) + " bytes are here");
+  } catch (const std::bad_alloc&) {
+    // Readers fetch what they need.
+  }
+}
+
+int PrefetchAll::wait_for(const Source& source, ByteRange range) {
+  {
+    const std::lock_guard lock(arrival_->mutex);
+    arrival_->error.reset();
+  }
+  source.want(range, [arrival = arrival_](int error) {
+    const std::lock_guard lock(arrival->mutex);
+    arrival->error = error;
+    arrival->changed.notify_all();
+  });
+  std::unique_lock lock(arrival_->mutex);
+  arrival_->changed.wait(lock, [this] { return arrival_->stop || arrival_->error; });
+  return arrival_->stop ? EINTR : *arrival_->error;
+}
+
+int PrefetchAll::fetch(const Source& source) {
+  std::uint64_t asked = 0;
+  for (std::uint64_t at = 0; at < source.size() && !source.is_complete(); at += kPiece) {
+    if (stop_) return EINTR;
+    for (; asked < source.size() && asked < at + kAhead; asked += kPiece) {
+      source.prefetch({asked, std::min(kPiece, source.size() - asked)});
+    }
+    const ByteRange piece{at, std::min(kPiece, source.size() - at)};
+    if (source.has(piece)) continue;
+    const int error = wait_for(source, piece);
+    const bool is_lost = error == 0 && !source.has(piece);
+    if (error == 0 && !is_lost) continue;
+    if (error != EINTR) {
+      log_(std::string(kOption) + printable(source.path()) + ": stopped after " +
+           std::to_string(at) + " bytes: " + (is_lost ? "no cache keeps them" : errno_text(error)) +
+           ": the rest is fetched when it is read");
+    }
+    return is_lost ? EIO : error;
+  }
+  return 0;
+}
+
+int PrefetchAll::check(const Source& source) {
+  const std::string promised = source.sha256();
+  if (promised.empty()) return 0;
+  Sha256 digest;
+  std::vector<std::byte> buffer(1 << 20);
+  for (std::uint64_t at = 0; at < source.size();) {
+    if (stop_) return EINTR;
+    const auto length =
+        static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source.size() - at));
+    const std::span<std::byte> chunk = std::span(buffer).first(length);
+    int error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
+    if (error == 0) error = source.read_unverified(chunk, at);
+    if (error != 0) {
+      if (error != EINTR) {
+        log_(std::string(kOption) + printable(source.path()) +
+             ": its SHA-256 was not checked: " + errno_text(error));
+      }
+      return error;
+    }
+    digest.add(chunk);
+    at += length;
+  }
+  const std::string found = digest.hex();
+  if (found == promised) return 0;
+  source.refuse();
+  log_(printable(source.path()) + ": its bytes have SHA-256 " + found + ", not " + promised +
+       " as its server says: reads of it fail (ESTALE); remove it from the cache and mount again");
+  return ESTALE;
+}
+
+}  // namespace stfs

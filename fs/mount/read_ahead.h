@@ -1,0 +1,85 @@
+// Recognises those who read files in sequence, and says what they will read next.
+//
+// Each read of a file belongs to a stream: the read before it ended near the place where it begins.
+// Near, since the kernel's readahead sends requests in parallel, and they come slightly out of
+// order. A stream that went on in sequence asks for a window ahead of the reader, which doubles
+// from kFirstWindow to kLargestWindow, and asks again when the reader has used half of it. The
+// window ends with the file; but a reader who went from the previous tensor to this one will
+// probably go on with the next: its window goes on there.
+//
+// Random readers make streams of one read each, which ask for nothing.
+//
+// Thread safety: all members. Lifetime: `files` outlives it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+namespace stfs {
+
+class ReadAhead {
+ public:
+  static constexpr std::uint64_t kFirstWindow = 1 << 20;     // bytes
+  static constexpr std::uint64_t kLargestWindow = 64 << 20;  // bytes
+  static constexpr std::size_t kStreams = 64;                // the least recently used goes first
+
+  struct Piece {
+    std::uint64_t file, offset, length;
+  };
+  // What it must know of files; any thread may call it. A file is any number.
+  class Files {
+   public:
+    Files() = default;
+    Files(const Files&) = delete;
+    Files& operator=(const Files&) = delete;
+    virtual ~Files() = default;
+    virtual std::uint64_t size(std::uint64_t file) const = 0;
+    // The file that a reader of all files takes next; a greater number.
+    virtual std::optional<std::uint64_t> next(std::uint64_t file) const = 0;
+    virtual void prefetch(const Piece& piece) const = 0;
+  };
+
+  explicit ReadAhead(const Files& files) : files_(files) {}
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  // A read of [offset, offset + length), which may go over the end of the file. Calls
+  // Files::prefetch() without a lock. A read that asks for nothing allocates nothing.
+  void see(std::uint64_t file, std::uint64_t offset, std::uint64_t length);
+
+ private:
+  struct Stream {
+    std::uint64_t file = 0;
+    std::uint64_t size = 0;        // of the file
+    std::uint64_t position = 0;    // the end of what was read
+    std::uint64_t used = 0;        // the clock at its last read; 0: none
+    unsigned in_sequence = 0;      // reads that went on, at most kTrusted
+    bool follows = false;          // it came from the previous file
+    std::uint64_t window = 0;      // 0: nothing was asked for
+    std::uint64_t asked_file = 0;  // where the next window begins
+    std::uint64_t asked_offset = 0;
+    std::uint64_t ahead = 0;  // bytes asked for that the reader has not reached
+  };
+  static constexpr unsigned kTrusted = 2;
+  static constexpr std::size_t kPieces = 16;  // of one window: files that it goes over
+  struct Pieces {
+    std::array<Piece, kPieces> all;
+    std::size_t count = 0;
+  };
+
+  Stream* stream_of(std::uint64_t file, std::uint64_t offset, std::uint64_t length);
+  Stream* stream_before(std::uint64_t file, std::uint64_t offset, std::uint64_t length);
+  void begin(std::uint64_t file, std::uint64_t offset, std::uint64_t length);
+  static void advance(Stream& stream, std::uint64_t offset, std::uint64_t length);
+  void ask(Stream& stream, Pieces& pieces) const;
+
+  const Files& files_;
+  std::mutex mutex_;
+  std::uint64_t clock_ = 0;
+  std::array<Stream, kStreams> streams_;
+};
+
+}  // namespace stfs

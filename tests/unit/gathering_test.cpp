@@ -1,0 +1,241 @@
+// Replies whose bytes lie far apart, and readers in sequence that wait: Gathering,
+// SequentialReader.
+#include "fs/mount/gathering.h"
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/recipe/arrival.h"
+#include "core/recipe/digest.h"
+#include "core/recipe/slice.h"
+#include "tests/support/files.h"
+#include "tests/unit/late_source.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+// A matrix of bytes, of which a slice is read; all bytes are elsewhere.
+class Column {
+ public:
+  Column(std::uint64_t rows, std::uint64_t row_bytes) : shape_{rows, row_bytes} {
+    std::string pattern;  // its length divides no row
+    for (unsigned i = 0; i < 65537; ++i) pattern += static_cast<char>((i * 2654435761U) >> 13);
+    while (bytes_.size() < rows * row_bytes) bytes_ += pattern;
+    bytes_.resize(rows * row_bytes);
+    write_file(dir_ / "f", bytes_);
+    source.emplace((dir_ / "f").string());
+    source->take_bytes_away();
+  }
+
+  Content slice(const char* expression) {
+    Content whole;
+    whole.extent(*source, 0, bytes_.size());
+    Slice slice;
+    EXPECT_EQ(parse_slice(expression, DType::kU8, shape_, slice), 0);
+    return slice_content(slice, std::move(whole));
+  }
+  std::string bytes(std::uint64_t width) const {
+    std::string out;
+    for (std::uint64_t row = 0; row < shape_[0]; ++row) {
+      out += bytes_.substr(row * shape_[1], width);
+    }
+    return out;
+  }
+
+  std::optional<LateSource> source;
+
+ private:
+  TempDir dir_;
+  std::vector<std::uint64_t> shape_;
+  std::string bytes_;
+};
+
+// A read of a slice through a Gathering.
+struct Gathered {
+  Gathered(Column& column, const char* expression, std::uint64_t length) {
+    ticket = computed->ticket();
+    gathering = std::make_shared<Gathering>(
+        computed, ticket,
+        [&column, expression](Recipe& recipe) {
+          recipe.own = column.slice(expression);
+          return 0;
+        },
+        0, length);
+    computed->wait(ticket, [this](int result, const std::string&) {
+      error = result;
+      if (result != 0) return;
+      for (const iovec& piece : gathering->reply().pieces()) {
+        text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+      }
+    });
+    gathering->go_on();
+  }
+  ~Gathered() { computed->stop(); }
+
+  std::shared_ptr<Computed> computed = std::make_shared<Computed>(
+      1, [](Computed::Key, const std::atomic<bool>&, std::string&) { return 0; });
+  Computed::Ticket ticket = 0;
+  std::shared_ptr<Gathering> gathering;
+  int error = -1;
+  std::string text;
+};
+
+TEST(Gathering, OfAColumnWantsNoMoreThanEightMebibytesAtATime) {
+  Column column(64, kMiB);
+  Gathered gathered(column, ":,0:100", kMiB);
+  std::size_t steps = 0;
+
+  while (!column.source->wanted().empty()) {
+    ++steps;
+    std::uint64_t blocks = 0;
+    for (const ByteRange& range : column.source->wanted()) {
+      blocks += (range.length + Source::kFetchUnit - 1) / Source::kFetchUnit;
+    }
+    EXPECT_LE(blocks * Source::kFetchUnit, kMostMissing);
+    for (std::size_t left = column.source->wanted().size(); left > 0; --left) {
+      column.source->deliver(0);
+    }
+  }
+
+  EXPECT_EQ(gathered.error, 0);
+  EXPECT_EQ(gathered.text, column.bytes(100));
+  EXPECT_GE(steps, 2U);
+}
+
+TEST(Gathering, JoinsRunsOfNeighbouringBlocks) {
+  Column column(64, 64 << 10);
+  Gathered gathered(column, ":,0:10", kMiB);
+
+  EXPECT_EQ(column.source->wanted().size(), 1U);
+
+  column.source->deliver(0);
+  EXPECT_EQ(gathered.text, column.bytes(10));
+}
+
+TEST(Gathering, GoesOnWhereASourceKeepsLittle) {
+  Column column(64, kMiB);
+  column.source->keep_at_most(1);
+  Gathered gathered(column, ":,0:100", kMiB);
+
+  while (!column.source->wanted().empty()) column.source->deliver(0);
+
+  EXPECT_EQ(gathered.error, 0);
+  EXPECT_EQ(gathered.text, column.bytes(100));
+}
+
+TEST(Gathering, OfWhatGoesAwayAgainAndAgainEndsWithEIO) {
+  Column column(4, kMiB);
+  Gathered gathered(column, ":,0:100", kMiB);
+
+  for (int i = 0; i < 1000 && gathered.error == -1; ++i) {
+    column.source->lose_next();
+    column.source->deliver(0);
+  }
+
+  EXPECT_EQ(gathered.error, EIO);
+}
+
+TEST(Gathering, WantsNothingForAReaderWhoLeft) {
+  Column column(64, kMiB);
+  Gathered gathered(column, ":,0:100", kMiB);
+  const std::size_t wants = column.source->wants();
+
+  gathered.computed->cancel(gathered.ticket);
+  while (!column.source->wanted().empty()) column.source->deliver(0);
+
+  EXPECT_EQ(column.source->wants(), wants);
+  gathered.computed->stop();
+  EXPECT_EQ(gathered.error, EINTR);
+}
+
+TEST(Gathering, AnErrorOfALaterStepIsTheReaders) {
+  Column column(64, kMiB);
+  Gathered gathered(column, ":,0:100", kMiB);
+  for (std::size_t left = column.source->wanted().size(); left > 0; --left) {
+    column.source->deliver(0);
+  }
+  ASSERT_EQ(gathered.error, -1);
+
+  while (!column.source->wanted().empty()) column.source->deliver(EACCES);
+
+  EXPECT_EQ(gathered.error, EACCES);
+}
+
+TEST(SequentialReader, FetchesAheadAndWaits) {
+  Column column(64, kMiB);
+  column.source->deliver_at_once();
+  const Content content = column.slice("...");
+  std::string hex;
+
+  EXPECT_EQ(sha256(content, false, hex), 0);
+
+  std::uint64_t prefetched = 0;
+  for (const ByteRange& range : column.source->prefetched()) prefetched += range.length;
+  EXPECT_EQ(prefetched, 64 * kMiB) << "each byte once";
+  EXPECT_EQ(column.source->prefetched()[0].offset, 0U);
+}
+
+TEST(SequentialReader, ReadsASourceThatKeepsLittle) {
+  Column column(16, kMiB);
+  column.source->deliver_at_once();
+  column.source->keep_at_most(512 << 10);
+  const Content content = column.slice("...");
+  std::string hex;
+  std::string expected;
+
+  EXPECT_EQ(sha256(content, false, hex), 0);
+
+  column.source->bring_all_back();
+  EXPECT_EQ(sha256(content, false, expected), 0);
+  EXPECT_EQ(hex, expected);
+}
+
+TEST(SequentialReader, EndsSoonAfterItIsStopped) {
+  Column column(1, kMiB);
+  const Content content = column.slice("...");
+  std::atomic<bool> stop = false;
+  std::string hex;
+  int error = 0;
+
+  std::thread reader([&] { error = sha256(content, stop, hex); });
+  while (column.source->wanted().empty()) std::this_thread::yield();
+  stop = true;
+  reader.join();
+
+  EXPECT_EQ(error, EINTR);
+  column.source->deliver(0);
+}
+
+TEST(SequentialReader, HasTheErrorOfTheFetch) {
+  Column column(1, kMiB);
+  column.source->change_elsewhere();
+  const Content content = column.slice("...");
+  std::string hex;
+
+  EXPECT_EQ(sha256(content, false, hex), ESTALE);
+}
+
+TEST(SequentialReader, OfBytesThatAreHereAsksForNothing) {
+  Column column(4, kMiB);
+  column.source->bring_all_back();
+  const Content content = column.slice("...");
+  std::string hex;
+
+  EXPECT_EQ(sha256(content, false, hex), 0);
+
+  EXPECT_EQ(column.source->wants(), 0U);
+  EXPECT_TRUE(column.source->prefetched().empty());
+}
+
+}  // namespace
+}  // namespace stfs::test

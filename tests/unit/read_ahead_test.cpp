@@ -1,0 +1,187 @@
+// Who reads in sequence, and what is asked for then.
+#include "fs/mount/read_ahead.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kKiB = 1 << 10;
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kGiB = 1 << 30;
+
+// Files 0, 1, 2, ... of given sizes; all files are followed by the next.
+class SomeFiles : public ReadAhead::Files {
+ public:
+  explicit SomeFiles(std::vector<std::uint64_t> sizes) : sizes_(std::move(sizes)) {}
+
+  std::uint64_t size(std::uint64_t file) const override { return sizes_.at(file); }
+  std::optional<std::uint64_t> next(std::uint64_t file) const override {
+    return file + 1 < sizes_.size() ? std::optional(file + 1) : std::nullopt;
+  }
+  void prefetch(const ReadAhead::Piece& piece) const override { asked.push_back(piece); }
+
+  // The pieces since the last call.
+  std::vector<std::vector<std::uint64_t>> take() {
+    std::vector<std::vector<std::uint64_t>> out;
+    for (const auto& [file, offset, length] : asked) out.push_back({file, offset, length});
+    asked.clear();
+    return out;
+  }
+  std::uint64_t bytes_of(std::uint64_t file) const {
+    std::uint64_t bytes = 0;
+    for (const auto& piece : asked) bytes += piece.file == file ? piece.length : 0;
+    return bytes;
+  }
+
+  mutable std::vector<ReadAhead::Piece> asked;
+
+ private:
+  std::vector<std::uint64_t> sizes_;
+};
+
+using Pieces = std::vector<std::vector<std::uint64_t>>;
+
+TEST(ReadAhead, DoublesItsWindowForAReaderInSequence) {
+  SomeFiles files({kGiB});
+  ReadAhead read_ahead(files);
+
+  read_ahead.see(0, 0, 128 * kKiB);
+  EXPECT_EQ(files.take(), Pieces{}) << "one read is no sequence";
+  read_ahead.see(0, 128 * kKiB, 128 * kKiB);
+  EXPECT_EQ(files.take(), (Pieces{{0, 256 * kKiB, kMiB}}));
+  for (std::uint64_t at = 256 * kKiB; at < 640 * kKiB; at += 128 * kKiB) {
+    read_ahead.see(0, at, 128 * kKiB);
+    EXPECT_EQ(files.take(), Pieces{}) << "less than half of it is used";
+  }
+  read_ahead.see(0, 640 * kKiB, 128 * kKiB);
+  EXPECT_EQ(files.take(), (Pieces{{0, 1280 * kKiB, 1536 * kKiB}})) << "two MiB ahead";
+
+  std::uint64_t read = 768 * kKiB;
+  std::uint64_t asked = 2816 * kKiB;
+  for (; read < 512 * kMiB; read += 128 * kKiB) {
+    read_ahead.see(0, read, 128 * kKiB);
+    for (const auto& piece : files.take()) {
+      EXPECT_EQ(piece[1], asked) << "no gap, nothing twice";
+      asked += piece[2];
+    }
+    EXPECT_LE(asked, read + 128 * kKiB + ReadAhead::kLargestWindow);
+  }
+  EXPECT_GE(asked, read + ReadAhead::kLargestWindow / 2);
+}
+
+TEST(ReadAhead, EndsAtTheEndOfTheFile) {
+  SomeFiles files({3 * kMiB, kGiB});
+  ReadAhead read_ahead(files);
+
+  for (std::uint64_t at = 0; at < 3 * kMiB; at += kMiB) read_ahead.see(0, at, kMiB);
+  read_ahead.see(0, 3 * kMiB, kMiB);
+
+  EXPECT_EQ(files.take(), (Pieces{{0, 2 * kMiB, kMiB}}));
+}
+
+TEST(ReadAhead, AsksNothingForRandomReaders) {
+  SomeFiles files({64 * kGiB});
+  ReadAhead read_ahead(files);
+  std::uint64_t place = 1;
+
+  for (int i = 0; i < 2000; ++i) {
+    place = place * 6364136223846793005U + 1442695040888963407U;
+    read_ahead.see(0, (place >> 20) % (64 * kGiB) / 4096 * 4096, 4096);
+  }
+
+  EXPECT_EQ(files.take(), Pieces{});
+}
+
+TEST(ReadAhead, AsksNothingBeyondTensorsThatAreReadInRandomOrder) {
+  SomeFiles files(std::vector<std::uint64_t>(1024, 8 * kMiB));
+  ReadAhead read_ahead(files);
+
+  for (std::uint64_t i = 0; i < 64; ++i) {
+    const std::uint64_t file = i * 373 % 1024;
+    for (std::uint64_t at = 0; at < 8 * kMiB; at += kMiB) read_ahead.see(file, at, kMiB);
+    EXPECT_LE(files.bytes_of(file), 8 * kMiB);
+    files.asked.erase(std::remove_if(files.asked.begin(), files.asked.end(),
+                                     [&](const auto& piece) { return piece.file == file; }),
+                      files.asked.end());
+    EXPECT_EQ(files.take(), Pieces{}) << "of other tensors";
+  }
+}
+
+TEST(ReadAhead, TellsTwoReadersOfAFileApart) {
+  SomeFiles files({kGiB});
+  ReadAhead read_ahead(files);
+
+  for (std::uint64_t at = 0; at < 2 * kMiB; at += kMiB) {
+    read_ahead.see(0, at, kMiB);
+    read_ahead.see(0, kGiB / 2 + at, kMiB);
+  }
+
+  EXPECT_EQ(files.take(), (Pieces{{0, 2 * kMiB, kMiB}, {0, kGiB / 2 + 2 * kMiB, kMiB}}));
+}
+
+TEST(ReadAhead, TakesRequestsThatAreSlightlyOutOfOrderAsOneSequence) {
+  SomeFiles files({kGiB});
+  ReadAhead read_ahead(files);
+  std::uint64_t asked = 0;
+
+  for (std::uint64_t at = 0; at < 16 * kMiB; at += 512 * kKiB) {
+    for (const std::uint64_t i : {1U, 0U, 3U, 2U}) {
+      read_ahead.see(0, at + i * 128 * kKiB, 128 * kKiB);
+    }
+    for (const auto& piece : files.take()) {
+      if (asked != 0) {
+        EXPECT_EQ(piece[1], asked);
+      }
+      asked = piece[1] + piece[2];
+    }
+  }
+
+  EXPECT_GE(asked, 20 * kMiB);
+}
+
+TEST(ReadAhead, GoesOnInTheNextTensorForAReaderWhoCameFromTheOneBefore) {
+  SomeFiles files({4 * kMiB, 4 * kMiB, 4 * kMiB, kGiB});
+  ReadAhead read_ahead(files);
+  for (std::uint64_t at = 0; at < 4 * kMiB; at += kMiB) read_ahead.see(0, at, kMiB);
+  EXPECT_EQ(files.bytes_of(1), 0U);
+  files.take();
+
+  for (std::uint64_t at = 0; at < 4 * kMiB; at += kMiB) read_ahead.see(1, at, kMiB);
+
+  EXPECT_EQ(files.bytes_of(1), 3 * kMiB) << "its first read was there before";
+  EXPECT_EQ(files.bytes_of(2), 4 * kMiB);
+}
+
+TEST(ReadAhead, OfSmallTensorsInARowAsksForManyAtOnce) {
+  SomeFiles files(std::vector<std::uint64_t>(100, 4 * kKiB));
+  ReadAhead read_ahead(files);
+
+  for (std::uint64_t file = 0; file < 100; ++file) read_ahead.see(file, 0, 128 * kKiB);
+
+  for (std::uint64_t file = 2; file < 100; ++file) {
+    EXPECT_EQ(files.bytes_of(file), 4 * kKiB) << file;
+  }
+}
+
+TEST(ReadAhead, ForgetsTheStreamThatWasUsedLeastRecently) {
+  SomeFiles files(std::vector<std::uint64_t>(1000, kGiB));
+  ReadAhead read_ahead(files);
+  read_ahead.see(0, 0, kMiB);
+
+  for (std::uint64_t i = 1; i <= ReadAhead::kStreams; ++i) read_ahead.see(10 * i, 0, kMiB);
+  read_ahead.see(0, kMiB, kMiB);
+
+  EXPECT_EQ(files.take(), Pieces{});
+}
+
+}  // namespace
+}  // namespace stfs::test
