@@ -1,3 +1,4 @@
+// All that touches libcurl is in this file: no other one includes it.
 #include "core/source/http.h"
 
 #include "core/base/error.h"
@@ -479,8 +480,11 @@ void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
 void Http::Impl::start_thread_once() {
   static const CURLcode kInitialised = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (kInitialised == CURLE_OK) multi_.reset(curl_multi_init());
+  // It says nothing when it cannot make the descriptors that wake its thread; this does.
+  if (multi_ && curl_multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
   if (!multi_) {
-    throw Error(ErrorCode::kUnreadable, "", "libcurl cannot start: no memory or no descriptors");
+    throw Error(ErrorCode::kUnreadable, "",
+                "libcurl cannot start: no memory, or too many open files");
   }
   curl_multi_setopt(multi_.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
   curl_multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS,
@@ -576,7 +580,11 @@ void Http::Impl::take_ended() {
     auto& ended = *reinterpret_cast<Transfer*>(user);
     HttpEnd end = code == CURLE_OK ? HttpEnd{} : end_of(code, ended);
     if (code != CURLE_OK && ended.failure.error != 0) end = ended.failure;
-    if (code == CURLE_OK && !ended.has_head) end = {EPROTO, "its server does not speak HTTP/1.1"};
+    if (code == CURLE_OK && !ended.has_head) {
+      const bool has_begun = ended.head.status != 0;
+      end = has_begun ? HttpEnd{EIO, "its answer broke off"}
+                      : HttpEnd{EPROTO, "its server does not speak HTTP/1.1"};
+    }
     std::unique_ptr<Transfer> transfer = remove(ended);
     transfer->easy.reset();
     if (!transfer->next) {

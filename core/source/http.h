@@ -111,8 +111,8 @@ class Http {
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
   // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over.
-  // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer. Never to be
-  // called on the thread of Http.
+  // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
+  // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,
                  std::chrono::milliseconds patience = std::chrono::seconds(60));
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <future>
+#include <memory>
 #include <random>
 
 namespace stfs {
@@ -42,7 +43,7 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most, milliseconds 
         std::max(milliseconds(1), one.limit.count() == 0 ? left : std::min(one.limit, left));
     HttpAnswer answer;
     bool is_too_long = false;
-    std::promise<HttpEnd> ended;
+    const auto ended = std::make_shared<std::promise<HttpEnd>>();  // which outlives set_value()
     start(std::move(one),
           {.head =
                [&](const HttpHead& head) {
@@ -56,12 +57,17 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most, milliseconds 
                  answer.body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
                  return true;
                },
-           .end = [&](const HttpEnd& end) { ended.set_value(end); }},
+           .end = [ended](const HttpEnd& end) { ended->set_value(end); }},
           pause);
-    const HttpEnd end = ended.get_future().get();
-    const bool is_answer = end.error == 0;
+    const HttpEnd end = ended->get_future().get();
+    if (is_too_long && answer.head.status < 300) {
+      throw Error(ErrorCode::kUnreadable, place,
+                  request.range && answer.head.status == 200
+                      ? "its server does not answer ranges: download it first"
+                      : "its server sends more than it must");
+    }
+    const bool is_answer = end.error == 0 || is_too_long;
     if (is_answer && !is_temporary(answer.head.status)) return answer;
-    if (is_too_long) throw Error(ErrorCode::kUnreadable, place, "the answer is too long");
     const bool has_broken = end.error == EIO || end.error == ETIMEDOUT;
     if (end.error == EIO && answer.head.status == 0) ++silent;
     pause = backoff.next(answer.head.status == 0 ? nullptr : &answer.head);

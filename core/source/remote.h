@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace stfs {
@@ -54,6 +55,17 @@ struct Verdict {
 // 404, 410 and 412 mean changed; so does 416, and another size or validator in a 206. 200 is a
 // server that ignores ranges. For the rules see SEMANTICS, "Sources elsewhere".
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range);
+
+// `Content-Range: bytes FIRST-LAST/SIZE`, or `bytes */SIZE` of an answer 416, whose range is empty;
+// nullopt for any other text.
+struct ContentRange {
+  ByteRange range;
+  std::uint64_t size = 0;  // of the whole object
+};
+std::optional<ContentRange> parse_content_range(std::string_view text);
+// Why the bytes of an answer are not those of the object: they are compressed, or come in parts; ""
+// when they are.
+std::string encoding_refusal(const HttpHead& head);
 
 // Thread safety: all members.
 class Remote {

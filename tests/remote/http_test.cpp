@@ -1,17 +1,30 @@
 #include "core/source/http.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
-#include <condition_variable>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
-#include <mutex>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,14 +36,14 @@ using test::HttpServer;
 using test::WebAnswer;
 using test::WebRequest;
 
-struct Outcome {
+struct HttpOutcome {
   HttpHead head;
   std::string body;
   HttpEnd end;
 };
 
-Outcome fetch(Http& http, HttpRequest request) {
-  Outcome outcome;
+HttpOutcome http_fetch(Http& http, HttpRequest request) {
+  HttpOutcome outcome;
   std::promise<void> ended;
   http.start(std::move(request),
              {.head =
@@ -52,6 +65,98 @@ Outcome fetch(Http& http, HttpRequest request) {
   return outcome;
 }
 
+WebAnswer redirect_to(const std::string& location, int status = 302) {
+  return {.status = status, .headers = {{"Location", location}}, .body = "elsewhere"};
+}
+
+// Sets a variable of the environment while it lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+  ~Variable() {
+    if (old_) {
+      ::setenv(name_, old_->c_str(), 1);
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+// Answers each connection with a text as it stands, and closes it; with nullopt it never takes one.
+class RawServer {
+ public:
+  explicit RawServer(std::optional<std::string> text) {
+    listening_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in where{};
+    where.sin_family = AF_INET;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof where;
+    auto* const name = reinterpret_cast<sockaddr*>(&where);
+    EXPECT_EQ(::bind(listening_.get(), name, length), 0);
+    EXPECT_EQ(::listen(listening_.get(), text ? 16 : 0), 0);
+    EXPECT_EQ(::getsockname(listening_.get(), name, &length), 0);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(where.sin_port)) + "/";
+    if (text) {
+      thread_ = std::thread([this, text = *text] { serve(text); });
+    } else {
+      for (UniqueFd& fd : waiting_) {  // no room for another
+        fd = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+        ::connect(fd.get(), name, length);
+      }
+    }
+  }
+  RawServer(const RawServer&) = delete;
+  RawServer& operator=(const RawServer&) = delete;
+  ~RawServer() {
+    is_ending_ = true;
+    ::shutdown(listening_.get(), SHUT_RDWR);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const std::string& url() const { return url_; }
+
+ private:
+  static constexpr char kTls = 0x16;  // the first byte of a client that speaks TLS
+
+  void serve(const std::string& text) {
+    while (!is_ending_) {
+      const UniqueFd fd(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::string request;
+      std::array<char, 4096> chunk{};
+      while (request.find("\r\n\r\n") == std::string::npos && !request.starts_with(kTls)) {
+        const ssize_t n = ::recv(fd.get(), chunk.data(), chunk.size(), 0);
+        if (n <= 0) break;
+        request.append(chunk.data(), static_cast<std::size_t>(n));
+      }
+      ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
+      ::shutdown(fd.get(), SHUT_WR);
+      while (::recv(fd.get(), chunk.data(), chunk.size(), 0) > 0) {  // no reset before it is read
+      }
+    }
+  }
+
+  UniqueFd listening_;
+  std::array<UniqueFd, 4> waiting_;
+  std::atomic<bool> is_ending_ = false;
+  std::string url_;
+  std::thread thread_;
+};
+
+HttpOutcome answered(const std::string& raw) {
+  const RawServer server(raw);
+  Http http({});
+  return http_fetch(http, {.url = server.url()});
+}
+
 TEST(Http, GivesHeadAndBodyOfAnAnswer) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{
@@ -59,7 +164,7 @@ TEST(Http, GivesHeadAndBodyOfAnAnswer) {
   });
   Counters counters;
   Http http({.counters = &counters});
-  const Outcome outcome = fetch(
+  const HttpOutcome outcome = http_fetch(
       http, {.url = server.url("/a?x"), .headers = {"X-Mine: yes"}, .range = ByteRange{3, 5}});
   EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
   EXPECT_EQ(outcome.head.status, 206);
@@ -75,6 +180,551 @@ TEST(Http, GivesHeadAndBodyOfAnAnswer) {
   EXPECT_EQ(request.header("accept-encoding"), "identity");
   EXPECT_EQ(counters.requests, 1U);
   EXPECT_EQ(counters.bytes_fetched, 5U);
+}
+
+TEST(Http, ARedirectIsFollowedRelativeToItsPlace) {
+  HttpServer server([](const WebRequest& request) {
+    if (request.target == "/a/b?q") return redirect_to("../c?x#f");
+    return WebAnswer{.body = request.target};
+  });
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url("/a/b?q")});
+  EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
+  EXPECT_EQ(outcome.body, "/c?x");
+  EXPECT_EQ(outcome.head.url, server.url("/c?x"));
+  EXPECT_TRUE(outcome.head.was_redirected);
+}
+
+TEST(Http, ARedirectIsPassedOnWhereNobodyFollows) {
+  HttpServer server([](const WebRequest&) { return redirect_to("http://169.254.169.254/"); });
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url(), .follow = false});
+  EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
+  EXPECT_EQ(outcome.head.status, 302);
+  EXPECT_EQ(outcome.head.header("location"), "http://169.254.169.254/");
+  EXPECT_EQ(outcome.body, "elsewhere");
+}
+
+TEST(Http, RedirectsForEverEndAfterTen) {
+  HttpServer server([](const WebRequest&) { return redirect_to("/again"); });
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+  EXPECT_EQ(outcome.end.error, EACCES);
+  EXPECT_EQ(outcome.end.text, "redirects more than 10 times");
+  EXPECT_EQ(server.requests().size(), 11U);
+}
+
+TEST(Http, ASecretNeverReachesASecondHost) {
+  HttpServer second([](const WebRequest&) { return WebAnswer{.body = "bytes"}; }, "127.0.0.2");
+  HttpServer first([&](const WebRequest& request) {
+    if (request.target == "/1") return redirect_to("/2");
+    return redirect_to(second.url("/3"), 307);
+  });
+  const std::filesystem::path netrc =
+      std::filesystem::temp_directory_path() / ("stfs-netrc-" + std::to_string(::getpid()));
+  std::ofstream(netrc) << "machine 127.0.0.1 login me password s3cret\n"
+                          "machine 127.0.0.2 login me password other\n";
+  const Variable variable("NETRC", netrc.string());
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = first.url("/1"),
+                                                .headers = {"X-Public: 1"},
+                                                .secrets = {"X-Token: t0ken"},
+                                                .use_netrc = true});
+  std::filesystem::remove(netrc);
+  EXPECT_EQ(outcome.body, "bytes") << outcome.end.text;
+  ASSERT_EQ(first.requests().size(), 2U);
+  for (const WebRequest& request : first.requests()) {
+    EXPECT_EQ(request.header("x-token"), "t0ken");
+    EXPECT_EQ(request.header("authorization"), "Basic bWU6czNjcmV0");
+  }
+  ASSERT_EQ(second.requests().size(), 1U);
+  const WebRequest request = second.requests()[0];
+  EXPECT_EQ(request.header("x-public"), "1");
+  EXPECT_EQ(request.header("x-token"), "");
+  EXPECT_EQ(request.header("authorization"), "");
+  EXPECT_EQ(request.header("referer"), "");
+}
+
+TEST(Http, ASecretStaysAwayAfterAnotherHostRedirectsBack) {
+  std::string back;
+  HttpServer second([&](const WebRequest&) { return redirect_to(back); }, "127.0.0.2");
+  HttpServer first([&](const WebRequest& request) {
+    return request.target == "/1" ? redirect_to(second.url()) : WebAnswer{};
+  });
+  back = first.url("/chosen-by-second");
+  Http http({});
+  http_fetch(http, {.url = first.url("/1"), .secrets = {"X-Token: t0ken"}});
+  ASSERT_EQ(first.requests().size(), 2U);
+  EXPECT_EQ(first.requests()[1].header("x-token"), "");
+}
+
+TEST(Http, WhatIsSentIsNotRedirectedToASecondHost) {
+  HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
+  HttpServer first([&](const WebRequest& request) {
+    if (request.target == "/same") return redirect_to("/end", 308);
+    if (request.target == "/other") return redirect_to(second.url(), 307);
+    if (request.target == "/see") return redirect_to(second.url("/seen"), 303);
+    return WebAnswer{};
+  });
+  Http http({});
+  const auto post = [&](const std::string& path) {
+    return http_fetch(http, {.url = first.url(path), .method = "POST", .body = "web-identity"});
+  };
+  EXPECT_EQ(post("/same").end.error, 0);
+  EXPECT_EQ(first.requests().back().method, "POST");
+  EXPECT_EQ(first.requests().back().body, "web-identity");
+  EXPECT_EQ(post("/other").end.text, "redirects what is sent to another host");
+  EXPECT_TRUE(second.requests().empty());
+  EXPECT_EQ(post("/see").end.error, 0);
+  EXPECT_EQ(second.requests().at(0).method, "GET");
+  EXPECT_EQ(second.requests().at(0).body, "");
+  EXPECT_EQ(second.requests().at(0).header("content-length"), "");
+}
+
+TEST(Http, ARedirectToAPlaceThatHandsOutRolesIsRefused) {
+  for (const char* target : {"http://169.254.169.254/latest/meta-data/", "http://2852039166/",
+                             "http://0xa9fea9fe/", "http://[::ffff:169.254.169.254]/",
+                             "http://[fe80::1]/", "//169.254.170.2/v2/credentials"}) {
+    HttpServer server([&](const WebRequest&) { return redirect_to(target); });
+    Http http({.insecure_http = true});
+    const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+    EXPECT_EQ(outcome.end.error, EACCES) << target;
+    EXPECT_EQ(outcome.end.text, "redirects to a link-local address") << target;
+  }
+}
+
+TEST(Http, ARedirectToNoWebServerIsRefused) {
+  for (const char* target : {"file:///etc/passwd", "ftp://127.0.0.1/", "gopher:x",
+                             "http://user:pass@127.0.0.1/", "http://127.0.0.1:99999/"}) {
+    HttpServer server([&](const WebRequest&) { return redirect_to(target); });
+    Http http({});
+    const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+    EXPECT_EQ(outcome.end.error, EACCES) << target;
+    EXPECT_EQ(outcome.end.text, "redirects to a place that is no URL of http or https");
+  }
+  HttpServer server([](const WebRequest&) { return WebAnswer{.status = 301}; });
+  Http http({});
+  EXPECT_EQ(http_fetch(http, {.url = server.url()}).end.text, "redirects without saying where to");
+}
+
+TEST(Http, PlainHttpIsForThisMachineAlone) {
+  Http http({});
+  for (const char* url : {"http://model.example/a", "http://127.1/", "http://169.254.169.254/"}) {
+    const HttpOutcome outcome = http_fetch(http, {.url = url});
+    EXPECT_EQ(outcome.end.error, EACCES) << url;
+    EXPECT_NE(outcome.end.text.find("-o insecure_http"), std::string::npos) << outcome.end.text;
+  }
+  HttpServer server([](const WebRequest&) { return redirect_to("http://model.example/a?secret"); });
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+  EXPECT_EQ(outcome.end.error, EACCES);
+  EXPECT_EQ(outcome.end.text.find("secret"), std::string::npos);
+}
+
+TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
+  HttpServer local([](const WebRequest&) { return WebAnswer{.body = "private"}; });
+  HttpServer proxy([&](const WebRequest& request) {
+    if (request.target == "http://model.example/there") return redirect_to(local.url());
+    return WebAnswer{.body = request.target};
+  });
+  const Variable variable("http_proxy", proxy.url());
+  const Variable none("no_proxy", "");
+  Http http({.insecure_http = true});
+  EXPECT_EQ(http_fetch(http, {.url = "http://model.example/a"}).body, "http://model.example/a");
+  EXPECT_EQ(http_fetch(http, {.url = local.url()}).body, "private");
+  const HttpOutcome outcome = http_fetch(http, {.url = "http://model.example/there"});
+  EXPECT_EQ(outcome.end.error, EACCES);
+  EXPECT_EQ(outcome.end.text, "redirects to a loopback address");
+  EXPECT_EQ(local.requests().size(), 1U);
+}
+
+TEST(Http, TheBodyOfARedirectIsNotWaitedFor) {
+  HttpServer server([](const WebRequest& request) {
+    if (request.target != "/") return WebAnswer{.body = "bytes"};
+    WebAnswer answer = redirect_to("/end");
+    answer.headers.emplace_back("Content-Length", "100000000000");
+    answer.stall = true;
+    return answer;
+  });
+  Http http({});
+  EXPECT_EQ(http_fetch(http, {.url = server.url()}).body, "bytes");
+}
+
+TEST(Http, HeadersForEverEndTheTransfer) {
+  HttpServer server([](const WebRequest&) {
+    WebAnswer answer;
+    answer.headers.assign(100'000, {"X", std::string(1000, 'x')});
+    return answer;
+  });
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+  EXPECT_EQ(outcome.end.error, EPROTO);
+  EXPECT_EQ(outcome.end.text, "its server sends more than 64 KiB of headers");
+  EXPECT_EQ(outcome.head.status, 0);
+}
+
+TEST(Http, OneHeaderForEverEndsTheTransfer) {
+  const HttpOutcome outcome = answered("HTTP/1.1 200 OK\r\nX: " + std::string(1 << 20, 'x'));
+  EXPECT_EQ(outcome.end.error, EPROTO) << outcome.end.text;
+}
+
+TEST(Http, HeadsForEverEndTheTransfer) {
+  std::string heads;
+  for (int i = 0; i < 10'000; ++i) heads += "HTTP/1.1 103 Early Hints\r\n\r\n";
+  EXPECT_EQ(answered(heads).end.error, EPROTO);
+}
+
+TEST(Http, AHeadBeforeTheAnswerIsPassedOver) {
+  const HttpOutcome outcome = answered(
+      "HTTP/1.1 103 Early Hints\r\nETag: \"early\"\r\n\r\n"
+      "HTTP/1.1 200 OK\r\nX:  a\r\n b\r\nContent-Length: 1\r\n\r\nx");
+  EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
+  EXPECT_EQ(outcome.head.status, 200);
+  EXPECT_EQ(outcome.head.header("etag"), "");
+  EXPECT_EQ(outcome.head.header("x"), "a b");
+}
+
+TEST(Http, WhatIsNoHttpIsRefused) {
+  for (const std::string& raw :
+       {std::string("hello, this is HTTP/0.9\n"), std::string("\0\0\0\0\r\n\r\n", 8),
+        std::string("SSH-2.0-OpenSSH_9.2\r\n"), std::string("HTTP/2 200\r\n\r\n"),
+        std::string("HTTP/1.1 99 No\r\n\r\n"), std::string("HTTP/1.1 2000 No\r\n\r\n"),
+        std::string("HTTP/1.1 999 No\r\n\r\n"), std::string("HTTP/1.1 101 Other\r\n\r\n"),
+        std::string("HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello"),
+        std::string("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 3\r\n\r\nhello")}) {
+    const HttpOutcome outcome = answered(raw);
+    EXPECT_EQ(outcome.end.error, EPROTO) << raw << ": " << outcome.end.text;
+    EXPECT_EQ(outcome.body, "") << raw;
+  }
+}
+
+TEST(Http, AnAnswerThatBreaksOffIsAnError) {
+  EXPECT_EQ(answered("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello").end.error, EIO);
+  EXPECT_EQ(answered("HTTP/1.1 200 OK\r\nContent-Le").end.error, EIO);
+  EXPECT_EQ(answered("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel").end.error,
+            EIO);
+  EXPECT_EQ(answered("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").end.error, EIO);
+  EXPECT_EQ(answered("").end.error, EIO);
+}
+
+TEST(Http, BytesBehindTheLengthAreNotOfTheAnswer) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Length", "5"}}, .body = "hello, world"};
+  });
+  for (int i = 0; i < 2; ++i) {
+    Http http({});
+    const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
+    EXPECT_EQ(outcome.body, "hello") << outcome.end.text;
+  }
+}
+
+TEST(Http, NothingIsDecoded) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Encoding", "gzip"}}, .body = "\x1f\x8b no gzip"};
+  });
+  Http http({});
+  EXPECT_EQ(http_fetch(http, {.url = server.url()}).body, "\x1f\x8b no gzip");
+}
+
+TEST(Http, ACookieIsNotKept) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Set-Cookie", "a=b"}}};
+  });
+  Http http({});
+  http_fetch(http, {.url = server.url()});
+  http_fetch(http, {.url = server.url()});
+  EXPECT_EQ(server.requests().at(1).header("cookie"), "");
+}
+
+TEST(Http, AServerWithoutAnAnswerIsAnErrorThatNamesIt) {
+  std::string url;
+  {
+    const RawServer server("");
+    url = server.url();
+  }
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = url + "a?secret"});
+  EXPECT_EQ(outcome.end.error, EIO);
+  EXPECT_EQ(outcome.end.text,
+            "cannot connect to " + url.substr(7, url.size() - 8) + ": Connection refused");
+  const HttpOutcome unknown = http_fetch(http, {.url = "https://nowhere.invalid/a?secret"});
+  EXPECT_EQ(unknown.end.error, EIO);
+  EXPECT_EQ(unknown.end.text, "cannot find the address of nowhere.invalid");
+}
+
+TEST(Http, AServerWithoutTlsIsNoSecureServer) {
+  const RawServer server("HTTP/1.1 400 Bad Request\r\n\r\n");
+  Http http({});
+  const HttpOutcome outcome =
+      http_fetch(http, {.url = "https" + server.url().substr(4) + "?secret"});
+  EXPECT_EQ(outcome.end.error, EPROTO);
+  EXPECT_EQ(outcome.end.text.find("secret"), std::string::npos) << outcome.end.text;
+}
+
+TEST(Http, AStallEndsTheTransfer) {
+  HttpServer server([](const WebRequest& request) {
+    return WebAnswer{.headers = {{"Content-Length", "9"}},
+                     .body = request.target == "/silent" ? "" : "hello",
+                     .stall = true};
+  });
+  Http http({});
+  for (const char* path : {"/", "/silent"}) {
+    const HttpOutcome outcome =
+        http_fetch(http, {.url = server.url(path), .stall = milliseconds(50)});
+    EXPECT_EQ(outcome.end.error, ETIMEDOUT);
+    EXPECT_EQ(outcome.end.text, "its server sent nothing for 50 ms");
+  }
+}
+
+TEST(Http, AConnectionThatNeverOpensEndsTheTransfer) {
+  const RawServer server(std::nullopt);
+  Http http({});
+  EXPECT_EQ(http_fetch(http, {.url = server.url(), .stall = milliseconds(50)}).end.error,
+            ETIMEDOUT);
+}
+
+TEST(Http, AnAnswerThatDripsEndsAtTheLimit) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.body = std::string(100'000, 'x'), .bytes_per_second = 1000};
+  });
+  Http http({});
+  const HttpOutcome outcome = http_fetch(http, {.url = server.url(), .limit = milliseconds(100)});
+  EXPECT_EQ(outcome.end.error, ETIMEDOUT);
+  EXPECT_EQ(outcome.end.text, "it took longer than 100 ms");
+}
+
+TEST(Http, ACallbackEndsTheTransfer) {
+  HttpServer server([](const WebRequest&) { return WebAnswer{.body = std::string(1 << 20, 'x')}; });
+  Http http({});
+  for (const bool at_head : {true, false}) {
+    std::promise<HttpEnd> ended;
+    http.start({.url = server.url()}, {.head = [&](const HttpHead&) { return !at_head; },
+                                       .data = [&](std::span<const std::byte>) { return false; },
+                                       .end = [&](const HttpEnd& end) { ended.set_value(end); }});
+    EXPECT_EQ(ended.get_future().get().error, ECANCELED);
+  }
+}
+
+TEST(Http, ABadRequestIsNotSent) {
+  HttpServer server([](const WebRequest&) { return WebAnswer{}; });
+  Http http({});
+  const auto error = [&](HttpRequest request) {
+    const HttpOutcome outcome = http_fetch(http, std::move(request));
+    EXPECT_EQ(outcome.end.text.find("s3cret"), std::string::npos) << outcome.end.text;
+    return outcome.end.error;
+  };
+  EXPECT_EQ(error({.url = "s3cret"}), EACCES);
+  EXPECT_EQ(error({.url = "http://me:s3cret@127.0.0.1/"}), EACCES);
+  EXPECT_EQ(error({.url = server.url(), .secrets = {"X-Token: s3cret\nX-Other: 1"}}), EACCES);
+  EXPECT_EQ(error({.url = server.url(), .headers = {"X: \r\nY: s3cret"}}), EACCES);
+  EXPECT_EQ(error({.url = server.url(), .range = ByteRange{0, 0}}), EACCES);
+  EXPECT_EQ(error({.url = server.url(), .range = ByteRange{2, ~std::uint64_t{0}}}), EACCES);
+  EXPECT_TRUE(server.requests().empty());
+}
+
+TEST(Http, NoMoreConnectionsThanItMay) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.body = std::string(1000, 'x'), .delay = milliseconds(2)};
+  });
+  Http http({.connections = 2});
+  std::array<std::promise<HttpEnd>, 12> ended;
+  for (auto& one : ended) {
+    http.start({.url = server.url()}, {.end = [&](const HttpEnd& end) { one.set_value(end); }});
+  }
+  for (auto& one : ended) EXPECT_EQ(one.get_future().get().error, 0);
+  EXPECT_EQ(server.most_at_once(), 2U);
+}
+
+TEST(Http, ATransferWaitsForItsDelay) {
+  HttpServer server([](const WebRequest&) { return WebAnswer{}; });
+  Http http({});
+  const auto begin = std::chrono::steady_clock::now();
+  std::promise<void> ended;
+  http.start({.url = server.url()}, {.end = [&](const HttpEnd&) { ended.set_value(); }},
+             milliseconds(60));
+  http_fetch(http, {.url = server.url("/first")});
+  ended.get_future().wait();
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(60));
+}
+
+TEST(Http, ACallbackMayStartATransfer) {
+  HttpServer server([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
+  Http http({});
+  std::promise<HttpEnd> ended;
+  http.start({.url = server.url("/1")}, {.end = [&](const HttpEnd&) {
+               http.start({.url = server.url("/2")},
+                          {.end = [&](const HttpEnd& end) { ended.set_value(end); }});
+             }});
+  EXPECT_EQ(ended.get_future().get().error, 0);
+  EXPECT_EQ(server.requests().size(), 2U);
+}
+
+TEST(Http, ItsEndCancelsWhatIsUnderWay) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
+  });
+  std::vector<int> errors;
+  std::promise<void> under_way;
+  {
+    Http http({});
+    const auto note = [&](const HttpEnd& end) { errors.push_back(end.error); };
+    http.start({.url = server.url()}, {.data =
+                                           [&](std::span<const std::byte>) {
+                                             under_way.set_value();
+                                             return true;
+                                           },
+                                       .end =
+                                           [&](const HttpEnd& end) {
+                                             note(end);
+                                             http.start({.url = server.url()},
+                                                        {.end = note});  // ends too
+                                           }});
+    http.start({.url = server.url()}, {.end = note}, std::chrono::hours(1));
+    under_way.get_future().wait();
+  }
+  EXPECT_EQ(errors, (std::vector<int>{ECANCELED, ECANCELED, ECANCELED}));
+}
+
+TEST(Http, IsUsedByManyThreads) {
+  HttpServer server([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
+  Http http({});
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      const std::string path = "/" + std::to_string(i);
+      for (int k = 0; k < 20; ++k) EXPECT_EQ(http.get({.url = server.url(path)}, 100).body, path);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Http, WithoutDescriptorsItCannotStart) {
+  Http http({});
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_THROW(http.start({.url = "http://127.0.0.1:1/"}, {.end = [](const HttpEnd&) {}}), Error);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_EQ(http_fetch(http, {.url = "http://127.0.0.1:1/"}).end.error, EIO);
+}
+
+TEST(HttpGet, TriesAgainWhatIsTemporary) {
+  std::atomic<int> asked = 0;
+  HttpServer server([&](const WebRequest&) {
+    switch (asked++) {
+      case 0:  // on a new connection: on one that was kept, libcurl itself sends once more
+        return WebAnswer{.drop = true};
+      case 1:
+        return WebAnswer{.status = 503, .headers = {{"Retry-After", "0"}}};
+      case 2:
+        return WebAnswer{.status = 429, .body = std::string(10'000, 'x')};
+      case 3:
+        return WebAnswer{.body = "hello", .cut_after = 2};
+      default:
+        return WebAnswer{.body = "hello"};
+    }
+  });
+  Counters counters;
+  Http http({.counters = &counters});
+  EXPECT_EQ(http.get({.url = server.url()}, 100).body, "hello");
+  EXPECT_EQ(counters.retries, 4U);
+  EXPECT_EQ(asked, 5);
+}
+
+TEST(HttpGet, GivesAnAnswerThatStaysTemporaryWhenPatienceIsOver) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.status = 503, .headers = {{"Retry-After", "3600"}}, .body = "SlowDown"};
+  });
+  Http http({});
+  const HttpAnswer answer = http.get({.url = server.url()}, 100);
+  EXPECT_EQ(answer.head.status, 503);
+  EXPECT_EQ(answer.body, "SlowDown");
+  EXPECT_EQ(server.requests().size(), 1U);
+}
+
+std::string message_of(Http& http, const HttpRequest& request, milliseconds patience) {
+  try {
+    http.get(request, 100, patience);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(HttpGet, AnErrorNamesTheUrlWithoutItsSecrets) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
+  });
+  Http http({});
+  EXPECT_EQ(message_of(http, {.url = "http://model.example/a?secret"}, milliseconds(1)),
+            "http://model.example/a: http is not encrypted: use https, or permit it with -o "
+            "insecure_http");
+  const std::string message = message_of(http, {.url = server.url("/a?secret")}, milliseconds(50));
+  EXPECT_TRUE(message.starts_with(server.url("/a") + ": it took longer than ")) << message;
+}
+
+TEST(HttpGet, AnAnswerThatIsTooLongIsAnError) {
+  HttpServer server([](const WebRequest& request) {
+    return WebAnswer{.status = request.target == "/404" ? 404 : 200,
+                     .body = std::string(1000, 'x')};
+  });
+  Http http({});
+  EXPECT_EQ(message_of(http, {.url = server.url()}, std::chrono::hours(1)),
+            server.url() + ": its server sends more than it must");
+  EXPECT_EQ(
+      message_of(http, {.url = server.url(), .range = ByteRange{0, 10}}, std::chrono::hours(1)),
+      server.url() + ": its server does not answer ranges: download it first");
+  EXPECT_EQ(http.get({.url = server.url("/404")}, 100).head.status, 404);
+}
+
+TEST(HttpGet, AServerThatIsNotThereIsSaidSoonEnough) {
+  Http http({});
+  Counters counters;
+  EXPECT_EQ(message_of(http, {.url = "http://127.0.0.1:1/"}, std::chrono::hours(1)),
+            "http://127.0.0.1:1/: cannot connect to 127.0.0.1:1: Connection refused");
+}
+
+TEST(Backoff, WaitsUnderABoundThatDoubles) {
+  Backoff backoff;
+  std::int64_t bound = 100;
+  for (int i = 0; i < 40; ++i) {
+    const auto pause = backoff.next();
+    EXPECT_GE(pause, milliseconds(0));
+    EXPECT_LE(pause, milliseconds(std::min<std::int64_t>(bound, 10'000)));
+    bound = std::min<std::int64_t>(bound * 2, 10'000);
+  }
+  EXPECT_EQ(backoff.tries(), 40U);
+}
+
+TEST(Backoff, WaitsForWhatTheServerAsksFor) {
+  const auto pause = [](const std::string& name, const std::string& value) {
+    const HttpHead head{.status = 429, .url = {}, .headers = {{name, value}}};
+    return std::chrono::floor<std::chrono::seconds>(Backoff().next(&head)).count();
+  };
+  EXPECT_EQ(pause("retry-after", "7"), 7);
+  EXPECT_EQ(pause("retry-after", "99999999999"), 86'400);
+  EXPECT_EQ(pause("ratelimit", "\"api\";r=0;t=55"), 55);
+  EXPECT_EQ(pause("ratelimit", "\"api\";r=3;t=55, \"resolvers\"; r=0; t=12"), 12);
+  EXPECT_EQ(pause("retry-after", "Fri, 01 Jan 2100 00:00:00 GMT"), 86'400);
+  for (const char* none : {"Sun, 06 Nov 1994 08:49:37 GMT", "-5", "soon", "", "7.5"}) {
+    EXPECT_EQ(pause("retry-after", none), 0) << none;
+  }
+  for (const char* none : {"\"api\";r=1;t=55", "r=0", "t=55", ";;;,,", ""}) {
+    EXPECT_EQ(pause("ratelimit", none), 0) << none;
+  }
+}
+
+TEST(HttpDate, IsReadInTheFormThatMayBeSent) {
+  EXPECT_EQ(parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT"), 784111777);
+  EXPECT_EQ(parse_http_date("Thu, 01 Jan 1970 00:00:00 GMT"), 0);
+  EXPECT_EQ(parse_http_date("Thu, 29 Feb 2024 23:59:60 GMT"), 1709251200);
+  for (const char* none : {"Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "", "0",
+                           "Sun, 06 Nov 1994 08:49:37 UTC", "Sun, 31 Feb 2024 08:49:37 GMT",
+                           "Sun, 06 ovD 1994 08:49:37 GMT", "Sun, 06 Nov 1994 24:00:00 GMT",
+                           "Sun, -6 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 GMT "}) {
+    EXPECT_FALSE(parse_http_date(none)) << none;
+  }
 }
 
 }  // namespace

@@ -1,1 +1,225 @@
+#include "core/source/url.h"
+
+#include "core/source/http_rules.h"
+
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+std::string parsed(std::string_view text) {
+  const auto url = parse_web_url(text);
+  return url ? url->text() : "refused";
+}
+
+std::string resolved(std::string_view location) {
+  const auto target = resolve_url(parse_web_url("https://host:8443/a/b/c?q").value(), location);
+  return target ? target->text() : "refused";
+}
+
+TEST(Url, ANameWithASchemeIsAUrl) {
+  EXPECT_TRUE(is_url("https://host/a"));
+  EXPECT_TRUE(is_url("S3://bucket/key"));
+  EXPECT_TRUE(is_url("gopher+x://y"));
+  for (const char* path :
+       {"a", "./s3://b", "/a/b", "c:/d", "s3:/b", "://b", "1a://b", "", "a b://c"}) {
+    EXPECT_FALSE(is_url(path)) << path;
+  }
+  EXPECT_EQ(scheme_of("HTTPS://host"), "https");
+  EXPECT_EQ(scheme_of("path"), "");
+}
+
+TEST(Url, APublicNameHoldsNoSecret) {
+  EXPECT_EQ(public_name("https://user:pass@host/a?X-Amz-Signature=1#f"), "https://host/a");
+  EXPECT_EQ(public_name("https://user:p@ss@host/a@b"), "https://host/a@b");
+  EXPECT_EQ(public_name("https://user:pa/ss@host/a"), "https://host/a");
+  EXPECT_EQ(public_name("https://user:pa?ss@host/a"), "https://host/a");
+  EXPECT_EQ(public_name("https://host?a@b"), "https://host");
+  EXPECT_EQ(public_name("https://[::1]:80/a?b"), "https://[::1]:80/a");
+  EXPECT_EQ(public_name("hf://org/name@main/file"), "hf://org/name@main/file");
+  EXPECT_EQ(public_name("hf://gpt2@main"), "hf://gpt2@main");
+  EXPECT_EQ(public_name("s3://key:secret@bucket/a?b#c"), "s3://bucket/a?b#c");
+  EXPECT_EQ(public_name("a@b?c"), "a@b?c");
+}
+
+TEST(Url, NamesHaveParentsAndChildrenAsPathsHave) {
+  EXPECT_EQ(parent_name("/a/b"), "/a");
+  EXPECT_EQ(child_name("/a", "b/c"), "/a/b/c");
+  EXPECT_EQ(last_component("/a/b"), "b");
+  EXPECT_EQ(parent_name("https://host/a/b%20c?sig#x"), "https://host/a?sig");
+  EXPECT_EQ(child_name("https://host/a?sig", "b c%?.safetensors"),
+            "https://host/a/b%20c%25%3F.safetensors?sig");
+  EXPECT_EQ(last_component("https://host/a/b%20c?sig/x"), "b c");
+  EXPECT_EQ(last_component("https://host/a/b%2Fc"), "b%2Fc");
+  EXPECT_EQ(last_component("https://host/a/b%00c"), "b%00c");
+  EXPECT_EQ(parent_name("https://host/a"), "https://host");
+  EXPECT_EQ(parent_name("https://host"), "https://host");
+  EXPECT_EQ(last_component("https://host"), "");
+  EXPECT_EQ(child_name("https://host", "x"), "https://host/x");
+  EXPECT_EQ(parent_name("s3://bucket/a?b/c"), "s3://bucket/a?b");
+  EXPECT_EQ(child_name("s3://bucket/a", "b c"), "s3://bucket/a/b c");
+  EXPECT_EQ(last_component("s3://bucket/a%20?b"), "a%20?b");
+}
+
+TEST(Url, AWebUrlIsParsedStrictly) {
+  EXPECT_EQ(parsed("HTTPS://Host.Example:443"), "https://host.example/");
+  EXPECT_EQ(parsed("http://host:8080/a/../b?c=/d?e#f"), "http://host:8080/a/../b?c=/d?e");
+  EXPECT_EQ(parsed("https://[2001:DB8::1]:1/x"), "https://[2001:db8::1]:1/x");
+  EXPECT_EQ(parsed("https://host:/x"), "https://host/x");
+  EXPECT_EQ(parsed("https://host?x"), "https://host/?x");
+  EXPECT_EQ(parsed("https://host/a b\xC3\xA9%20"), "https://host/a%20b%C3%A9%20");
+  EXPECT_EQ(parsed("http://2130706433/"), "http://2130706433/");
+  for (const std::string bad : {"",
+                                "host",
+                                "/path",
+                                "ftp://host/",
+                                "https:/host",
+                                "https:host",
+                                "https://",
+                                "https:///a",
+                                "https://:80/",
+                                "https://host:65536/",
+                                "https://host:0/",
+                                "https://host:-1/",
+                                "https://host:80a/",
+                                "https://host:99999999999999999999/",
+                                "https://user@host/",
+                                "https://user:pass@host/",
+                                "https://ho st/",
+                                "https://ho%73t/",
+                                "https://h\xC3\xB6st/",
+                                "https://host\\@evil/",
+                                "https://[::1/",
+                                "https://[::1]x/",
+                                "https://[fe80::1%25eth0]/",
+                                "https://[127.0.0.1]/",
+                                "https://[]/",
+                                "https://a..b/",
+                                "https://.a/",
+                                "https://host/a\nb",
+                                "https://host/\x1b[31m",
+                                "https://host/\x7f",
+                                "https://ho\tst/",
+                                "https://::1/"}) {
+    EXPECT_EQ(parsed(bad), "refused") << bad;
+  }
+  EXPECT_EQ(parsed(std::string_view("https://host/\0x", 15)), "refused");
+}
+
+TEST(Url, AnOriginIsSchemeHostAndPort) {
+  EXPECT_EQ(parse_web_url("https://Host/a")->origin(), "https://host:443");
+  EXPECT_EQ(parse_web_url("http://[::1]/a")->origin(), "http://[::1]:80");
+}
+
+TEST(Url, LoopbackIsOnlyWhatIsCertain) {
+  for (const char* url : {"http://127.0.0.1/", "http://127.255.0.9/", "http://[::1]/",
+                          "http://localhost:80/", "http://LOCALHOST/"}) {
+    EXPECT_TRUE(parse_web_url(url)->is_loopback()) << url;
+  }
+  for (const char* url : {"http://127.1/", "http://2130706433/", "http://localhost.example/",
+                          "http://128.0.0.1/", "http://[::2]/", "http://127.0.0.1.example/"}) {
+    EXPECT_FALSE(parse_web_url(url)->is_loopback()) << url;
+  }
+}
+
+TEST(Url, ATargetIsResolvedAgainstItsBase) {
+  EXPECT_EQ(resolved("http://other/x"), "http://other/x");
+  EXPECT_EQ(resolved("//other/x?y"), "https://other/x?y");
+  EXPECT_EQ(resolved("/x/../y"), "https://host:8443/y");
+  EXPECT_EQ(resolved("d"), "https://host:8443/a/b/d");
+  EXPECT_EQ(resolved("?x"), "https://host:8443/a/b/c?x");
+  EXPECT_EQ(resolved(""), "https://host:8443/a/b/c?q");
+  EXPECT_EQ(resolved("#f"), "https://host:8443/a/b/c?q");
+  EXPECT_EQ(resolved("../../../../d"), "https://host:8443/d");
+  EXPECT_EQ(resolved("./d/."), "https://host:8443/a/b/d/");
+  EXPECT_EQ(resolved(".."), "https://host:8443/a/");
+  EXPECT_EQ(resolved("..d/...e"), "https://host:8443/a/b/..d/...e");
+  EXPECT_EQ(resolved("x y"), "https://host:8443/a/b/x%20y");
+  for (const std::string bad :
+       {"//user@other/x", "javascript:alert(1)", "file:///etc/passwd", "/x\ny", "https:x",
+        "https://", "//", "ftp://host/x", "//host:65536/"}) {
+    EXPECT_EQ(resolved(bad), "refused") << bad;
+  }
+}
+
+TEST(Url, PercentEncodingComesBack) {
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
+  EXPECT_EQ(percent_decode(percent_encode(all)), all);
+  EXPECT_EQ(percent_encode("a/b c~", "/"), "a/b%20c~");
+  EXPECT_EQ(percent_decode("%41%4"), "A%4");
+  EXPECT_EQ(percent_decode("%zz%"), "%zz%");
+}
+
+TEST(HttpRules, AnAddressIsKnownInEachOfItsForms) {
+  const auto place = [](const char* text) { return place_of(std::string(text)); };
+  for (const char* host :
+       {"127.0.0.1", "127.1", "2130706433", "0x7f.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1",
+        "::ffff:7f00:1", "64:ff9b::127.0.0.1", "localhost", "a.localhost"}) {
+    EXPECT_EQ(place(host), Place::kLoopback) << host;
+  }
+  for (const char* host : {"169.254.169.254", "169.254.43518", "2852039166", "fe80::1", "febf::1",
+                           "::ffff:169.254.1.1", "::169.254.1.1", "fd00:ec2::254"}) {
+    EXPECT_EQ(place(host), Place::kLinkLocal) << host;
+  }
+  for (const char* host : {"128.0.0.1", "169.253.1.1", "fec0::1", "2001:db8::1", "host", "",
+                           "169.254.169.254.example"}) {
+    EXPECT_EQ(place(host), Place::kElsewhere) << host;
+  }
+}
+
+TEST(HttpRules, ASocketsAddressIsReadAsItsTextIs) {
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  ASSERT_EQ(::inet_pton(AF_INET6, "::ffff:169.254.169.254", &address.sin6_addr), 1);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(address)), Place::kLinkLocal);
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), Place::kLoopback);
+}
+
+TEST(HttpRules, ARedirectIsLookedAtBeforeItIsFollowed) {
+  const auto refusal = [](const char* from, const char* to, bool from_loopback) {
+    return redirect_refusal(*parse_web_url(from), *parse_web_url(to), from_loopback);
+  };
+  EXPECT_EQ(refusal("https://a/", "https://b/", false), "");
+  EXPECT_EQ(refusal("http://a/", "https://b/", false), "");
+  EXPECT_EQ(refusal("https://a/", "http://a/", false), "redirects from https to http");
+  EXPECT_EQ(refusal("https://a/", "http://127.0.0.1/", true), "redirects from https to http");
+  EXPECT_EQ(refusal("https://a/", "https://169.254.169.254/", true),
+            "redirects to a link-local address");
+  EXPECT_EQ(refusal("https://a/", "https://2852039166/", false),
+            "redirects to a link-local address");
+  EXPECT_EQ(refusal("https://a/", "https://localhost/", false), "redirects to a loopback address");
+  EXPECT_EQ(refusal("https://a/", "https://127.1/", false), "redirects to a loopback address");
+  EXPECT_EQ(refusal("https://127.0.0.1/", "https://127.0.0.2/", true), "");
+}
+
+TEST(HttpRules, AProxyStandsBeforeWhatIsNotExcepted) {
+  const HttpEnvironment environment{.http_proxy = "http://p:1",
+                                    .https_proxy = "http://p:2",
+                                    .no_proxy = "a.example, .B.example 10.0.0.0/9,[2001:db8::1]",
+                                    .ca_file = {},
+                                    .ca_directory = {},
+                                    .netrc = {}};
+  const auto proxy = [&](const char* url) { return environment.proxy_for(*parse_web_url(url)); };
+  EXPECT_EQ(proxy("http://c.example/"), "http://p:1");
+  EXPECT_EQ(proxy("https://c.example/"), "http://p:2");
+  EXPECT_EQ(proxy("https://xa.example/"), "http://p:2");
+  EXPECT_EQ(proxy("https://10.128.0.1/"), "http://p:2");
+  for (const char* url :
+       {"https://a.example/", "https://x.a.example/", "https://b.example/", "https://10.127.255.1/",
+        "https://[2001:db8::1]/", "http://127.0.0.1/", "http://localhost/", "https://[::1]/"}) {
+    EXPECT_EQ(proxy(url), "") << url;
+  }
+}
+
+}  // namespace
+}  // namespace stfs

@@ -1,1 +1,208 @@
+#include "core/source/web.h"
+
+#include "core/base/error.h"
+#include "core/source/cache.h"
+#include "tests/support/http_server.h"
+
 #include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using test::answer_object;
+using test::HttpServer;
+using test::WebAnswer;
+using test::WebObject;
+using test::WebRequest;
+
+class Web : public testing::Test {
+ protected:
+  static std::map<std::string, WebObject> made() {
+    std::string large;
+    for (int i = 0; large.size() < 300'000; ++i) large += std::to_string(i) + " ";
+    return {{"/a", {.bytes = "0123456789"}},
+            {"/large", {.bytes = large}},
+            {"/weak", {.bytes = "weak", .etag = "W/\"v1\""}},
+            {"/undated", {.bytes = "undated", .last_modified = ""}},
+            {"/unpinned", {.bytes = "unpinned", .etag = "", .last_modified = ""}},
+            {"/empty", {.bytes = "", .etag = ""}}};
+  }
+
+  std::string refusal(const std::string& path, const WebAnswer& answer) {
+    server_.set([answer](const WebRequest&) { return answer; });
+    return refusal(path);
+  }
+  std::string refusal(const std::string& path, ErrorCode code = ErrorCode::kUnreadable) {
+    try {
+      store_->find(server_.url(path), nullptr);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code);
+      EXPECT_TRUE(
+          std::string(error.what()).starts_with(server_.url(path.substr(0, path.find('?'))) + ": "))
+          << error.what();
+      return error.message();
+    }
+    return "no error";
+  }
+
+  const std::map<std::string, WebObject> objects_ = made();
+  HttpServer server_{
+      [this](const WebRequest& request) { return answer_object(request, objects_); }};
+  Http http_{{}};
+  std::unique_ptr<Store> store_ = make_web_store(http_);
+};
+
+TEST_F(Web, OneRequestTellsTheVersionAndTheFirstBytes) {
+  const Found found = store_->find(server_.url("/large"), nullptr);
+  const RemoteVersion& version = found.version;
+  EXPECT_EQ(version.name, server_.url("/large"));
+  EXPECT_EQ(version.url, "");
+  EXPECT_EQ(version.size, objects_.at("/large").bytes.size());
+  EXPECT_EQ(version.etag, "\"v1\"");
+  EXPECT_EQ(version.mtime.tv_sec, 1738404000);
+  EXPECT_FALSE(version.is_weak);
+  EXPECT_EQ(version.token.size(), 4U + 64);
+  EXPECT_TRUE(version.token.starts_with("web-"));
+  EXPECT_EQ(found.first, objects_.at("/large").bytes.substr(0, CacheEntry::kBlock));
+  EXPECT_EQ(server_.requests().size(), 1U);
+  EXPECT_EQ(store_->find(server_.url("/a"), nullptr).first, "0123456789");
+}
+
+TEST_F(Web, AKnownVersionIsAnsweredWithoutBytes) {
+  const Found found = store_->find(server_.url("/a?signature"), nullptr);
+  const auto known = parse_remote_version(to_json(found.version, false));
+  ASSERT_TRUE(known);
+  EXPECT_EQ(known->url, "");
+  const Found again = store_->find(server_.url("/a?signature"), &*known);
+  EXPECT_EQ(server_.requests().back().header("if-none-match"), "\"v1\"");
+  EXPECT_EQ(again.first, "");
+  EXPECT_EQ(to_json(again.version, true), to_json(found.version, true));
+}
+
+TEST_F(Web, AVersionOfAnotherQueryIsNotTheKnownOne) {
+  const Found one = store_->find(server_.url("/a?1"), nullptr);
+  const Found two = store_->find(server_.url("/a?2"), &one.version);
+  EXPECT_EQ(server_.requests().back().header("if-none-match"), "");
+  EXPECT_EQ(one.version.name, two.version.name);
+  EXPECT_NE(one.version.token, two.version.token);
+  EXPECT_EQ(one.version.name.find('?'), std::string::npos);
+  EXPECT_EQ(two.version.url, server_.url("/a?2"));
+}
+
+TEST_F(Web, AWeakValidatorIsSaidSo) {
+  const RemoteVersion version = store_->find(server_.url("/weak"), nullptr).version;
+  EXPECT_TRUE(version.is_weak);
+  EXPECT_EQ(version.etag, "");
+  EXPECT_EQ(version.last_modified, "Sat, 01 Feb 2025 10:00:00 GMT");
+  const HttpRequest request = store_->remote(version)->request({.offset = 0, .length = 1});
+  EXPECT_EQ(request.headers,
+            std::vector<std::string>{"If-Unmodified-Since: Sat, 01 Feb 2025 10:00:00 GMT"});
+}
+
+TEST_F(Web, AStrongETagNeedsNoDate) {
+  const RemoteVersion version = store_->find(server_.url("/undated"), nullptr).version;
+  EXPECT_FALSE(version.is_weak);
+  EXPECT_EQ(version.mtime.tv_sec, 0);
+}
+
+TEST_F(Web, WithoutAValidatorNothingIsPinned) {
+  EXPECT_EQ(refusal("/unpinned"),
+            "its server tells neither an ETag nor Last-Modified, so no version of it can be "
+            "pinned: download it first");
+}
+
+TEST_F(Web, AnEmptyObjectHasNoBytes) {
+  const Found found = store_->find(server_.url("/empty"), nullptr);
+  EXPECT_EQ(found.version.size, 0U);
+  EXPECT_FALSE(found.version.is_weak);
+  EXPECT_EQ(found.first, "");
+  server_.set([](const WebRequest&) { return WebAnswer{}; });
+  EXPECT_EQ(store_->find(server_.url("/empty"), nullptr).version.size, 0U);
+}
+
+TEST_F(Web, ARangeIsJudgedByItsVersion) {
+  const auto remote = store_->remote(store_->find(server_.url("/a"), nullptr).version);
+  const HttpRequest request = remote->request({.offset = 2, .length = 3});
+  const HttpAnswer answer = http_.get(request, 3);
+  EXPECT_EQ(answer.body, "234");
+  EXPECT_EQ(server_.requests().back().header("if-match"), "\"v1\"");
+  EXPECT_EQ(remote->judge(answer.head, {.offset = 2, .length = 3}).kind, Verdict::Kind::kAccept);
+  EXPECT_FALSE(remote->renew());
+  server_.set([](const WebRequest& asked) {
+    return answer_object(asked, {{"/a", {.bytes = "9876543210", .etag = "\"v2\""}}});
+  });
+  const HttpAnswer changed = http_.get(request, 3);
+  EXPECT_EQ(remote->judge(changed.head, {.offset = 2, .length = 3}).kind, Verdict::Kind::kChanged);
+}
+
+TEST_F(Web, AnAbsentObjectIsAbsent) {
+  EXPECT_EQ(refusal("/none?secret", ErrorCode::kAbsent), "No such object");
+}
+
+TEST_F(Web, AnAnswerWithoutTheObjectIsOneLine) {
+  EXPECT_EQ(refusal("/a", {.status = 403, .body = std::string(1 << 20, 'x')}),
+            "Permission denied: name a user and a password for its host in ~/.netrc");
+  EXPECT_EQ(refusal("/a", {.status = 401}),
+            "Permission denied: name a user and a password for its host in ~/.netrc");
+  EXPECT_EQ(refusal("/a", {.status = 418}), "its server answers with status 418");
+  EXPECT_EQ(refusal("/a", {.status = 304}), "its server answers with status 304");
+  EXPECT_EQ(refusal("/a", {.status = 503, .headers = {{"Retry-After", "3600"}}}),
+            "its server answers with status 503");
+}
+
+TEST_F(Web, AServerWithoutRangesIsRefused) {
+  const std::string rule = "its server does not answer ranges: download it first";
+  EXPECT_EQ(refusal("/a", {.body = "0123456789"}), rule);
+  EXPECT_EQ(refusal("/a?secret", {.body = std::string(1 << 20, 'x')}), rule);
+}
+
+TEST_F(Web, AServerThatSendsOtherBytesIsRefused) {
+  const auto answer = [](const std::string& range, const std::string& body) {
+    return WebAnswer{
+        .status = 206, .headers = {{"Content-Range", range}, {"ETag", "\"v1\""}}, .body = body};
+  };
+  const std::string other = "its server sends other bytes than those that were asked for";
+  EXPECT_EQ(refusal("/a", answer("bytes 0-9/10", "012345678")), other);
+  EXPECT_EQ(refusal("/a", answer("bytes 1-9/10", "123456789")), other);
+  EXPECT_EQ(refusal("/a", answer("bytes 0-4/10", "01234")), other);
+  EXPECT_EQ(refusal("/a", answer("bytes 0-9/10", "0123456789x")), other);
+  const std::string unsaid = "its server does not say which bytes it sends";
+  EXPECT_EQ(refusal("/a", answer("bytes 0-9/*", "0123456789")), unsaid);
+  EXPECT_EQ(refusal("/a", answer("", "0123456789")), unsaid);
+  EXPECT_EQ(refusal("/a", answer("bytes 0-9/9223372036854775808", "0123456789")), unsaid);
+  WebAnswer packed = answer("bytes 0-9/10", "0123456789");
+  packed.headers.emplace_back("Content-Encoding", "gzip");
+  EXPECT_EQ(refusal("/a", packed), "its server sends it encoded as \"gzip\"");
+}
+
+TEST_F(Web, AnETagThatIsNoneIsNotPinned) {
+  for (const char* etag : {"v1", "\"v1", "\"v\"1\"", "\"\x1b[31m\"", "\""}) {
+    server_.set([etag](const WebRequest& request) {
+      return answer_object(request, {{"/a", {.bytes = "bytes", .etag = etag}}});
+    });
+    EXPECT_TRUE(store_->find(server_.url("/a"), nullptr).version.is_weak) << etag;
+  }
+}
+
+TEST_F(Web, ARedirectIsFollowedByEachRequest) {
+  server_.set([this](const WebRequest& request) {
+    if (request.target == "/moved?key") {
+      return WebAnswer{.status = 302, .headers = {{"Location", "/a"}}};
+    }
+    return answer_object(request, objects_);
+  });
+  const RemoteVersion version = store_->find(server_.url("/moved?key"), nullptr).version;
+  EXPECT_EQ(version.name, server_.url("/moved"));
+  EXPECT_EQ(store_->remote(version)->request({.offset = 0, .length = 1}).url,
+            server_.url("/moved?key"));
+}
+
+TEST_F(Web, HasNoDirectories) { EXPECT_EQ(store_->list(server_.url("/")), std::nullopt); }
+
+}  // namespace
+}  // namespace stfs
