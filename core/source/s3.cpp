@@ -28,10 +28,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kFirstBytes = 256 * 1024;       // CacheEntry::kBlock
+constexpr std::uint64_t kFirstBlock = 256 * 1024;       // CacheEntry::kBlock
 constexpr std::size_t kMostListing = 16 * 1024 * 1024;  // of one page: 1000 keys, encoded
-constexpr std::size_t kMostNames = 100'000;             // in a directory
-constexpr std::size_t kMostPages = 1000;
+constexpr std::size_t kMostListedNames = 100'000;       // in a directory
+constexpr std::size_t kMostListingPages = 1000;
 
 struct S3Name {
   std::string bucket, key;
@@ -302,7 +302,7 @@ std::string S3Store::token_of(const RemoteVersion& version) {
 }
 
 Found S3Store::find(const std::string& name, const RemoteVersion* known) {
-  Target target{.name = parse_s3_name(name), .range = ByteRange{0, kFirstBytes}};
+  Target target{.name = parse_s3_name(name), .range = ByteRange{0, kFirstBlock}};
   if (target.name.key.empty()) {
     throw Error(ErrorCode::kUnreadable, name, "a bucket, not an object");
   }
@@ -311,18 +311,18 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known) {
   if (known != nullptr && !known->etag.empty()) {
     target.headers.push_back("If-None-Match: " + known->etag);
   }
-  S3Answer found = ask(target, kFirstBytes);
+  S3Answer found = ask(target, kFirstBlock);
   if (found.answer.head.status == 304 && known != nullptr) {
     const std::string_view id = found.answer.head.header("x-amz-version-id");
     if (id.empty() || id == "null" || id == known->version_id) return {*known, {}};
   }
   if (found.answer.head.status == 304) {  // the same bytes, written again
     target.headers.clear();
-    found = ask(target, kFirstBytes);
+    found = ask(target, kFirstBlock);
   }
   if (found.answer.head.status == 416) {  // an empty object has no range
     target.range.reset();
-    found = ask(target, kFirstBytes);
+    found = ask(target, kFirstBlock);
     if (found.answer.head.status == 200 && found.answer.body.empty()) {
       return {version_of(name, found.answer.head, 0), {}};
     }
@@ -340,7 +340,7 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known) {
   if (head.status != 206) throw_refused(name, found);
   const auto range = parse_content_range(head.header("content-range"));
   if (!range || range->range.offset != 0 || range->range.length != found.answer.body.size() ||
-      range->range.length != std::min(range->size, kFirstBytes)) {
+      range->range.length != std::min(range->size, kFirstBlock)) {
     throw Error(ErrorCode::kUnreadable, name, "the server answered with another range");
   }
   RemoteVersion version = version_of(name, head, range->size);
@@ -385,7 +385,7 @@ std::optional<std::vector<std::string>> S3Store::list_prefix(const std::string& 
   bool is_there = false;
   std::size_t seen = 0;
   std::string token;
-  for (std::size_t page = 0; page < kMostPages; ++page) {
+  for (std::size_t page = 0; page < kMostListingPages; ++page) {
     Target target{.name = {prefix.bucket, ""},
                   .query = {{"list-type", "2"},
                             {"delimiter", "/"},
@@ -399,7 +399,7 @@ std::optional<std::vector<std::string>> S3Store::list_prefix(const std::string& 
       const std::string_view kind = entry.name();
       if (kind != "Contents" && kind != "CommonPrefixes") continue;
       is_there = true;
-      if (++seen > kMostNames) {
+      if (++seen > kMostListedNames) {
         throw Error(ErrorCode::kUnreadable, name, "a directory of more than 100000 names");
       }
       if (kind != "Contents") continue;

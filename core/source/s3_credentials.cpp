@@ -1,7 +1,9 @@
 #include "core/source/s3_credentials.h"
 
+#include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/source/aws_profiles.h"
 #include "core/source/s3_signature.h"
 #include "core/source/url.h"
 
@@ -15,7 +17,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -32,32 +33,10 @@ namespace {
 using WallClock = std::chrono::system_clock;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kMostCredentialBytes = 64 * 1024;   // of an answer that holds credentials
-constexpr std::uint64_t kMostProfileBytes = 1024 * 1024;  // of a file with profiles
-constexpr auto kExpiryMargin = 5min;                      // before expiry
+constexpr std::size_t kMostCredentialBytes = 64 * 1024;  // of an answer that holds credentials
+constexpr auto kExpiryMargin = 5min;                     // before expiry
 constexpr auto kLookPause = 30s;  // between two looks while the old ones are valid
 constexpr auto kProcessLimit = 60s;
-
-std::string aws_variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-bool aws_true(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text == "true";
-}
-
-[[noreturn]] void fail_credentials(const std::string& what) {
-  throw Error(ErrorCode::kUnreadable, "AWS credentials", what);
-}
-
-std::string trimmed_text(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
-}
 
 // Whether a text may stand in a header.
 bool is_header_word(std::string_view text) {
@@ -180,56 +159,6 @@ std::string process_output(const std::string& command) {
   }
   return output;
 }
-
-// ~/.aws/credentials and ~/.aws/config. A file that is not there has no profiles.
-struct AwsFiles {
-  AwsProfiles credentials, config;
-  std::string profile;  // AWS_PROFILE, or "default"
-
-  static AwsProfiles parsed(const char* name, const char* usual) {
-    std::string path = aws_variable(name);
-    const std::string home = aws_variable("HOME");
-    if (path.empty() && !home.empty()) path = home + usual;
-    if (path.starts_with("~/")) path.replace(0, 1, home);
-    if (path.empty()) return {};
-    try {
-      return parse_aws_profiles(read_file(path, kMostProfileBytes));
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kAbsent) return {};
-      throw;
-    }
-  }
-
-  AwsFiles()
-      : credentials(parsed("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials")),
-        config(parsed("AWS_CONFIG_FILE", "/.aws/config")),
-        profile(aws_variable("AWS_PROFILE")) {
-    if (profile.empty()) profile = aws_variable("AWS_DEFAULT_PROFILE");
-    if (profile.empty()) {
-      profile = "default";
-    } else if (!credentials.contains(profile) && section(profile) == nullptr) {
-      fail_credentials("AWS_PROFILE: there is no profile " + in_quotes(profile));
-    }
-  }
-
-  const std::map<std::string, std::string>* section(const std::string& name) const {
-    auto at = config.find("profile " + name);
-    if (at == config.end() && name == "default") at = config.find(name);
-    return at == config.end() ? nullptr : &at->second;
-  }
-  std::string of_config(const std::string& name, const std::string& key) const {
-    const auto* const values = section(name);
-    if (values == nullptr) return "";
-    const auto at = values->find(key);
-    return at == values->end() ? "" : at->second;
-  }
-  std::string value(const std::string& name, const std::string& key) const {
-    if (const auto at = credentials.find(name); at != credentials.end()) {
-      if (const auto found = at->second.find(key); found != at->second.end()) return found->second;
-    }
-    return of_config(name, key);
-  }
-};
 
 // One look at all places.
 class CredentialLook {
@@ -367,7 +296,7 @@ S3Credentials CredentialLook::from_web_identity(const std::string& file, const s
                       {"Version", "2011-06-15"},
                       {"RoleArn", role},
                       {"RoleSessionName", session.empty() ? "stfs" : session},
-                      {"WebIdentityToken", trimmed_text(read_file(file, kMostProfileBytes))}}),
+                      {"WebIdentityToken", trimmed_text(read_file(file, kMostCredentialBytes))}}),
                  .headers = {"Content-Type: application/x-www-form-urlencoded"},
                  .follow = false,
                  .ca_file = settings_.ca_file},
@@ -475,37 +404,6 @@ S3Settings read_settings() {
 }
 
 }  // namespace
-
-AwsProfiles parse_aws_profiles(const std::string& text) {
-  AwsProfiles profiles;
-  std::map<std::string, std::string>* section = nullptr;
-  std::string outer;  // of nested values: its own value is empty
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    const std::string content = trimmed_text(line);
-    if (content.empty() || content[0] == '#' || content[0] == ';') continue;
-    if (content[0] == '[') {
-      std::string name = trimmed_text(std::string_view(content).substr(1, content.find(']') - 1));
-      // "profile  x": one space.
-      if (const std::size_t space = name.find_first_of(" \t"); space != std::string::npos) {
-        name = name.substr(0, space) + " " + trimmed_text(name.substr(space));
-      }
-      section = &profiles[name];
-      outer.clear();
-      continue;
-    }
-    const std::size_t equals = content.find('=');
-    if (section == nullptr || equals == std::string::npos) continue;
-    const std::string name = trimmed_text(std::string_view(content).substr(0, equals));
-    const std::string value = trimmed_text(std::string_view(content).substr(equals + 1));
-    const bool is_nested = (line[0] == ' ' || line[0] == '\t') && !outer.empty();
-    (*section)[is_nested ? outer + "." + name : name] = value;
-    if (!is_nested) outer = value.empty() ? name : "";
-  }
-  return profiles;
-}
 
 std::string aws_error_code(const std::string& xml) {
   pugi::xml_document document;

@@ -18,7 +18,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,11 +35,6 @@ struct S3Settings {
   std::string endpoint;  // "" for AWS
   std::string ca_file;   // AWS_CA_BUNDLE, or the profile's ca_bundle; "" for none
 };
-
-// The sections of a file such as ~/.aws/config. A nested value, as of `s3 =` in [services x], has
-// the name "s3.endpoint_url".
-using AwsProfiles = std::map<std::string, std::map<std::string, std::string>>;
-AwsProfiles parse_aws_profiles(const std::string& text);
 
 // The <Code> of an error of S3 or STS: letters and digits; "" when there is none.
 std::string aws_error_code(const std::string& xml);

@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/source/aws_profiles.h"
 #include "core/source/s3_credentials.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
