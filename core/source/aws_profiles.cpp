@@ -13,7 +13,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMostProfileBytes = 1024 * 1024;
+constexpr std::uint64_t kMostProfileBytes = std::uint64_t{1} << 20;
 
 AwsProfiles profiles_of(const char* name, const char* usual) {
   std::string path = aws_variable(name);

@@ -28,9 +28,9 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kFirstBlock = 256 * 1024;       // CacheEntry::kBlock
-constexpr std::size_t kMostListing = 16 * 1024 * 1024;  // of one page: 1000 keys, encoded
-constexpr std::size_t kMostListedNames = 100'000;       // in a directory
+constexpr std::uint64_t kFirstBlock = std::uint64_t{1} << 18;  // CacheEntry::kBlock
+constexpr std::size_t kMostListing = std::size_t{1} << 24;     // of one page: 1000 keys, encoded
+constexpr std::size_t kMostListedNames = 100'000;              // in a directory
 constexpr std::size_t kMostListingPages = 1000;
 
 struct S3Name {

@@ -33,9 +33,10 @@ namespace {
 using WallClock = std::chrono::system_clock;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kMostCredentialBytes = 64 * 1024;  // of an answer that holds credentials
-constexpr auto kExpiryMargin = 5min;                     // before expiry
-constexpr auto kLookPause = 30s;  // between two looks while the old ones are valid
+// Of an answer that holds credentials.
+constexpr std::size_t kMostCredentialBytes = std::size_t{1} << 16;
+constexpr auto kExpiryMargin = 5min;  // before expiry
+constexpr auto kLookPause = 30s;      // between two looks while the old ones are valid
 constexpr auto kProcessLimit = 60s;
 
 // Whether a text may stand in a header.
