@@ -534,12 +534,13 @@ TEST_F(CacheFileTest, AWantHasADeadlineAndTheNextTriesAgain) {
   const auto source = open(kMiB);
   network.script([](std::size_t, ByteRange) { return Reply{.cut_after = kBlock, .stall = true}; });
   network.let_go();
+  source->prefetch({0, 2 * kBlock});
+  network.wait_for_stalls(1);
   Answer one(*source, {0, 2 * kBlock});
   EXPECT_EQ(one.get(), EIO);
   ASSERT_EQ(source->failures().size(), 1U);
   EXPECT_EQ(source->failures()[0].begin, kBlock);
-  network.wait_for_stalls(1);
-  EXPECT_TRUE(source->has({0, kBlock}));  // it came, into the cache
+  EXPECT_TRUE(source->has({0, kBlock}));
   network.script({});
   network.end_stalls(EIO);
   while (Answer(*source, {0, 2 * kBlock}).get() != 0) {
