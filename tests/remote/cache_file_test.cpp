@@ -702,7 +702,14 @@ void read_randomly(const Source& source, unsigned seed, int reads, std::uint64_t
     const ByteRange range{offset, std::min(source.size() - offset, 1 + random() % longest)};
     if (random() % 4 == 0) source.prefetch({range.offset, 4 * range.length});
     std::vector<std::byte> bytes(range.length);
-    while (source.read(bytes, offset) != 0) {
+    // In the callback: until it returns, memory keeps what was wanted.
+    int error = EAGAIN;
+    while (error != 0) {
+      std::promise<int> done;
+      source.want(range, [&](int answer) {
+        done.set_value(answer != 0 ? answer : source.read_unverified(bytes, offset));
+      });
+      error = done.get_future().get();
     }
     ASSERT_TRUE(bytes == bytes_of(range)) << range.offset << "+" << range.length;
   }
