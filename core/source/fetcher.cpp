@@ -236,9 +236,13 @@ void Fetcher::Impl::expire(Clock::time_point now) {
       const auto waiter = file->waiting.begin();
       const ByteRange range = file->blocks.range_of(waiter->rest);
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
-      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout);
-      log(*file, "no bytes within " + std::to_string(seconds.count()) + " s" +
-                     (file->reason.empty() ? "" : ": " + file->reason));
+      try {
+        const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout);
+        log(*file, "no bytes within " + std::to_string(seconds.count()) + " s" +
+                       (file->reason.empty() ? "" : ": " + file->reason));
+      } catch (const std::bad_alloc&) {
+        // A line less.
+      }
       answer(*file, waiter, EIO);
     }
   }

@@ -100,7 +100,28 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
     BlockRun run;
     bool is_retry = false;
     Backoff backoff = {};
+    // Of a delayed one:
     Clock::time_point not_before = {};
+    bool is_ahead = false;
+  };
+  // Uses a file without the lock. Takes the lock again at the end, if that was not done.
+  struct Unlocked {
+    Unlocked(Impl& impl, File& file, Lock& lock) : impl_(impl), file_(file), lock_(lock) {
+      ++file_.users;
+      lock_.unlock();
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+    ~Unlocked() {
+      if (!lock_.owns_lock()) lock_.lock();
+      --file_.users;
+      impl_.left_.notify_all();
+    }
+
+   private:
+    Impl& impl_;
+    File& file_;
+    Lock& lock_;
   };
   // Lists: moving an item between them cannot fail.
   using Items = std::list<Item>;
@@ -114,6 +135,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end);
   bool store(Transfer& transfer, std::span<const std::byte> bytes, std::uint64_t offset);
   void finish_block(Transfer& transfer, std::uint64_t block);
+  static void release(Blocks& blocks, BlockRun run);
   BlockRun claim(Blocks& blocks, BlockRun run);
   bool make_room(Blocks& blocks, BlockRun run);
   bool take_watched(Blocks& blocks, BlockRun run);
@@ -142,7 +164,6 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void poll_watched(Lock& lock);
   void log(File& file, const std::string& reason);
   void write_log(Lock& lock);
-  void leave(File& file);  // after ++file.users
   void expire(Clock::time_point now);
   Clock::time_point next_deadline() const;
 

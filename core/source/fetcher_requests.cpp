@@ -11,9 +11,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{5};  // blocks that another process has claimed
-constexpr std::chrono::seconds kFull{1};       // a disk without room is tried again
-constexpr unsigned kTriesAhead = 3;            // for what nobody waits for
+constexpr std::chrono::milliseconds kPoll{5};        // blocks that another process has claimed
+constexpr std::chrono::seconds kFull{1};             // a disk without room is tried again
+constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
+constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
 
 }  // namespace
 
@@ -73,9 +74,7 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
       items.pop_front();
       continue;
     }
-    const std::uint64_t longest = uses_memory(file)
-                                      ? std::max(kMemory / options.connections, Blocks::kBlock)
-                                      : kLongestRequest;
+    const std::uint64_t longest = uses_memory(file) ? kLongestInMemory : kLongestRequest;
     BlockRun run{item.run.first, item.run.first};
     const auto is_queued = [&](State of) { return of == State::kDemanded || of == State::kAhead; };
     while (run.end < blocks.count() && run.end - run.first < longest / Blocks::kBlock &&
@@ -109,7 +108,7 @@ bool Fetcher::Impl::start_one(Lock& lock) {
   try {
     begin(lock, std::move(*item));
   } catch (const std::bad_alloc&) {
-    fail(*file, run, ENOMEM, "out of memory");
+    if (!file->is_closed) fail(*file, run, ENOMEM, "out of memory");
   }
   return true;
 }
@@ -141,11 +140,15 @@ BlockRun Fetcher::Impl::claim(Blocks& blocks, BlockRun run) {
 
 bool Fetcher::Impl::make_room(Blocks& blocks, BlockRun run) {
   const ByteRange range = blocks.range_of(run);
-  int error = blocks.entry()->reserve(range);
-  if ((error == ENOSPC || error == EDQUOT) && cache_.make_room(range.length)) {
-    error = blocks.entry()->reserve(range);
-  }
-  return error == 0;
+  if (!cache_.make_room(range.length)) return false;
+  const int error = blocks.entry()->reserve(range);
+  if (error != ENOSPC && error != EDQUOT) return error == 0;
+  return cache_.make_room(range.length) && blocks.entry()->reserve(range) == 0;
+}
+
+void Fetcher::Impl::release(Blocks& blocks, BlockRun run) {
+  if (blocks.entry() == nullptr) return;
+  for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
 void Fetcher::Impl::begin(Lock& lock, Item item) {
@@ -161,23 +164,15 @@ void Fetcher::Impl::begin(Lock& lock, Item item) {
   transfer->in_memory = uses_memory(file);
   transfer->renewals = file.renewals;
   transfer->backoff = item.backoff;
-  ++file.users;
-  lock.unlock();
-
+  const Unlocked unlocked(*this, file, lock);
   BlockRun run = claim(blocks, item.run);
   bool is_full = false;
   if (!run.empty() && !transfer->in_memory) {
     is_full = transfer->in_memory = !make_room(blocks, run);
   }
   if (transfer->in_memory) {  // others may try to cache it
-    if (blocks.entry() != nullptr) {
-      for (std::uint64_t block = run.first; block < run.end; ++block) {
-        blocks.entry()->release(block);
-      }
-    }
-    const std::uint64_t most =
-        std::max(kMemory / options.connections / Blocks::kBlock, std::uint64_t{1});
-    run.end = std::min(run.end, run.first + most);
+    release(blocks, run);
+    run.end = std::min(run.end, run.first + kLongestInMemory / Blocks::kBlock);
   }
   transfer->run = run;
   transfer->range = blocks.range_of(run);
@@ -205,18 +200,12 @@ void Fetcher::Impl::begin(Lock& lock, Item item) {
     rest.front().run = {run.end, item.run.end};
     queue_again(std::move(rest), State::kComing);
     if (!failure.empty()) {
-      if (!transfer->in_memory && blocks.entry() != nullptr) {
-        for (std::uint64_t block = run.first; block < run.end; ++block) {
-          blocks.entry()->release(block);
-        }
-      }
       fail(file, run, EIO, failure);
     } else if (!run.empty()) {
       if (item.is_retry && options.counters != nullptr) ++options.counters->retries;
       send(lock, transfer, std::move(request));
     }
   }
-  leave(file);
 }
 
 void Fetcher::Impl::send(Lock& lock, const std::shared_ptr<Transfer>& transfer,
@@ -244,11 +233,6 @@ void Fetcher::Impl::send(Lock& lock, const std::shared_ptr<Transfer>& transfer,
   lock.lock();
 }
 
-void Fetcher::Impl::leave(File& file) {
-  --file.users;
-  left_.notify_all();
-}
-
 // Queues blocks that were in a request, before all others.
 void Fetcher::Impl::queue_again(Items item, State from) {
   const BlockRun run = item.front().run;
@@ -264,13 +248,9 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
   File& file = *transfer.file;
   if (file.is_closed) return;
   const BlockRun rest{transfer.run.first + transfer.done, transfer.run.end};
-  if (!transfer.in_memory && file.blocks.entry() != nullptr) {
-    for (std::uint64_t block = rest.first; block < rest.end; ++block) {
-      file.blocks.entry()->release(block);
-    }
-  }
+  if (!transfer.in_memory) release(file.blocks, rest);
   if (transfer.was_accepted) file.is_renewed = false;
-  if (rest.empty()) return;
+  if (rest.empty() || file.source.has_changed()) return;
   const std::string& text = transfer.verdict.text;
   if (transfer.disk_error != 0) {
     file.full_until = Clock::now() + kFull;
@@ -304,8 +284,7 @@ void Fetcher::Impl::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
   std::string text = transfer.verdict.text;
   if (!std::exchange(file.is_renewed, true)) {
     ++file.renewals;
-    ++file.users;
-    lock.unlock();
+    const Unlocked unlocked(*this, file, lock);
     bool is_new = false;
     try {
       is_new = file.remote.renew();
@@ -315,7 +294,6 @@ void Fetcher::Impl::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
       text = "out of memory";
     }
     lock.lock();
-    leave(file);
     if (file.is_closed) return;
     if (is_new) return again(transfer, rest);
   }
@@ -331,6 +309,7 @@ void Fetcher::Impl::retry(const Transfer& transfer, BlockRun rest, const std::st
     return move_all(file, rest, State::kComing, State::kAbsent);
   }
   Item item{transfer.file, rest, true, transfer.done > 0 ? Backoff() : transfer.backoff};
+  item.is_ahead = transfer.has_ahead;
   // A server may ask for a day; the next want() after a timeout asks again.
   const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
   item.not_before = Clock::now() + std::min(pause, options.timeout);
@@ -345,7 +324,7 @@ void Fetcher::Impl::wake_delayed() {
     if (now < item->not_before) continue;
     Items due;
     due.splice(due.end(), delayed_, item);
-    if (is_waited(*item->file, item->run) || item->backoff.tries() <= kTriesAhead) {
+    if (is_waited(*item->file, item->run) || item->is_ahead) {
       queue_again(std::move(due), State::kDelayed);
     } else {
       move_all(*item->file, item->run, State::kDelayed, State::kAbsent);
@@ -382,11 +361,9 @@ void Fetcher::Impl::poll_watched(Lock& lock) {
       move_all(*file, run, State::kWatched, State::kAbsent);
       continue;
     }
-    ++file->users;
-    lock.unlock();
+    const Unlocked unlocked(*this, *file, lock);
     const bool is_free = take_watched(file->blocks, run);
     lock.lock();
-    leave(*file);
     if (file->is_closed) continue;
     while (!run.empty() && file->blocks.state(run.first) != State::kWatched) ++run.first;
     if (is_free) {
@@ -407,7 +384,10 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
     const auto waiter = next++;
     if (waiter->rest.overlaps(run)) answer(file, waiter, error);
   }
-  move_all(file, run, State::kComing, State::kAbsent);
+  release(file.blocks, run);
+  for (const State from : {State::kComing, State::kDemanded, State::kAhead}) {
+    move_all(file, run, from, State::kAbsent);
+  }
 }
 
 // The object is another one now: what is not here will never be.
@@ -423,11 +403,13 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
   }
 }
 
-void Fetcher::Impl::log(File& file, const std::string& reason) {
+void Fetcher::Impl::log(File& file, const std::string& reason) try {
   if (!options.log || file.logged == reason) return;
   file.logged = reason;
   lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, printable(reason)).what());
   work_.notify_one();
+} catch (const std::bad_alloc&) {
+  // A line less.
 }
 
 void Fetcher::Impl::write_log(Lock& lock) {
