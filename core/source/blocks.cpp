@@ -169,10 +169,13 @@ bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
 }
 
 int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
-  if (entry_->read(buffer, offset) == 0) return 0;
-  // The cache's file is damaged: what it should hold is fetched again.
+  const int error = entry_->read(buffer, offset);
+  if (error == 0) return 0;
+  // The cache's file is damaged: what it should hold is fetched again. ESTALE: it ends before.
   const BlockRun run = run_of({offset, buffer.size()});
-  for (std::uint64_t block = run.first; block < run.end; ++block) {
+  const std::uint64_t end = error == ESTALE ? count_ : run.end;
+  for (std::uint64_t block = run.first; block < end; ++block) {
+    if (state(block) != State::kHere) continue;
     entry_->forget(block);
     if (change(block, State::kHere, State::kAbsent)) add(&Counters::cache_faults, counters_);
   }

@@ -233,6 +233,10 @@ int CacheEntry::reserve(ByteRange range) const {
   if (is_read_only_) return EROFS;
   if (range.offset > version_.size || range.length > version_.size - range.offset) return EINVAL;
   if (range.length == 0) return 0;
+  // Truncated: to write behind the new end would turn the blocks before it into zeros.
+  struct stat status {};
+  if (::fstat(data_fd_.get(), &status) != 0) return errno;
+  if (static_cast<std::uint64_t>(status.st_size) != version_.size) return EIO;
   const std::uint64_t begin = range.offset / kBlock * kBlock;
   const std::uint64_t last = (range.offset + range.length - 1) / kBlock;
   const ByteRange end = range_of(last);

@@ -1,11 +1,15 @@
 // A source that a network fills, with a network of the test's own: each answer is scripted.
 #include "core/source/cache_file.h"
 
+#include "core/base/posix.h"
 #include "core/source/fetcher.h"
+#include "core/source/http.h"
 #include "tests/support/files.h"
+#include "tests/support/http_server.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -19,11 +23,13 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -340,11 +346,11 @@ TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotFetched) {
   EXPECT_EQ(to_text(network.seen()), "");
 }
 
-
 TEST_F(CacheFileTest, ARangeOutsideTheObjectIsRefused) {
   const auto source = open(2 * kBlock);
   constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
-  for (const ByteRange range : {ByteRange{2 * kBlock, 1}, {0, kMost}, {kMost, 2}, {1, 2 * kBlock}}) {
+  for (const ByteRange range :
+       {ByteRange{2 * kBlock, 1}, {0, kMost}, {kMost, 2}, {1, 2 * kBlock}}) {
     EXPECT_FALSE(source->has(range));
     EXPECT_EQ(Answer(*source, range).get(), EINVAL);
     EXPECT_FALSE(source->can_pin(range));
@@ -362,9 +368,9 @@ TEST_F(CacheFileTest, NeighboursAreOneRequestAndDemandGoesFirst) {
   network.wait_for_requests(1);
   source->prefetch({32 * kMiB, 16 * kMiB});
   Answer first(*source, {8 * kMiB, 2 * kMiB});
-  Answer second(*source, {10 * kMiB, kMiB});      // behind it
-  Answer third(*source, {48 * kMiB - 1, 2});      // its first half is queued ahead
-  Answer fourth(*source, {31 * kMiB, kMiB});      // what is ahead follows
+  Answer second(*source, {10 * kMiB, kMiB});  // behind it
+  Answer third(*source, {48 * kMiB - 1, 2});  // its first half is queued ahead
+  Answer fourth(*source, {31 * kMiB, kMiB});  // what is ahead follows
   network.let_go();
   for (Answer* answer : {&first, &second, &third, &fourth}) EXPECT_EQ(answer->get(), 0);
   network.wait_for_requests(6);
@@ -377,8 +383,7 @@ TEST_F(CacheFileTest, AWindowFillsAllConnections) {
   const auto source = open(200 * kMiB);
   source->prefetch({0, 64 * kMiB});
   network.wait_for_requests(8);
-  EXPECT_EQ(to_text(network.seen()),
-            "0+32 32+32 64+32 96+32 128+32 160+32 192+32 224+32 ");
+  EXPECT_EQ(to_text(network.seen()), "0+32 32+32 64+32 96+32 128+32 160+32 192+32 224+32 ");
 }
 
 TEST_F(CacheFileTest, WhatIsQueuedAheadIsBounded) {
@@ -408,9 +413,8 @@ TEST_F(CacheFileTest, WithoutACacheLittleIsFetchedAhead) {
 
 TEST_F(CacheFileTest, ReadersAreAnsweredBlockByBlock) {
   const auto source = open(8 * kMiB);
-  network.script([](std::size_t, ByteRange) {
-    return Reply{.cut_after = 3 * kBlock + 5, .stall = true};
-  });
+  network.script(
+      [](std::size_t, ByteRange) { return Reply{.cut_after = 3 * kBlock + 5, .stall = true}; });
   Answer all(*source, {0, 8 * kMiB});
   Answer three(*source, {0, 3 * kBlock});
   Answer four(*source, {3 * kBlock, 1});
@@ -473,16 +477,17 @@ TEST_F(CacheFileTest, AChangedObjectIsStaleForEverAndItsBlocksAreServed) {
 }
 
 TEST_F(CacheFileTest, ARefusedAnswerFailsItsReadersAndIsLoggedOnce) {
-  const auto source = open(kMiB);
-  network.script([](std::size_t number, ByteRange) {
-    return number < 2 ? Reply{.status = 200} : Reply{};
-  });
+  auto source = open(kMiB);
+  network.script(
+      [](std::size_t number, ByteRange) { return number < 2 ? Reply{.status = 200} : Reply{}; });
   network.let_go();
   EXPECT_EQ(Answer(*source, {0, 1}).get(), EIO);
   EXPECT_EQ(Answer(*source, {0, 1}).get(), EIO);
   expect_bytes(*source, {0, kMiB});  // the next one asks again
   ASSERT_EQ(source->failures().size(), 1U);
   EXPECT_EQ(source->failures()[0].error, EIO);
+  source.reset();
+  fetcher.reset();
   EXPECT_EQ(log(), std::vector<std::string>{"https://host/object: the server ignores ranges"});
 }
 
@@ -495,9 +500,8 @@ TEST_F(CacheFileTest, MoreBytesThanWereAskedForAreRefused) {
 
 TEST_F(CacheFileTest, CredentialsAreRenewedOnceThenAccessIsDenied) {
   const auto source = open(kMiB);
-  network.script([&](std::size_t, ByteRange) {
-    return Reply{.status = remote->renewals == 1 ? 206 : 403};
-  });
+  network.script(
+      [&](std::size_t, ByteRange) { return Reply{.status = remote->renewals == 1 ? 206 : 403}; });
   network.let_go();
   expect_bytes(*source, {0, kBlock});
   EXPECT_EQ(remote->renewals, 1);
@@ -518,7 +522,8 @@ TEST_F(CacheFileTest, SeveralRefusedAtOnceRenewOnce) {
   std::vector<Answer> answers;
   for (std::uint64_t i = 0; i < 4; ++i) answers.emplace_back(*source, ByteRange{i * 16 * kMiB, 1});
   network.wait_for_requests(4);
-  network.script([&](std::size_t number, ByteRange) { return Reply{.status = number < 4 ? 403 : 206}; });
+  network.script(
+      [&](std::size_t number, ByteRange) { return Reply{.status = number < 4 ? 403 : 206}; });
   network.let_go();
   for (Answer& answer : answers) EXPECT_EQ(answer.get(), 0);
   EXPECT_EQ(remote->renewals, 1);
@@ -604,7 +609,8 @@ TEST_F(CacheFileTest, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
   EXPECT_EQ(error.get_future().get(), 0);
   Answer(*source, {63 * kMiB, kMiB}).get();
   std::uint64_t there = 0;
-  for (std::uint64_t at = 0; at < 64 * kMiB; at += kBlock) there += source->has({at, 1}) ? kBlock : 0;
+  for (std::uint64_t at = 0; at < 64 * kMiB; at += kBlock)
+    there += source->has({at, 1}) ? kBlock : 0;
   EXPECT_LE(there, Fetcher::kMemory + 32 * kMiB);
   EXPECT_FALSE(source->try_pin());
   EXPECT_FALSE(source->can_pin({0, 1}));
@@ -685,6 +691,237 @@ TEST_F(CacheFileTest, AClaimThatIsGoneIsTakenOver) {
   other.reset();
   EXPECT_EQ(all.get(), 0);
   EXPECT_EQ(to_text(network.seen()), "3+1 0+3 ");
+}
+
+// Reads random ranges as the mount does: wants again what memory dropped, or what failed.
+void read_randomly(const Source& source, unsigned seed, int reads, std::uint64_t longest) {
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < reads; ++i) {
+    const std::uint64_t offset = random() % source.size();
+    const ByteRange range{offset, std::min(source.size() - offset, 1 + random() % longest)};
+    if (random() % 4 == 0) source.prefetch({range.offset, 4 * range.length});
+    std::vector<std::byte> bytes(range.length);
+    while (source.read(bytes, offset) != 0) {
+    }
+    ASSERT_TRUE(bytes == bytes_of(range)) << range.offset << "+" << range.length;
+  }
+}
+
+class RandomReads : public CacheFileTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(RandomReads, GetTheTrueBytesWhateverTheNetworkDoes) {
+  network.script([random = std::mt19937_64(7)](std::size_t, ByteRange range) mutable {
+    switch (random() % 16) {
+      case 0:
+        return Reply{.status = 0, .error = EIO};
+      case 1:
+      case 2:
+        return Reply{.cut_after = random() % range.length, .error = EIO};
+      case 3:
+        return Reply{.cut_after = random() % range.length};
+      case 4:
+        return Reply{.status = 503};
+      case 5:
+        return Reply{.status = 403};
+      case 6:
+        return Reply{.status = 200};
+      default:
+        return Reply{};
+    }
+  });
+  network.let_go();
+  const auto source = open(32 * kMiB + 4321, GetParam());
+  std::vector<std::thread> readers;
+  for (unsigned i = 0; i < 64; ++i) {
+    readers.emplace_back([&, i] { read_randomly(*source, i, 6, kMiB / 2); });
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_FALSE(source->has_changed());
+}
+
+INSTANTIATE_TEST_SUITE_P(CacheFile, RandomReads, testing::Bool(),
+                         [](const auto& is) { return is.param ? "Cached" : "InMemory"; });
+
+TEST_F(CacheFileTest, AServerOfHttpFillsIt) {
+  const std::map<std::string, test::WebObject> objects{
+      {"/object", {.bytes = text_of({0, 12 * kMiB + 5})}}};
+  std::atomic<unsigned> count = 0;
+  test::HttpServer server([&](const test::WebRequest& request) {
+    test::WebAnswer answer = answer_object(request, objects);
+    if (++count % 3 == 0) answer.cut_after = answer.body.size() / 2;
+    return answer;
+  });
+  struct WebRemote final : TestRemote {
+    WebRemote(std::shared_ptr<Shared> given, std::string at)
+        : TestRemote(std::move(given)), url(std::move(at)) {}
+    HttpRequest request(ByteRange range) override {
+      HttpRequest request{.url = url};
+      request.range = range;
+      return request;
+    }
+    std::string url;
+  };
+  Http http(Http::Options{});
+  Fetcher over_http({}, http, cache);
+  const RemoteVersion version = version_of(12 * kMiB + 5);
+  const CacheFile source(version, std::make_unique<WebRemote>(remote, server.url("/object")),
+                         cache.open(version), over_http);
+  std::vector<std::thread> readers;
+  for (unsigned i = 0; i < 8; ++i) {
+    readers.emplace_back([&, i] { read_randomly(source, i, 8, kMiB); });
+  }
+  for (std::thread& reader : readers) reader.join();
+  expect_bytes(source, {0, source.size()});
+  EXPECT_TRUE(source.is_complete());
+}
+
+// A small file system of its own, unmounted at the end of the scope.
+struct SmallDisk {
+  SmallDisk(const fs::path& at, const char* options) : place(at) {
+    fs::create_directories(place);
+    is_mounted = ::mount("tmpfs", place.c_str(), "tmpfs", 0, options) == 0;
+  }
+  ~SmallDisk() {
+    if (is_mounted) ::umount2(place.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  fs::path place;
+  bool is_mounted;
+};
+
+TEST_F(CacheFileTest, AFullDiskCostsSpeedAndNoReaderAnError) {
+  const SmallDisk disk(temporary / "small", "size=3m,mode=700");
+  if (!disk.is_mounted) {
+    if (std::getenv("STFS_REQUIRE_MOUNT") != nullptr) FAIL() << "mounting tmpfs";
+    GTEST_SKIP() << "this process may not mount";
+  }
+  network.let_go();
+  Cache small({.directory = (disk.place / "cache").string(), .size = 0, .keep_free = 0});
+  ASSERT_EQ(small.unusable(), "");
+  Fetcher with_small({}, network, small);
+  const RemoteVersion version = version_of(24 * kMiB);
+  auto entry = small.open(version);
+  ASSERT_TRUE(entry);
+  const CacheFile source(version, std::make_unique<TestRemote>(remote), std::move(entry),
+                         with_small);
+  expect_bytes(source, {0, 2 * kMiB});
+  EXPECT_TRUE(source.can_pin({0, 2 * kMiB}));
+  for (std::uint64_t at = 0; at < source.size(); at += 2 * kMiB)
+    expect_bytes(source, {at, 2 * kMiB});
+  read_randomly(source, 1, 20, kMiB);
+  EXPECT_TRUE(source.has({0, 2 * kMiB}));
+  EXPECT_TRUE(source.failures().empty());
+}
+
+// Processes of their own: forked before this one has threads.
+class CacheFileProcesses : public testing::Test {
+ protected:
+  template <class Body>
+  static pid_t in_child(Body body) {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    body();
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  static RemoteVersion version_of(std::uint64_t size) {
+    RemoteVersion version;
+    version.name = version.url = "https://host/object";
+    version.size = size;
+    version.token = "web-1";
+    return version;
+  }
+  Cache::Options options() const {
+    return {.directory = (temporary / "cache").string(), .size = 0, .keep_free = 0};
+  }
+
+  test::TempDir temporary;
+  std::shared_ptr<TestRemote::Shared> remote = std::make_shared<TestRemote::Shared>();
+};
+
+TEST_F(CacheFileProcesses, FetchABlockOnce) {
+  const RemoteVersion version = version_of(20 * kMiB + 1);
+  const UniqueFd counts(::memfd_create("fetched", MFD_CLOEXEC));
+  const auto body = [&] {
+    Network network;
+    network.script([&](std::size_t, ByteRange range) {
+      for (std::uint64_t at = 0; at < range.length; at += kBlock) {
+        EXPECT_EQ(::write(counts.get(), "x", 1), 1);
+      }
+      return Reply{};
+    });
+    Cache cache(options());
+    Fetcher fetcher({}, network, cache);
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 4; ++i) {
+      readers.emplace_back([&] {
+        const CacheFile source(version, std::make_unique<TestRemote>(remote), cache.open(version),
+                               fetcher);
+        std::vector<std::byte> bytes(version.size);
+        EXPECT_EQ(source.read(bytes, 0), 0);
+        EXPECT_TRUE(bytes == bytes_of({0, version.size}));
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+  };
+  const pid_t children[] = {in_child(body), in_child(body)};
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(::lseek(counts.get(), 0, SEEK_CUR), 81);
+}
+
+TEST_F(CacheFileProcesses, KilledWhileFillingLeaveNoZerosAndNoClaims) {
+  const RemoteVersion version = version_of(8 * kMiB);
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    int pipe[2];
+    ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+    const UniqueFd from(pipe[0]);
+    {
+      UniqueFd to(pipe[1]);
+      const pid_t child = in_child([&] {
+        Network network;
+        network.script([seed](std::size_t, ByteRange range) {
+          return Reply{.cut_after = std::min(range.length - 1, (seed + 1) * 555'555UL),
+                       .stall = true};
+        });
+        Cache cache(options());
+        Fetcher fetcher({}, network, cache);
+        const CacheFile source(version, std::make_unique<TestRemote>(remote), cache.open(version),
+                               fetcher);
+        source.want({0, version.size}, [](int) {});
+        network.wait_for_stalls(1);
+        EXPECT_EQ(::write(to.get(), "x", 1), 1);
+        ::pause();
+      });
+      char byte = 0;
+      ASSERT_EQ(::read(from.get(), &byte, 1), 1);
+      ::kill(child, SIGKILL);
+      ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    }
+    Network network(true);
+    Cache cache(options());
+    Fetcher fetcher({}, network, cache);
+    const CacheFile source(version, std::make_unique<TestRemote>(remote), cache.open(version),
+                           fetcher);
+    std::uint64_t there = 0;
+    for (std::uint64_t at = 0; at < version.size; at += kBlock) {
+      if (!source.has({at, kBlock})) continue;
+      std::vector<std::byte> bytes(kBlock);
+      EXPECT_EQ(source.read_unverified(bytes, at), 0);
+      EXPECT_TRUE(bytes == bytes_of({at, kBlock}));
+      ++there;
+    }
+    EXPECT_GE(there, (seed + 1) * 555'555 / kBlock);
+    network.let_go();
+    if (seed < 3) continue;  // the next child goes on
+    std::vector<std::byte> bytes(version.size);
+    EXPECT_EQ(source.read(bytes, 0), 0);
+    EXPECT_TRUE(bytes == bytes_of({0, version.size}));
+  }
 }
 
 }  // namespace
