@@ -1,1 +1,157 @@
+// Mounts of checkpoints on a web server.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/http_server.h"
+#include "tests/support/mounted.h"
+
 #include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class RemoteMount : public MountTest {
+ protected:
+  RemoteMount() {
+    tensors_ = {random_tensor("w", "BF16", {512, 1024}, 1), random_tensor("a.b", "F32", {257}, 2)};
+    write_safetensors(local(), tensors_);
+    objects_["/m.safetensors"] = {.bytes = read_file(local())};
+  }
+
+  std::filesystem::path local() const { return dir_ / "m.safetensors"; }
+  std::string url(const std::string& path = "m.safetensors") const {
+    return server_.url("/" + path);
+  }
+  std::vector<std::string> options(const std::string& more = "") const {
+    return {"-o", "cache_dir=" + (dir_ / "cache").string() + (more.empty() ? "" : "," + more)};
+  }
+  // Of a command that must fail.
+  Outcome refused(const std::string& source, const std::string& more = "") const {
+    std::filesystem::create_directories(dir_ / "mnt");
+    std::vector<std::string> argv{STFS_BINARY};
+    std::ranges::copy(options(more), std::back_inserter(argv));
+    argv.push_back(source);
+    argv.push_back((dir_ / "mnt").string());
+    return run(argv);
+  }
+
+  TempDir dir_;
+  std::vector<Tensor> tensors_;
+  std::mutex mutex_;
+  std::map<std::string, WebObject> objects_;
+  HttpServer server_{[this](const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  }};
+};
+
+void expect_refusal(const Outcome& result, int status, const std::string& part) {
+  EXPECT_EQ(result.status, status) << result.err;
+  EXPECT_TRUE(result.err.starts_with("stfs: ")) << result.err;
+  EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+  EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+}
+
+TEST_F(RemoteMount, ShowsTheFilesOfALocalMount) {
+  const Mounted far({url()}, options());
+  const Mounted near({local().string()});
+
+  EXPECT_EQ(names_in(far.path()), names_in(near.path()));
+  for (const char* path : {"w", "a.b", ".stfs/npy/w.npy", ".stfs/slice/w/3:200,::2", ".stfs/f32/w",
+                           ".stfs/merged.safetensors", ".stfs/sha256/w"}) {
+    EXPECT_EQ(read_file(far / path), read_file(near / path)) << path;
+  }
+  EXPECT_EQ(xattr(far / "w", "user.stfs.source"), url());
+  EXPECT_EQ(mounts_at(far.path()).back().source, url());
+}
+
+TEST_F(RemoteMount, ASecondMountWorksOffline) {
+  { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
+  server_.forget_requests();
+
+  const Mounted mount({url()}, options("offline"));
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+TEST_F(RemoteMount, ASupervisorHasNoThreadAndItsWorkersFetch) {
+  ForegroundMount mount({url()}, options("supervise"));
+  const auto tasks = [&] {
+    const std::filesystem::directory_iterator all("/proc/" + std::to_string(mount.process().pid()) +
+                                                  "/task");
+    return std::distance(all, std::filesystem::directory_iterator{});
+  };
+  const auto workers = [&] {
+    std::vector<pid_t> found = processes_with(mount.path().string());
+    std::erase(found, mount.process().pid());
+    return found;
+  };
+  EXPECT_EQ(read_file(mount / "a.b"), tensors_[1].bytes);
+  const std::vector<pid_t> first = workers();
+  ASSERT_EQ(first.size(), 1U);
+
+  ASSERT_EQ(::kill(first.front(), SIGKILL), 0);
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  EXPECT_NE(workers(), first);
+  EXPECT_EQ(tasks(), 1);
+  // One request of a block by the loading child, and those of the workers.
+  EXPECT_EQ(server_.requests().front().header("range"), "bytes=0-262143");
+}
+
+TEST_F(RemoteMount, WhatCannotBeMountedIsOneLineAlsoUnderASupervisor) {
+  {
+    const std::lock_guard lock(mutex_);
+    objects_["/broken.safetensors"] = {.bytes = "<html>no</html>"};
+  }
+  for (const char* more : {"", "supervise"}) {
+    expect_refusal(refused(url("none.safetensors"), more), 3, url("none.safetensors") + ": ");
+    expect_refusal(refused(url("broken.safetensors"), more), 1, "is an HTML page");
+    expect_refusal(refused(url("models/"), more), 2, "a web server has no directories");
+    expect_refusal(refused("ftp://host/m.safetensors", more), 2, "stfs knows https, s3 and hf");
+    expect_refusal(refused(url(), std::string(more) + (*more != 0 ? "," : "") + "offline"), 3,
+                   "offline, and this was never fetched");
+  }
+}
+
+TEST_F(RemoteMount, AServerThatRefusesOrIgnoresRangesIsNamed) {
+  server_.set([](const WebRequest&) { return WebAnswer{.status = 403}; });
+  expect_refusal(refused(url()), 3, url() + ": ");
+  server_.set([this](const WebRequest&) {
+    return WebAnswer{.headers = {{"ETag", "\"v1\""}}, .body = objects_["/m.safetensors"].bytes};
+  });
+  expect_refusal(refused(url()), 3, "range");
+}
+
+TEST_F(RemoteMount, ASecretOfAUrlIsInNoAttributeAndNoTable) {
+  const Mounted mount({url() + "?signature=secret"}, options());
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  const MountEntry entry = mounts_at(mount.path()).back();
+  for (const std::string& text :
+       {xattr(mount / "w", "user.stfs.source").value_or(""),
+        xattr(mount.path(), "user.stfs.mount").value_or(""), entry.source, entry.super_options,
+        read_file(mount / ".stfs/info.json"), read_file(mount / ".stfs/tensors.json")}) {
+    EXPECT_EQ(text.find("secret"), std::string::npos) << text;
+  }
+}
+
+TEST_F(RemoteMount, AMountOfAUrlIsASource) {
+  const Mounted first({url()}, options());
+
+  const Mounted second({(first / "w").string()}, options("supervise"));
+
+  EXPECT_EQ(names_in(second.path()), std::vector<std::string>{"w"});
+  EXPECT_EQ(read_file(second / "w"), tensors_[0].bytes);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -7,6 +7,7 @@
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
+#include "core/source/url.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>
@@ -219,6 +220,13 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
   std::vector<Item> items;
   if (exists(argument)) {
     add_path(argument, options, items);
+  } else if (is_url(argument)) {
+    const std::size_t colons = argument.find("::");
+    if (colons == std::string::npos) {
+      add_checkpoint(argument, options, items);
+    } else {
+      add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
+    }
   } else if (const std::size_t colons = split(argument); colons != std::string::npos) {
     add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
   } else {
@@ -253,7 +261,7 @@ void Selection::add_named(const std::string& source, const std::string& name,
                           SelectionOptions options, std::vector<Item>& items) {
   const Checkpoint& checkpoint = open(source);
   const std::vector<std::uint32_t> numbers = select(checkpoint, name);
-  if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
+  if (numbers.empty()) refuse(public_name(source), no_such_tensor(checkpoint, name));
   if (!checkpoint.find(name)) options.is_one_of_many = true;
   for (const std::uint32_t number : numbers) {
     add(checkpoint.tensor(number), "", options, source, items);
@@ -363,16 +371,19 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 
 const Checkpoint& Selection::open(const std::string& source) {
   const std::optional<MountedPath> mounted = find_mounted(source);
-  const std::string absolute = absolute_path(source);
+  const std::string absolute = is_url(source) ? source : absolute_path(source);
   // A mount at the same path, a directory or an index may mean other files than before.
-  const std::string version = mounted ? mounted->version : stamp_of(absolute);
+  const std::string version = mounted          ? mounted->version
+                              : is_url(source) ? "a URL"
+                                               : stamp_of(absolute);
   Opened& known = open_[absolute];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
     return *known.checkpoint;
   }
-  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1))};
+  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1),
+                                                       LoadOptions{.sources = sources_.get()})};
   for (const Part& part : known.checkpoint->parts()) {
     // Its inode and times are the same in the next mount at this path, with other bytes.
     if (const auto root = root_of_view(part.source->path())) {

@@ -4,6 +4,7 @@
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
 //   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
+//   hf://org/name                       a checkpoint elsewhere (core/source/url.h)
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <cstdint>
@@ -52,6 +54,9 @@ void check_options(std::span<const Item> items, const SelectionOptions& options)
 // Thread safety: one call at a time.
 class Selection {
  public:
+  explicit Selection(const SourceOptions& options = {})
+      : sources_(std::make_unique<stfs::Sources>(options)) {}
+
   // The items that the arguments of one request name, in their order. Throws Error as resolve(),
   // and as check_options().
   std::vector<Item> resolve_all(std::span<const std::string> arguments, SelectionOptions options);
@@ -83,6 +88,7 @@ class Selection {
   // The checkpoint as it is now: opened again when anything of it has changed.
   const Checkpoint& open(const std::string& source);
 
+  std::unique_ptr<stfs::Sources> sources_;
   std::map<std::string, Opened> open_;
 };
 
