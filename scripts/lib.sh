@@ -16,6 +16,12 @@ STFS_TEST_PACKAGES=(
   dpkg-dev file e2fsprogs mount util-linux
 )
 
+# To run the tests of real servers, which `test --all` runs.
+# shellcheck disable=SC2034
+STFS_SERVER_PACKAGES=(
+  ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
+)
+
 # To build the fuzz preset.
 # shellcheck disable=SC2034
 STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)

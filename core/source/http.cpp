@@ -1,3 +1,4 @@
+// All that touches libcurl is in this file: no other one includes it.
 #include "core/source/http.h"
 
 #include "core/base/error.h"
@@ -315,7 +316,8 @@ void set_route(CURL* easy, Transfer& transfer) {
   text(CURLOPT_PROXY, proxy);  // "": none, whatever the environment says
   text(CURLOPT_NOPROXY, "");
   text(CURLOPT_PROTOCOLS_STR, "http,https");
-  if (!environment.ca_file.empty()) text(CURLOPT_CAINFO, environment.ca_file);
+  const std::string& ca_file = request.ca_file.empty() ? environment.ca_file : request.ca_file;
+  if (!ca_file.empty()) text(CURLOPT_CAINFO, ca_file);
   if (!environment.ca_directory.empty()) text(CURLOPT_CAPATH, environment.ca_directory);
   // A password never goes over a line in the clear.
   const bool is_private = transfer.at.scheme == "https" || transfer.at.is_loopback();

@@ -49,8 +49,9 @@ struct HttpRequest {
   std::vector<std::string> secrets = {};  // headers for the first origin only
   std::optional<ByteRange> range = {};    // sent as Range: bytes=first-last
   bool follow = true;                     // false: an answer 3xx is passed on
-  bool use_netrc = false;  // user and password of ~/.netrc ($NETRC) for the first host
-  bool use_proxy = true;   // false: for addresses that are this machine's own
+  bool use_netrc = false;    // user and password of ~/.netrc ($NETRC) for the first host
+  bool use_proxy = true;     // false: for addresses that are this machine's own
+  std::string ca_file = {};  // trusted instead of the usual ones; "" for those
   // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
   std::chrono::milliseconds stall{20'000};
   std::chrono::milliseconds limit{0};  // 0: none

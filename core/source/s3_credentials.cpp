@@ -1,1 +1,577 @@
 #include "core/source/s3_credentials.h"
+
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/source/s3_signature.h"
+#include "core/source/url.h"
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <pugixml.hpp>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <ctime>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+using WallClock = std::chrono::system_clock;
+using namespace std::chrono_literals;
+
+constexpr std::size_t kMostCredentialBytes = 64 * 1024;   // of an answer that holds credentials
+constexpr std::uint64_t kMostProfileBytes = 1024 * 1024;  // of a file with profiles
+constexpr auto kExpiryMargin = 5min;                      // before expiry
+constexpr auto kLookPause = 30s;  // between two looks while the old ones are valid
+constexpr auto kProcessLimit = 60s;
+
+std::string aws_variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool aws_true(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text == "true";
+}
+
+[[noreturn]] void fail_credentials(const std::string& what) {
+  throw Error(ErrorCode::kUnreadable, "AWS credentials", what);
+}
+
+std::string trimmed_text(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return "";
+  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
+}
+
+// Whether a text may stand in a header.
+bool is_header_word(std::string_view text) {
+  return text.size() <= kMostCredentialBytes &&
+         std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
+}
+
+// "2026-01-31T08:00:00Z"; also with a fraction, and "+00:00".
+std::optional<WallClock::time_point> parse_expiry(const std::string& text) {
+  std::tm parts{};
+  const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
+  if (rest == nullptr) return std::nullopt;
+  auto seconds = std::chrono::seconds(::timegm(&parts));
+  if (*rest == '.') {
+    do ++rest;
+    while (*rest >= '0' && *rest <= '9');
+  }
+  const std::string_view zone = rest;
+  if (zone.size() == 6 && (zone[0] == '+' || zone[0] == '-')) {
+    const auto offset =
+        std::chrono::hours(std::atoi(rest + 1)) + std::chrono::minutes(std::atoi(rest + 4));
+    seconds -= zone[0] == '+' ? offset : -offset;
+  } else if (zone != "Z" && !zone.empty()) {
+    return std::nullopt;
+  }
+  return WallClock::time_point(seconds);
+}
+
+// Throws when a text is no credential, without saying it.
+S3Credentials checked_credentials(S3Credentials credentials, const std::string& from) {
+  if (credentials.key.empty() || credentials.secret.empty()) {
+    fail_credentials(from + ": gave no access key and secret key");
+  }
+  for (const std::string* text : {&credentials.key, &credentials.secret, &credentials.token}) {
+    if (!is_header_word(*text))
+      fail_credentials(from + ": gave a key with a space or a control character");
+  }
+  return credentials;
+}
+
+S3Credentials credentials_of_json(const std::string& text, const char* token,
+                                  const std::string& from) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) fail_credentials(from + ": gave no JSON object");
+  const auto value = [&](const char* name) {
+    const auto at = json.find(name);
+    return at != json.end() && at->is_string() ? at->get<std::string>() : "";
+  };
+  S3Credentials credentials{value("AccessKeyId"), value("SecretAccessKey"), value(token)};
+  if (const std::string expires = value("Expiration"); !expires.empty()) {
+    credentials.expires = parse_expiry(expires);
+    if (!credentials.expires) fail_credentials(from + ": gave an Expiration that is no time");
+  }
+  return checked_credentials(std::move(credentials), from);
+}
+
+S3Credentials credentials_of_xml(const std::string& text, const std::string& from) {
+  pugi::xml_document document;
+  document.load_buffer(text.data(), text.size());
+  const pugi::xml_node node = document.find_node(
+      [](pugi::xml_node any) { return std::string_view(any.name()) == "Credentials"; });
+  const auto value = [&](const char* name) { return std::string(node.child_value(name)); };
+  return checked_credentials({value("AccessKeyId"), value("SecretAccessKey"), value("SessionToken"),
+                              parse_expiry(value("Expiration"))},
+                             from);
+}
+
+// The output of a command as /bin/sh runs it, as the AWS tools do: 64 KiB and a minute at most.
+std::string process_output(const std::string& command) {
+  const std::string from = "credential_process of the profile";
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail_credentials(from + ": " + errno_text(errno));
+  const UniqueFd out(ends[0]);
+  UniqueFd in(ends[1]);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, in.get(), 1);
+  ::posix_spawnattr_init(&attributes);
+  // A group of its own, so that what it started can be ended too; no blocked signals.
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  std::string shell = "/bin/sh", flag = "-c", text = command;
+  const std::array<char*, 4> argv{shell.data(), flag.data(), text.data(), nullptr};
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, shell.c_str(), &actions, &attributes, argv.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) fail_credentials(from + ": " + errno_text(error));
+  in = UniqueFd();
+  std::string output;
+  const auto end = std::chrono::steady_clock::now() + kProcessLimit;
+  bool is_whole = false;
+  while (output.size() <= kMostCredentialBytes) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    pollfd ready{out.get(), POLLIN, 0};
+    const int polled = ::poll(&ready, 1, static_cast<int>(std::max<long>(0, left.count())));
+    if (polled < 0 && errno == EINTR) continue;
+    if (polled <= 0) break;
+    std::array<char, 4096> buffer{};
+    const ssize_t n = ::read(out.get(), buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    is_whole = n == 0;
+    if (n <= 0) break;
+    output.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  if (!is_whole) ::kill(-pid, SIGKILL);
+  int status = 0;
+  int waited = 0;
+  do waited = ::waitpid(pid, &status, 0);
+  while (waited < 0 && errno == EINTR);
+  if (output.size() > kMostCredentialBytes) fail_credentials(from + ": printed more than 64 KiB");
+  if (!is_whole) fail_credentials(from + ": did not end within a minute");
+  if (waited == pid && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
+    fail_credentials(from + ": " + in_quotes(command) + " failed");
+  }
+  return output;
+}
+
+// ~/.aws/credentials and ~/.aws/config. A file that is not there has no profiles.
+struct AwsFiles {
+  AwsProfiles credentials, config;
+  std::string profile;  // AWS_PROFILE, or "default"
+
+  static AwsProfiles parsed(const char* name, const char* usual) {
+    std::string path = aws_variable(name);
+    const std::string home = aws_variable("HOME");
+    if (path.empty() && !home.empty()) path = home + usual;
+    if (path.starts_with("~/")) path.replace(0, 1, home);
+    if (path.empty()) return {};
+    try {
+      return parse_aws_profiles(read_file(path, kMostProfileBytes));
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kAbsent) return {};
+      throw;
+    }
+  }
+
+  AwsFiles()
+      : credentials(parsed("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials")),
+        config(parsed("AWS_CONFIG_FILE", "/.aws/config")),
+        profile(aws_variable("AWS_PROFILE")) {
+    if (profile.empty()) profile = aws_variable("AWS_DEFAULT_PROFILE");
+    if (profile.empty()) {
+      profile = "default";
+    } else if (!credentials.contains(profile) && section(profile) == nullptr) {
+      fail_credentials("AWS_PROFILE: there is no profile " + in_quotes(profile));
+    }
+  }
+
+  const std::map<std::string, std::string>* section(const std::string& name) const {
+    auto at = config.find("profile " + name);
+    if (at == config.end() && name == "default") at = config.find(name);
+    return at == config.end() ? nullptr : &at->second;
+  }
+  std::string of_config(const std::string& name, const std::string& key) const {
+    const auto* const values = section(name);
+    if (values == nullptr) return "";
+    const auto at = values->find(key);
+    return at == values->end() ? "" : at->second;
+  }
+  std::string value(const std::string& name, const std::string& key) const {
+    if (const auto at = credentials.find(name); at != credentials.end()) {
+      if (const auto found = at->second.find(key); found != at->second.end()) return found->second;
+    }
+    return of_config(name, key);
+  }
+};
+
+// One look at all places.
+class CredentialLook {
+ public:
+  CredentialLook(Http& http, const S3Settings& settings) : http_(http), settings_(settings) {}
+
+  std::optional<S3Credentials> find() const {
+    if (auto found = from_environment()) return found;
+    if (const std::string file = aws_variable("AWS_WEB_IDENTITY_TOKEN_FILE"),
+        role = aws_variable("AWS_ROLE_ARN");
+        !file.empty() && !role.empty()) {
+      return from_web_identity(file, role, aws_variable("AWS_ROLE_SESSION_NAME"));
+    }
+    if (auto found = from_profile(files_.profile, 0)) return found;
+    if (auto found = from_container()) return found;
+    return from_instance();
+  }
+
+ private:
+  static std::optional<S3Credentials> from_environment() {
+    S3Credentials found{aws_variable("AWS_ACCESS_KEY_ID"), aws_variable("AWS_SECRET_ACCESS_KEY"),
+                        aws_variable("AWS_SESSION_TOKEN")};
+    if (found.key.empty() || found.secret.empty()) return std::nullopt;
+    return checked_credentials(std::move(found), "AWS_ACCESS_KEY_ID");
+  }
+
+  std::optional<S3Credentials> from_profile(const std::string& name, int depth) const;
+  S3Credentials from_role(const std::string& name, const std::string& role, int depth) const;
+  S3Credentials from_web_identity(const std::string& file, const std::string& role,
+                                  const std::string& session) const;
+  std::optional<S3Credentials> from_container() const;
+  std::optional<S3Credentials> from_instance() const;
+
+  // The identities that STS exchanges are secrets too: https, whatever -o insecure_http permits.
+  WebUrl sts() const {
+    std::string text = aws_variable("AWS_ENDPOINT_URL_STS");
+    if (text.empty()) {
+      text = settings_.region.empty() ? "https://sts.amazonaws.com"
+                                      : "https://sts." + settings_.region + ".amazonaws.com" +
+                                            (settings_.region.starts_with("cn-") ? ".cn" : "");
+    }
+    const auto url = parse_web_url(text);
+    if (!url || (url->scheme != "https" && !url->is_loopback())) {
+      fail_credentials("AWS_ENDPOINT_URL_STS or AWS_REGION: gives no https URL of STS");
+    }
+    return *url;
+  }
+  S3Credentials of_sts(const HttpRequest& request, const std::string& from) const {
+    const HttpAnswer answer = http_.get(request, kMostCredentialBytes);
+    if (answer.head.status == 200) return credentials_of_xml(answer.body, from);
+    const std::string code = aws_error_code(answer.body);
+    fail_credentials(from + ": STS answered " + std::to_string(answer.head.status) +
+                     (code.empty() ? "" : " " + code));
+  }
+
+  Http& http_;
+  const S3Settings& settings_;
+  AwsFiles files_;
+};
+
+std::optional<S3Credentials> CredentialLook::from_profile(const std::string& name,
+                                                          int depth) const {
+  const std::string place = "profile " + in_quotes(name);
+  if (const std::string role = files_.value(name, "role_arn"); !role.empty()) {
+    if (depth > 4) fail_credentials(place + ": its source_profile leads in a circle");
+    return from_role(name, role, depth);
+  }
+  S3Credentials found{files_.value(name, "aws_access_key_id"),
+                      files_.value(name, "aws_secret_access_key"),
+                      files_.value(name, "aws_session_token")};
+  if (!found.key.empty()) return checked_credentials(std::move(found), place);
+  if (const std::string command = files_.value(name, "credential_process"); !command.empty()) {
+    return credentials_of_json(process_output(command), "SessionToken", "credential_process");
+  }
+  if (!files_.value(name, "sso_session").empty() || !files_.value(name, "sso_start_url").empty()) {
+    fail_credentials(place + ": single sign-on is not supported; write a second profile with" +
+                     " credential_process = aws configure export-credentials --profile " +
+                     printable(name));
+  }
+  return std::nullopt;
+}
+
+S3Credentials CredentialLook::from_role(const std::string& name, const std::string& role,
+                                        int depth) const {
+  const std::string place = "profile " + in_quotes(name) + ": role_arn";
+  if (!files_.value(name, "mfa_serial").empty()) {
+    fail_credentials(place + ": mfa_serial is not supported; set AWS_SESSION_TOKEN instead");
+  }
+  const std::string session = files_.value(name, "role_session_name");
+  if (const std::string file = files_.value(name, "web_identity_token_file"); !file.empty()) {
+    return from_web_identity(file, role, session);
+  }
+  std::optional<S3Credentials> source;
+  if (const std::string other = files_.value(name, "source_profile"); !other.empty()) {
+    // A profile that is its own source has the keys beside role_arn.
+    source = other == name ? S3Credentials{files_.value(name, "aws_access_key_id"),
+                                           files_.value(name, "aws_secret_access_key"),
+                                           files_.value(name, "aws_session_token")}
+                           : from_profile(other, depth + 1);
+  } else if (const std::string kind = files_.value(name, "credential_source");
+             kind == "Environment") {
+    source = from_environment();
+  } else if (kind == "EcsContainer") {
+    source = from_container();
+  } else if (kind == "Ec2InstanceMetadata") {
+    source = from_instance();
+  }
+  if (!source || source->key.empty()) {
+    fail_credentials(place + ": its source_profile or credential_source has no credentials");
+  }
+  const WebUrl url = sts();
+  S3Request request{.host = s3_host(url), .path = "/", .service = "sts"};
+  request.query = {{"Action", "AssumeRole"},
+                   {"Version", "2011-06-15"},
+                   {"RoleArn", role},
+                   {"RoleSessionName", session.empty() ? "stfs" : session}};
+  if (const std::string id = files_.value(name, "external_id"); !id.empty()) {
+    request.query.emplace_back("ExternalId", id);
+  }
+  const std::string region = settings_.region.empty() ? "us-east-1" : settings_.region;
+  return of_sts({.url = url.scheme + "://" + request.host + "/?" + canonical_query(request.query),
+                 .secrets = sign(request, *source, region, WallClock::now()),
+                 .follow = false,
+                 .ca_file = settings_.ca_file},
+                place);
+}
+
+S3Credentials CredentialLook::from_web_identity(const std::string& file, const std::string& role,
+                                                const std::string& session) const {
+  const WebUrl url = sts();
+  return of_sts({.url = url.scheme + "://" + s3_host(url) + "/",
+                 .method = "POST",
+                 .body = canonical_query(
+                     {{"Action", "AssumeRoleWithWebIdentity"},
+                      {"Version", "2011-06-15"},
+                      {"RoleArn", role},
+                      {"RoleSessionName", session.empty() ? "stfs" : session},
+                      {"WebIdentityToken", trimmed_text(read_file(file, kMostProfileBytes))}}),
+                 .headers = {"Content-Type: application/x-www-form-urlencoded"},
+                 .follow = false,
+                 .ca_file = settings_.ca_file},
+                "web identity");
+}
+
+std::optional<S3Credentials> CredentialLook::from_container() const {
+  std::string url;
+  if (const std::string path = aws_variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+      !path.empty()) {
+    if (path[0] != '/') fail_credentials("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: not a path");
+    url = "http://169.254.170.2" + path;
+  } else {
+    url = aws_variable("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    if (url.empty()) return std::nullopt;
+    const auto parts = parse_web_url(url);
+    if (!parts ||
+        (parts->scheme == "http" && !parts->is_loopback() && parts->host != "169.254.170.2" &&
+         parts->host != "169.254.170.23" && parts->host != "fd00:ec2::23")) {
+      fail_credentials(
+          "AWS_CONTAINER_CREDENTIALS_FULL_URI: neither https nor a host of ECS, EKS or loopback");
+    }
+  }
+  HttpRequest request{.url = url, .follow = false, .use_proxy = false};
+  const std::string file = aws_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+  const std::string token = file.empty() ? aws_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN")
+                                         : trimmed_text(read_file(file, kMostCredentialBytes));
+  if (!token.empty()) {
+    if (std::ranges::any_of(token, [](char c) { return c < ' ' || c == '\x7f'; })) {
+      fail_credentials("AWS_CONTAINER_AUTHORIZATION_TOKEN: has a control character");
+    }
+    request.secrets.push_back("Authorization: " + token);
+  }
+  const HttpAnswer answer = http_.get(request, kMostCredentialBytes, 10s);
+  if (answer.head.status != 200) {
+    fail_credentials("role of the container: its endpoint answered " +
+                     std::to_string(answer.head.status));
+  }
+  return credentials_of_json(answer.body, "Token", "role of the container");
+}
+
+std::optional<S3Credentials> CredentialLook::from_instance() const {
+  if (aws_true(aws_variable("AWS_EC2_METADATA_DISABLED"))) return std::nullopt;
+  std::string endpoint = aws_variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+  if (endpoint.empty()) endpoint = "http://169.254.169.254";
+  while (endpoint.ends_with('/')) endpoint.pop_back();
+  const std::string roles = "/latest/meta-data/iam/security-credentials/";
+  const auto ask = [&](const std::string& path, std::string method,
+                       std::vector<std::string> headers, std::vector<std::string> secrets) {
+    return http_.get({.url = endpoint + path,
+                      .method = std::move(method),
+                      .headers = std::move(headers),
+                      .secrets = std::move(secrets),
+                      .follow = false,
+                      .use_proxy = false,
+                      .limit = 1s},
+                     kMostCredentialBytes, 2s);
+  };
+  std::string token;
+  try {
+    const HttpAnswer answer =
+        ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, {});
+    if (answer.head.status == 200) token = trimmed_text(answer.body);
+  } catch (const Error&) {  // most machines are no instance
+  }
+  if (token.empty() || !is_header_word(token)) return std::nullopt;
+  const std::string secret = "X-aws-ec2-metadata-token: " + token;
+  const HttpAnswer named = ask(roles, "GET", {}, {secret});
+  if (named.head.status == 404) return std::nullopt;
+  const std::string role = trimmed_text(named.body.substr(0, named.body.find('\n')));
+  const HttpAnswer answer = ask(roles + percent_encode(role), "GET", {}, {secret});
+  if (named.head.status != 200 || role.empty() || answer.head.status != 200) {
+    fail_credentials("role of the instance: its endpoint answered " +
+                     std::to_string(answer.head.status));
+  }
+  return credentials_of_json(answer.body, "Token", "role of the instance");
+}
+
+S3Settings read_settings() {
+  const AwsFiles files;
+  const auto first = [](std::initializer_list<std::string> texts) {
+    for (const std::string& text : texts) {
+      if (!text.empty()) return text;
+    }
+    return std::string();
+  };
+  S3Settings settings;
+  settings.region = first({aws_variable("AWS_REGION"), aws_variable("AWS_DEFAULT_REGION"),
+                           files.value(files.profile, "region")});
+  std::string configured;
+  if (!aws_true(aws_variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"))) {
+    const std::string services = "services " + files.of_config(files.profile, "services");
+    if (const auto at = files.config.find(services); at != files.config.end()) {
+      if (const auto url = at->second.find("s3.endpoint_url"); url != at->second.end()) {
+        configured = url->second;
+      }
+    }
+    configured = first({aws_variable("AWS_ENDPOINT_URL_S3"), aws_variable("AWS_ENDPOINT_URL"),
+                        configured, files.value(files.profile, "endpoint_url")});
+  }
+  settings.endpoint = configured;
+  settings.ca_file =
+      first({aws_variable("AWS_CA_BUNDLE"), files.value(files.profile, "ca_bundle")});
+  return settings;
+}
+
+}  // namespace
+
+AwsProfiles parse_aws_profiles(const std::string& text) {
+  AwsProfiles profiles;
+  std::map<std::string, std::string>* section = nullptr;
+  std::string outer;  // of nested values: its own value is empty
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    const std::string content = trimmed_text(line);
+    if (content.empty() || content[0] == '#' || content[0] == ';') continue;
+    if (content[0] == '[') {
+      std::string name = trimmed_text(std::string_view(content).substr(1, content.find(']') - 1));
+      // "profile  x": one space.
+      if (const std::size_t space = name.find_first_of(" \t"); space != std::string::npos) {
+        name = name.substr(0, space) + " " + trimmed_text(name.substr(space));
+      }
+      section = &profiles[name];
+      outer.clear();
+      continue;
+    }
+    const std::size_t equals = content.find('=');
+    if (section == nullptr || equals == std::string::npos) continue;
+    const std::string name = trimmed_text(std::string_view(content).substr(0, equals));
+    const std::string value = trimmed_text(std::string_view(content).substr(equals + 1));
+    const bool is_nested = (line[0] == ' ' || line[0] == '\t') && !outer.empty();
+    (*section)[is_nested ? outer + "." + name : name] = value;
+    if (!is_nested) outer = value.empty() ? name : "";
+  }
+  return profiles;
+}
+
+std::string aws_error_code(const std::string& xml) {
+  pugi::xml_document document;
+  if (!document.load_buffer(xml.data(), std::min(xml.size(), kMostCredentialBytes))) return "";
+  pugi::xml_node node = document.document_element();
+  if (node.child("Error")) node = node.child("Error");  // STS
+  const std::string code = node.child_value("Code");
+  const bool is_word =
+      code.size() <= 64 && std::ranges::all_of(code, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+      });
+  return is_word ? code : "";
+}
+
+S3CredentialChain::S3CredentialChain(Http& http) : http_(http), settings_(read_settings()) {}
+
+bool S3CredentialChain::may_go_on() const {
+  if (!is_known_ || !current_ || !current_->expires) return is_known_;
+  const auto left = *current_->expires - WallClock::now();
+  if (left > kExpiryMargin) return true;
+  return left > 0s && (is_looking_ || std::chrono::steady_clock::now() < next_look_);
+}
+
+std::optional<S3Credentials> S3CredentialChain::get() {
+  std::unique_lock lock(mutex_);
+  while (!may_go_on()) {
+    if (is_looking_) {
+      const std::uint64_t seen = looks_;
+      looked_.wait(lock, [&] { return looks_ != seen; });
+      if (failure_) std::rethrow_exception(failure_);
+      if (is_known_) return current_;
+      continue;
+    }
+    is_looking_ = true;
+    lock.unlock();
+    std::optional<S3Credentials> found;
+    std::exception_ptr failure;
+    try {
+      found = CredentialLook(http_, settings_).find();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    is_looking_ = false;
+    ++looks_;
+    failure_ = failure;
+    next_look_ = std::chrono::steady_clock::now() + kLookPause;
+    if (!failure) {
+      current_ = found;
+      is_known_ = true;
+    }
+    looked_.notify_all();
+    if (!failure) return found;
+    if (!may_go_on()) std::rethrow_exception(failure);
+  }
+  return current_;
+}
+
+bool S3CredentialChain::renew(const std::optional<S3Credentials>& refused) {
+  if (!refused) return false;
+  const std::lock_guard lock(mutex_);
+  if (current_ && current_->key == refused->key && current_->secret == refused->secret &&
+      current_->token == refused->token) {
+    is_known_ = false;
+  }
+  return true;
+}
+
+}  // namespace stfs

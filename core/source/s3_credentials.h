@@ -1,4 +1,13 @@
-// The credentials and settings of S3, from the places where the AWS tools look, in their order.
+// The credentials and settings of S3, from the places where the AWS tools look, in their order:
+//
+//   1. AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
+//   2. AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN (STS AssumeRoleWithWebIdentity)
+//   3. the profile AWS_PROFILE of ~/.aws/credentials and ~/.aws/config: a role (role_arn with
+//      source_profile or web_identity_token_file), keys, credential_process
+//   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or .._FULL_URI (ECS, EKS)
+//   5. the role of an EC2 instance (IMDSv2)
+//
+// The first place that has some decides.
 //
 // Thread safety: all members.
 #pragma once
@@ -6,6 +15,10 @@
 #include "core/source/http.h"
 
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,27 +34,49 @@ struct S3Credentials {
 struct S3Settings {
   std::string region;    // "" when nothing says it
   std::string endpoint;  // "" for AWS
-  bool path_style = false;
+  std::string ca_file;   // AWS_CA_BUNDLE, or the profile's ca_bundle; "" for none
 };
+
+// The sections of a file such as ~/.aws/config. A nested value, as of `s3 =` in [services x], has
+// the name "s3.endpoint_url".
+using AwsProfiles = std::map<std::string, std::map<std::string, std::string>>;
+AwsProfiles parse_aws_profiles(const std::string& text);
+
+// The <Code> of an error of S3 or STS: letters and digits; "" when there is none.
+std::string aws_error_code(const std::string& xml);
 
 class S3CredentialChain {
  public:
+  // `http` outlives it. Reads the settings. Throws Error kUnreadable when there is no profile
+  // AWS_PROFILE.
   explicit S3CredentialChain(Http& http);
+  S3CredentialChain(const S3CredentialChain&) = delete;
+  S3CredentialChain& operator=(const S3CredentialChain&) = delete;
 
-  // The current credentials, renewed before they expire; nullopt when no place has any: requests
-  // are then sent unsigned. Blocks. Throws Error kUnreadable when a place has some and they cannot
-  // be had.
+  // The current credentials, renewed before they expire by one caller, while the others go on with
+  // the old ones as long as those are valid; nullopt when no place has any: requests are then sent
+  // unsigned. Blocks. Throws Error kUnreadable when a place has some and they cannot be had.
   std::optional<S3Credentials> get();
-  // What was given is refused: get() looks again.
-  void renew();
+  // These were refused: get() looks again instead of giving the same. False when there was nothing
+  // to refuse.
+  bool renew(const std::optional<S3Credentials>& refused);
 
   const S3Settings& settings() const { return settings_; }
 
  private:
   Http& http_;
   S3Settings settings_;
+
+  bool may_go_on() const;  // with current_, mutex_ held
+
   std::mutex mutex_;
+  std::condition_variable looked_;
+  bool is_known_ = false;    // current_ is what was found, maybe nothing
+  bool is_looking_ = false;  // a caller of get()
   std::optional<S3Credentials> current_;
+  std::uint64_t looks_ = 0;
+  std::exception_ptr failure_;  // of the last look
+  std::chrono::steady_clock::time_point next_look_{};
 };
 
 }  // namespace stfs

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/source/s3_credentials.h"
+#include "core/source/url.h"
 
 #include <chrono>
 #include <string>
@@ -15,10 +16,16 @@ namespace stfs {
 
 struct S3Request {
   std::string method = "GET";
-  std::string host;  // with the port when it is not the scheme's own
+  std::string host;  // with the port unless it is 80 or 443
   std::string path;  // decoded: "/bucket/a b"
   std::vector<std::pair<std::string, std::string>> query = {};  // decoded
+  // Further headers that the signature covers: names in lower case, values as they are sent.
+  std::vector<std::pair<std::string, std::string>> headers = {};
+  std::string service = "s3";
 };
+
+// The Host header of a request to a URL.
+std::string s3_host(const WebUrl& url);
 
 // The path and query as they are sent and signed.
 std::string canonical_path(const std::string& path);

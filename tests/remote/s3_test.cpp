@@ -1,1 +1,867 @@
+// Objects of S3: what is asked for, what is made of the answers, and which credentials go where.
+// The gateway of Ceph answers the same in real_servers_test.py.
+#include "core/source/s3.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/source/s3_credentials.h"
+#include "tests/support/files.h"
+#include "tests/support/http_server.h"
+
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+constexpr std::uint64_t kBlock = 256 * 1024;
+const std::string kSecret = "sEcReT/of+the=key";
+const std::string kToken = "ToKeN/of+the=session";
+
+// An environment of its own: nothing of AWS, a HOME that is empty, no instance to ask.
+class AwsEnvironment {
+ public:
+  AwsEnvironment() {
+    std::vector<std::string> names{"HOME"};
+    for (char** at = environ; *at != nullptr; ++at) {
+      const std::string text = *at;
+      if (text.starts_with("AWS_")) names.push_back(text.substr(0, text.find('=')));
+    }
+    for (const std::string& name : names) set(name, nullptr);
+    set("HOME", home_.path().c_str());
+    set("AWS_EC2_METADATA_DISABLED", "true");
+  }
+  AwsEnvironment(const AwsEnvironment&) = delete;
+  AwsEnvironment& operator=(const AwsEnvironment&) = delete;
+  ~AwsEnvironment() {
+    for (const auto& [name, value] : before_) {
+      value ? ::setenv(name.c_str(), value->c_str(), 1) : ::unsetenv(name.c_str());
+    }
+  }
+
+  void set(const std::string& name, const char* value) {
+    const char* const old = std::getenv(name.c_str());
+    before_.emplace(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
+    value != nullptr ? ::setenv(name.c_str(), value, 1) : ::unsetenv(name.c_str());
+  }
+  void set(const std::string& name, const std::string& value) { set(name, value.c_str()); }
+  void set_keys(const std::string& token = "") {
+    set("AWS_ACCESS_KEY_ID", "AKID");
+    set("AWS_SECRET_ACCESS_KEY", kSecret);
+    if (!token.empty()) set("AWS_SESSION_TOKEN", token);
+  }
+  std::filesystem::path write(const std::string& name, const std::string& text) {
+    const std::filesystem::path path = home_.path() / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+    return path;
+  }
+
+ private:
+  TempDir home_;
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
+// Answers requests without a network, so that a test sees hosts that are elsewhere.
+class AnsweringHttp : public Http {
+ public:
+  using Answer = std::function<HttpAnswer(const HttpRequest&)>;
+  explicit AnsweringHttp(Answer answer) : Http(Options{}), answer_(std::move(answer)) {}
+
+  void start(HttpRequest request, HttpCallbacks callbacks, std::chrono::milliseconds) override {
+    HttpAnswer answer;
+    {
+      const std::lock_guard lock(mutex_);
+      requests_.push_back(request);
+      answer = answer_(request);
+    }
+    answer.head.url = request.url;
+    bool goes_on = !callbacks.head || callbacks.head(answer.head);
+    if (goes_on && callbacks.data) {
+      goes_on = callbacks.data(std::as_bytes(std::span(answer.body)));
+    }
+    callbacks.end({.error = goes_on ? 0 : ECANCELED, .text = {}});
+  }
+  std::vector<HttpRequest> requests() const {
+    const std::lock_guard lock(mutex_);
+    return requests_;
+  }
+
+ private:
+  Answer answer_;
+  mutable std::mutex mutex_;
+  std::vector<HttpRequest> requests_;
+};
+
+HttpAnswer object(const std::string& bytes, const std::string& etag = "\"e1\"",
+                  const std::string& version_id = "") {
+  HttpAnswer answer;
+  const std::size_t length = std::min<std::size_t>(bytes.size(), kBlock);
+  answer.head.status = 206;
+  answer.head.headers = {{"content-range", "bytes 0-" + std::to_string(length - 1) + "/" +
+                                               std::to_string(bytes.size())},
+                         {"content-length", std::to_string(length)},
+                         {"last-modified", "Sat, 01 Feb 2025 10:00:00 GMT"}};
+  if (!etag.empty()) answer.head.headers.emplace_back("etag", etag);
+  if (!version_id.empty()) answer.head.headers.emplace_back("x-amz-version-id", version_id);
+  answer.body = bytes.substr(0, length);
+  return answer;
+}
+
+HttpAnswer refused(int status, const std::string& code, const std::string& message = "") {
+  HttpAnswer answer;
+  answer.head.status = status;
+  answer.body = "<?xml version=\"1.0\"?>\n<Error><Code>" + code + "</Code><Message>" + message +
+                "</Message></Error>";
+  return answer;
+}
+
+HttpAnswer text_answer(const std::string& body, int status = 200) {
+  HttpAnswer answer;
+  answer.head.status = status;
+  answer.body = body;
+  return answer;
+}
+
+std::string message_of(const std::function<void()>& act, ErrorCode code = ErrorCode::kUnreadable) {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+bool has_secret(const HttpRequest& request, const std::string& name) {
+  return std::ranges::any_of(
+      request.secrets, [&](const std::string& header) { return header.starts_with(name + ": "); });
+}
+
+TEST(S3, AnObjectIsFoundByOneSignedRequestOfItsFirstBlock) {
+  AwsEnvironment environment;
+  environment.set_keys(kToken);
+  environment.set("AWS_CA_BUNDLE", "/ca.pem");
+  const std::string bytes(kBlock + 100, 'x');
+  AnsweringHttp http([&](const HttpRequest&) { return object(bytes, "\"e1\"", "v.1"); });
+  const auto store = make_s3_store(http, false);
+  const Found found = store->find("s3://bucket/a/model.safetensors", nullptr);
+  EXPECT_EQ(found.version.name, "s3://bucket/a/model.safetensors");
+  EXPECT_EQ(found.version.size, bytes.size());
+  EXPECT_EQ(found.version.mtime.tv_sec, 1738404000);
+  EXPECT_EQ(found.version.etag, "\"e1\"");
+  EXPECT_EQ(found.version.version_id, "v.1");
+  EXPECT_FALSE(found.version.is_weak);
+  EXPECT_EQ(found.version.token.size(), 3 + 64);
+  EXPECT_TRUE(found.version.token.starts_with("s3-"));
+  EXPECT_EQ(found.first, bytes.substr(0, kBlock));
+  ASSERT_EQ(http.requests().size(), 1U);
+  const HttpRequest request = http.requests()[0];
+  EXPECT_EQ(request.url, "https://bucket.s3.us-east-1.amazonaws.com/a/model.safetensors");
+  EXPECT_EQ(request.range->length, kBlock);
+  EXPECT_TRUE(has_secret(request, "Authorization"));
+  EXPECT_TRUE(has_secret(request, "x-amz-security-token"));
+  EXPECT_TRUE(request.headers.empty());
+  EXPECT_FALSE(request.follow);
+  EXPECT_EQ(request.ca_file, "/ca.pem");
+}
+
+TEST(S3, ATokenTellsVersionsAndPlacesApart) {
+  AwsEnvironment environment;
+  std::string etag = "\"e1\"", version_id;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes", etag, version_id); });
+  std::set<std::string> tokens;
+  const auto add = [&](const std::string& name) {
+    tokens.insert(make_s3_store(http, false)->find(name, nullptr).version.token);
+  };
+  add("s3://bucket/a");
+  add("s3://bucket/a");
+  EXPECT_EQ(tokens.size(), 1U);
+  add("s3://bucket/b");
+  etag = "\"e2\"";
+  add("s3://bucket/a");
+  version_id = "v1";
+  add("s3://bucket/a");
+  environment.set("AWS_ENDPOINT_URL_S3", "https://elsewhere.test");
+  add("s3://bucket/a");
+  EXPECT_EQ(tokens.size(), 5U);
+}
+
+TEST(S3, AWeakETagAndTheVersionNullSayNothing) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "W/\"e1\"", "null"); });
+  const auto found = make_s3_store(http, false)->find("s3://bucket/a", nullptr);
+  EXPECT_EQ(found.version.etag, "");
+  EXPECT_EQ(found.version.version_id, "");
+  EXPECT_TRUE(found.version.is_weak);
+}
+
+TEST(S3, AnEmptyObjectHasNoRange) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest& request) {
+    if (request.range) return refused(416, "InvalidRange");
+    HttpAnswer answer = text_answer("");
+    answer.head.headers = {{"etag", "\"e\""}, {"content-length", "0"}};
+    return answer;
+  });
+  const Found found = make_s3_store(http, false)->find("s3://bucket/empty", nullptr);
+  EXPECT_EQ(found.version.size, 0U);
+  EXPECT_EQ(found.version.etag, "\"e\"");
+}
+
+TEST(S3, AKnownVersionIsConfirmedWithoutBytes) {
+  AwsEnvironment environment;
+  std::string now = "v1";
+  AnsweringHttp http([&](const HttpRequest& request) {
+    const bool is_conditional = !request.headers.empty();
+    if (is_conditional) {
+      EXPECT_EQ(request.headers[0], "If-None-Match: \"e1\"");
+      HttpAnswer answer = text_answer("", 304);
+      answer.head.headers = {{"etag", "\"e1\""}, {"x-amz-version-id", now}};
+      return answer;
+    }
+    return object("bytes", "\"e1\"", now);
+  });
+  const auto store = make_s3_store(http, false);
+  const RemoteVersion known = store->find("s3://bucket/a", nullptr).version;
+  const Found again = store->find("s3://bucket/a", &known);
+  EXPECT_EQ(again.version.token, known.token);
+  EXPECT_EQ(again.first, "");
+  EXPECT_EQ(http.requests().size(), 2U);
+  now = "v2";  // the same bytes, written again: another version id
+  EXPECT_EQ(store->find("s3://bucket/a", &known).version.version_id, "v2");
+}
+
+TEST(S3, AVersionOfAnotherEndpointIsNotConfirmed) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest& request) {
+    EXPECT_TRUE(request.headers.empty());
+    return object("bytes");
+  });
+  const RemoteVersion known = make_s3_store(http, false)->find("s3://bucket/a", nullptr).version;
+  environment.set("AWS_ENDPOINT_URL", "https://elsewhere.test");
+  EXPECT_NE(make_s3_store(http, false)->find("s3://bucket/a", &known).version.token, known.token);
+}
+
+TEST(S3, ABucketInAnotherRegionIsAskedThere) {
+  AwsEnvironment environment;
+  environment.set_keys();
+  AnsweringHttp http([&](const HttpRequest& request) {
+    if (request.url.find("eu-west-3") != std::string::npos) return object("bytes");
+    HttpAnswer answer = refused(301, "PermanentRedirect");
+    answer.head.headers = {{"x-amz-bucket-region", "eu-west-3"}, {"location", "https://evil.test"}};
+    return answer;
+  });
+  const auto store = make_s3_store(http, false);
+  const Found found = store->find("s3://bucket/a", nullptr);
+  ASSERT_EQ(http.requests().size(), 2U);
+  EXPECT_NE(http.requests()[1].secrets.at(0).find("/eu-west-3/s3/aws4_request"), std::string::npos);
+  // Another process, that has not asked yet.
+  const auto other = make_s3_store(http, false);
+  const auto remote = other->remote(found.version);
+  HttpHead head;
+  head.status = 301;
+  head.headers = {{"x-amz-bucket-region", "eu-west-3"}};
+  EXPECT_EQ(remote->judge(head, {0, 5}).kind, Verdict::Kind::kRetry);
+  EXPECT_TRUE(
+      remote->request({0, 5}).url.starts_with("https://bucket.s3.eu-west-3.amazonaws.com/"));
+}
+
+TEST(S3, ARegionThatIsNoNameIsNotAskedFor) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) {
+    HttpAnswer answer = refused(301, "PermanentRedirect");
+    answer.head.headers = {{"x-amz-bucket-region", "evil.test/"}};
+    return answer;
+  });
+  EXPECT_NE(message_of([&] {
+              make_s3_store(http, false)->find("s3://bucket/a", nullptr);
+            }).find("set AWS_REGION"),
+            std::string::npos);
+  EXPECT_EQ(http.requests().size(), 1U);
+}
+
+TEST(S3, TheHostAndThePathFollowFromBucketAndEndpoint) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+  const auto url = [&](const std::string& name) {
+    make_s3_store(http, true)->find(name, nullptr);
+    return http.requests().back().url;
+  };
+  environment.set("AWS_REGION", "eu-central-1");
+  EXPECT_EQ(url("s3://a-b/k"), "https://a-b.s3.eu-central-1.amazonaws.com/k");
+  EXPECT_EQ(url("s3://a.b/k"), "https://s3.eu-central-1.amazonaws.com/a.b/k");
+  EXPECT_EQ(url("s3://A_b/k"), "https://s3.eu-central-1.amazonaws.com/A_b/k");
+  environment.set("AWS_REGION", "cn-north-1");
+  EXPECT_EQ(url("s3://a-b/k"), "https://a-b.s3.cn-north-1.amazonaws.com.cn/k");
+  environment.set("AWS_ENDPOINT_URL", "https://minio.test:9000/s3/");
+  EXPECT_EQ(url("s3://a-b/k"), "https://minio.test:9000/s3/a-b/k");
+  environment.set("AWS_ENDPOINT_URL_S3", "http://store.test");
+  EXPECT_EQ(url("s3://a-b/k"), "http://store.test/a-b/k");
+}
+
+TEST(S3, AllBehindTheBucketIsTheKey) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+  const auto store = make_s3_store(http, false);
+  const std::string host = "https://b.s3.us-east-1.amazonaws.com";
+  for (const auto& [key, path] :
+       std::map<std::string, std::string>{{"a?versionId=1#x", "a%3FversionId%3D1%23x"},
+                                          {"100%25", "100%2525"},
+                                          {"/a//b", "/a//b"},
+                                          {"a/../b", "a/../b"}}) {
+    store->find("s3://b/" + key, nullptr);
+    EXPECT_EQ(http.requests().back().url, host + "/" + path);
+  }
+}
+
+TEST(S3, ANameWithoutABucketIsRefused) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+  const auto store = make_s3_store(http, false);
+  for (const std::string name : {"s3://", "s3:///k", "s3://a:b/k", "s3://a b/k", "s3://../k"}) {
+    message_of([&] { store->find(name, nullptr); }, ErrorCode::kUsage);
+  }
+  EXPECT_NE(message_of([&] { store->find("s3://b/", nullptr); }).find("a bucket, not an object"),
+            std::string::npos);
+  EXPECT_TRUE(http.requests().empty());
+}
+
+TEST(S3, ARefusalSaysWhatToDo) {
+  AwsEnvironment environment;
+  HttpAnswer answer;
+  AnsweringHttp http([&](const HttpRequest&) { return answer; });
+  const auto message = [&](int status, const std::string& code, ErrorCode kind) {
+    answer = refused(status, code, "\x1b[31mfree text " + kSecret);
+    const std::string text =
+        message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); }, kind);
+    EXPECT_EQ(text.find("free text"), std::string::npos);
+    EXPECT_EQ(text.find(kSecret), std::string::npos);
+    return text;
+  };
+  EXPECT_EQ(message(404, "NoSuchKey", ErrorCode::kAbsent), "s3://b/k: no such object");
+  EXPECT_EQ(message(404, "NoSuchBucket", ErrorCode::kAbsent), "s3://b/k: no such bucket");
+  EXPECT_EQ(message(403, "AccessDenied", ErrorCode::kUnreadable),
+            "s3://b/k: Permission denied: the server answered 403 AccessDenied: no AWS credentials"
+            " were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+  EXPECT_EQ(message(403, "\x1b]0;x", ErrorCode::kUnreadable).find('\x1b'), std::string::npos);
+  environment.set_keys();
+  EXPECT_NE(message(403, "AccessDenied", ErrorCode::kUnreadable).find("need s3:GetObject"),
+            std::string::npos);
+  EXPECT_NE(message(403, "SignatureDoesNotMatch", ErrorCode::kUnreadable).find("the secret key is"),
+            std::string::npos);
+  EXPECT_NE(message(403, "RequestTimeTooSkewed", ErrorCode::kUnreadable).find("set the clock"),
+            std::string::npos);
+  EXPECT_NE(message(403, "InvalidObjectState", ErrorCode::kUnreadable).find("restore it"),
+            std::string::npos);
+  EXPECT_EQ(message(405, "MethodNotAllowed", ErrorCode::kUnreadable),
+            "s3://b/k: the server answered 405 MethodNotAllowed");
+}
+
+TEST(S3, AnAnswerThatIsNotTheFirstBlockIsRefused) {
+  AwsEnvironment environment;
+  HttpAnswer answer;
+  AnsweringHttp http([&](const HttpRequest&) { return answer; });
+  const auto message = [&] {
+    return message_of([&] { make_s3_store(http, false)->find("s3://b/k", nullptr); });
+  };
+  answer = object(std::string(1000, 'x'));
+  answer.head.headers[0].second = "bytes 1-1000/1001";
+  EXPECT_NE(message().find("another range"), std::string::npos);
+  answer.head.headers[0].second = "bytes 0-999/18446744073709551616";
+  EXPECT_NE(message().find("another range"), std::string::npos);
+  answer.head.headers[0].second = "bytes 0-999/1001";
+  EXPECT_NE(message().find("another range"), std::string::npos);
+  answer = text_answer("whole object");
+  EXPECT_NE(message().find("does not answer ranges"), std::string::npos);
+}
+
+TEST(S3, ARemoteAsksForItsVersionAlone) {
+  AwsEnvironment environment;
+  environment.set_keys();
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "\"e1\"", "v/1"); });
+  const auto store = make_s3_store(http, false);
+  const auto remote = store->remote(store->find("s3://b/k", nullptr).version);
+  const HttpRequest request = remote->request({1, 2});
+  EXPECT_EQ(request.url, "https://b.s3.us-east-1.amazonaws.com/k?versionId=v%2F1");
+  EXPECT_EQ(request.headers, std::vector<std::string>{"If-Match: \"e1\""});
+  HttpHead head;
+  head.status = 412;
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kChanged);
+  head.status = 404;
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kChanged);
+  head.status = 503;
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kRetry);
+  head.status = 400;  // an expired token
+  EXPECT_EQ(remote->judge(head, {1, 2}).kind, Verdict::Kind::kRenew);
+  EXPECT_TRUE(remote->renew());
+  EXPECT_NE(remote->request({1, 2}).url.find("?versionId="), std::string::npos);
+}
+
+TEST(S3, WithoutPermissionForVersionsTheETagPinsTheLatest) {
+  AwsEnvironment environment;  // no credentials: a public bucket
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes", "\"e1\"", "v1"); });
+  const auto store = make_s3_store(http, false);
+  const auto remote = store->remote(store->find("s3://b/k", nullptr).version);
+  HttpHead head;
+  head.status = 403;
+  EXPECT_EQ(remote->judge(head, {0, 5}).kind, Verdict::Kind::kRenew);
+  EXPECT_TRUE(remote->renew());
+  const HttpRequest request = remote->request({0, 5});
+  EXPECT_EQ(request.url, "https://b.s3.us-east-1.amazonaws.com/k");
+  EXPECT_EQ(request.headers, std::vector<std::string>{"If-Match: \"e1\""});
+}
+
+TEST(S3, WithoutCredentialsThereIsNothingToRenew) {
+  AwsEnvironment environment;
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+  const auto store = make_s3_store(http, false);
+  const auto remote = store->remote(store->find("s3://b/k", nullptr).version);
+  EXPECT_TRUE(remote->request({0, 5}).secrets.empty());
+  EXPECT_FALSE(remote->renew());
+}
+
+TEST(S3, KeysDoNotGoToHttpUnlessToldOrToThisMachine) {
+  AwsEnvironment environment;
+  environment.set_keys();
+  environment.set("AWS_ENDPOINT_URL", "http://store.test");
+  AnsweringHttp http([&](const HttpRequest&) { return object("bytes"); });
+  EXPECT_NE(message_of([&] {
+              make_s3_store(http, false)->find("s3://b/k", nullptr);
+            }).find("the endpoint is http: use https, or -o insecure_http"),
+            std::string::npos);
+  EXPECT_TRUE(http.requests().empty());
+  make_s3_store(http, true)->find("s3://b/k", nullptr);
+  EXPECT_TRUE(has_secret(http.requests().back(), "Authorization"));
+  environment.set("AWS_ENDPOINT_URL", "http://127.0.0.1:9000");
+  make_s3_store(http, false)->find("s3://b/k", nullptr);
+  EXPECT_TRUE(has_secret(http.requests().back(), "Authorization"));
+}
+
+TEST(S3, NoSecretReachesTheHostOfARedirect) {
+  AwsEnvironment environment;
+  environment.set_keys(kToken);
+  HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
+  HttpServer first([&](const WebRequest&) {
+    return WebAnswer{.status = 307, .headers = {{"Location", second.url("/b/k")}}};
+  });
+  environment.set("AWS_ENDPOINT_URL", first.url(""));
+  Http http(Http::Options{});
+  const auto store = make_s3_store(http, false);
+  message_of([&] { store->find("s3://b/k", nullptr); });
+  message_of([&] { store->list("s3://b/k/"); });
+  EXPECT_TRUE(second.requests().empty());
+}
+
+// A page of a listing.
+std::string page(const std::vector<std::string>& keys,
+                 const std::vector<std::string>& prefixes = {}, const std::string& next = "") {
+  std::string xml =
+      "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">"
+      "<EncodingType>url</EncodingType><IsTruncated>" +
+      std::string(next.empty() ? "false" : "true") + "</IsTruncated>";
+  if (!next.empty()) xml += "<NextContinuationToken>" + next + "</NextContinuationToken>";
+  for (const std::string& key : keys) xml += "<Contents><Key>" + key + "</Key></Contents>";
+  for (const std::string& prefix : prefixes) {
+    xml += "<CommonPrefixes><Prefix>" + prefix + "</Prefix></CommonPrefixes>";
+  }
+  return xml + "</ListBucketResult>";
+}
+
+// Answers the listings of a store by their query.
+class Listings {
+ public:
+  using Answer = std::function<std::string(const std::string& query)>;
+  explicit Listings(Answer answer)
+      : http_([answer = std::move(answer)](const HttpRequest& request) {
+          return text_answer(answer(request.url.substr(request.url.find('?') + 1)));
+        }) {}
+  std::optional<std::vector<std::string>> list(const std::string& name) {
+    return make_s3_store(http_, false)->list(name);
+  }
+  std::size_t requests() const { return http_.requests().size(); }
+
+ private:
+  AwsEnvironment environment_;
+  AnsweringHttp http_;
+};
+
+using Names = std::vector<std::string>;
+
+TEST(S3, APrefixIsADirectoryOfTheObjectsDirectlyInIt) {
+  Listings listings([](const std::string& query) {
+    if (query.find("max-keys") != std::string::npos) return page({"m-2/x"});
+    EXPECT_EQ(query, "delimiter=%2F&encoding-type=url&list-type=2&prefix=m%2F");
+    return page({"m/", "m/b+c", "m/a%2Bb", "m/%C3%A4"}, {"m/sub/"});
+  });
+  EXPECT_EQ(listings.list("s3://b/m"), (Names{"a+b", "b c", "\xc3\xa4"}));
+  EXPECT_EQ(listings.requests(), 2U);
+  EXPECT_EQ(listings.list("s3://b/m/"), (Names{"a+b", "b c", "\xc3\xa4"}));
+  EXPECT_EQ(listings.requests(), 3U);
+}
+
+TEST(S3, AnObjectWinsOverAPrefixOfTheSameName) {
+  Listings listings([](const std::string&) { return page({"m"}); });
+  EXPECT_EQ(listings.list("s3://b/m"), std::nullopt);
+  EXPECT_EQ(listings.requests(), 1U);
+}
+
+TEST(S3, WhatIsNotThereIsNoDirectory) {
+  Listings listings([](const std::string&) { return page({}); });
+  message_of([&] { listings.list("s3://b/m"); }, ErrorCode::kAbsent);
+  message_of([&] { listings.list("s3://b/m/"); }, ErrorCode::kAbsent);
+  EXPECT_EQ(listings.list("s3://b"), Names{});
+}
+
+TEST(S3, AListingGoesOnOverPages) {
+  Listings listings([](const std::string& query) {
+    if (query.find("continuation-token=1%2F%26%3D&") != std::string::npos) {
+      return page({"m/b"}, {}, "2");
+    }
+    if (query.find("continuation-token=2&") != std::string::npos) return page({"m/c"});
+    return page({"m/a"}, {}, "1/&amp;=");
+  });
+  EXPECT_EQ(listings.list("s3://b/m/"), (Names{"a", "b", "c"}));
+}
+
+TEST(S3, AListingIsBounded) {
+  Listings same([](const std::string&) { return page({"m/a"}, {}, "again"); });
+  EXPECT_NE(message_of([&] { same.list("s3://b/m/"); }).find("does not end"), std::string::npos);
+  int number = 0;
+  Listings endless([&](const std::string&) { return page({}, {}, std::to_string(++number)); });
+  EXPECT_NE(message_of([&] { endless.list("s3://b/m/"); }).find("does not end"), std::string::npos);
+  Listings large(
+      [&](const std::string&) { return page(Names(60000, "m/a"), {}, std::to_string(++number)); });
+  EXPECT_NE(message_of([&] { large.list("s3://b/m/"); }).find("more than 100000"),
+            std::string::npos);
+  Listings none([](const std::string&) { return std::string("<html>"); });
+  EXPECT_NE(message_of([&] { none.list("s3://b/m/"); }).find("no listing"), std::string::npos);
+}
+
+TEST(S3, NamesThatAreNoFilesAreLeftOut) {
+  Listings listings([](const std::string&) {
+    return page({"m/", "m/.", "m/..", "m/a%0Ab", "m/%1B", "other/x", "m/x/y", "m/%2Fetc", "m/ok"});
+  });
+  EXPECT_EQ(listings.list("s3://b/m/"), Names{"ok"});
+}
+
+TEST(S3, ANameIsTakenForAFileWhereListingIsNotPermitted) {
+  AwsEnvironment environment;
+  AnsweringHttp http([](const HttpRequest&) { return refused(403, "AccessDenied"); });
+  const auto store = make_s3_store(http, false);
+  EXPECT_EQ(store->list("s3://b/m"), std::nullopt);
+  EXPECT_NE(message_of([&] { store->list("s3://b/m/"); }).find("Permission denied"),
+            std::string::npos);
+}
+
+TEST(S3, AnExpiredTokenIsRenewedOnce) {
+  AwsEnvironment environment;
+  const auto count = environment.write("count", "");
+  environment.write(".aws/config", "[default]\ncredential_process = echo x >> '" + count.string() +
+                                       "'; printf '{\"Version\":1,\"AccessKeyId\":\"K%s\","
+                                       "\"SecretAccessKey\":\"S\"}' $(wc -l < '" +
+                                       count.string() + "')\n");
+  std::string accepted = "Credential=K2/";
+  AnsweringHttp http([&](const HttpRequest& request) {
+    return request.secrets.at(0).find(accepted) != std::string::npos ? object("bytes")
+                                                                     : refused(400, "ExpiredToken");
+  });
+  EXPECT_EQ(make_s3_store(http, false)->find("s3://b/k", nullptr).first, "bytes");
+  EXPECT_EQ(http.requests().size(), 2U);
+  accepted = "never";
+  EXPECT_NE(message_of([&] {
+              make_s3_store(http, false)->find("s3://b/k", nullptr);
+            }).find("have expired"),
+            std::string::npos);
+  EXPECT_EQ(http.requests().size(), 4U);
+}
+
+// Credentials.
+
+std::string keys_json(const std::string& key, const char* token_name, const std::string& expires) {
+  return "{\"Code\":\"Success\",\"Version\":1,\"AccessKeyId\":\"" + key +
+         "\",\"SecretAccessKey\":\"" + kSecret + "\",\"" + token_name + "\":\"" + kToken +
+         "\",\"Expiration\":\"" + expires + "\"}";
+}
+const std::string kLater = "2099-01-01T00:00:00Z";
+
+AnsweringHttp::Answer no_network() {
+  return [](const HttpRequest& request) {
+    ADD_FAILURE() << request.url;
+    return HttpAnswer{};
+  };
+}
+
+TEST(S3Credentials, ProfilesAreReadAsTheAwsToolsReadThem) {
+  const AwsProfiles profiles = parse_aws_profiles(
+      "ignored = 1\n# a comment\n[default]\r\nregion = eu-west-1 \r\n; another\n"
+      "[profile  a b]\nkey=a=b\ns3 =\n  addressing_style = path\nother = 1\n"
+      "[services x]\ns3 =\n  endpoint_url = http://h\nsts =\n  endpoint_url = http://t\n[open");
+  EXPECT_EQ(profiles.at("default").at("region"), "eu-west-1");
+  EXPECT_EQ(profiles.at("profile a b").at("key"), "a=b");
+  EXPECT_EQ(profiles.at("profile a b").at("s3.addressing_style"), "path");
+  EXPECT_EQ(profiles.at("profile a b").at("other"), "1");
+  EXPECT_EQ(profiles.at("services x").at("s3.endpoint_url"), "http://h");
+  EXPECT_EQ(profiles.at("services x").at("sts.endpoint_url"), "http://t");
+}
+
+TEST(S3Credentials, TheFirstPlaceDecides) {
+  AwsEnvironment environment;
+  AnsweringHttp http(no_network());
+  EXPECT_EQ(S3CredentialChain(http).get(), std::nullopt);
+  environment.write(".aws/config", "[default]\naws_access_key_id = C\naws_secret_access_key = s\n");
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "C");
+  environment.write(".aws/credentials",
+                    "[default]\naws_access_key_id = D\naws_secret_access_key = s\n"
+                    "[p]\naws_access_key_id = P\naws_secret_access_key = s\n"
+                    "aws_session_token = t\n");
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "D");
+  environment.set("AWS_PROFILE", "p");
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "P");
+  EXPECT_EQ(S3CredentialChain(http).get()->token, "t");
+  environment.set_keys();
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "AKID");
+  environment.set("AWS_PROFILE", "absent");
+  EXPECT_NE(message_of([&] { S3CredentialChain chain(http); }).find("no profile \"absent\""),
+            std::string::npos);
+}
+
+TEST(S3Credentials, SettingsComeFromTheEnvironmentThenTheProfile) {
+  AwsEnvironment environment;
+  AnsweringHttp http(no_network());
+  environment.write(".aws/config",
+                    "[default]\nregion = r1\nendpoint_url = http://profile\nca_bundle = /ca\n"
+                    "services = x\n");
+  EXPECT_EQ(S3CredentialChain(http).settings().region, "r1");
+  EXPECT_EQ(S3CredentialChain(http).settings().endpoint, "http://profile");
+  EXPECT_EQ(S3CredentialChain(http).settings().ca_file, "/ca");
+  environment.write(".aws/config",
+                    "[default]\nendpoint_url = http://profile\nservices = x\n"
+                    "[services x]\ns3 =\n  endpoint_url = http://services\n");
+  EXPECT_EQ(S3CredentialChain(http).settings().endpoint, "http://services");
+  environment.set("AWS_ENDPOINT_URL", "http://all");
+  EXPECT_EQ(S3CredentialChain(http).settings().endpoint, "http://all");
+  environment.set("AWS_ENDPOINT_URL_S3", "http://s3");
+  EXPECT_EQ(S3CredentialChain(http).settings().endpoint, "http://s3");
+  environment.set("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true");
+  EXPECT_EQ(S3CredentialChain(http).settings().endpoint, "");
+  environment.set("AWS_DEFAULT_REGION", "r2");
+  EXPECT_EQ(S3CredentialChain(http).settings().region, "r2");
+  environment.set("AWS_REGION", "r3");
+  EXPECT_EQ(S3CredentialChain(http).settings().region, "r3");
+}
+
+TEST(S3Credentials, AProcessMayGiveThem) {
+  AwsEnvironment environment;
+  AnsweringHttp http(no_network());
+  const auto get = [&](const std::string& command) {
+    environment.write(".aws/config", "[default]\ncredential_process = " + command + "\n");
+    return S3CredentialChain(http).get();
+  };
+  const auto json = environment.write("keys.json", keys_json("P", "SessionToken", kLater));
+  EXPECT_EQ(get("cat '" + json.string() + "'")->token, kToken);
+  EXPECT_NE(message_of([&] { get("exit 3"); }).find("failed"), std::string::npos);
+  EXPECT_NE(message_of([&] { get("echo " + kSecret); }).find("no JSON"), std::string::npos);
+  EXPECT_EQ(message_of([&] { get("cat '" + json.string() + "' no-such-file"); }).find(kSecret),
+            std::string::npos);
+  EXPECT_NE(message_of([&] { get("cat /dev/zero"); }).find("more than 64 KiB"), std::string::npos);
+  environment.write("keys.json", keys_json("A\\nB: c", "SessionToken", kLater));
+  EXPECT_NE(message_of([&] { get("cat '" + json.string() + "'"); }).find("control character"),
+            std::string::npos);
+}
+
+TEST(S3Credentials, AWebIdentityIsExchangedAtSts) {
+  AwsEnvironment environment;
+  const auto token = environment.write("token", "jwt+token\n");
+  environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", token);
+  environment.set("AWS_ROLE_ARN", "arn:aws:iam::1:role/r");
+  environment.set("AWS_REGION", "eu-west-1");
+  int status = 200;
+  AnsweringHttp http([&](const HttpRequest& request) {
+    EXPECT_EQ(request.url, "https://sts.eu-west-1.amazonaws.com/");
+    EXPECT_EQ(request.method, "POST");
+    EXPECT_NE(request.body.find("WebIdentityToken=jwt%2Btoken"), std::string::npos);
+    EXPECT_NE(request.body.find("RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fr"), std::string::npos);
+    EXPECT_FALSE(request.follow);
+    if (status != 200) {
+      return text_answer(
+          "<ErrorResponse><Error><Code>InvalidIdentityToken</Code></Error>"
+          "</ErrorResponse>",
+          status);
+    }
+    return text_answer(
+        "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">"
+        "<AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>W</AccessKeyId>"
+        "<SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
+        "<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>"
+        "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>");
+  });
+  const auto found = S3CredentialChain(http).get();
+  EXPECT_EQ(found->key, "W");
+  EXPECT_EQ(found->token, "t");
+  EXPECT_TRUE(found->expires.has_value());
+  status = 400;
+  EXPECT_EQ(message_of([&] { S3CredentialChain(http).get(); }),
+            "AWS credentials: web identity: STS answered 400 InvalidIdentityToken");
+}
+
+TEST(S3Credentials, AWebIdentityDoesNotGoToHttp) {
+  AwsEnvironment environment;
+  environment.set("AWS_WEB_IDENTITY_TOKEN_FILE", environment.write("token", "jwt"));
+  environment.set("AWS_ROLE_ARN", "arn:r");
+  environment.set("AWS_ENDPOINT_URL_STS", "http://sts.test");
+  AnsweringHttp http(no_network());
+  EXPECT_NE(message_of([&] { S3CredentialChain(http).get(); }).find("no https URL of STS"),
+            std::string::npos);
+}
+
+TEST(S3Credentials, ARoleIsAssumedWithTheKeysOfItsSource) {
+  AwsEnvironment environment;
+  environment.write(".aws/config",
+                    "[default]\nrole_arn = arn:r\nsource_profile = base\nexternal_id = id\n"
+                    "[profile base]\naws_access_key_id = B\naws_secret_access_key = s\n"
+                    "[profile circle]\nrole_arn = arn:r\nsource_profile = circle2\n"
+                    "[profile circle2]\nrole_arn = arn:r\nsource_profile = circle\n");
+  AnsweringHttp http([&](const HttpRequest& request) {
+    EXPECT_EQ(request.url,
+              "https://sts.amazonaws.com/?Action=AssumeRole&ExternalId=id&RoleArn=arn%3Ar&"
+              "RoleSessionName=stfs&Version=2011-06-15");
+    EXPECT_NE(request.secrets.at(0).find("Credential=B/"), std::string::npos);
+    EXPECT_NE(request.secrets.at(0).find("/us-east-1/sts/aws4_request"), std::string::npos);
+    return text_answer(
+        "<r><Credentials><AccessKeyId>R</AccessKeyId><SecretAccessKey>s"
+        "</SecretAccessKey></Credentials></r>");
+  });
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "R");
+  environment.set("AWS_PROFILE", "circle");
+  EXPECT_NE(message_of([&] { S3CredentialChain(http).get(); }).find("circle"), std::string::npos);
+}
+
+TEST(S3Credentials, SingleSignOnIsRefusedWithWhatHelps) {
+  AwsEnvironment environment;
+  environment.write(".aws/config", "[default]\nsso_session = corp\n");
+  AnsweringHttp http(no_network());
+  EXPECT_NE(message_of([&] { S3CredentialChain(http).get(); }).find("export-credentials"),
+            std::string::npos);
+}
+
+TEST(S3Credentials, AContainerHasARole) {
+  AwsEnvironment environment;
+  HttpServer server([](const WebRequest& request) {
+    if (request.header("authorization") != "Bearer x") return WebAnswer{.status = 401};
+    return WebAnswer{.body = keys_json("ECS", "Token", kLater)};
+  });
+  Http http(Http::Options{});
+  environment.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url("/role"));
+  EXPECT_NE(message_of([&] { S3CredentialChain(http).get(); }).find("answered 401"),
+            std::string::npos);
+  environment.set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", environment.write("t", "Bearer x\n"));
+  const auto found = S3CredentialChain(http).get();
+  EXPECT_EQ(found->key, "ECS");
+  EXPECT_EQ(found->token, kToken);
+  // Neither a redirect nor another host gets the token.
+  HttpServer second([](const WebRequest&) { return WebAnswer{}; }, "127.0.0.2");
+  server.set([&](const WebRequest&) {
+    return WebAnswer{.status = 302, .headers = {{"Location", second.url()}}};
+  });
+  message_of([&] { S3CredentialChain(http).get(); });
+  EXPECT_TRUE(second.requests().empty());
+  for (const std::string url :
+       {"http://store.test/role", "http://169.254.169.254/role", "ftp://x"}) {
+    environment.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
+    EXPECT_NE(message_of([&] { S3CredentialChain(http).get(); }).find("neither https nor"),
+              std::string::npos);
+  }
+}
+
+TEST(S3Credentials, TheEndpointOfEcsIsAskedWithoutAProxy) {
+  AwsEnvironment environment;
+  environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/1");
+  AnsweringHttp http([](const HttpRequest& request) {
+    EXPECT_EQ(request.url, "http://169.254.170.2/v2/credentials/1");
+    EXPECT_FALSE(request.use_proxy);
+    EXPECT_FALSE(request.follow);
+    return text_answer(keys_json("ECS", "Token", kLater));
+  });
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "ECS");
+}
+
+TEST(S3Credentials, AnInstanceHasARole) {
+  AwsEnvironment environment;
+  environment.set("AWS_EC2_METADATA_DISABLED", nullptr);
+  bool has_role = true;
+  HttpServer server([&](const WebRequest& request) {
+    if (request.target == "/latest/api/token") {
+      return WebAnswer{.status = request.method == "PUT" ? 200 : 405, .body = "imds-token"};
+    }
+    if (request.header("x-aws-ec2-metadata-token") != "imds-token") return WebAnswer{.status = 401};
+    const std::string roles = "/latest/meta-data/iam/security-credentials/";
+    if (request.target == roles && has_role) return WebAnswer{.body = "my-role"};
+    if (request.target == roles + "my-role") {
+      return WebAnswer{.body = keys_json("EC2", "Token", kLater)};
+    }
+    return WebAnswer{.status = 404};
+  });
+  environment.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url());
+  Http http(Http::Options{});
+  EXPECT_EQ(S3CredentialChain(http).get()->key, "EC2");
+  EXPECT_EQ(server.requests().size(), 3U);
+  EXPECT_EQ(server.requests()[0].header("x-aws-ec2-metadata-token-ttl-seconds"), "21600");
+  has_role = false;
+  EXPECT_EQ(S3CredentialChain(http).get(), std::nullopt);
+  server.set([](const WebRequest&) { return WebAnswer{.drop = true}; });
+  EXPECT_EQ(S3CredentialChain(http).get(), std::nullopt);
+}
+
+TEST(S3Credentials, OneCallerRenewsWhileTheOthersGoOn) {
+  AwsEnvironment environment;
+  // Expire in two minutes: valid still, but within the margin. A first look at them ends the pause.
+  const auto soon = std::chrono::system_clock::now() + std::chrono::minutes(2);
+  const std::string expires =
+      rfc3339(std::chrono::duration_cast<std::chrono::seconds>(soon.time_since_epoch()).count(), 0);
+  environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
+  std::atomic<int> looks = 0;
+  AnsweringHttp http([&](const HttpRequest&) {
+    return text_answer(keys_json("K" + std::to_string(++looks), "Token", expires));
+  });
+  S3CredentialChain chain(http);
+  EXPECT_EQ(chain.get()->key, "K1");
+  EXPECT_EQ(chain.get()->key, "K1");  // not again at once
+  // Refused: all callers look again, once.
+  chain.renew(chain.get());
+  std::vector<std::future<std::string>> all;
+  for (int i = 0; i < 8; ++i) {
+    all.push_back(std::async(std::launch::async, [&] { return chain.get()->key; }));
+  }
+  for (auto& one : all) EXPECT_EQ(one.get(), "K2");
+  EXPECT_EQ(looks, 2);
+  // What was refused before is no reason to look again.
+  S3Credentials old = *chain.get();
+  old.key = "K1";
+  EXPECT_TRUE(chain.renew(old));
+  EXPECT_EQ(chain.get()->key, "K2");
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,335 @@
+"""Objects on real servers: Ceph's S3 gateway and nginx, started here and stopped at the end.
+
+Run by ctest under the label "servers", with STFS_STORE_TOOL, STFS_BINARY and STFS_INFO_BINARY set;
+skipped (status 77) unless STFS_REAL_SERVERS=1, which `scripts/test --all` sets.
+"""
+
+import json
+import os
+import shlex
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+if os.environ.get("STFS_REAL_SERVERS") != "1":
+    print("skipped: STFS_REAL_SERVERS is not 1")
+    sys.exit(77)
+
+import boto3  # noqa: E402
+import botocore  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STORE_TOOL = os.environ["STFS_STORE_TOOL"]
+HANG = 300  # seconds after which a program counts as hanging
+
+
+class Server:
+    """A server of tests/remote/servers. A process of its own stops it, also when this one is killed:
+    then the pipe between the two ends."""
+
+    def __init__(self, name, directory, *options, **environment):
+        script = os.path.join(HERE, "servers", name)
+        self.directory = os.path.join(directory, name)
+        environment = {**os.environ, **environment, "DIR": self.directory}
+        self.guard = subprocess.Popen(
+            ["sh", "-c", 'cat >/dev/null; exec "$0" stop', script], env=environment,
+            stdin=subprocess.PIPE, start_new_session=True)
+        started = subprocess.run([script, "start", *options], env=environment, timeout=HANG,
+                                 stdout=subprocess.PIPE, text=True, check=True)
+        for word in shlex.split(started.stdout):
+            name, value = word.split("=", 1)
+            setattr(self, name.lower(), value)
+
+    def stop(self):
+        self.guard.stdin.close()
+        self.guard.wait(HANG)
+
+
+class Gateway:
+    """An S3 gateway, nginx before it for https, and a client that writes objects."""
+
+    def __init__(self, *options):
+        self.directory = tempfile.TemporaryDirectory(prefix="stfs-servers-")
+        self.servers = []
+        try:
+            self.rgw = self.start("radosgw", *options)
+            self.endpoint = "http://127.0.0.1:" + self.rgw.rgw_port
+            self.nginx = self.start("nginx", UPSTREAM=self.endpoint)
+        except BaseException:
+            self.stop()
+            raise
+        self.tls_endpoint = "https://127.0.0.1:" + self.nginx.nginx_tls_port
+        self.client = boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1",
+            aws_access_key_id=self.rgw.rgw_access, aws_secret_access_key=self.rgw.rgw_secret,
+            config=botocore.config.Config(s3={"addressing_style": "path"}, proxies={}))
+
+    def start(self, name, *options, **environment):
+        server = Server(name, self.directory.name, *options, **environment)
+        self.servers.append(server)
+        return server
+
+    def stop(self):
+        for server in reversed(self.servers):
+            server.stop()
+        self.directory.cleanup()
+
+    def environment(self, **changes):
+        """Of a program that reads from the gateway; a value of None takes a variable away."""
+        result = {name: value for name, value in os.environ.items()
+                  if not name.startswith("AWS_") and not name.lower().endswith("_proxy")}
+        result.update(HOME=self.directory.name, AWS_EC2_METADATA_DISABLED="true",
+                      AWS_ENDPOINT_URL_S3=self.endpoint, AWS_ACCESS_KEY_ID=self.rgw.rgw_access,
+                      AWS_SECRET_ACCESS_KEY=self.rgw.rgw_secret)
+        result.update(changes)
+        return {name: value for name, value in result.items() if value is not None}
+
+    def run(self, *words, **changes):
+        return subprocess.run(words, env=self.environment(**changes), timeout=HANG,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+
+    def put(self, bucket, key, body, **options):
+        return self.client.put_object(Bucket=bucket, Key=key, Body=body, **options)
+
+
+def safetensors(tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def sharded_checkpoint():
+    """Files of a checkpoint in three shards, and the bytes of its tensors."""
+    tensors = {f"layers.{i}.weight": bytes((7 * i + j) % 251 for j in range(400_000))
+               for i in range(6)}
+    files, weight_map = {}, {}
+    for shard in range(3):
+        name = f"model-{shard + 1:05}-of-00003.safetensors"
+        names = list(tensors)[2 * shard:2 * shard + 2]
+        files[name] = safetensors({n: ("U8", [len(tensors[n])], tensors[n]) for n in names})
+        weight_map.update({n: name for n in names})
+    files["model.safetensors.index.json"] = json.dumps(
+        {"metadata": {}, "weight_map": weight_map}).encode()
+    files["config.json"] = b"{}"
+    return files, tensors
+
+
+AWKWARD = [
+    "a b", "a+b", "a=b", "a'b", 'a"b', "a%b", "a%20b", "a%2Fb", "%", "~a~", "a&b=c", "a?b",
+    "?versionId=1", "a#b", "a;b,c", "a:b@c", "a$b!", "a(b)*", "[a]{b}", "a\\b|c^d`e", "<a>",
+    "\u00e4\u00f6", "\u65e5\u672c\u8a9e", "\U0001f600", "...", "a//b", "/leading", "a/ b/+c", "a.b.",
+    "-_.~",
+]
+
+
+class S3(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.gateway = Gateway()
+        cls.addClassCleanup(cls.gateway.stop)
+        cls.gateway.client.create_bucket(Bucket="models")
+
+    def tool(self, *words, **changes):
+        done = self.gateway.run(STORE_TOOL, *words, **changes)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return done.stdout
+
+    def refusal(self, *words, **changes):
+        done = self.gateway.run(STORE_TOOL, *words, **changes)
+        self.assertEqual(done.returncode, 3, done.stdout[:200])
+        message = done.stderr.decode()
+        self.assertNotIn(self.gateway.rgw.rgw_secret, message)
+        return message
+
+    def find(self, name, **changes):
+        return self.tool("find", name, **changes).decode().strip()
+
+    def version(self, found):
+        """What `find` said, as `get` takes it."""
+        fields = json.loads(found)
+        del fields["first"], fields["retries"]
+        return json.dumps(fields)
+
+    def test_awkward_keys(self):
+        client = self.gateway.client
+        client.create_bucket(Bucket="awkward")
+        for key in AWKWARD:
+            self.gateway.put("awkward", "dir/" + key, key.encode())
+        stored = {entry["Key"] for entry in client.list_objects_v2(Bucket="awkward")["Contents"]}
+        self.assertEqual(stored, {"dir/" + key for key in AWKWARD})
+        for key in AWKWARD:
+            with self.subTest(key=key):
+                content = self.tool("get", "s3://awkward/dir/" + key, "0",
+                                    str(len(key.encode())))
+                self.assertEqual(content.decode(), key)
+                self.assertEqual(json.loads(self.tool("list", "s3://awkward/dir/" + key)), None)
+        self.assertEqual(json.loads(self.tool("list", "s3://awkward/dir")),
+                         sorted((key for key in AWKWARD if "/" not in key), key=str.encode))
+
+    def test_a_key_that_begins_with_a_slash(self):
+        self.gateway.put("models", "/slash/file", b"slash")
+        self.assertEqual(self.tool("get", "s3://models//slash/file", "0", "5"), b"slash")
+        self.assertEqual(json.loads(self.tool("list", "s3://models//slash")), ["file"])
+
+    def test_a_listing_of_many_pages(self):
+        names = [f"n {i:04}" for i in range(1100)]
+        for name in names:
+            self.gateway.put("models", "many/" + name, b"")
+        self.assertEqual(json.loads(self.tool("list", "s3://models/many")), names)
+
+    def test_a_checkpoint_lies_under_a_prefix(self):
+        files, _ = sharded_checkpoint()
+        for name, content in files.items():
+            self.gateway.put("models", "llm/" + name, content)
+        self.gateway.put("models", "llm/sub/other", b"x")
+        self.gateway.put("models", "llm-2", b"x")
+        self.assertEqual(json.loads(self.tool("list", "s3://models/llm")), sorted(files))
+        self.assertEqual(json.loads(self.tool("list", "s3://models/llm-2")), None)
+        shard = "model-00002-of-00003.safetensors"
+        found = json.loads(self.find("s3://models/llm/" + shard))
+        self.assertEqual(found["size"], len(files[shard]))
+        self.assertEqual(found["first"], 256 * 1024)
+        self.assertEqual(self.tool("get", "s3://models/llm/" + shard, "300000", "70000"),
+                         files[shard][300000:370000])
+
+    def test_an_object_wins_over_a_prefix(self):
+        self.gateway.put("models", "both", b"object")
+        self.gateway.put("models", "both/inside", b"x")
+        self.assertEqual(json.loads(self.tool("list", "s3://models/both")), None)
+        self.assertEqual(json.loads(self.tool("list", "s3://models/both/")), ["inside"])
+
+    def test_an_empty_object(self):
+        self.gateway.put("models", "empty", b"")
+        found = json.loads(self.find("s3://models/empty"))
+        self.assertEqual((found["size"], found["first"]), (0, 0))
+
+    def test_a_changed_object_of_the_same_size_and_second(self):
+        name = "s3://models/changed"
+        # Twice within a second: again until the clock says so.
+        while True:
+            self.gateway.put("models", "changed", b"version 1")
+            first = self.find(name)
+            self.gateway.put("models", "changed", b"version 2")
+            second = self.find(name)
+            if json.loads(first)["last_modified"] == json.loads(second)["last_modified"]:
+                break
+        self.assertNotEqual(json.loads(first)["token"], json.loads(second)["token"])
+        self.assertIn("ESTALE", self.refusal("get", name, "0", "9", self.version(first)))
+        self.assertEqual(self.tool("get", name, "0", "9", self.version(second)), b"version 2")
+
+    def test_a_vanished_object(self):
+        name = "s3://models/vanished"
+        self.gateway.put("models", "vanished", b"here")
+        found = self.find(name)
+        self.gateway.client.delete_object(Bucket="models", Key="vanished")
+        self.assertIn("ESTALE", self.refusal("get", name, "0", "4", self.version(found)))
+        self.assertIn("no such object", self.refusal("find", name))
+
+    def test_a_version_stays_readable(self):
+        client = self.gateway.client
+        client.create_bucket(Bucket="versions")
+        client.put_bucket_versioning(Bucket="versions",
+                                     VersioningConfiguration={"Status": "Enabled"})
+        name = "s3://versions/a"
+        put = self.gateway.put("versions", "a", b"version 1")
+        found = self.find(name)
+        self.assertEqual(json.loads(found)["version_id"], put["VersionId"])
+        self.gateway.put("versions", "a", b"version 2")
+        self.assertEqual(self.tool("get", name, "0", "9", self.version(found)), b"version 1")
+        self.assertEqual(self.tool("get", name, "0", "9"), b"version 2")
+        client.delete_object(Bucket="versions", Key="a", VersionId=put["VersionId"])
+        self.assertIn("ESTALE", self.refusal("get", name, "0", "9", self.version(found)))
+        client.delete_object(Bucket="versions", Key="a")
+        self.assertIn("no such object", self.refusal("find", name))
+
+    def test_the_etag_of_several_parts(self):
+        client = self.gateway.client
+        content = b"0123456789abcdef" * (6 * 1024 * 64)
+        upload = client.create_multipart_upload(Bucket="models", Key="parts")["UploadId"]
+        where = {"Bucket": "models", "Key": "parts", "UploadId": upload}
+        size = 5 * 1024 * 1024
+        parts = [{"PartNumber": i + 1,
+                  "ETag": client.upload_part(**where, PartNumber=i + 1,
+                                             Body=content[i * size:(i + 1) * size])["ETag"]}
+                 for i in range(2)]
+        client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
+        self.assertTrue(json.loads(self.find("s3://models/parts"))["etag"].endswith('-2"'))
+        self.assertEqual(self.tool("get", "s3://models/parts", str(size - 8), "16"),
+                         content[size - 8:size + 8])
+
+    def test_credentials_that_do_not_suffice(self):
+        self.gateway.put("models", "private", b"private")
+        self.gateway.put("models", "public", b"public", ACL="public-read")
+        nobody = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+        self.assertIn("no AWS credentials were found",
+                      self.refusal("find", "s3://models/private", **nobody))
+        self.assertEqual(self.tool("get", "s3://models/public", "0", "6", **nobody), b"public")
+        self.assertIn("the secret key is not that of the access key",
+                      self.refusal("find", "s3://models/private", AWS_SECRET_ACCESS_KEY="wrong"))
+        self.assertIn("does not know this access key",
+                      self.refusal("find", "s3://models/private", AWS_ACCESS_KEY_ID="nobody"))
+
+    def test_what_is_not_there(self):
+        self.assertIn("no such bucket", self.refusal("find", "s3://no-such-bucket/a"))
+        self.assertIn("no such bucket", self.refusal("list", "s3://no-such-bucket/a"))
+        self.assertIn("no such object", self.refusal("find", "s3://models/no-such"))
+        self.assertIn("no such object", self.refusal("list", "s3://models/no-such"))
+
+    def test_https_with_a_ca_of_its_own(self):
+        self.gateway.put("models", "tls", b"over https")
+        endpoint = {"AWS_ENDPOINT_URL_S3": self.gateway.tls_endpoint}
+        self.assertEqual(self.tool("get", "s3://models/tls", "0", "10", **endpoint,
+                                   AWS_CA_BUNDLE=self.gateway.nginx.nginx_ca), b"over https")
+        self.assertIn("certificate", self.refusal("find", "s3://models/tls", **endpoint))
+
+
+class BusyS3(unittest.TestCase):
+    """A gateway that answers two requests at a time, and 503 SlowDown to the others."""
+
+    @staticmethod
+    def has_line(path, text):
+        with open(path, encoding="utf-8") as lines:
+            return text in lines.read()
+
+    def test_slow_down_is_asked_again(self):
+        gateway = Gateway("rgw_scheduler_type=throttler", "rgw_max_concurrent_requests=2")
+        self.addCleanup(gateway.stop)
+        gateway.client.create_bucket(Bucket="models")
+        gateway.put("models", "large", bytes(64 << 20), ACL="public-read")
+        gateway.put("models", "small", b"small")
+        readers = []
+        for _ in range(2):  # each takes a place until it reads, or goes
+            reader = socket.create_connection(("127.0.0.1", int(gateway.rgw.rgw_port)))
+            self.addCleanup(reader.close)
+            reader.sendall(b"GET /models/large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            reader.recv(1)
+            readers.append(reader)
+        program = subprocess.Popen(
+            [STORE_TOOL, "find", "s3://models/small"], stdout=subprocess.PIPE,
+            env=gateway.environment(AWS_ENDPOINT_URL_S3=gateway.tls_endpoint,
+                                    AWS_CA_BUNDLE=gateway.nginx.nginx_ca))
+        log = os.path.join(gateway.nginx.directory, "logs", "access.log")
+        end = time.monotonic() + HANG
+        while not self.has_line(log, '" 503 '):
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(program.poll())
+            time.sleep(0.05)
+        for reader in readers:
+            reader.close()
+        found = json.loads(program.communicate(timeout=HANG)[0])
+        self.assertEqual(program.returncode, 0)
+        self.assertEqual(found["size"], 5)
+        self.assertGreater(found["retries"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
