@@ -7,6 +7,7 @@
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
+#include "core/source/url.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>
@@ -89,6 +90,12 @@ bool holds_checkpoint(const std::string& directory) {
     if (type == fs::file_type::not_found) return true;  // a link, which loading explains
     return type == fs::file_type::regular && !extended_attribute(path, "user.stfs.name");
   });
+}
+
+// Where the "::" stands that ends the URL of a source; npos for a URL alone. A host may be [::1].
+std::size_t split_url(const std::string& argument) {
+  const std::size_t host = argument.find("://") + 3;
+  return argument.find("::", argument.find('/', host));
 }
 
 // Of an argument that is no path, names no source and matches nothing.
@@ -217,7 +224,14 @@ std::vector<Item> Selection::resolve_once(std::span<const std::string> arguments
 
 std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptions options) {
   std::vector<Item> items;
-  if (exists(argument)) {
+  if (is_url(argument)) {
+    const std::size_t colons = split_url(argument);
+    if (colons == std::string::npos) {
+      add_checkpoint(argument, options, items);
+    } else {
+      add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
+    }
+  } else if (exists(argument)) {
     add_path(argument, options, items);
   } else if (const std::size_t colons = split(argument); colons != std::string::npos) {
     add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
@@ -363,17 +377,23 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 
 const Checkpoint& Selection::open(const std::string& source) {
   const std::optional<MountedPath> mounted = find_mounted(source);
-  const std::string absolute = absolute_path(source);
-  // A mount at the same path, a directory or an index may mean other files than before.
-  const std::string version = mounted ? mounted->version : stamp_of(absolute);
+  const bool is_remote = is_url(source);
+  const std::string absolute = is_remote ? source : absolute_path(source);
+  // A mount at the same path, a directory or an index may mean other files than before. What a URL
+  // means is asked once.
+  const std::string version = mounted     ? mounted->version
+                              : is_remote ? std::string()
+                                          : stamp_of(absolute);
   Opened& known = open_[absolute];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
     return *known.checkpoint;
   }
-  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1))};
+  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1),
+                                                       LoadOptions{.sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
+    if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();

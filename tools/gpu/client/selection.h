@@ -5,12 +5,14 @@
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
 //   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
+//   hf://org/name, https://host/m.safetensors::NAME   the same of a source elsewhere
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
 // that it is shown as. The source must still be the version that was mounted.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <cstdint>
@@ -83,6 +85,7 @@ class Selection {
   // The checkpoint as it is now: opened again when anything of it has changed.
   const Checkpoint& open(const std::string& source);
 
+  Sources sources_;  // outlives open_
   std::map<std::string, Opened> open_;
 };
 
