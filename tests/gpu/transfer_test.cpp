@@ -6,6 +6,7 @@
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
+#include "tests/unit/late_source.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -253,6 +255,91 @@ TEST_F(TransferTest, SlicesAndConversionsAndEveryType) {
   const Transferred result = copy(*device, {.tile_bytes = 4096, .verify = true});
 
   expect_all(result);
+}
+
+// Opens a file as a source whose bytes come when they are wanted.
+class LateSources : public Sources {
+ public:
+  explicit LateSources(bool is_prompt = true) : is_prompt_(is_prompt) {}
+
+  std::unique_ptr<const Source> open(const std::string& name) override {
+    auto late = std::make_unique<LateSource>(name);
+    late->be_remote();
+    late->take_bytes_away();
+    if (is_prompt_) late->deliver_at_once();
+    if (changes) late->change_elsewhere();
+    source = late.get();
+    on_open(*late);
+    return late;
+  }
+
+  LateSource* source = nullptr;
+  bool changes = false;
+  std::function<void(LateSource&)> on_open = [](LateSource&) {};
+
+ private:
+  bool is_prompt_;
+};
+
+TEST_F(TransferTest, OfASourceElsewhereTilesAreCopiedAsTheyArrive) {
+  source(3 << 20);
+  add(0, 1 << 20);
+  items_.emplace_back(request(1 << 20, DType::kF16, {1 << 19}, "", DType::kF32));
+  items_.emplace_back(request(2 << 20, DType::kU8, {1024, 1024}, ":,3:5"));
+  const auto device = open_cpu();
+  LateSources sources;
+  std::vector<ByteRange> prefetched;
+  TransferOptions options{.workers = 2, .tile_bytes = 65536, .verify = true};
+  options.sources = &sources;
+  options.progress = [&](std::uint64_t) {
+    if (prefetched.empty()) prefetched = sources.source->prefetched();
+  };
+  options.workers = 1;
+
+  const Transferred result = copy(*device, options);
+
+  expect_all(result);
+  EXPECT_FALSE(prefetched.empty()) << "the next tiles, while the first is copied";
+}
+
+TEST_F(TransferTest, OfASourceElsewhereThatHasChangedTheErrorSaysSo) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  LateSources sources;
+  sources.changes = true;
+  TransferOptions options;
+  options.sources = &sources;
+
+  try {
+    copy(*device, options);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+    EXPECT_NE(std::string(error.what()).find("changed while it was copied"), std::string::npos);
+  }
+}
+
+TEST_F(TransferTest, AStopEndsAWaitForTheNetwork) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  std::atomic<bool> stop = false;
+  std::unique_ptr<std::thread> stopper;
+  LateSources sources(false);
+  sources.on_open = [&](LateSource& late) {
+    stopper = std::make_unique<std::thread>([&] {
+      while (late.wants() == 0) std::this_thread::yield();
+      stop = true;
+    });
+  };
+  TransferOptions options;
+  options.workers = 1;
+  options.stop = &stop;
+  options.sources = &sources;
+
+  EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kDeviceFailed);
+  stopper->join();
 }
 
 TEST_F(TransferTest, ShardsPutTogetherAreTheTensor) {

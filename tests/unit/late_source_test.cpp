@@ -42,16 +42,19 @@ struct Waiting {
 
 class LateSources : public Sources {
  public:
-  explicit LateSources(LateSource*& last) : last_(last) {}
+  explicit LateSources(LateSource*& last, bool is_remote = false)
+      : last_(last), is_remote_(is_remote) {}
 
   std::unique_ptr<const Source> open(const std::string& name) override {
     auto source = std::make_unique<LateSource>(name);
     last_ = source.get();
+    if (is_remote_) source->be_remote();
     return source;
   }
 
  private:
   LateSource*& last_;
+  bool is_remote_;
 };
 
 // Two tensors, "a" of 6 bytes and "b" of 4, in a source whose bytes have been taken away.
@@ -254,14 +257,8 @@ TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
   constexpr std::uint64_t kElements = 8 << 20;
   write_safetensors(path, {{"a", "F16", {kElements}, std::string(2 * kElements, 'x')}});
   LateSource* source = nullptr;
-  LoadOptions options;
-  options.open = [&source](const std::string& opened) {
-    auto made = std::make_unique<LateSource>(opened);
-    made->be_remote();
-    source = made.get();
-    return made;
-  };
-  const Checkpoint checkpoint(std::span(&path, 1), options);
+  LateSources sources(source, true);
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});
   FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
   Attributes found{};
   found.inode = kRoot;

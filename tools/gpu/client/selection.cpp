@@ -92,6 +92,12 @@ bool holds_checkpoint(const std::string& directory) {
   });
 }
 
+// Where the "::" stands that ends the URL of a source; npos for a URL alone. A host may be [::1].
+std::size_t split_url(const std::string& argument) {
+  const std::size_t host = argument.find("://") + 3;
+  return argument.find("::", argument.find('/', host));
+}
+
 // Of an argument that is no path, names no source and matches nothing.
 [[noreturn]] void refuse_absent(const std::string& argument) {
   refuse_model_name(argument);
@@ -218,15 +224,15 @@ std::vector<Item> Selection::resolve_once(std::span<const std::string> arguments
 
 std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptions options) {
   std::vector<Item> items;
-  if (exists(argument)) {
-    add_path(argument, options, items);
-  } else if (is_url(argument)) {
-    const std::size_t colons = argument.find("::");
+  if (is_url(argument)) {
+    const std::size_t colons = split_url(argument);
     if (colons == std::string::npos) {
       add_checkpoint(argument, options, items);
     } else {
       add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
     }
+  } else if (exists(argument)) {
+    add_path(argument, options, items);
   } else if (const std::size_t colons = split(argument); colons != std::string::npos) {
     add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
   } else {
@@ -261,7 +267,7 @@ void Selection::add_named(const std::string& source, const std::string& name,
                           SelectionOptions options, std::vector<Item>& items) {
   const Checkpoint& checkpoint = open(source);
   const std::vector<std::uint32_t> numbers = select(checkpoint, name);
-  if (numbers.empty()) refuse(public_name(source), no_such_tensor(checkpoint, name));
+  if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
   if (!checkpoint.find(name)) options.is_one_of_many = true;
   for (const std::uint32_t number : numbers) {
     add(checkpoint.tensor(number), "", options, source, items);
@@ -371,11 +377,13 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 
 const Checkpoint& Selection::open(const std::string& source) {
   const std::optional<MountedPath> mounted = find_mounted(source);
-  const std::string absolute = is_url(source) ? source : absolute_path(source);
-  // A mount at the same path, a directory or an index may mean other files than before.
-  const std::string version = mounted          ? mounted->version
-                              : is_url(source) ? "a URL"
-                                               : stamp_of(absolute);
+  const bool is_remote = is_url(source);
+  const std::string absolute = is_remote ? source : absolute_path(source);
+  // A mount at the same path, a directory or an index may mean other files than before. What a URL
+  // means is asked once.
+  const std::string version = mounted     ? mounted->version
+                              : is_remote ? std::string()
+                                          : stamp_of(absolute);
   Opened& known = open_[absolute];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
@@ -383,8 +391,9 @@ const Checkpoint& Selection::open(const std::string& source) {
     return *known.checkpoint;
   }
   known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1),
-                                                       LoadOptions{.sources = sources_.get()})};
+                                                       LoadOptions{.sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
+    if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();

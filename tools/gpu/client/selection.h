@@ -4,8 +4,8 @@
 //                                       views that show a tensor's bytes or values
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
 //   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
-//   hf://org/name                       a checkpoint elsewhere (core/source/url.h)
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
+//   hf://org/name, https://host/m.safetensors::NAME   the same of a source elsewhere
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
 // that it is shown as. The source must still be the version that was mounted.
@@ -54,8 +54,7 @@ void check_options(std::span<const Item> items, const SelectionOptions& options)
 // Thread safety: one call at a time.
 class Selection {
  public:
-  explicit Selection(const SourceOptions& options = {})
-      : sources_(std::make_unique<stfs::Sources>(options)) {}
+  explicit Selection(const SourceOptions& options = {}) : sources_(options) {}
 
   // The items that the arguments of one request name, in their order. Throws Error as resolve(),
   // and as check_options().
@@ -88,7 +87,7 @@ class Selection {
   // The checkpoint as it is now: opened again when anything of it has changed.
   const Checkpoint& open(const std::string& source);
 
-  std::unique_ptr<stfs::Sources> sources_;
+  Sources sources_;  // outlives open_
   std::map<std::string, Opened> open_;
 };
 

@@ -1,6 +1,7 @@
 #include "tools/gpu/copier/copier.h"
 
 #include "core/base/error.h"
+#include "core/source/sources.h"
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
@@ -133,6 +134,7 @@ class Copier {
         options.tile_bytes = static_cast<std::size_t>(tile);
       }
       options.stop = &stop;
+      options.sources = &sources_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
       Transferred result = transfer(*device_, items, lay_out(sizes), options);
@@ -158,6 +160,8 @@ class Copier {
   UniqueFd done_;
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
+  // Of this process's environment: STFS_CACHE, tokens, proxies.
+  Sources sources_;
   std::unique_ptr<Device> device_;
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;

@@ -21,7 +21,7 @@ class ConversionTally;
 
 // A request for an item: a tensor as its header describes it, with an optional slice and type.
 struct ItemRequest {
-  std::string path;               // of the source file, absolute
+  std::string path;               // of the source file: absolute, or its URL without secrets
   std::string tensor;             // its name
   std::string version;            // the token of the source's version (core/source/source.h)
   std::uint64_t source_size = 0;  // bytes

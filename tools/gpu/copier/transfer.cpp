@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/recipe/arrival.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -23,6 +24,8 @@ static_assert(kTileUnit % kItemAlignment == 0);
 constexpr std::size_t kMaxTile = 64 << 20;
 constexpr unsigned kMaxWorkers = 64;
 
+constexpr std::size_t kAhead = 64 << 20;  // bytes of tiles whose bytes are fetched ahead
+
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
 // Rounds up; near overflow, to the largest multiple.
@@ -32,13 +35,15 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
 }
 
 // The sources of the items, each opened once and checked against the items' version.
-class Sources {
+class OpenSources {
  public:
-  explicit Sources(std::span<const Item> items) {
+  OpenSources(std::span<const Item> items, Sources* given)
+      : own_(given == nullptr ? std::make_unique<Sources>() : nullptr) {
+    Sources& all = given == nullptr ? *own_ : *given;
     for (const Item& item : items) {
       const ItemRequest& request = item.request();
       std::unique_ptr<const Source>& source = sources_[request.path];
-      if (source == nullptr) source = open_source(request.path);
+      if (source == nullptr) source = open(all, request.path);
       if (source->version().token != request.version) {
         throw Error(ErrorCode::kUnreadable, request.path,
                     "has changed since it was named: load it again");
@@ -47,6 +52,11 @@ class Sources {
   }
 
   const Source& of(const Item& item) const { return *sources_.at(item.request().path); }
+
+  bool are_complete() const {
+    return std::ranges::all_of(sources_,
+                               [](const auto& entry) { return entry.second->is_complete(); });
+  }
 
   void verify() const {
     for (const auto& [path, source] : sources_) {
@@ -57,13 +67,25 @@ class Sources {
   // Throws for a failed read at `path`. ESTALE names the source that changed, if one did.
   [[noreturn]] void fail(const std::string& path, int error) const {
     if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
-    const auto changed = std::ranges::find_if(
-        sources_, [](const auto& entry) { return entry.second->verify() == ESTALE; });
+    const auto changed = std::ranges::find_if(sources_, [](const auto& entry) {
+      return entry.second->verify() == ESTALE || entry.second->has_changed();
+    });
     throw Error(ErrorCode::kUnreadable, changed == sources_.end() ? path : changed->first,
                 "changed while it was copied: load it again when no program writes to it");
   }
 
  private:
+  // A source that was there when it was named: that it has gone is no user's mistake.
+  static std::unique_ptr<const Source> open(Sources& sources, const std::string& path) {
+    try {
+      return sources.open(path);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kAbsent) throw;
+      throw Error(ErrorCode::kUnreadable, path, error.message());
+    }
+  }
+
+  std::unique_ptr<Sources> own_;  // outlives sources_
   std::map<std::string, std::unique_ptr<const Source>> sources_;
 };
 
@@ -95,8 +117,13 @@ class Transfer {
  public:
   Transfer(Device& device, std::span<const Item> items, const Layout& layout,
            const TransferOptions& options)
-      : device_(device), items_(items), layout_(layout), options_(options), sources_(items) {
+      : device_(device),
+        items_(items),
+        layout_(layout),
+        options_(options),
+        sources_(items, options.sources) {
     plan();
+    fetches_ahead_ = !sources_.are_complete();
   }
 
   Transferred run() {
@@ -178,6 +205,7 @@ class Transfer {
   // Runs `step` for all tiles on several workers. Throws the first failure after all have ended.
   void work(Step step) {
     next_ = 0;
+    asked_ = 0;
     std::exception_ptr failure;
     std::mutex mutex;
     std::atomic<bool> stop = false;
@@ -193,6 +221,7 @@ class Transfer {
           }
           const std::size_t i = next_.fetch_add(1);
           if (i >= tiles_.size()) break;
+          if (fetches_ahead_) fetch_ahead(i);
           (this->*step)(*lane, tiles_[i], compared, counts);
           if (options_.progress) options_.progress(tiles_[i].of_items);
         }
@@ -219,6 +248,33 @@ class Transfer {
     if (failure) std::rethrow_exception(failure);
   }
 
+  // What copy() reads for a tile: a part of the bytes, or of those before the conversion.
+  struct Needed {
+    const Content* content;
+    std::uint64_t offset, length;
+  };
+  Needed needed_for(const Tile& tile) const {
+    const Run& run = *tile.run;
+    if (!run.converts) return {&run.content, tile.offset, tile.length};
+    const Item& first = items_[run.first_item];
+    const TypeInfo& from = type_info(first.request().dtype);
+    const TypeInfo& to = type_info(first.dtype());
+    return {&run.raw, from.offset_of(to.elements_in(tile.offset)),
+            from.offset_of(to.elements_in(tile.length))};
+  }
+
+  // Asks for the tiles behind this one, so that their bytes arrive while it is copied.
+  void fetch_ahead(std::size_t tile) {
+    const std::lock_guard lock(ahead_mutex_);
+    asked_ = std::max(asked_, tile + 1);
+    const std::size_t end =
+        std::min(tiles_.size(), tile + 1 + std::max<std::size_t>(1, kAhead / options_.tile_bytes));
+    for (; asked_ < end; ++asked_) {
+      const Needed needed = needed_for(tiles_[asked_]);
+      prefetch_content(*needed.content, needed.offset, needed.length);
+    }
+  }
+
   void copy(Lane& lane, const Tile& tile, std::span<std::byte>,
             std::vector<ConversionCounts>& counts) {
     const Run& run = *tile.run;
@@ -230,12 +286,11 @@ class Transfer {
       lane.send();
       return;
     }
-    const TypeInfo& from = type_info(first.request().dtype);
-    const TypeInfo& to = type_info(first.dtype());
-    const std::uint64_t elements = to.elements_in(tile.length);
-    const auto raw_bytes = static_cast<std::size_t>(from.offset_of(elements));
-    read(run.raw, tile, lane.raw_tile(segment, run.begin + tile.offset, raw_bytes),
-         from.offset_of(to.elements_in(tile.offset)));
+    const Needed needed = needed_for(tile);
+    const std::uint64_t elements = type_info(first.dtype()).elements_in(tile.length);
+    read(run.raw, tile,
+         lane.raw_tile(segment, run.begin + tile.offset, static_cast<std::size_t>(needed.length)),
+         needed.offset);
     lane.send_converted(first.request().dtype, first.dtype(), elements, counts[run.first_item]);
   }
 
@@ -269,7 +324,12 @@ class Transfer {
 
   void read(const Content& content, const Tile& tile, std::span<std::byte> out,
             std::uint64_t offset) const {
-    if (const int error = content.copy(offset, out)) {
+    int error = fetch_and_copy(content, offset, out, options_.stop);
+    if (error == EINTR) {
+      throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
+    }
+    if (const int changed = content.verify(offset, out.size())) error = changed;
+    if (error != 0) {
       sources_.fail(items_[item_at(tile.segment, tile.run->begin + tile.offset)].request().path,
                     error);
     }
@@ -279,7 +339,10 @@ class Transfer {
   std::span<const Item> items_;
   const Layout& layout_;
   const TransferOptions& options_;
-  Sources sources_;
+  OpenSources sources_;
+  bool fetches_ahead_ = false;
+  std::mutex ahead_mutex_;
+  std::size_t asked_ = 0;  // the tiles before this were asked for
   std::vector<ConversionTally> host_counts_{items_.size()};
   std::vector<std::vector<Run>> runs_;  // of each segment
   std::vector<Tile> tiles_;

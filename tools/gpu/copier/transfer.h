@@ -3,14 +3,16 @@
 //   lay_out   items -> segments: which item lies where
 //   transfer  items -> device memory, tile by tile, by several workers
 //
-// A worker takes the next tile, reads its bytes from the source with pread(2) (never from a mapping
-// or through a mount) into the staging tile of its lane, sends it, and takes another while the
-// device copies. Small tensors share a segment, so they share tiles.
+// A worker takes the next tile, reads its bytes from the source (never from a mapping or through a
+// mount; where the source is elsewhere, through the cache as they arrive) into the staging tile of
+// its lane, sends it, and takes another while the device copies. Small tensors share a segment, so
+// they share tiles.
 //
 // Thread safety: functions without shared state. `device` may be used by other threads.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/narrowing.h"
@@ -57,6 +59,7 @@ struct TransferOptions {
   bool verify = false;                      // read back and compare with the source
   std::uint64_t keep_free = 0;              // bytes of the device to leave free
   const std::atomic<bool>* stop = nullptr;  // transfer() throws once this is true
+  Sources* sources = nullptr;               // opens the source files; null: its own
   // Called after each tile with the bytes of items copied or compared. Must be thread-safe.
   std::function<void(std::uint64_t bytes)> progress = {};
 };
