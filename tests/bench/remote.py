@@ -37,7 +37,7 @@ http {{
   access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000;
   client_body_temp_path {work}/t1; proxy_temp_path {work}/t2; fastcgi_temp_path {work}/t3;
   uwsgi_temp_path {work}/t4; scgi_temp_path {work}/t5;
-  server {{ listen 127.0.0.1:{port}; root {root}; }}
+  server {{ listen 127.0.0.1:{port}; root {root}; autoindex on; }}
 }}
 """)
     server = subprocess.Popen(["nginx", "-p", work, "-c", work / "nginx.conf"])
