@@ -292,6 +292,8 @@ Fetcher::Fetcher(const Options& options, Http& http, Cache& cache)
 
 Fetcher::~Fetcher() { impl_->stop(); }
 
+std::string Fetcher::reason(const File& file) const { return impl_->reason(file); }
+
 Counters* Fetcher::counters() const { return impl_->options.counters; }
 
 std::shared_ptr<Fetcher::File> Fetcher::add(const CacheFile& source, const RemoteVersion& version,
