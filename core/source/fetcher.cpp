@@ -68,7 +68,7 @@ void Fetcher::Impl::want(const std::shared_ptr<File>& file, ByteRange range, Sou
     } else if (options.offline || !start_threads()) {
       error = EIO;
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
-      log(*file, options.offline ? "not in the cache, and -o offline"
+      log(*file, options.offline ? "offline, and this was never fetched"
                                  : "no thread can be started to fetch it");
       if (!threads_.empty()) work_.notify_one();
     } else {
