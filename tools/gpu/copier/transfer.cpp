@@ -11,7 +11,6 @@
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -46,11 +45,11 @@ class OpenSources {
     }
     std::vector<Sources::Opened> opened = (given == nullptr ? *own_ : *given).open_all(paths);
     for (std::size_t i = 0; i < paths.size(); ++i) {
-      if (const std::optional<Error>& error = opened[i].error) {
-        if (error->code() != ErrorCode::kAbsent) throw *error;
-        // It was there when it was named: that it has gone is no user's mistake.
-        throw Error(ErrorCode::kUnreadable, paths[i], error->message());
+      // It was there when it was named: that it has gone is no user's mistake.
+      if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
+        throw Error(ErrorCode::kUnreadable, paths[i], opened[i].error->message());
       }
+      if (opened[i].error) throw *opened[i].error;
       sources_[paths[i]] = std::move(opened[i].source);
     }
     for (const Item& item : items) {
