@@ -68,7 +68,7 @@ void Fetcher::Impl::want(const std::shared_ptr<File>& file, ByteRange range, Sou
     } else if (options.offline || !start_threads()) {
       error = EIO;
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
-      log(*file, options.offline ? "not in the cache, and -o offline"
+      log(*file, options.offline ? "offline, and this was never fetched"
                                  : "no thread can be started to fetch it");
       if (!threads_.empty()) work_.notify_one();
     } else {
@@ -291,6 +291,8 @@ Fetcher::Fetcher(const Options& options, Http& http, Cache& cache)
     : impl_(std::make_shared<Impl>(options, http, cache)) {}
 
 Fetcher::~Fetcher() { impl_->stop(); }
+
+std::string Fetcher::reason(const File& file) const { return impl_->reason(file); }
 
 Counters* Fetcher::counters() const { return impl_->options.counters; }
 

@@ -50,7 +50,7 @@ struct Fetcher::File {
   bool is_renewed = false;         // and no answer was good since
   Clock::time_point full_until{};  // no room on the disk: blocks go to memory
   std::string reason;              // why the last request failed
-  std::string logged;
+  std::string logged;              // what log() was told last, printable
 };
 
 // A request under way. Its mutex is taken before the Impl's.
@@ -78,6 +78,8 @@ struct Fetcher::Transfer {
 
 class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
  public:
+  using Lock = std::unique_lock<std::mutex>;
+
   Impl(const Options& given, Http& http, Cache& cache)
       : options(given), http_(http), cache_(cache) {}
 
@@ -86,11 +88,14 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
   void prefetch(const std::shared_ptr<File>& file, ByteRange range);
   void stop();
+  std::string reason(const File& file) {
+    const Lock lock(mutex_);
+    return file.logged;
+  }
 
   const Options options;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
   using State = Blocks::State;
   using Waiters = std::list<File::Waiter>;
 

@@ -404,9 +404,11 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
 }
 
 void Fetcher::Impl::log(File& file, const std::string& reason) try {
-  if (!options.log || file.logged == reason) return;
-  file.logged = reason;
-  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, printable(reason)).what());
+  std::string line = printable(reason);
+  if (file.logged == line) return;
+  file.logged = line;
+  if (!options.log) return;
+  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, line).what());
   work_.notify_one();
 } catch (const std::bad_alloc&) {
   // A line less.

@@ -104,6 +104,8 @@ class Source {
   virtual int verify() const = 0;
   // Whether opening path() now would give this version; false after a rename replaced the file.
   virtual bool is_current() const = 0;
+  // Why bytes could not be fetched, the last time: one line, printable, without secrets; or "".
+  virtual std::string reason() const { return ""; }
   // The SHA-256 of all bytes, 64 lower-case hex digits, where somebody told it; else "".
   virtual std::string sha256() const { return ""; }
   // Records that the bytes are not those that sha256() promised: verify() is ESTALE from then on,

@@ -65,6 +65,15 @@ bool is_hub_offline() {
 
 }  // namespace
 
+SourceOptions resolved(SourceOptions options) {
+  options.offline = options.offline || is_hub_offline();
+  if (options.cache_dir.empty()) options.cache_dir = Cache::default_directory();
+  if (options.cache_dir.empty()) return options;
+  std::error_code error;
+  options.cache_dir = std::filesystem::absolute(options.cache_dir, error).string();
+  return options;
+}
+
 class Sources::Impl {
  public:
   explicit Impl(SourceOptions options) : options_(std::move(options)) {
@@ -178,9 +187,11 @@ Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
 
 Http& Sources::Impl::http() {
   std::call_once(http_once_, [this] {
-    http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
-                                                 .insecure_http = options_.insecure_http,
-                                                 .counters = options_.counters});
+    http_ =
+        std::make_unique<Http>(Http::Options{.connections = options_.connections,
+                                             .insecure_http = options_.insecure_http,
+                                             .counters = options_.counters,
+                                             .patience = std::chrono::seconds(options_.timeout)});
   });
   return *http_;
 }

@@ -30,7 +30,7 @@ struct SourceOptions {
   std::string cache_dir = {};    // "": STFS_CACHE, or the user's cache directory
   std::uint64_t cache_size = 0;  // bytes; 0: bounded by the disk alone
   unsigned connections = 8;
-  unsigned timeout = 60;  // seconds
+  unsigned timeout = 60;  // seconds that a read waits, and an opening for an answer
   bool offline = false;   // HF_HUB_OFFLINE means so too
   bool insecure_http = false;
   Counters* counters = nullptr;  // null: its own
@@ -40,6 +40,10 @@ struct SourceOptions {
   // Called by open_all() after each remote source, by any thread, one at a time.
   std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };
+
+// The options with what the environment adds, for a process that may have another one: the cache's
+// directory, absolute, and whether the Hub's variable says offline.
+SourceOptions resolved(SourceOptions options);
 
 class Sources {
  public:

@@ -183,6 +183,26 @@ TEST(GpuItemJson, AVersionThatIsNotPrintableIsRefused) {
   }
 }
 
+TEST(GpuItemJson, OptionsOfSourcesComeBackAsTheyWereAndOthersAreRefused) {
+  SourceOptions options;
+  options.cache_dir = "/c\xff";
+  options.cache_size = 1ULL << 40;
+  options.connections = 3;
+  options.timeout = 7;
+  options.offline = options.insecure_http = true;
+
+  const Json json = to_json(options);
+  const SourceOptions back = source_options_from_json(json);
+
+  EXPECT_EQ(to_json(back), json);
+  EXPECT_EQ(back.cache_dir, options.cache_dir);
+  EXPECT_EQ(to_json(source_options_from_json(Json::object())), to_json(SourceOptions{}));
+  for (const Json& wrong : {Json(1), Json{{"timeout", 0}}, Json{{"timeout", 3601}},
+                            Json{{"connections", 65}}, Json{{"offline", 1}}}) {
+    EXPECT_THROW(source_options_from_json(wrong), Error) << wrong;
+  }
+}
+
 TEST(GpuChannel, MessagesArriveInOrderWithTheirDescriptors) {
   Ends ends = connected();
   Channel a(std::move(ends.a), {});

@@ -822,6 +822,20 @@ TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
   EXPECT_NE(warnings[1].get<std::string>().find("2 NaN"), std::string::npos);
 }
 
+TEST_F(ResidencyTest, AnOrderHasTheOptionsOfItsOwnClient) {
+  SourceOptions offline;
+  offline.cache_dir = "/cache";
+  offline.offline = true;
+  ask(1, {item(1)}, {{"sources", to_json(offline)}});
+  ask(2, {item(2)});
+  EXPECT_EQ(record_.orders.back().body["sources"], to_json(offline));
+  done();
+  EXPECT_EQ(record_.orders.back().body["sources"], to_json(SourceOptions{}));
+
+  ask(3, {item(3)}, {{"sources", {{"timeout", 0}}}});
+  EXPECT_EQ(error(3), "malformed message: timeout");
+}
+
 TEST_F(ResidencyTest, AnOrderThatThereIsNoMemoryForFailsThatLoadAlone) {
   record_.throws_at_orders = true;
   ask(1, {item(1)});

@@ -342,6 +342,19 @@ TEST_F(TransferTest, AStopEndsAWaitForTheNetwork) {
   stopper->join();
 }
 
+TEST_F(TransferTest, AFailureEndsTheWaitsOfTheOtherWorkers) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  LateSources sources(false);
+  // The first worker's bytes never come, and the second has no memory to ask for its own.
+  sources.on_open = [](LateSource& late) { late.refuse_after(1); };
+  TransferOptions options{.workers = 2, .tile_bytes = 512 << 10};
+  options.sources = &sources;
+
+  EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kUnreadable);
+}
+
 TEST_F(TransferTest, ShardsPutTogetherAreTheTensor) {
   source(1 << 20);
   constexpr std::uint64_t kRows = 96, kColumns = 128;

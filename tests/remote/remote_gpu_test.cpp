@@ -1,1 +1,352 @@
+// stfs-gpu and libstfs_gpu's leases with checkpoints on a web server, on host memory. A holder runs
+// before the first load, so that every option has to travel to it.
+#include "core/base/error.h"
+#include "tests/gpu/tool.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/http_server.h"
+#include "tools/gpu/library/tensor_leases.h"
+
 #include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs::gpu::test {
+namespace {
+
+bool asks_whether_it_changed(const WebRequest& request) {
+  return !request.header("if-none-match").empty();
+}
+// A request for bytes behind the first block, which holds the header.
+bool is_for_tensors(const WebRequest& request) {
+  return !request.header("range").empty() && !request.header("range").starts_with("bytes=0-");
+}
+
+class RemoteGpu : public GpuToolTest {
+ protected:
+  void SetUp() override {
+    GpuToolTest::SetUp();
+    ::setenv("STFS_CACHE", cache().c_str(), 1);
+    write(1);
+    start_holder({});
+  }
+  void TearDown() override {
+    GpuToolTest::TearDown();
+    ::unsetenv("STFS_CACHE");
+  }
+
+  std::string cache() const { return file("cache").string(); }
+  std::string url(const std::string& name = "") const {
+    return server_.url("/m.safetensors") + (name.empty() ? "" : "::" + name);
+  }
+  std::string local(const std::string& name = "") const {
+    return file("m.safetensors").string() + (name.empty() ? "" : "::" + name);
+  }
+
+  // Makes another version of the object: a header, 1 MiB, and a little.
+  void write(std::uint64_t seed) {
+    tensors_ = {random_tensor("layers.0.w", "BF16", {512, 1024}, seed),
+                random_tensor("b", "F32", {256, 4}, seed + 1)};
+    write_safetensors(local(), tensors_);
+    const std::lock_guard lock(mutex_);
+    objects_["/m.safetensors"] = {.bytes = read_file(local()),
+                                  .etag = "\"v" + std::to_string(seed) + "\""};
+  }
+  WebAnswer answer(const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  }
+  // From now on, requests for which `is_held` holds get the head of an answer, and no bytes.
+  void hold_back(std::function<bool(const WebRequest&)> is_held) {
+    server_.set([this, is_held](const WebRequest& request) {
+      WebAnswer given = answer(request);
+      if (!is_held(request)) return given;
+      given.cut_after = 0;
+      given.stall = true;
+      return given;
+    });
+  }
+  std::size_t count(const std::function<bool(const WebRequest&)>& is_counted) const {
+    const std::vector<WebRequest> all = server_.requests();
+    return static_cast<std::size_t>(std::ranges::count_if(all, is_counted));
+  }
+
+  Outcome load(std::vector<std::string> words) const {
+    words.insert(words.begin(), {"load", "-d", "cpu"});
+    return gpu(words);
+  }
+  std::string bytes_on_device(std::vector<std::string> words) const {
+    words.insert(words.begin(), {"get", "-d", "cpu"});
+    const json rows = gpu_json(words);
+    return rows.size() == 1 ? bytes_of(rows.front()) : "";
+  }
+  void expect_that_the_device_is_free() const {
+    EXPECT_EQ(load({local("b")}).status, 0);
+    EXPECT_EQ(bytes_on_device({local("b")}), tensors_[1].bytes);
+  }
+
+  std::vector<stfs::test::Tensor> tensors_;
+  std::mutex mutex_;
+  std::map<std::string, WebObject> objects_;
+  HttpServer server_{[this](const WebRequest& request) { return answer(request); }};
+};
+
+TEST_F(RemoteGpu, LoadsAllOfACheckpointAndEachBlockIsFetchedOnce) {
+  const json loaded = gpu_json({"load", "-d", "cpu", "--verify", url()});
+
+  EXPECT_EQ(loaded["tensors"].size(), 2U);
+  EXPECT_EQ(loaded["verified"], true);
+  for (const auto& tensor : tensors_) {
+    EXPECT_TRUE(bytes_on_device({url(tensor.name)}) == tensor.bytes) << tensor.name;
+  }
+  std::set<std::string> ranges;
+  for (const WebRequest& request : server_.requests()) {
+    if (asks_whether_it_changed(request)) continue;
+    EXPECT_TRUE(ranges.insert(request.header("range")).second) << request.header("range");
+  }
+  EXPECT_EQ(gpu_json({"load", "-d", "cpu", url()})["copied_bytes"], 0);
+}
+
+TEST_F(RemoteGpu, PartsTypesAndGlobsAreThoseOfALocalFile) {
+  const std::vector<std::vector<std::string>> requests{{"", "layers.0.w"},
+                                                       {"", "layers.*"},
+                                                       {"", "b", "--shard", "1/2@0"},
+                                                       {"", "layers.0.w", "--shard", "3/4@1"},
+                                                       {"", "layers.0.w", "--as", "f32"},
+                                                       {"", "b", "--as", "f16"}};
+  for (const auto& request : requests) {
+    std::vector<std::string> far(request.begin() + 1, request.end()), near = far;
+    far[0] = url(request[1]);
+    near[0] = local(request[1]);
+    EXPECT_EQ(load(far).status, 0) << load(far).err;
+    EXPECT_EQ(load(near).status, 0);
+    EXPECT_TRUE(bytes_on_device(far) == bytes_on_device(near)) << request[1];
+    EXPECT_NE(bytes_on_device(far), "");
+  }
+}
+
+TEST_F(RemoteGpu, OfAMountOfAUrlTheSameBytesAreOnceOnTheDeviceAndOnceInTheCache) {
+  const Mounted mount({url()}, {"-o", "cache_dir=" + cache()});
+  EXPECT_EQ(read_file(mount / "layers.0.w"), tensors_[0].bytes);
+  EXPECT_EQ(read_file(mount / "b"), tensors_[1].bytes);
+  server_.forget_requests();
+
+  EXPECT_EQ(load({mount.path().string()}).status, 0);
+  const json again = gpu_json({"load", "-d", "cpu", url()});
+
+  EXPECT_EQ(again["copied_bytes"], 0) << "the version of the mount is that of the URL";
+  EXPECT_EQ(count(asks_whether_it_changed), server_.requests().size());
+  EXPECT_EQ(load({(mount / "layers.0.w").string(), (mount / ".stfs/slice/b/3:7").string(),
+                  (mount / ".stfs/f32/layers.0.w").string()})
+                .status,
+            0);
+  EXPECT_EQ(bytes_on_device({(mount / ".stfs/slice/b/3:7").string()}),
+            tensors_[1].bytes.substr(3 * 16, 4 * 16));
+}
+
+TEST_F(RemoteGpu, AnObjectThatChangedSinceItWasMountedIsAnError) {
+  const Mounted mount({url()}, {"-o", "cache_dir=" + cache()});
+  write(7);
+
+  expect_one_line(load({(mount / "b").string()}), 3, "mount it again");
+  expect_one_line(load({mount.path().string()}), 3, "mount");
+  EXPECT_EQ(load({url("b")}).status, 0);
+  EXPECT_EQ(bytes_on_device({url("b")}), tensors_[1].bytes);
+}
+
+TEST_F(RemoteGpu, AnObjectThatChangesDuringALoadIsAnError) {
+  server_.set([this](const WebRequest& request) {
+    if (is_for_tensors(request)) {
+      const std::lock_guard lock(mutex_);
+      objects_["/m.safetensors"].etag = "\"other\"";
+    }
+    return answer(request);
+  });
+
+  expect_one_line(load({url()}), 3, "changed while it was copied");
+  EXPECT_TRUE(resident().empty());
+}
+
+TEST_F(RemoteGpu, WhatCannotBeReachedIsOneLine) {
+  expect_one_line(load({"http://127.0.0.1:1/m.safetensors"}), 3,
+                  "http://127.0.0.1:1/m.safetensors: ");
+  expect_one_line(load({"http://[::1]:1/m.safetensors::b"}), 3, "http://[::1]:1/m.safetensors: ");
+  expect_one_line(load({server_.url("/none.safetensors")}), 3, "No such object");
+  expect_one_line(load({url("none")}), 2, "none");
+  expect_one_line(load({"ftp://host/m.safetensors"}), 2, "no source of this kind");
+  expect_one_line(load({"http://192.0.2.1/m.safetensors"}), 3, "insecure_http");
+}
+
+TEST_F(RemoteGpu, AServerThatFallsSilentFailsTheLoadByItsDeadlineAndTheErrorSaysWhy) {
+  hold_back(is_for_tensors);
+  expect_one_line(load({url(), "--timeout", "1"}), 3, "no bytes within 1 s");
+  hold_back([](const WebRequest&) { return true; });
+  expect_one_line(load({url(), "--timeout", "1"}), 3, url() + ": ");
+  EXPECT_TRUE(resident().empty());
+
+  server_.set([this](const WebRequest& request) { return answer(request); });
+  EXPECT_EQ(load({url()}).status, 0);
+}
+
+TEST_F(RemoteGpu, OfSeveralSourcesTheErrorNamesTheOneThatFailed) {
+  objects_["/n.safetensors"] = objects_["/m.safetensors"];
+  hold_back([](const WebRequest& request) {
+    return is_for_tensors(request) && request.target == "/n.safetensors";
+  });
+  const std::string other = server_.url("/n.safetensors");
+
+  expect_one_line(load({url("b"), other + "::b", "--timeout", "1"}), 3,
+                  other + ": Input/output error: no bytes within 1 s");
+}
+
+TEST_F(RemoteGpu, OfflineUsesWhatWasFetchedAndAsksNobody) {
+  EXPECT_EQ(load({url("b")}).status, 0);
+  EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
+  server_.forget_requests();
+
+  EXPECT_EQ(load({url("b"), "--offline"}).status, 0);
+  EXPECT_EQ(bytes_on_device({url("b"), "--offline"}), tensors_[1].bytes);
+  EXPECT_EQ(run({STFS_GPU_BINARY, "load", "-d", "cpu", url("b"), "--as", "f16"},
+                {.environment = {"HF_HUB_OFFLINE=1"}})
+                .status,
+            0);
+  expect_one_line(load({server_.url("/never.safetensors"), "--offline"}), 3, "never fetched");
+  expect_one_line(load({url("layers.0.w"), "--offline"}), 3, "never fetched");
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+TEST_F(RemoteGpu, OptionsReachAHolderThatRunsAlready) {
+  const std::string other = file("other").string();
+  EXPECT_EQ(load({url(), "--cache-dir", other, "--connections", "1"}).status, 0);
+  EXPECT_TRUE(std::filesystem::exists(other + "/v1"));
+  EXPECT_FALSE(std::filesystem::exists(cache()));
+  server_.forget_requests();
+
+  EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
+  EXPECT_EQ(load({url(), "--cache-dir", other, "--offline"}).status, 0);
+  EXPECT_EQ(server_.requests().size(), 0U);
+  EXPECT_EQ(run({STFS_GPU_BINARY, "run", "-d", "cpu", "--cache-dir", other, "--offline", url("b"),
+                 "--", "true"})
+                .status,
+            0);
+  expect_one_line(load({url(), "--timeout", "0"}), 2, "--timeout");
+}
+
+TEST_F(RemoteGpu, TwoLoadsAtOnceFetchEachBlockOnce) {
+  std::vector<std::unique_ptr<Process>> loads;
+  for (int i = 0; i < 2; ++i) loads.push_back(start({"load", "-d", "cpu", url()}));
+  for (const auto& process : loads) EXPECT_EQ(process->wait().status, 0) << process->err();
+
+  EXPECT_EQ(resident().size(), 2U);
+  std::set<std::string> ranges;
+  for (const WebRequest& request : server_.requests()) {
+    if (!is_for_tensors(request)) continue;
+    EXPECT_TRUE(ranges.insert(request.header("range")).second) << request.header("range");
+  }
+}
+
+TEST_F(RemoteGpu, AnInterruptWhileBytesAreAwaitedFreesTheDevice) {
+  hold_back(is_for_tensors);
+  const auto waiting = start({"load", "-d", "cpu", "--timeout", "3600", url()});
+  EXPECT_TRUE(eventually([&] { return count(is_for_tensors) > 0; })) << waiting->err();
+
+  waiting->signal(SIGINT);
+
+  EXPECT_EQ(waiting->wait().status, 128 + SIGINT);
+  expect_that_the_device_is_free();
+}
+
+TEST_F(RemoteGpu, AnInterruptWhileTheCopierOpensTheSourceFreesTheDevice) {
+  hold_back(asks_whether_it_changed);
+  const auto waiting = start({"load", "-d", "cpu", "--timeout", "3600", url()});
+  EXPECT_TRUE(eventually([&] { return count(asks_whether_it_changed) > 0; })) << waiting->err();
+
+  waiting->signal(SIGINT);
+
+  EXPECT_EQ(waiting->wait().status, 128 + SIGINT);
+  expect_that_the_device_is_free();
+}
+
+TEST_F(RemoteGpu, ATensorIsEvictedByItsLabelWithoutAskingItsServer) {
+  EXPECT_EQ(load({url("b")}).status, 0);
+  hold_back([](const WebRequest&) { return true; });
+  server_.forget_requests();
+
+  EXPECT_EQ(gpu({"pin", url("b")}).status, 0);
+  EXPECT_EQ(gpu({"evict", "--force", url("b")}).status, 0);
+  EXPECT_EQ(server_.requests().size(), 0U);
+  EXPECT_TRUE(resident().empty());
+}
+
+TEST_F(RemoteGpu, AUrlWithASecretIsRefusedAndTheSecretIsNotTold) {
+  for (const std::string& name : {url() + "?signature=hidden", url() + "?signature=hidden::b",
+                                  std::string("http://user:hidden@127.0.0.1:1/m.safetensors")}) {
+    const Outcome refused = load({name});
+    expect_one_line(refused, 2, "may be a secret");
+    EXPECT_EQ(refused.err.find("hidden"), std::string::npos) << refused.err;
+  }
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+TEST_F(RemoteGpu, OfAMountByAUrlWithAQueryTheErrorSaysToMountWithoutIt) {
+  const Mounted mount({url() + "?signature=hidden"}, {"-o", "cache_dir=" + cache()});
+
+  const Outcome refused = load({(mount / "b").string()});
+
+  expect_one_line(refused, 3, "a URL without a query");
+  EXPECT_EQ(refused.err.find("hidden"), std::string::npos) << refused.err;
+}
+
+TEST_F(RemoteGpu, WhereTheHolderLacksATokenTheErrorSaysToStartItAnew) {
+  // The client's first request is answered, and the copier's is not permitted.
+  server_.set([this](const WebRequest& request) {
+    return asks_whether_it_changed(request) ? WebAnswer{.status = 401} : answer(request);
+  });
+
+  expect_one_line(load({url()}), 3, "(kill " + std::to_string(holder()) + "), and load again");
+}
+
+TEST_F(RemoteGpu, BenchSaysThatItMeasuresFilesOfThisMachine) {
+  expect_one_line(gpu({"bench", "-d", "cpu", url()}), 2, "download it first");
+}
+
+TEST_F(RemoteGpu, AProcessAcquiresAUrlAndItsNextVersionAfterAFailure) {
+  const auto leases = TensorLeases::connect("", "");
+  AcquireRequest request;
+  request.names = {url("b")};
+  request.device = "cpu";
+  request.load_if_missing = true;
+  const auto bytes = [&] {
+    const auto tensors = leases->acquire(request);
+    return std::string(reinterpret_cast<const char*>(tensors.front()->address()),
+                       tensors.front()->bytes());
+  };
+  EXPECT_EQ(bytes(), tensors_[1].bytes);
+  EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
+  write(9);
+
+  // It learns of the change by the load that fails.
+  try {
+    bytes();
+    FAIL() << "another version than the one that was named";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
+    EXPECT_NE(std::string(error.what()).find("load it again"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(bytes(), tensors_[1].bytes);
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test

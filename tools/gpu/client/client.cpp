@@ -261,7 +261,8 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                         {"only_resident", request.only_resident},
                         {"keep_free", request.keep_free},
                         {"workers", request.workers},
-                        {"tile_bytes", request.tile_bytes}},
+                        {"tile_bytes", request.tile_bytes},
+                        {"sources", to_json(resolved(request.sources))}},
                        &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());

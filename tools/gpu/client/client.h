@@ -35,6 +35,7 @@ struct LoadRequest {
   std::uint64_t keep_free = 0;  // bytes of the device to leave free
   unsigned workers = 0;         // 0: the device's default
   std::size_t tile_bytes = 0;   // 0: the default
+  SourceOptions sources = {};   // for the copier, with what this process's environment adds
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes
 };
 

@@ -1,6 +1,7 @@
 // The verbs devices, doctor and bench.
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/source/url.h"
 #include "tools/command/terminal.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
@@ -234,6 +235,10 @@ int bench(const GpuArguments& arguments) {
     if (item.converts() || !item.request().slice.empty()) {
       throw Error(ErrorCode::kUsage, "",
                   in_quotes(item.label()) + ": bench copies whole tensors in their own type");
+    }
+    if (is_url(item.request().path)) {
+      throw Error(ErrorCode::kUsage, item.request().path,
+                  "bench measures files of this machine: download it first");
     }
   }
   TransferOptions options;

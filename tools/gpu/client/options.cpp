@@ -1,9 +1,11 @@
+#include "core/source/source_rows.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/copier.h"
 
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <string>
 
 namespace stfs::gpu {
@@ -48,7 +50,7 @@ void set_copier_idle(void* to, const std::string& value) {
   of(to).holder.copier_idle = seconds(value);
 }
 
-constexpr std::array kOptions = {
+constexpr std::array kOwnOptions = {
     OptionRow{.flags = "-d,--device",
               .verbs = "plan! load! ls get! evict pin unpin run! bench! copier!",
               .argument = "DEVICE",
@@ -212,6 +214,10 @@ constexpr std::array kOptions = {
               .man = "Print JSON."},
 };
 
+constexpr std::array kOptions = joined(
+    kOwnOptions, source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
+                                                     "plan load get evict pin unpin run", false));
+
 constexpr CommandRow kCommand = {
     .name = "stfs-gpu",
     .help = "Copy mapped tensors into device memory and keep them there.",
@@ -222,6 +228,14 @@ constexpr CommandRow kCommand = {
     .options = kOptions};
 
 }  // namespace
+
+SourceOptions source_options(const GpuArguments& arguments) {
+  SourceOptions options = arguments.sources;
+  options.warn = [](const std::string& line) {
+    std::fprintf(stderr, "stfs-gpu: warning: %s\n", line.c_str());
+  };
+  return options;
+}
 
 const CommandRow& gpu_command() { return kCommand; }
 

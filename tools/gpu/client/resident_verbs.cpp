@@ -1,6 +1,7 @@
 // The verbs plan, load, ls, get, evict, pin and unpin.
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/source/url.h"
 #include "tools/command/terminal.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
@@ -209,13 +210,15 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
   const auto may_be_label = [&](const std::string& tensor) {
-    return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos);
+    // A URL is asked for only where no label is equal.
+    return !has_options &&
+           (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos || is_url(tensor));
   };
   std::set<std::string> labels;
   if (client && std::ranges::any_of(arguments.tensors, may_be_label)) {
     for (const Resident& tensor : client->list()) labels.insert(tensor.label);
   }
-  Selection selection;
+  Selection selection(source_options(arguments));
   std::vector<Item> items;
   for (const std::string& tensor : arguments.tensors) {
     if (labels.contains(tensor)) {
@@ -257,7 +260,8 @@ int set_pinned(const GpuArguments& arguments, bool pinned) {
 
 int plan(const GpuArguments& arguments) {
   const DeviceInfo device = open_device(find_device(arguments.device))->info();
-  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
+  const std::vector<Item> items =
+      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
   std::set<std::string> resident;
   if (std::optional<Client> client = running_holder()) {
     for (const Resident& tensor : client->list()) {
@@ -307,10 +311,12 @@ int plan(const GpuArguments& arguments) {
 int load(const GpuArguments& arguments) {
   if (arguments.dry_run) return plan(arguments);
   const DeviceInfo device = find_device(arguments.device);
-  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
+  const std::vector<Item> items =
+      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
   LoadRequest request;
   request.verify = arguments.verify;
   request.pin = arguments.pin;
+  request.sources = arguments.sources;
   request.keep_free = arguments.keep_free;
   request.workers = arguments.workers;
   request.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
@@ -401,7 +407,8 @@ int list_resident(const GpuArguments& arguments) {
 
 int get(const GpuArguments& arguments) {
   const DeviceInfo device = find_device(arguments.device);
-  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
+  const std::vector<Item> items =
+      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
   std::optional<Client> client = running_holder();
   if (!client) {
     throw Error(ErrorCode::kDeviceFailed, "",

@@ -53,7 +53,8 @@ int run(const GpuArguments& arguments) {
   const rlimit raised{before.rlim_max, before.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &raised);
 
-  const std::vector<Item> items = Selection().resolve_once(arguments.tensors, arguments.selection);
+  const std::vector<Item> items =
+      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
   for (const std::string& line : exceptions(items, arguments.selection)) {
     std::fprintf(stderr, "stfs-gpu: %s\n", line.c_str());
   }
@@ -61,6 +62,8 @@ int run(const GpuArguments& arguments) {
   options.verify = arguments.verify;
   options.keep_free = arguments.keep_free;
   options.workers = arguments.workers;
+  Sources sources(arguments.sources);
+  options.sources = &sources;
   if (arguments.tile_bytes != 0)
     options.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
   std::vector<std::uint64_t> sizes;

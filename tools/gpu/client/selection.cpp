@@ -95,7 +95,16 @@ bool holds_checkpoint(const std::string& directory) {
 // Where the "::" stands that ends the URL of a source; npos for a URL alone. A host may be [::1].
 std::size_t split_url(const std::string& argument) {
   const std::size_t host = argument.find("://") + 3;
-  return argument.find("::", argument.find('/', host));
+  const bool is_bracketed = argument.compare(host, 1, "[") == 0;
+  return argument.find("::", is_bracketed ? argument.find(']', host) : host);
+}
+
+// The copier opens a source by its public name.
+void refuse_secret(const std::string& url) {
+  if (public_name(url) == url) return;
+  refuse(public_name(url),
+         "its query, or what stands before its host, may be a secret, and no holder gets it: name "
+         "a URL without one (a user and a password belong in ~/.netrc), or download it first");
 }
 
 // Of an argument that is no path, names no source and matches nothing.
@@ -225,6 +234,7 @@ std::vector<Item> Selection::resolve_once(std::span<const std::string> arguments
 std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptions options) {
   std::vector<Item> items;
   if (is_url(argument)) {
+    refuse_secret(argument.substr(0, split_url(argument)));
     const std::size_t colons = split_url(argument);
     if (colons == std::string::npos) {
       add_checkpoint(argument, options, items);
@@ -341,7 +351,8 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   const auto found = checkpoint.find(*name);
   if (!found || checkpoint.part_of(*found).source->version().token != *version) {
     throw Error(ErrorCode::kUnreadable, *source,
-                "is another version than the one that is mounted: mount it again");
+                std::string("is another version than the one that is mounted: mount it again") +
+                    (is_url(*source) ? ", by a URL without a query" : ""));
   }
   SelectionOptions wanted = options;
   const auto as = attribute("user.stfs.as");
@@ -375,12 +386,21 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
   items.emplace_back(std::move(request));
 }
 
+void Selection::forget_remote() {
+  std::erase_if(open_, [](const auto& entry) {
+    return is_url(entry.first) ||
+           (entry.second.checkpoint &&
+            std::ranges::any_of(entry.second.checkpoint->parts(),
+                                [](const Part& part) { return is_url(part.source->path()); }));
+  });
+}
+
 const Checkpoint& Selection::open(const std::string& source) {
-  const std::optional<MountedPath> mounted = find_mounted(source);
   const bool is_remote = is_url(source);
+  const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
   // A mount at the same path, a directory or an index may mean other files than before. What a URL
-  // means is asked once.
+  // means is asked once, until forget_remote().
   const std::string version = mounted     ? mounted->version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);

@@ -5,7 +5,8 @@
 //   /mnt/w/model/layers                 a directory of a mount: every tensor below it
 //   model.safetensors                   a checkpoint, also an index or a directory: all its tensors
 //   model.safetensors::model.norm.weight   SOURCE::NAME; otherwise a glob of names
-//   hf://org/name, https://host/m.safetensors::NAME   the same of a source elsewhere
+//   hf://org/name, https://host/m.safetensors::NAME   the same of a source elsewhere, up to the
+//                                       first "::" behind the host
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
 // that it is shown as. The source must still be the version that was mounted.
@@ -68,6 +69,10 @@ class Selection {
   // Throws Error: kUsage for a name of nothing and for a file that a mount makes, kUnreadable when
   // the source is not the version that was mounted, and what Checkpoint throws.
   std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
+
+  // What a URL means is asked once. The next call asks anew: after a load that failed, since the
+  // object may be another one now.
+  void forget_remote();
 
  private:
   static std::size_t split(const std::string& argument);

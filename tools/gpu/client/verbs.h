@@ -19,6 +19,7 @@ struct GpuArguments {
   std::vector<std::string> tensors;  // for Selection::resolve()
   std::vector<std::string> command;  // for run
   SelectionOptions selection;
+  SourceOptions sources = {};
   bool all = false;
   bool force = false;
   bool verify = false;
@@ -31,6 +32,9 @@ struct GpuArguments {
   unsigned rounds = 5;           // for bench
   HolderOptions holder;
 };
+
+// The options of sources elsewhere, with warnings to standard error.
+SourceOptions source_options(const GpuArguments& arguments);
 
 // Verbs about devices.
 int devices(const GpuArguments& arguments);

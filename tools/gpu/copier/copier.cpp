@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/source/sources.h"
+#include "core/source/url.h"
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
@@ -13,9 +14,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -23,7 +27,12 @@
 namespace stfs::gpu {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int kProgressMs = 100;  // between two progress messages
+// The time in which a load that is stopped ends; what opens a device or a source elsewhere may take
+// longer, and the process then ends instead.
+constexpr std::chrono::seconds kStopTime{2};
 
 Json error_answer(std::uint64_t load, int status, const std::string& text) {
   return {{"load", load}, {"error", {{"status", status}, {"message", to_json_text(text)}}}};
@@ -88,14 +97,21 @@ class Copier {
 
   // Sends progress and reads messages until the worker signals done_.
   void watch(std::uint64_t id, const std::atomic<std::uint64_t>& copied, std::atomic<bool>& stop) {
+    bool is_stopped = false;  // by the holder; transfer() sets `stop` too
+    std::optional<Clock::time_point> stopped;
     for (;;) {
       if (!holder_is_gone_ && !channel_.has_output()) {
         channel_.queue({{"load", id}, {"progress", copied.load()}, {"total", total_.load()}});
       }
-      if (!channel_.send()) holder_is_gone_ = stop = true;
+      if (!channel_.send()) holder_is_gone_ = true;
+      if (holder_is_gone_ || is_stopped) {
+        stop = true;
+        if (!stopped) stopped = Clock::now();
+        if (Clock::now() > *stopped + kStopTime) std::_Exit(0);
+      }
       // Do not poll a closed socket: it is always readable.
-      const int ready =
-          holder_is_gone_ ? poll_events({&done_poll_, 1}, -1) : wait(done_.get(), kProgressMs);
+      const int ready = holder_is_gone_ ? poll_events({&done_poll_, 1}, kProgressMs)
+                                        : wait(done_.get(), kProgressMs);
       if (ready > 0 && (holder_is_gone_ || (polled_[1].revents & POLLIN) != 0)) {
         eventfd_t value = 0;
         ::eventfd_read(done_.get(), &value);
@@ -104,14 +120,13 @@ class Copier {
       if (ready == 0 || holder_is_gone_) continue;
       if (!channel_.receive()) holder_is_gone_ = true;
       while (const std::optional<Message> message = channel_.next()) {
-        if (number_of(message->body(), "stop", 0) == id) stop = true;
+        if (number_of(message->body(), "stop", 0) == id) is_stopped = true;
       }
-      if (holder_is_gone_) stop = true;
     }
   }
 
   Json copy(std::uint64_t id, const Json& order, std::atomic<std::uint64_t>& copied,
-            const std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
+            std::atomic<bool>& stop, std::vector<UniqueFd>& descriptors) {
     try {
       if (holder_version_ != kProtocolVersion) {
         throw Error(
@@ -134,7 +149,7 @@ class Copier {
         options.tile_bytes = static_cast<std::size_t>(tile);
       }
       options.stop = &stop;
-      options.sources = &sources_;
+      options.sources = &sources_for(order);
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
       Transferred result = transfer(*device_, items, lay_out(sizes), options);
@@ -147,7 +162,7 @@ class Copier {
     } catch (const OutOfDeviceMemory& error) {
       return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
     } catch (const Error& error) {
-      return error_answer(id, exit_status(error.code()), error.what());
+      return error_answer(id, exit_status(error.code()), error.what() + advice(error));
     } catch (const std::bad_alloc&) {
       return error_answer(id, exit_status(ErrorCode::kDeviceFailed), "the copier is out of memory");
     } catch (const std::exception& error) {
@@ -155,13 +170,36 @@ class Copier {
     }
   }
 
+  // The sources that an order's options open. Tokens and proxies are those of this process's
+  // environment, which is the holder's.
+  Sources& sources_for(const Json& order) {
+    const auto options = order.find("sources");
+    const Json given = options == order.end() ? Json::object() : *options;
+    if (!sources_ || given != source_options_) {
+      sources_.reset();
+      sources_ = std::make_unique<Sources>(source_options_from_json(given));
+      source_options_ = given;
+    }
+    return *sources_;
+  }
+
+  // The client could open it with its own environment.
+  static std::string advice(const Error& error) {
+    if (!is_url(error.place()) || error.message().find(errno_text(EACCES)) == std::string::npos) {
+      return "";
+    }
+    const std::string pid = std::to_string(::getppid());
+    return ": the holder (process " + pid + ") uses the tokens with which it was started: end it" +
+           " (kill " + pid + "), and load again";
+  }
+
   Channel channel_;
   std::string device_name_;
   UniqueFd done_;
   pollfd done_poll_{done_.get(), POLLIN, 0};
   pollfd polled_[2] = {};
-  // Of this process's environment: STFS_CACHE, tokens, proxies.
-  Sources sources_;
+  Json source_options_;  // of sources_
+  std::unique_ptr<Sources> sources_;
   std::unique_ptr<Device> device_;
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;

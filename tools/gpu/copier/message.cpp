@@ -195,6 +195,32 @@ Item item_from_json(const Json& json) {
   return Item(std::move(request));
 }
 
+Json to_json(const SourceOptions& options) {
+  return {{"cache_dir", to_json_text(options.cache_dir)},
+          {"cache_size", options.cache_size},
+          {"connections", options.connections},
+          {"timeout", options.timeout},
+          {"offline", options.offline},
+          {"insecure_http", options.insecure_http}};
+}
+
+SourceOptions source_options_from_json(const Json& json) {
+  if (!json.is_object()) malformed("sources");
+  SourceOptions options;
+  const auto number = [&](const char* name, unsigned otherwise, unsigned most) {
+    const std::uint64_t value = number_of(json, name, otherwise);
+    if (value == 0 || value > most) malformed(name);
+    return static_cast<unsigned>(value);
+  };
+  if (json.contains("cache_dir")) options.cache_dir = text_of(json, "cache_dir");
+  options.cache_size = number_of(json, "cache_size", 0);
+  options.connections = number("connections", options.connections, 64);
+  options.timeout = number("timeout", options.timeout, 3600);
+  options.offline = flag_of(json, "offline");
+  options.insecure_http = flag_of(json, "insecure_http");
+  return options;
+}
+
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
                           std::uint64_t version, bool holder_stays) {
   const std::string pid = std::to_string(holder_pid);

@@ -9,10 +9,10 @@
 // Each connection begins with a hello, because a holder may outlive an upgrade of stfs-gpu. A hello
 // has the same form in every version; version 1 sends none.
 //
-//   client to holder   {"request":"hello","version":3}
-//   holder to client   {"version":3,"pid":123}, with an "error" when the versions differ
-//   holder to copier   {"hello":3}
-//   copier to holder   {"load":0,"hello":3}
+//   client to holder   {"request":"hello","version":4}
+//   holder to client   {"version":4,"pid":123}, with an "error" when the versions differ
+//   holder to copier   {"hello":4}
+//   copier to holder   {"load":0,"hello":4}
 //
 // When the versions differ, the user sees version_error().
 //
@@ -21,6 +21,7 @@
 #pragma once
 
 #include "core/base/posix.h"
+#include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <nlohmann/json_fwd.hpp>
@@ -41,7 +42,7 @@ namespace stfs::gpu {
 using Json = nlohmann::json;
 
 // Increase it with every change that an older version would misread.
-inline constexpr std::uint64_t kProtocolVersion = 3;
+inline constexpr std::uint64_t kProtocolVersion = 4;
 
 // A pointer holds the body, so that this header need not include the JSON library.
 class Message {
@@ -67,6 +68,10 @@ std::string from_json_text(const Json& text);
 
 Json to_json(const Item& item);
 Item item_from_json(const Json& json);  // throws Error kUsage
+
+// The options of sources elsewhere, none of them a secret. An absent member has its default.
+Json to_json(const SourceOptions& options);
+SourceOptions source_options_from_json(const Json& json);  // throws Error kUsage
 
 // Members of a received object. Each throws Error kUsage when the member is absent or has another
 // type; number_of with `otherwise` and flag_of have a default for an absent member.

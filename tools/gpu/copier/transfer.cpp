@@ -39,12 +39,22 @@ class OpenSources {
  public:
   OpenSources(std::span<const Item> items, Sources* given)
       : own_(given == nullptr ? std::make_unique<Sources>() : nullptr) {
-    Sources& all = given == nullptr ? *own_ : *given;
+    std::vector<std::string> paths;
+    for (const Item& item : items) {
+      if (sources_.try_emplace(item.request().path).second) paths.push_back(item.request().path);
+    }
+    std::vector<Sources::Opened> opened = (given == nullptr ? *own_ : *given).open_all(paths);
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      // It was there when it was named: that it has gone is no user's mistake.
+      if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
+        throw Error(ErrorCode::kUnreadable, paths[i], opened[i].error->message());
+      }
+      if (opened[i].error) throw *opened[i].error;
+      sources_[paths[i]] = std::move(opened[i].source);
+    }
     for (const Item& item : items) {
       const ItemRequest& request = item.request();
-      std::unique_ptr<const Source>& source = sources_[request.path];
-      if (source == nullptr) source = open(all, request.path);
-      if (source->version().token != request.version) {
+      if (of(item).version().token != request.version) {
         throw Error(ErrorCode::kUnreadable, request.path,
                     "has changed since it was named: load it again");
       }
@@ -66,7 +76,16 @@ class OpenSources {
 
   // Throws for a failed read at `path`. ESTALE names the source that changed, if one did.
   [[noreturn]] void fail(const std::string& path, int error) const {
-    if (error != ESTALE) throw_errno(ErrorCode::kUnreadable, path, "", error);
+    if (error != ESTALE) {
+      // A tile may have bytes of several sources.
+      const auto has_failed = [](const auto& entry) { return !entry.second->failures().empty(); };
+      auto failed = sources_.find(path);
+      if (!has_failed(*failed)) failed = std::ranges::find_if(sources_, has_failed);
+      if (failed == sources_.end()) failed = sources_.find(path);
+      const std::string reason = failed->second->reason();
+      throw Error(ErrorCode::kUnreadable, failed->first,
+                  errno_text(error) + (reason.empty() ? "" : ": " + reason));
+    }
     const auto changed = std::ranges::find_if(sources_, [](const auto& entry) {
       return entry.second->verify() == ESTALE || entry.second->has_changed();
     });
@@ -75,16 +94,6 @@ class OpenSources {
   }
 
  private:
-  // A source that was there when it was named: that it has gone is no user's mistake.
-  static std::unique_ptr<const Source> open(Sources& sources, const std::string& path) {
-    try {
-      return sources.open(path);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kAbsent) throw;
-      throw Error(ErrorCode::kUnreadable, path, error.message());
-    }
-  }
-
   std::unique_ptr<Sources> own_;  // outlives sources_
   std::map<std::string, std::unique_ptr<const Source>> sources_;
 };
@@ -121,6 +130,7 @@ class Transfer {
         items_(items),
         layout_(layout),
         options_(options),
+        stop_(options.stop == nullptr ? own_stop_ : *options.stop),
         sources_(items, options.sources) {
     plan();
     fetches_ahead_ = !sources_.are_complete();
@@ -208,17 +218,14 @@ class Transfer {
     asked_ = 0;
     std::exception_ptr failure;
     std::mutex mutex;
-    std::atomic<bool> stop = false;
     const auto worker = [&] {
       try {
         std::vector<ConversionCounts> counts(items_.size());
         std::vector<std::byte> compared;  // two tiles: expected, found
         if (step == &Transfer::compare) compared.resize(2 * options_.tile_bytes);
         const std::unique_ptr<Lane> lane = device_.lane(options_.tile_bytes);
-        while (!stop) {
-          if (options_.stop != nullptr && *options_.stop) {
-            throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
-          }
+        for (;;) {
+          if (stop_) was_stopped();
           const std::size_t i = next_.fetch_add(1);
           if (i >= tiles_.size()) break;
           if (fetches_ahead_) fetch_ahead(i);
@@ -229,9 +236,9 @@ class Transfer {
         const std::lock_guard lock(mutex);
         for (std::size_t i = 0; i < items_.size(); ++i) device_counts_[i] += counts[i];
       } catch (...) {
-        stop = true;
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
+        stop_ = true;  // the others end with another error, and nobody sees it
       }
     };
     const unsigned wanted = options_.workers == 0 ? device_.default_workers() : options_.workers;
@@ -246,6 +253,10 @@ class Transfer {
       worker();
     }
     if (failure) std::rethrow_exception(failure);
+  }
+
+  [[noreturn]] void was_stopped() const {
+    throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
   }
 
   // What copy() reads for a tile: a part of the bytes, or of those before the conversion.
@@ -324,10 +335,8 @@ class Transfer {
 
   void read(const Content& content, const Tile& tile, std::span<std::byte> out,
             std::uint64_t offset) const {
-    int error = fetch_and_copy(content, offset, out, options_.stop);
-    if (error == EINTR) {
-      throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
-    }
+    int error = fetch_and_copy(content, offset, out, &stop_);
+    if (error == EINTR) was_stopped();
     if (const int changed = content.verify(offset, out.size())) error = changed;
     if (error != 0) {
       sources_.fail(items_[item_at(tile.segment, tile.run->begin + tile.offset)].request().path,
@@ -339,6 +348,8 @@ class Transfer {
   std::span<const Item> items_;
   const Layout& layout_;
   const TransferOptions& options_;
+  std::atomic<bool> own_stop_ = false;
+  std::atomic<bool>& stop_;
   OpenSources sources_;
   bool fetches_ahead_ = false;
   std::mutex ahead_mutex_;

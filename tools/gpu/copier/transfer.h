@@ -54,12 +54,13 @@ Layout lay_out(std::span<const std::uint64_t> item_bytes);
 std::uint64_t sum_or_most(std::uint64_t a, std::uint64_t b);
 
 struct TransferOptions {
-  unsigned workers = 0;                     // 0: Device::default_workers()
-  std::size_t tile_bytes = 4 << 20;         // larger tiles do not fit the processor's cache
-  bool verify = false;                      // read back and compare with the source
-  std::uint64_t keep_free = 0;              // bytes of the device to leave free
-  const std::atomic<bool>* stop = nullptr;  // transfer() throws once this is true
-  Sources* sources = nullptr;               // opens the source files; null: its own
+  unsigned workers = 0;              // 0: Device::default_workers()
+  std::size_t tile_bytes = 4 << 20;  // larger tiles do not fit the processor's cache
+  bool verify = false;               // read back and compare with the source
+  std::uint64_t keep_free = 0;       // bytes of the device to leave free
+  // transfer() throws once this is true, and sets it itself when a worker fails.
+  std::atomic<bool>* stop = nullptr;
+  Sources* sources = nullptr;  // opens the source files; null: its own
   // Called after each tile with the bytes of items copied or compared. Must be thread-safe.
   std::function<void(std::uint64_t bytes)> progress = {};
 };

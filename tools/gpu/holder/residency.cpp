@@ -112,6 +112,7 @@ void Residency::load(ClientId client, const Json& body) {
   load.keep_free = number_of(body, "keep_free", 0);
   load.workers = number_of(body, "workers", 0);
   load.tile_bytes = number_of(body, "tile_bytes", 0);
+  if (body.contains("sources")) load.sources = source_options_from_json(body.at("sources"));
   for (const Json& item : list_of(body, "items")) load.items.push_back(item_from_json(item));
 
   const bool all_resident = std::ranges::all_of(
@@ -209,7 +210,8 @@ void Residency::order(Load& load) {
                  {"verify", load.verify},
                  {"keep_free", load.keep_free},
                  {"workers", load.workers},
-                 {"tile_bytes", load.tile_bytes}});
+                 {"tile_bytes", load.tile_bytes},
+                 {"sources", to_json(load.sources)}});
 }
 
 void Residency::answer(const std::string& uuid, Message message) {

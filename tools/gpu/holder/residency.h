@@ -120,10 +120,11 @@ class Residency {
     bool pin = false;
     bool lease = false;
     bool only_resident = false;
-    bool verify = false;  // verify to tile_bytes: for the copier
+    bool verify = false;  // verify to sources: for the copier
     std::uint64_t keep_free = 0;
     std::uint64_t workers = 0;
     std::uint64_t tile_bytes = 0;
+    SourceOptions sources = {};
     std::vector<std::size_t> copied;  // indices of the items that the copier copies
     Layout layout;                    // of the copied items
     std::uint64_t id = 0;             // of the order; 0: none was sent

@@ -247,7 +247,12 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     load.pin = request.pin;
     load.lease = true;
     load.only_resident = !request.load_if_missing;
-    loaded = client().load(device, items, load);
+    try {
+      loaded = client().load(device, items, load);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnreadable) selection_.forget_remote();
+      throw;
+    }
     for (std::size_t i = 0; i < std::min(leased.size(), loaded.tensors.size()); ++i)
       leased[i]->lease_.front() = {connection_, loaded.tensors[i].id};
     if (loaded.tensors.size() != items.size())
