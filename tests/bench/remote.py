@@ -25,7 +25,7 @@ def free_port():
 
 @contextlib.contextmanager
 def nginx(root, directory):
-    """nginx without TLS, which is the faster and so the harder peer."""
+    """nginx without TLS, which is the faster and so the harder peer. rclone needs the listing."""
     work = directory / "nginx"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -37,7 +37,7 @@ http {{
   access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000;
   client_body_temp_path {work}/t1; proxy_temp_path {work}/t2; fastcgi_temp_path {work}/t3;
   uwsgi_temp_path {work}/t4; scgi_temp_path {work}/t5;
-  server {{ listen 127.0.0.1:{port}; root {root}; }}
+  server {{ listen 127.0.0.1:{port}; root {root}; autoindex on; }}
 }}
 """)
     server = subprocess.Popen(["nginx", "-p", work, "-c", work / "nginx.conf"])
