@@ -21,7 +21,7 @@ NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('malformed', 'what'): 'TEXT'
                     ('checked', 'what'): 'ARGUMENT'}
 # Clearer names for what a variable's name says badly.
 RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
-           'EXPRESSION': 'SLICE', 'BECAUSE': ': REASON', 'SAID': 'TEXT', 'PUBLIC NAME': 'URL'}
+           'EXPRESSION': 'SLICE', 'BECAUSE': ': REASON', 'SAID': 'TEXT', 'UNUSABLE': 'MESSAGE', 'PUBLIC NAME': 'URL'}
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
@@ -32,7 +32,6 @@ PASSED_ON = {
     'core/source/http.cpp': {'MESSAGE', 'HOST: CURL EASY STRERROR'},
     'core/source/http_retry.cpp': {'PLACE: TEXT'},
     'core/source/s3.cpp': {'NAME: TEXT'},
-    'core/source/sources.cpp': {'UNUSABLE: what is fetched is kept in memory, 16 MiB of each source'},
     'fs/fuse/loading_child.cpp': {'RECEIVED: RECEIVED', 'TEXT'},
     'tools/gpu/copier/transfer.cpp': {'PATH: MESSAGE'},
     'tools/info/cache_verb.cpp': {'UNUSABLE'},
