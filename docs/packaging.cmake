@@ -7,7 +7,7 @@ set(CPACK_PACKAGE_CONTACT "stfs maintainers <stfs@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "mount a safetensors checkpoint: every tensor is a file")
 set(CPACK_PACKAGE_DESCRIPTION
 "stfs mounts a checkpoint of model weights in the safetensors format, one file
-or many shards, as a read-only file system. Each tensor is a file that holds
+or many shards, on the disk, on the Hub, in S3 or on a web server, as a read-only file system. Each tensor is a file that holds
 its raw bytes; name, dtype, shape and place in the source are extended
 attributes.
 .
@@ -25,8 +25,10 @@ set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
-# The libraries are found by dpkg-shlibdeps; fusermount3 and mount.fuse3 are run, not linked.
+# The libraries are found by dpkg-shlibdeps; fusermount3 and mount.fuse3 are run, not linked. Without
+# ca-certificates no https server is trusted.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_DEPENDS fuse3)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 include(CPack)

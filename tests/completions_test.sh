@@ -69,9 +69,17 @@ expect 'stfs -o threads='
 expect 'stfs -o allow_' allow_missing allow_other
 expect 'stfs -o ro ch' checkpoint
 expect 'stfs -u no-such'
+expect 'stfs -o offl' offline
+expect 'stfs -o prefetch=' all none
+# A URL is completed from what was fetched before, and nothing was: no server is asked.
+expect 'stfs hf://org/mo'
+expect 'stfs-info show hf://org/model lm'
+expect 'stfs-info show s3://bucket/model lm'
 expect 'stfs -uz ch'
 
-expect 'stfs-info ' info list show check cat where stats hash diff extract
+expect 'stfs-info ' info list show check cat where stats hash diff extract cache
+expect 'stfs-info cache ' list prune verify
+expect 'stfs-info cache pr' prune
 expect 'stfs-info s' show stats
 expect 'stfs-info --' --help --version
 expect 'stfs-info list a' a.safetensors a.safetensors.index.json a:b.safetensors

@@ -2,8 +2,8 @@
 // for them.
 //
 // Memory stays bounded however far apart the bytes lie (a column of a large matrix may touch all of
-// it): whoever waits asks for a part whose missing blocks are at most kMostMissing bytes, uses what
-// has come, and goes on.
+// it): a reader asks for a part whose missing blocks are at most kMostMissing bytes, uses it when
+// it has come, and goes on.
 #pragma once
 
 #include "core/recipe/content.h"

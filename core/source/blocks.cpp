@@ -217,7 +217,7 @@ bool Blocks::is_resident(ByteRange range) {
   static const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::size_t kPages = 512;
   std::array<unsigned char, kPages> pages{};
-  // mincore(2) does not change what it looks at.
+  // mincore(2) takes a pointer to void, but writes nothing there.
   auto* const data = const_cast<std::byte*>(entry_->data());
   if (data == nullptr) return false;
   const std::uint64_t end = range.offset + range.length;

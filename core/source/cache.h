@@ -40,8 +40,8 @@
 // A read-only directory gives the entries that it has; writes return EROFS.
 //
 // Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
-// number; 0 is replaced by 1. It finds decay and mix-ups, not an attacker: whoever may write here
-// is the user.
+// number; 0 is replaced by 1. It finds decay and mix-ups, but no attacker: only the user may
+// write here.
 //
 // Thread safety: all members.
 #pragma once

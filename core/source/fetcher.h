@@ -53,7 +53,7 @@ class Fetcher {
  public:
   static constexpr std::uint64_t kLongestRequest = 8 << 20;  // bytes
   static constexpr std::uint64_t kMemory = 16 << 20;         // bytes of a source without a cache
-  // What prefetch() queues of a source at most: what is queued longest makes room for what is new.
+  // The most that prefetch() queues of a source. New ranges push out those that wait longest.
   static constexpr std::uint64_t kFarthest = 64 << 20;
   static constexpr std::uint64_t kFarthestInMemory = 4 << 20;  // without a cache
 

@@ -390,7 +390,7 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
   }
 }
 
-// The object is another one now: what is not here will never be.
+// The object has changed: bytes that are not here can never be fetched.
 void Fetcher::Impl::change(File& file, const std::string& reason) {
   if (!file.source.has_changed()) log(file, reason);
   file.source.mark_changed();

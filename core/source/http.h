@@ -4,9 +4,9 @@
 //
 //   - secrets go to the origin (scheme, host, port) of the first URL only;
 //   - https never leads to http;
-//   - http is refused unless the host is a loopback address or Options::insecure_http is set;
-//     (The link-local addresses that hand out roles speak http alone: they may be asked with
-//     `use_proxy` false.)
+//   - http is refused unless the host is a loopback address or Options::insecure_http is set. The
+//     link-local addresses that hand out roles speak http alone: a request to them is permitted
+//     with `use_proxy` false;
 //   - a redirect never leads to a link-local address (169.254/16, fe80::/10), and to a loopback
 //     address only from one; a connection is checked by the address that it is made to;
 //   - the body of a POST or PUT is never redirected to another origin;
@@ -16,8 +16,8 @@
 // It does not try again: that is the caller's decision (Backoff).
 //
 // Proxies come from the environment as curl(1) takes them, but none stands before a loopback
-// address; CA files from SSL_CERT_FILE,
-// CURL_CA_BUNDLE and SSL_CERT_DIR; a netrc file only where a request says so.
+// address. CA files come from SSL_CERT_FILE, CURL_CA_BUNDLE and SSL_CERT_DIR. A netrc file is read
+// only where a request says so.
 //
 // Thread safety: all members. Lifetime: the destructor ends all transfers with ECANCELED and waits
 // for their callbacks; what these start ends the same. The thread is started by the first request:

@@ -71,8 +71,8 @@ class Source {
 
   // Whether every byte is on this machine: has() is true for every range, without looking.
   virtual bool is_complete() const { return true; }
-  // Says that a range will probably be read soon. A source that fetches does so after all that is
-  // wanted; nobody is told.
+  // Says that a range will probably be read soon. A source that fetches begins with it when nothing
+  // is wanted, and does not say when it has come.
   virtual void prefetch(ByteRange) const {}
   // want(), and waits: 0 or an errno. For loading, and for threads of a tool; never on a thread of
   // the mount.

@@ -212,7 +212,9 @@ class File:
             if is_op(tokens[i], '['):  # an attribute
                 i = self.match[i]
             elif is_op(tokens[i], '(') and i > head and tokens[i - 1].kind == 'id':
-                break
+                if not is_op(tokens[self.match[i] + 1], '>'):  # std::function<void(int)>
+                    break
+                i = self.match[i]
             elif is_op(tokens[i], '='):
                 return None
             i += 1

@@ -28,8 +28,9 @@ ADVICE = ROOT / 'docs' / 'messages' / 'advice.tsv'
 SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, 1),
          ('tools/gpu/copier/copier.cpp', 'error_answer'): (1, 2),
          ('tools/gpu/library/library.cpp', 'fail'): (0, 1)}
-# (file, variable that keeps a text): the error that it becomes.
-STORED = {('core/format/index.cpp', 'error'): 'InvalidIndex'}
+# (file, variable that keeps a text): the error that it becomes, and its place where the text has none.
+STORED = {('core/format/index.cpp', 'error'): ('InvalidIndex', 'place'),
+          ('core/source/cache.cpp', 'unusable_'): ('Unreadable', '')}
 # Rows of a constant table with two texts: the error, and what a message makes of the texts.
 TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {} ({}): RULE')}
 # (file, list) of lines that are printed as they are.
@@ -40,11 +41,19 @@ OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'st
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
     'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
-    'fs/fuse/main.cpp': {'-o allow_missing mounts the rest'},
+    'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
+    'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
+    'core/source/http.cpp': {'set_headers', 'no memory'},
+    'core/source/http_retry.cpp': {'parse_http_date'},
+    'core/source/hub_api.cpp': {'Invalid credentials in Authorization header'},  # the Hub's own
+    'core/source/s3_credentials.cpp': {'Content-Type: application/x-www-form-urlencoded'},
+    'core/source/source_rows.h': {'source_rows'},
+    'fs/fuse/main.cpp': {'-o allow_missing mounts the rest', 'header_progress'},
     'fs/fuse/mount.cpp': {'with_advice'},
     'tools/gpu/client/device_verbs.cpp': {'doctor', 'bench'},
     'tools/gpu/device/cpu_device.cpp': {'cpu_info'},
     'tools/gpu/device/cuda_device.cpp': {'finding_of', 'cuda_findings'},
+    'tools/info/cache_verb.cpp': {'text_of'},
     'tools/info/copy_verbs.cpp': {'standard output'},
     'tools/info/info_verb.cpp': {'print_oddities'},
     'tools/info/value_verbs.cpp': {'DiffRows::words', 'summarize'},
@@ -85,6 +94,18 @@ def following_code(file, bracket):
     return None
 
 
+def cause(file, bracket):
+    """The text of an HttpEnd or a Verdict: {EIO, TEXT}, {Kind::kRefused, TEXT}, fail(EACCES, TEXT)."""
+    arguments = split(file.tokens[bracket + 1:file.match[bracket]], ',')
+    arguments = arguments[-2:] if len(arguments) == 4 else arguments  # Fetcher's fail()
+    if not file.path.startswith('core/source/') or len(arguments) != 2 or not arguments[0] or not arguments[1]:
+        return None
+    if not re.fullmatch(r'(.* )?(E[A-Z]+|Kind :: k\w+)', ' '.join(t.text for t in arguments[0])):
+        return None
+    text = arguments[1]
+    return text[3:] if [t.text for t in text[:3]] == ['.', 'text', '='] else text
+
+
 def places(file, errors):
     """(bracket, (code, place, text), kind) of each place in a file that makes a message.
 
@@ -101,12 +122,18 @@ def places(file, errors):
             if function and function.name in errors - OUTPUT.get(file.path, set()) and len(arguments) == 3:
                 yield i + 1, arguments, 'the same'
         if (file.path, token.text) in STORED and is_op(following, '='):
-            code = tokens_of('ErrorCode::k' + STORED[(file.path, token.text)])
-            yield i, (code, tokens_of('place'), file.statement(i + 2)), 'the same'
+            code, place = STORED[(file.path, token.text)]
+            yield i, (tokens_of('ErrorCode::k' + code), tokens_of(place), file.statement(i + 2)), 'the same'
         if token.text == 'throw' and not is_op(following, ';'):
             words = [t.text for t in tokens[i + 1:i + 5]]
-            if words[0] not in errors and words[:3] != ['std', '::', 'bad_alloc']:
+            is_stored = words[0] == '*' and file.statement(i)[-1].text == 'error'  # *opened[i].error
+            if words[0] not in errors and words[:3] != ['std', '::', 'bad_alloc'] and not is_stored:
                 raise Unreadable(f'{file.path}:{token.line}: throws something else')
+        if is_op(following, '{') or (token.text == 'fail' and is_op(following, '(')):
+            text = cause(file, i + 1)
+            if text and not (len(text) == 2 and is_op(text[0], '{')):
+                yield i + 1, (None, [], text), 'cause'
+                continue
         if token.kind != 'id' or not is_op(following, '(', '{'):
             continue
         bracket = i + 1
@@ -131,6 +158,12 @@ def places(file, errors):
         elif token.text in LOGS and file.function_at(i) and len(arguments) == 1 and \
                 tokens[i - 1].kind == 'op':
             yield bracket, (None, [], arguments[0]), 'log'
+        elif token.text == 'log' and file.path.startswith('core/source/fetcher') and len(arguments) == 2 and \
+                file.function_at(i):
+            yield bracket, (None, [], arguments[1]), 'log'
+        elif file.path == 'core/source/sources.cpp' and token.text == 'warn' and file.function_at(i) and \
+                not is_op(tokens[i - 1], '.'):
+            yield bracket, (None, [], arguments[0]), 'warning'
         elif token.text == 'push_back' and (tokens[i - 2].text in ('warnings', 'warnings_') or
                                             (file.path, tokens[i - 2].text) in NOTES):
             yield bracket, (None, [], arguments[0]), 'warning'
@@ -239,6 +272,8 @@ SECTIONS = (
     ('Other messages of a command', lambda e: e in OTHERS.values(), ''),
     ('Additions to other messages', lambda e: e == 'the same',
      'MESSAGE is one of the messages above, and the exit status is its own.'),
+    ('Causes: the network and its servers', lambda e: e == 'cause',
+     'Of a source elsewhere. One stands at the end of a message of exit status 3, or of a line of the log.'),
     ('Exceptions of the Python module', lambda e: e.endswith('Error'),
      '`stfs_gpu.Error` has the messages above.'),
     ('Warnings', lambda e: e == 'warning', 'The command goes on. `warning: ` stands before each.'),

@@ -21,12 +21,21 @@ NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('malformed', 'what'): 'TEXT'
                     ('checked', 'what'): 'ARGUMENT'}
 # Clearer names for what a variable's name says badly.
 RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
-           'EXPRESSION': 'SLICE'}
+           'EXPRESSION': 'SLICE', 'BECAUSE': ': REASON', 'SAID': 'TEXT', 'UNUSABLE': 'MESSAGE', 'PUBLIC NAME': 'URL'}
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
     'core/base/command_parser.cpp': {'NAME VALUE: MESSAGE', 'NAME "VALUE": MESSAGE'},
     'core/format/index.cpp': {'PLACE: ERROR'},
+    'core/source/fetcher.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT'},
+    'core/source/fetcher_requests.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT', 'TRANSFER TEXT'},
+    'core/source/http.cpp': {'MESSAGE', 'HOST: CURL EASY STRERROR'},
+    'core/source/http_retry.cpp': {'PLACE: TEXT'},
+    'core/source/s3.cpp': {'NAME: TEXT'},
+    'fs/fuse/loading_child.cpp': {'RECEIVED: RECEIVED', 'TEXT'},
+    'tools/gpu/copier/transfer.cpp': {'PATH: MESSAGE'},
+    'tools/info/cache_verb.cpp': {'UNUSABLE'},
+    'tools/info/select.cpp': {'stfs-info: warning: LINE'},
     'fs/fuse/daemon.cpp': {'LINE'},
     'fs/fuse/main.cpp': {'TEXT', 'LINE', 'warning: WARNING'},
     'fs/fuse/mount.cpp': {'MOUNTPOINT: WITH ADVICE'},  # libfuse's own
@@ -112,8 +121,14 @@ class Reader:
         condition, *rest = split(tokens, '?') or [tokens]
         if not rest:
             return None
-        first = split(rest[0], ':')[0]
-        return condition, first, tokens[len(condition) + len(first) + 2:]
+        open_ones, begin = 0, len(condition) + 1
+        for part in split(tokens[begin:], '?', ':'):
+            begin += len(part)
+            if begin == len(tokens) or (is_op(tokens[begin], ':') and open_ones == 0):
+                break
+            open_ones += 1 if is_op(tokens[begin], '?') else -1
+            begin += 1
+        return condition, tokens[len(condition) + 1:begin], tokens[begin + 1:]
 
     def texts_aside(self, tokens, context):
         """The texts of an expression that is no part of the message."""

@@ -1,11 +1,11 @@
-// Recognises those who read files in sequence, and says what they will read next.
+// Finds the readers that read files in sequence, and says what they will read next.
 //
 // Each read of a file belongs to a stream: the read before it ended near the place where it begins.
 // Near, since the kernel's readahead sends requests in parallel, and they come slightly out of
 // order. A stream that went on in sequence asks for a window ahead of the reader, which doubles
 // from kFirstWindow to kLargestWindow, and asks again when the reader has used half of it. The
-// window ends with the file; but a reader who went from the previous tensor to this one will
-// probably go on with the next: its window goes on there.
+// window ends with the file. A reader that came from the previous tensor will probably go on to the
+// next one, so its window goes on there.
 //
 // Random readers make streams of one read each, which ask for nothing.
 //

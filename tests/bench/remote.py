@@ -25,7 +25,7 @@ def free_port():
 
 @contextlib.contextmanager
 def nginx(root, directory):
-    """nginx without TLS, which is the faster and so the harder peer."""
+    """nginx without TLS, which is the faster and so the harder peer. rclone needs the listing."""
     work = directory / "nginx"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()

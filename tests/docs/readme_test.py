@@ -1,6 +1,7 @@
 """readme_test.py README BUILD SOURCE: pastes the examples of README.md into a shell, word for word.
 
-Only the places are others: /mnt, and the home directory. Each line of a block is one command, run by
+Only the places are others: /mnt, the home directory, and https://host. The Hub and S3 are servers on loopback
+that the environment names. Each line of a block is one command, run by
 bash in a directory with the checkpoints that README speaks of. The blocks under "Install" are what
 scripts/quickstart and the package test run.
 """
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 
+import object_server
+
 SKIPPED = 77  # CTest's SKIP_RETURN_CODE
 
 # The exit status of a command that tells of a difference or of a NaN.
@@ -30,6 +33,7 @@ MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.sa
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
     "stfs": [],
+    "From the Hub, from S3, from the web": ["lm_head.weight", "hf://org/model@", "s3://bucket/model", "/models/model"],
     "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
     "Check": ["ok", "lm_head.weight: OK", '"nan"'],
     "Slice": [],
@@ -93,6 +97,27 @@ def make_checkpoints(work):
         (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+# Variables that would lead away from the servers of this test.
+ELSEWHERE = re.compile("(HF|HUGGING|AWS|SSL|CURL)_|STFS_CACHE|NETRC|XDG_CACHE_HOME|.*_proxy", re.IGNORECASE)
+
+
+def start_servers(work, source, environment):
+    """Serves checkpoints of `work` as the Hub's org/model, as s3://bucket/model and below /models/."""
+    objects = work / "objects"
+    for directory in (work / "hub/org/model", objects / "bucket/model", objects / "models"):
+        directory.mkdir(parents=True)
+        for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+            shutil.copy(work / name, directory)
+    hub = subprocess.Popen([sys.executable, "-B", source / "tests/remote/servers/hub.py", work / "hub"],
+                           stdout=subprocess.PIPE, text=True)
+    for name in [name for name in environment if ELSEWHERE.match(name)]:
+        del environment[name]
+    url = object_server.serve(objects)
+    environment.update(HF_ENDPOINT=json.loads(hub.stdout.readline())["hub"], AWS_ENDPOINT_URL=url, AWS_REGION="us-east-1",
+                       AWS_ACCESS_KEY_ID="AKID", AWS_SECRET_ACCESS_KEY="secret", STFS_CACHE=str(work / "cache"))
+    return hub, url
+
+
 def blocks_of(readme):
     """(heading, language, lines) of each block."""
     heading = "stfs"
@@ -136,6 +161,7 @@ class Readme:
             STFS_GPU_LIBRARY=str(next((build / "tools/gpu").rglob("libstfs_gpu.so"))),
         )
         self.environment.pop("STFS_GPU_SOCKET", None)
+        self.web = ""
         self.failures = 0
 
     def call(self, command, status=0):
@@ -149,7 +175,7 @@ class Readme:
 
     def paste(self, line):
         status = next((status for pattern, status in STATUS if re.match(pattern, line)), 0)
-        line = line.replace("/mnt/", f"{self.mnt}/")
+        line = line.replace("/mnt/", f"{self.mnt}/").replace("https://host", self.web)
         return self.call(["bash", "-c", line], status)
 
     def mount(self, source, name):
@@ -175,6 +201,22 @@ class Readme:
             return self.call(["sh", "-c", "cc a.c -o a.out && ./a.out"])
         return ""  # a listing, or a language that is not installed
 
+    def expect(self, heading, output):
+        for text in EXPECTED.get(heading, ["a block under this heading has no row in EXPECTED"]):
+            if text not in output:
+                self.failures += 1
+                print(f"FAILED: the block under {heading!r} does not print {text!r}:\n{output[-3000:]}")
+
+    def paste_elsewhere(self, line):
+        """Pastes a line; if it mounts, compares a tensor with that of the local checkpoint, and unmounts."""
+        output = self.paste(line)
+        if line.startswith("stfs "):
+            self.mount("model.safetensors.index.json", "a")
+            self.call(["sh", "-c", f"cmp {self.mnt}/w/lm_head.weight {self.mnt}/a/lm_head.weight"])
+            self.unmount("a")
+            self.unmount("w")
+        return output
+
     def walk(self, readme):
         seen = set()
         for heading, language, lines in blocks_of(readme):
@@ -188,6 +230,11 @@ class Readme:
                     self.call(["sh", "-c", f"test -e {self.mnt}/w/lm_head.weight"])
                     self.unmount("w")
                 continue
+            if heading.startswith("From the Hub"):
+                output = "".join(self.paste_elsewhere(line) for line in lines)
+                seen.add(heading)
+                self.expect(heading, output)
+                continue
             self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
             self.mount("old.safetensors", "a")
             self.mount("new.safetensors", "b")
@@ -197,10 +244,7 @@ class Readme:
             if language != "sh":
                 continue
             seen.add(heading)
-            for text in EXPECTED.get(heading, ["a block under this heading has no row in EXPECTED"]):
-                if text not in output:
-                    self.failures += 1
-                    print(f"FAILED: the block under {heading!r} does not print {text!r}:\n{output[-3000:]}")
+            self.expect(heading, output)
         for heading in EXPECTED.keys() - seen:
             self.failures += 1
             print(f"FAILED: README has no block under {heading!r}")
@@ -215,6 +259,7 @@ def main():
         work = pathlib.Path(name).resolve()
         test = Readme(build, source, work)
         make_checkpoints(work)
+        hub, test.web = start_servers(work, source, test.environment)
         holder = subprocess.Popen([str(test.programs["stfs-gpu"]), "holder"], env=test.environment, cwd=work)
         try:
             test.walk(readme.read_text())
@@ -223,6 +268,9 @@ def main():
                 test.unmount(mount)
             holder.send_signal(signal.SIGTERM)
             holder.wait()
+            hub.terminate()
+            hub.wait()
+            hub.stdout.close()
     sys.exit(1 if test.failures else 0)
 
 

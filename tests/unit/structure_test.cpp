@@ -240,8 +240,9 @@ std::vector<std::string> types_in(const fs::path& file) {
     if (word != "class" && word != "struct" && word != "enum" && word != "union") continue;
     if (word == "enum") words >> word;  // "class", or the name
     if (word == "class" || word == "struct" || word == "union") words >> word;
-    if (const std::size_t end = word.find_first_of(":{<"); end != std::string::npos)
-      word.resize(end);
+    const std::size_t end = word.find_first_of(":{<");
+    if (end != std::string::npos && word.substr(end, 2) == "::") continue;  // a class of a class
+    if (end != std::string::npos) word.resize(end);
     std::string name;
     for (const std::string& space : open) name += space + "::";
     types.push_back(name + word);
