@@ -404,9 +404,11 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
 }
 
 void Fetcher::Impl::log(File& file, const std::string& reason) try {
-  if (!options.log || file.logged == reason) return;
-  file.logged = reason;
-  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, printable(reason)).what());
+  const std::string text = printable(reason);
+  if (file.logged == text) return;
+  file.logged = text;
+  if (!options.log) return;
+  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, text).what());
   work_.notify_one();
 } catch (const std::bad_alloc&) {
   // A line less.

@@ -101,6 +101,7 @@ class Http {
     unsigned connections = 8;  // to one host at a time; more transfers wait
     bool insecure_http = false;
     Counters* counters = nullptr;
+    std::chrono::milliseconds patience{60'000};  // of get()
   };
 
   explicit Http(const Options& options);
@@ -114,16 +115,18 @@ class Http {
                      std::chrono::milliseconds delay = {});
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
-  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over.
+  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over; that
+  // of the Options unless it is given.
   // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
   // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,
-                 std::chrono::milliseconds patience = std::chrono::seconds(60));
+                 std::optional<std::chrono::milliseconds> patience = {});
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
   Counters* counters_;
+  std::chrono::milliseconds patience_;
 };
 
 // Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and
