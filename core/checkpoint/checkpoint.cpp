@@ -311,6 +311,9 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     files.push_back(child_name(parent_name(path), index.shards[i]));
   }
   std::vector<Sources::Opened> opened = options.sources->open_all(files);
+  for (const Sources::Opened& shard : opened) {
+    if (shard.source) prefetch_header(*shard.source);
+  }
   const auto is_absent = [&](std::size_t i) {
     if (is_url(path)) return opened[i].error && opened[i].error->code() == ErrorCode::kAbsent;
     std::error_code error;

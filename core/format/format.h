@@ -6,6 +6,7 @@
 #include "core/format/header.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,8 @@ struct Format {
   // Reads and validates the header of a source. `place` begins the messages of errors. Throws
   // Error: kUnreadable, or the rule of the format that the header breaks.
   Header (*read)(const Source& source, const std::string& place);
+  // The bytes of the header, as far as the first ones tell. Checks nothing.
+  std::uint64_t (*header_length)(std::span<const std::byte> first);
   std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json"
 };
 
@@ -31,5 +34,8 @@ inline constexpr std::size_t kFirstBytes = 8;
 // other file counts as safetensors, and reading its header reports the broken rule. Throws Error
 // kUnreadable.
 const Format& format_of(const Source& source);
+
+// Lets a source that fetches begin to fetch its header, if the first bytes are here.
+void prefetch_header(const Source& source);
 
 }  // namespace stfs

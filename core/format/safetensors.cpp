@@ -98,7 +98,7 @@ class TextInSource : public Text {
   }
   void read_at(std::uint64_t offset, std::span<char> out) const {
     if (const int error = source_.read(std::as_writable_bytes(out), offset)) {
-      throw_errno(ErrorCode::kUnreadable, place_, "header", error);
+      throw_read_failure(source_, place_, "header", error);
     }
   }
 
@@ -627,6 +627,14 @@ Header parse_safetensors(std::string_view json, std::uint64_t data_length,
   return parse(text, json.size(), data_length, place);
 }
 
+std::uint64_t safetensors_header_length(std::span<const std::byte> first) {
+  std::uint64_t length = 0;
+  for (std::size_t i = std::min(first.size(), kLengthBytes); i-- > 0;) {
+    length = length << 8 | std::to_integer<std::uint64_t>(first[i]);
+  }
+  return kLengthBytes + std::min<std::uint64_t>(length, kMaxJsonLength);
+}
+
 Header read_safetensors(const Source& source, const std::string& place) {
   if (source.size() < kLengthBytes) {
     throw Error(ErrorCode::kHeaderTooSmall, place,
@@ -634,7 +642,7 @@ Header read_safetensors(const Source& source, const std::string& place) {
   }
   std::array<std::uint8_t, kLengthBytes> prefix{};
   if (const int error = source.read(std::as_writable_bytes(std::span(prefix)), 0)) {
-    throw_errno(ErrorCode::kUnreadable, place, "header", error);
+    throw_read_failure(source, place, "header", error);
   }
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | prefix[i];
@@ -647,6 +655,7 @@ Header read_safetensors(const Source& source, const std::string& place) {
                 "header: the file has " + in_bytes(source.size()) + " and needs at least " +
                     std::to_string(kLengthBytes + length));
   }
+  source.prefetch({0, kLengthBytes + length});
   TextInSource text(source, kLengthBytes, length, place);
   return parse(text, length, source.size() - kLengthBytes - length, place);
 }

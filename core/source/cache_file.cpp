@@ -59,8 +59,6 @@ Pinned CacheFile::try_pin() const {
   return {blocks_.entry()->data(), std::shared_lock(pins_)};
 }
 
-std::string CacheFile::reason() const { return fetcher_.reason(*file_); }
-
 bool CacheFile::is_current() const { return !has_changed(); }
 
 }  // namespace stfs

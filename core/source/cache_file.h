@@ -50,7 +50,7 @@ class CacheFile final : public Source {
   Pinned try_pin() const override;
   int verify() const override { return is_refused() ? ESTALE : 0; }
   std::string sha256() const override { return remote_version().sha256; }
-  std::string reason() const override;
+  std::string failure_text() const override { return fetcher_.failure_text(*file_); }
   bool is_current() const override;  // as far as known: asks nobody
 
  private:

@@ -65,10 +65,11 @@ void Fetcher::Impl::want(const std::shared_ptr<File>& file, ByteRange range, Sou
     Lock lock(mutex_);
     if (file->source.has_changed()) {
       error = ESTALE;
-    } else if (options.offline || !start_threads()) {
+    } else if (options.offline || is_held_ || !start_threads()) {
       error = EIO;
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
-      log(*file, options.offline ? "offline, and this was never fetched"
+      log(*file, options.offline ? "offline, and these bytes were never fetched"
+                 : is_held_      ? "the cache lost what was fetched: mount it again"
                                  : "no thread can be started to fetch it");
       if (!threads_.empty()) work_.notify_one();
     } else {
@@ -89,7 +90,7 @@ void Fetcher::Impl::want(const std::shared_ptr<File>& file, ByteRange range, Sou
 }
 
 void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range) {
-  if (options.offline) return;
+  if (options.offline || is_held_) return;
   Blocks& blocks = file->blocks;
   Items item(1);
   const Lock lock(mutex_);
@@ -125,6 +126,11 @@ void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range)
   item.front().run = run;
   ahead_.splice(ahead_.end(), item);
   work_.notify_one();
+}
+
+std::string Fetcher::Impl::failure_text(const File& file) {
+  const Lock lock(mutex_);
+  return file.logged;
 }
 
 void Fetcher::Impl::add(File& file) {
@@ -292,7 +298,7 @@ Fetcher::Fetcher(const Options& options, Http& http, Cache& cache)
 
 Fetcher::~Fetcher() { impl_->stop(); }
 
-std::string Fetcher::reason(const File& file) const { return impl_->reason(file); }
+void Fetcher::hold(bool is_held) { impl_->hold(is_held); }
 
 Counters* Fetcher::counters() const { return impl_->options.counters; }
 
@@ -308,6 +314,8 @@ void Fetcher::remove(File& file) { impl_->remove(file); }
 void Fetcher::want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready) {
   impl_->want(file, range, std::move(ready));
 }
+
+std::string Fetcher::failure_text(const File& file) const { return impl_->failure_text(file); }
 
 void Fetcher::prefetch(const std::shared_ptr<File>& file, ByteRange range) {
   try {

@@ -73,6 +73,10 @@ class Fetcher {
   Fetcher& operator=(const Fetcher&) = delete;
   ~Fetcher();
 
+  // While it is held, it starts no thread and sends nothing: want() of what is not here fails with
+  // EIO at once. For a process that forks those that fetch.
+  void hold(bool is_held);
+
  private:
   friend class CacheFile;
   using Clock = std::chrono::steady_clock;
@@ -86,7 +90,7 @@ class Fetcher {
   void remove(File& file);  // waits for what runs
   void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
   void prefetch(const std::shared_ptr<File>& file, ByteRange range);
-  std::string reason(const File& file) const;  // as Source::reason()
+  std::string failure_text(const File& file) const;
 
   // Shared with transfers under way, which may end after it.
   std::shared_ptr<Impl> impl_;

@@ -50,7 +50,7 @@ struct Fetcher::File {
   bool is_renewed = false;         // and no answer was good since
   Clock::time_point full_until{};  // no room on the disk: blocks go to memory
   std::string reason;              // why the last request failed
-  std::string logged;              // what log() was told last, printable
+  std::string logged;              // why the last want() failed
 };
 
 // A request under way. Its mutex is taken before the Impl's.
@@ -87,11 +87,9 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void remove(File& file);
   void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
   void prefetch(const std::shared_ptr<File>& file, ByteRange range);
+  std::string failure_text(const File& file);
   void stop();
-  std::string reason(const File& file) {
-    const Lock lock(mutex_);
-    return file.logged;
-  }
+  void hold(bool is_held) { is_held_ = is_held; }
 
   const Options options;
 
@@ -180,6 +178,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   std::condition_variable answerable_;  // for those who answer
   std::condition_variable left_;        // for remove()
   bool stopping_ = false;
+  std::atomic<bool> is_held_ = false;
   std::vector<std::thread> threads_;
   Clock::time_point armed_ = Clock::time_point::max();  // when an idle one of them looks for expiry
 

@@ -404,11 +404,11 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
 }
 
 void Fetcher::Impl::log(File& file, const std::string& reason) try {
-  std::string line = printable(reason);
-  if (file.logged == line) return;
-  file.logged = line;
+  const std::string text = printable(reason);
+  if (file.logged == text) return;
+  file.logged = text;
   if (!options.log) return;
-  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, line).what());
+  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, text).what());
   work_.notify_one();
 } catch (const std::bad_alloc&) {
   // A line less.

@@ -97,7 +97,8 @@ std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
   // The addresses that hand out roles speak http alone.
   const bool is_asked_directly = transfer.redirects == 0 && !transfer.request.use_proxy;
   if (is_asked_directly && place_of(url.host) == Place::kLinkLocal) return "";
-  return "http is not encrypted: use https, or permit it with -o insecure_http";
+  return "http is not encrypted: use https, or permit it with insecure_http (-o insecure_http, "
+         "--insecure-http)";
 }
 
 // The same for the address of a connection, whatever the name of its host.

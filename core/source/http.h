@@ -115,8 +115,8 @@ class Http {
                      std::chrono::milliseconds delay = {});
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
-  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over (that
-  // of the options, unless it is given).
+  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over; that
+  // of the Options unless it is given.
   // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
   // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,

@@ -21,6 +21,11 @@ using std::chrono::milliseconds;
 // Tries of get() when no answer came: a name that cannot be resolved, a refused connection.
 constexpr unsigned kMostSilent = 5;
 
+std::string in_seconds(milliseconds time) {
+  return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
+                                  : std::to_string(time.count()) + " ms";
+}
+
 }  // namespace
 
 std::string_view HttpHead::header(std::string_view name) const {
@@ -33,10 +38,12 @@ std::string_view HttpHead::header(std::string_view name) const {
 
 HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
                      std::optional<milliseconds> patience) {
-  const Clock::time_point deadline = Clock::now() + patience.value_or(patience_);
+  const milliseconds time = patience.value_or(patience_);
+  const Clock::time_point deadline = Clock::now() + time;
   const std::string place = public_name(request.url);
   Backoff backoff;
   unsigned silent = 0;
+  std::string reason;  // why the last try failed
   for (milliseconds pause{0};;) {
     HttpRequest one = request;
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()) - pause;
@@ -74,8 +81,13 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
     pause = backoff.next(answer.head.status == 0 ? nullptr : &answer.head);
     if (!(is_answer || has_broken) || silent >= kMostSilent || Clock::now() + pause >= deadline) {
       if (is_answer) return answer;
-      throw Error(ErrorCode::kUnreadable, place, end.text);
+      const bool is_over = end.error == ETIMEDOUT && Clock::now() >= deadline;
+      throw Error(ErrorCode::kUnreadable, place,
+                  is_over ? "no whole answer within " + in_seconds(time) +
+                                (reason.empty() ? "" : ": " + reason)
+                          : end.text);
     }
+    if (end.error != 0) reason = end.text;
     if (counters_ != nullptr) {
       counters_->retries.fetch_add(1, std::memory_order_relaxed);
     }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kLongestJson = 64 << 10;  // of one version
 constexpr std::int64_t kNanoseconds = 1'000'000'000;
+constexpr const char* kChangedText = "it has changed on its server";
 
 struct TextField {
   const char* name;
@@ -122,14 +123,16 @@ std::string encoding_refusal(const HttpHead& head) {
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range) {
   using Kind = Verdict::Kind;
   const int status = head.status;
-  if (is_temporary(status)) return {Kind::kRetry};
-  if (status == 401 || status == 403) return {Kind::kRenew};
-  if (status == 404 || status == 410 || status == 412 || status == 416) return {Kind::kChanged};
+  const std::string with_status = "its server answers with status " + std::to_string(status);
+  if (is_temporary(status)) return {Kind::kRetry, with_status};
+  if (status == 401 || status == 403) return {Kind::kRenew, "Permission denied: " + with_status};
+  if (status == 404 || status == 410) return {Kind::kChanged, "its server has it no more"};
+  if (status == 412 || status == 416) return {Kind::kChanged, kChangedText};
   if (status == 200) {
     return {Kind::kRefused, "its server does not answer ranges: download it first"};
   }
   if (status != 206) {
-    return {Kind::kRefused, "its server answers with status " + std::to_string(status)};
+    return {Kind::kRefused, with_status};
   }
   if (std::string text = encoding_refusal(head); !text.empty()) {
     return {Kind::kRefused, std::move(text)};
@@ -140,7 +143,7 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
     return {Kind::kRefused, "its server does not say which bytes it sends"};
   }
   // Before the range is compared: an object that shrank cannot answer the same range.
-  if (content->size != version.size) return {Kind::kChanged};
+  if (content->size != version.size) return {Kind::kChanged, kChangedText};
   // The whole text is compared: a strong ETag that became weak no longer says that the bytes are
   // the same.
   for (const auto& [name, pinned] :
@@ -148,7 +151,7 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
         {"last-modified", version.last_modified}}) {
     const std::string_view now = head.header(name);
     if (pinned.empty() || now == pinned) continue;
-    if (!now.empty()) return {Kind::kChanged};
+    if (!now.empty()) return {Kind::kChanged, kChangedText};
     return {Kind::kRefused, "its server no longer tells the version of what it sends"};
   }
   const std::string_view length = head.header("content-length");

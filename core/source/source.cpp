@@ -1,5 +1,7 @@
 #include "core/source/source.h"
 
+#include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/source/local_file.h"
 
 #include <algorithm>
@@ -53,6 +55,13 @@ void Source::mark_failed(std::span<const Failure> failures) const {
   const std::lock_guard lock(failures_.mutex);
   failures_.count = failures_.taken = std::min(failures.size(), kMaxFailures);
   std::ranges::copy(failures.first(failures_.count), failures_.all.begin());
+}
+
+void throw_read_failure(const Source& source, const std::string& place, const std::string& subject,
+                        int error) {
+  const std::string why = source.failure_text();
+  if (why.empty()) throw_errno(ErrorCode::kUnreadable, place, subject, error);
+  throw Error(ErrorCode::kUnreadable, place, subject.empty() ? why : subject + ": " + why);
 }
 
 std::unique_ptr<const Source> open_source(const std::string& path) {

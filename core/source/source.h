@@ -104,10 +104,11 @@ class Source {
   virtual int verify() const = 0;
   // Whether opening path() now would give this version; false after a rename replaced the file.
   virtual bool is_current() const = 0;
-  // Why bytes could not be fetched, the last time: one line, printable, without secrets; or "".
-  virtual std::string reason() const { return ""; }
   // The SHA-256 of all bytes, 64 lower-case hex digits, where somebody told it; else "".
   virtual std::string sha256() const { return ""; }
+  // Why a want() failed last, in one printable line without secrets, where that says more than its
+  // errno; else "".
+  virtual std::string failure_text() const { return ""; }
   // Records that the bytes are not those that sha256() promised: verify() is ESTALE from then on,
   // and so no byte that is here is served any more. A kind of source whose sha256() is not empty
   // asks is_refused() in verify().
@@ -153,6 +154,10 @@ class Source {
   mutable std::atomic<bool> refused_ = false;
   mutable Failures failures_;
 };
+
+// Throws Error kUnreadable for a read of a source that failed with `error`: "place: subject: why".
+[[noreturn]] void throw_read_failure(const Source& source, const std::string& place,
+                                     const std::string& subject, int error);
 
 // Opens the source at a path: a LocalFile. Throws Error kUnreadable.
 std::unique_ptr<const Source> open_source(const std::string& path);

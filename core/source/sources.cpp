@@ -90,6 +90,9 @@ class Sources::Impl {
   void keep_if_not_cached(const Source& source, std::string_view first);
   std::string resolutions(std::span<const Beginning> beginnings);
   void use(std::string_view resolutions);
+  void start_fetching() {
+    if (fetcher_ != nullptr) fetcher_->hold(false);
+  }
   void report(std::size_t opened, std::size_t all) {
     if (options_.progress == nullptr) return;
     const std::lock_guard lock(talk_mutex_);
@@ -124,6 +127,7 @@ class Sources::Impl {
   template <class Change>
   void learn(const std::string& name, const Change& change);
   [[noreturn]] void refuse_to_ask(const std::string& name) const;
+  std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
   bool may_ask() const { return !options_.offline && !asks_nobody_; }
   bool is_cached(const RemoteVersion& version, std::uint64_t length);
   std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
@@ -187,11 +191,10 @@ Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
 
 Http& Sources::Impl::http() {
   std::call_once(http_once_, [this] {
-    http_ =
-        std::make_unique<Http>(Http::Options{.connections = options_.connections,
-                                             .insecure_http = options_.insecure_http,
-                                             .counters = options_.counters,
-                                             .patience = std::chrono::seconds(options_.timeout)});
+    http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
+                                                 .insecure_http = options_.insecure_http,
+                                                 .counters = options_.counters,
+                                                 .patience = timeout()});
   });
   return *http_;
 }
@@ -209,12 +212,12 @@ Cache& Sources::Impl::cache() {
 
 Fetcher& Sources::Impl::fetcher() {
   std::call_once(fetcher_once_, [this] {
-    fetcher_ = std::make_unique<Fetcher>(
-        Fetcher::Options{.timeout = std::chrono::seconds(options_.timeout),
-                         .connections = options_.connections,
-                         .offline = options_.offline,
-                         .counters = options_.counters},
-        http(), cache());
+    fetcher_ = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
+                                                          .connections = options_.connections,
+                                                          .offline = options_.offline,
+                                                          .counters = options_.counters},
+                                         http(), cache());
+    fetcher_->hold(asks_nobody_);
   });
   return *fetcher_;
 }
@@ -296,6 +299,10 @@ std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, Remot
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   std::unique_ptr<Remote> remote = store(name).remote(version);
+  // What a store must ask before the first block is asked for here, where many threads can, and not
+  // on the one thread of the Fetcher that prepares requests.
+  const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
+  if (may_ask() && version.size > 0 && !has_first) static_cast<void>(remote->request({0, 1}));
   return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
                                            fetcher(), first);
 }
@@ -398,7 +405,7 @@ std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
     }
     std::string first(rounded, '\0');
     if (const int error = source->read(std::as_writable_bytes(std::span(first)), 0)) {
-      throw_errno(ErrorCode::kUnreadable, source->path(), "", error);
+      throw_read_failure(*source, source->path(), "", error);
     }
     keep_if_not_cached(*source, first);
   }
@@ -438,15 +445,24 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
   constexpr std::size_t kAtOnce = 16;
   std::vector<Opened> opened(names.size());
   std::vector<std::size_t> remote;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  std::optional<Error> unreachable;  // those that were not begun then fail as this one
   const auto open_one = [&](std::size_t i) {
     try {
       opened[i].source = open(names[i]);
       const Source& source = *opened[i].source;
-      // Reading the header reports a failure.
-      if (is_url(names[i])) source.fetch({0, std::min(source.size(), CacheEntry::kBlock)});
+      const ByteRange first{0, std::min(source.size(), CacheEntry::kBlock)};
+      if (const int error = is_url(names[i]) ? source.fetch(first) : 0) {
+        throw_read_failure(source, source.path(), "", error);
+      }
     } catch (const Error& error) {
       opened[i].error = error;
     }
+    const std::optional<Error>& error = opened[i].error;
+    if (!error || error->code() == ErrorCode::kAbsent || !is_url(names[i])) return;
+    const std::lock_guard lock(mutex);
+    if (!unreachable) unreachable = error;
   };
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (is_url(names[i])) {
@@ -458,12 +474,14 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
 
   std::atomic<std::size_t> next = 0;
   std::atomic<std::size_t> done = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
   const auto open_rest = [&] {
     for (std::size_t i = 0; (i = next++) < remote.size();) {
       try {
-        open_one(remote[i]);
+        {
+          const std::lock_guard lock(mutex);
+          if (unreachable) opened[remote[i]].error = unreachable;
+        }
+        if (!opened[remote[i]].error) open_one(remote[i]);
         impl_->report(++done, remote.size());
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -501,7 +519,7 @@ std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
   }
   std::string text(source->size(), '\0');
   if (const int error = source->read(std::as_writable_bytes(std::span(text)), 0)) {
-    throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
+    throw_read_failure(*source, public_name(name), "", error);
   }
   impl_->keep_if_not_cached(*source, text);
   return text;
@@ -515,5 +533,6 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
   return impl_->resolutions(beginnings);
 }
 void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
+void Sources::start_fetching() { impl_->start_fetching(); }
 
 }  // namespace stfs

@@ -81,9 +81,11 @@ class Sources {
   // What was found out, with secrets, and those beginnings that no cache holds: for memory only.
   // Throws Error kUnreadable when they are larger than a source without a cache can be.
   std::string resolutions(std::span<const Beginning> beginnings);
-  // From now on this Sources asks nobody: a name that the resolutions lack is an Error. Throws
-  // Error kUnreadable for a text that is none.
+  // From now on this Sources asks nobody: a name that the resolutions lack is an Error, and bytes
+  // that are not here fail to be read. Throws Error kUnreadable for a text that is none.
   void use(std::string_view resolutions);
+  // The sources of a Sources that uses resolutions may fetch from now on: in a worker.
+  void start_fetching();
 
  private:
   class Impl;

@@ -130,7 +130,13 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
 
 Found WebStore::find(const std::string& name, const RemoteVersion* known) {
   const std::optional<WebUrl> url = parse_web_url(name);
-  if (!url) refuse_object(name, "not a URL of http or https, or one with a user and password");
+  if (!url) {
+    const std::size_t begin = scheme_of(name).size() + 3;
+    const bool has_user = name.find('@', begin) < name.find_first_of("/?#", begin);
+    refuse_object(name, has_user ? "a user and a password are not taken from a URL: name them in "
+                                   "~/.netrc"
+                                 : "not a URL of http or https");
+  }
   HttpRequest request{.url = url->text()};
   request.range = ByteRange{.offset = 0, .length = CacheEntry::kBlock};
   request.use_netrc = true;

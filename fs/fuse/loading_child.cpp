@@ -2,6 +2,7 @@
 
 #include "core/base/text.h"
 
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,10 +73,13 @@ LoadingChild::LoadingChild(const std::function<std::string()>& load) {
   }
   socket_ = UniqueFd(ends[0]);
   UniqueFd theirs(ends[1]);
+  const pid_t parent = ::getpid();
   child_ = ::fork();
   if (child_ < 0) throw_errno(ErrorCode::kUnreadable, "", "supervise: fork", errno);
   if (child_ == 0) {
     socket_ = UniqueFd();
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);
     run(theirs.get(), load);
     ::_exit(0);
   }

@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
+#include "core/source/cache.h"
 #include "core/source/counters.h"
 #include "core/source/sources.h"
 #include "core/source/url.h"
@@ -30,11 +31,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -59,6 +63,22 @@ void refuse_sources_inside(const Checkpoint& checkpoint, const std::string& moun
                 "the source " + printable(part.source->path()) +
                     " lies in it and would be hidden: choose another directory");
   }
+}
+
+// Before anything is written there.
+void refuse_cache_inside(const Options& options) {
+  std::string cache = options.remote.cache_dir;
+  if (cache.empty()) cache = Cache::default_directory();
+  if (cache.empty()) return;
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::weakly_canonical(cache, error);
+  if (error) return;
+  const std::filesystem::path mountpoint(options.mountpoint);
+  const auto [rest, unused] = std::ranges::mismatch(mountpoint, directory);
+  if (rest != mountpoint.end()) return;
+  throw Error(ErrorCode::kMountFailed, options.mountpoint,
+              "the cache " + printable(cache) +
+                  " lies in it and would be hidden: choose another directory with -o cache_dir");
 }
 
 // Counters in memory that all processes of a mount share, and that outlive a worker.
@@ -111,19 +131,51 @@ bool is_elsewhere(const std::string& source) {
   return mounted && leads_elsewhere(mounted->origin);
 }
 
-// Loads in a child, so that this process stays without threads. `sources` then asks nobody.
-void load_elsewhere(const std::vector<std::string>& names, const LoadOptions& options,
-                    Sources& sources, std::optional<LoadingChild>& child) {
-  child.emplace([&] {
-    const Checkpoint checkpoint(names, options);
+// A checkpoint, and what opened it.
+struct LoadedSources {
+  std::unique_ptr<Sources> sources;
+  std::unique_ptr<const Checkpoint> checkpoint;
+};
+
+LoadOptions load_options(const Options& options, Sources& sources) {
+  return {.allow_missing = options.allow_missing,
+          .missing_hint = "-o allow_missing mounts the rest",
+          .sources = &sources};
+}
+
+// Loads in a child, so that this process stays without threads, and then here without asking.
+LoadedSources load_elsewhere(const Options& options, bool again = true) {
+  auto sources = std::make_unique<Sources>(options.remote);
+  const LoadOptions how = load_options(options, *sources);
+  const LoadingChild child([&] {
+    const Checkpoint checkpoint(options.sources, how);
     std::vector<Sources::Beginning> beginnings;
     for (const Part& part : checkpoint.parts()) {
       if (!is_url(part.source->path())) continue;
       beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
     }
-    return sources.resolutions(beginnings);
+    return sources->resolutions(beginnings);
   });
-  sources.use(child->text());
+  sources->use(child.text());
+  try {
+    auto checkpoint = std::make_unique<const Checkpoint>(options.sources, how);
+    sources->start_fetching();
+    return {std::move(sources), std::move(checkpoint)};
+  } catch (const Error&) {
+    if (!again) throw;
+  }
+  return load_elsewhere(options, false);  // the cache lost what the child had fetched
+}
+
+LoadedSources load(const Options& options) {
+  if (std::ranges::any_of(options.sources, is_elsewhere)) {
+    refuse_cache_inside(options);
+    if (options.supervise) return load_elsewhere(options);
+  }
+  auto sources = std::make_unique<Sources>(options.remote);
+  auto checkpoint =
+      std::make_unique<const Checkpoint>(options.sources, load_options(options, *sources));
+  return {std::move(sources), std::move(checkpoint)};
 }
 
 // The objects that a serving process needs; a worker inherits them by fork(2).
@@ -236,16 +288,8 @@ int mount(Options options) {
   options.remote.counters = counters.get();
   options.remote.warn = print_warning;
   options.remote.progress = header_progress(options.sources.front());
-  Sources sources(options.remote);
-  const LoadOptions load{.allow_missing = options.allow_missing,
-                         .missing_hint = "-o allow_missing mounts the rest",
-                         .sources = &sources};
-  std::optional<LoadingChild> child;
-  if (options.supervise && std::ranges::any_of(options.sources, is_elsewhere)) {
-    load_elsewhere(options.sources, load, sources, child);
-  }
-  const Checkpoint checkpoint(options.sources, load);
-  child.reset();
+  const LoadedSources sources = load(options);
+  const Checkpoint& checkpoint = *sources.checkpoint;
   refuse_sources_inside(checkpoint, options.mountpoint);
   for (const std::string& warning : checkpoint.warnings()) {
     print_warning(warning);

@@ -354,11 +354,12 @@ void FileSystem::report_faults() const {
     }
     while (const auto failure = source.take_failure()) {
       const bool is_range = failure->begin != failure->end;
+      const std::string why = source.failure_text();
       log_(printable(source.path()) + ": " +
            (is_range ? "reading bytes " + std::to_string(failure->begin) + " to " +
                            std::to_string(failure->end)
                      : "attributes") +
-           ": " + errno_text(failure->error) +
+           ": " + errno_text(failure->error) + (why.empty() ? "" : " (" + why + ")") +
            (failure->is_last ? "; further failures of this source are not logged" : ""));
     }
   }

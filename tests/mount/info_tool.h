@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,7 +15,10 @@
 namespace stfs::test {
 
 inline Outcome info(std::vector<std::string> arguments) {
-  for (std::string& argument : arguments) argument = elsewhere(argument);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_output = i > 0 && arguments[i - 1] == "-o";
+    if (!is_output) arguments[i] = elsewhere(arguments[i]);
+  }
   arguments.insert(arguments.begin(), STFS_INFO_BINARY);
   return run(arguments);
 }

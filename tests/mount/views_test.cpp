@@ -2,6 +2,7 @@
 // independent reader of the source.
 #include "tests/support/checkpoint_reader.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/elsewhere.h"
 #include "tests/support/mounted.h"
 
 #include <fcntl.h>
@@ -642,7 +643,9 @@ TEST_F(Views, TheMergedFileOfASingleFileHasItsDigest) {
     const std::size_t line = digests.out.find('\n') + 1;
     EXPECT_EQ(digests.out.substr(0, line), digests.out.substr(line)) << name << digests.err;
     EXPECT_EQ(fs::file_size(merged), bytes.size()) << name;
-    EXPECT_EQ(fs::last_write_time(merged), fs::last_write_time(source)) << name;
+    if (!is_elsewhere()) {  // a web server tells seconds
+      EXPECT_EQ(fs::last_write_time(merged), fs::last_write_time(source)) << name;
+    }
     EXPECT_EQ(xattr(merged, "user.stfs.source"), std::nullopt);
   }
 }
@@ -964,6 +967,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
 // Changed sources.
 
 TEST_F(Views, AfterATruncationEveryViewIsESTALE) {
+  if (is_elsewhere()) GTEST_SKIP() << "blocks that were fetched go on being served";
   const TempDir dir;
   const fs::path source = dir / "m.safetensors";
   write_safetensors(source, {random_tensor("w", "BF16", {64, 64})});

@@ -2,11 +2,14 @@
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/http_server.h"
 #include "tests/support/mounted.h"
+#include "tests/support/pseudo_terminal.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -151,6 +154,123 @@ TEST_F(RemoteMount, AMountOfAUrlIsASource) {
 
   EXPECT_EQ(names_in(second.path()), std::vector<std::string>{"w"});
   EXPECT_EQ(read_file(second / "w"), tensors_[0].bytes);
+}
+
+TEST_F(RemoteMount, AServerThatDoesNotAnswerEndsTheMountWithinTheTimeout) {
+  server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
+
+  for (const char* more : {"timeout=1", "timeout=1,supervise"}) {
+    expect_refusal(refused(url(), more), 3, url() + ": no whole answer within 1 s");
+  }
+}
+
+TEST_F(RemoteMount, AnInterruptEndsLoadingAtOnce) {
+  server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
+  std::filesystem::create_directories(dir_ / "mnt");
+  for (const char* more : {"timeout=3600", "timeout=3600,supervise"}) {
+    server_.forget_requests();
+    std::vector<std::string> argv{STFS_BINARY};
+    std::ranges::copy(options(more), std::back_inserter(argv));
+    argv.insert(argv.end(), {url(), (dir_ / "mnt").string()});
+    Process process(controlled(argv), {.terminal_columns = 80});
+    ASSERT_TRUE(eventually([&] { return server_.requests().size() == 1; }));
+
+    process.type("\x03");
+
+    EXPECT_EQ(process.wait().status, 128 + SIGINT) << more;
+    EXPECT_TRUE(eventually([&] { return processes_with((dir_ / "mnt").string()).empty(); }));
+  }
+}
+
+TEST_F(RemoteMount, ALoadingProcessEndsWithItsParent) {
+  server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
+  std::filesystem::create_directories(dir_ / "mnt");
+  std::vector<std::string> argv{STFS_BINARY, "-f"};
+  std::ranges::copy(options("timeout=3600,supervise"), std::back_inserter(argv));
+  argv.insert(argv.end(), {url(), (dir_ / "mnt").string()});
+  Process process(argv);
+  ASSERT_TRUE(eventually([&] { return server_.requests().size() == 1; }));
+
+  process.signal(SIGKILL);
+
+  EXPECT_TRUE(eventually([&] { return processes_with((dir_ / "mnt").string()).empty(); }));
+}
+
+TEST_F(RemoteMount, ACacheInTheMountpointIsRefused) {
+  std::filesystem::create_directories(dir_ / "mnt");
+  const std::string inside = (dir_ / "mnt/cache").string();
+  std::filesystem::create_directory_symlink(dir_ / "mnt", dir_ / "link");
+  for (const std::string& cache : {inside, (dir_ / "mnt").string(), (dir_ / "link/c").string()}) {
+    const Outcome result =
+        run({STFS_BINARY, "-o", "cache_dir=" + cache, url(), (dir_ / "mnt").string()});
+    expect_refusal(result, 4, "the cache " + cache + " lies in it");
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir_ / "mnt"));
+}
+
+TEST_F(RemoteMount, ACacheThatCannotBeUsedIsAWarning) {
+  ForegroundMount mount({url()}, {"-o", "cache_dir=" + local().string()});
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  EXPECT_TRUE(mount.process().err().starts_with("stfs: warning: " + local().string() + ": "))
+      << mount.process().err();
+  EXPECT_EQ(std::ranges::count(mount.process().err(), '\n'), 1) << mount.process().err();
+}
+
+TEST_F(RemoteMount, AUserInAUrlIsRefusedAndAPasswordIsShownNowhere) {
+  std::string with_user = url();
+  with_user.insert(with_user.find("//") + 2, "me:secret@");
+
+  const Outcome result = refused(with_user);
+
+  expect_refusal(result, 3, "name them in ~/.netrc");
+  EXPECT_EQ(result.err.find("secret"), std::string::npos) << result.err;
+}
+
+TEST_F(RemoteMount, ANameThatAServerOrAUserGivesIsSafeOnATerminal) {
+  const Outcome in_url = refused(server_.url("/\x1b[31m.safetensors"));
+  const std::string redirect = "\x1b[31mred";
+  server_.set([&](const WebRequest&) {
+    return WebAnswer{.status = 206,
+                     .headers = {{"ETag", "\"v\""},
+                                 {"Content-Range", "bytes 0-3/4"},
+                                 {"Content-Encoding", redirect}},
+                     .body = "abcd"};
+  });
+  const Outcome in_header = refused(url());
+
+  for (const Outcome& result : {in_url, in_header}) {
+    expect_refusal(result, 3, "\\x1b[31m");
+    EXPECT_EQ(result.err.find('\x1b'), std::string::npos) << result.err;
+  }
+}
+
+// As fstab(5) and mount(8) call it, which gives its helper no PATH: so stfs must be in a system
+// directory, where a mount namespace puts it.
+TEST_F(RemoteMount, IsMadeByALineOfFstab) {
+  if (::geteuid() != 0) GTEST_SKIP() << "mount(8) needs root";
+  if (::access("/sbin/mount.fuse3", X_OK) != 0) GTEST_SKIP() << "no mount.fuse3";
+  std::filesystem::create_directories(dir_ / "mnt");
+  const std::string mountpoint = (dir_ / "mnt").string();
+  for (const char* query : {"", "?a=b&c=%20d"}) {
+    write_file(dir_ / "fstab", url() + query + " " + mountpoint +
+                                   " fuse.stfs _netdev,nofail,timeout=20,cache_dir=" +
+                                   (dir_ / "cache").string() + " 0 0\n");
+
+    const Outcome result =
+        run({"unshare", "-m", "/bin/bash", "-c",
+             "mount -t tmpfs none /usr/local/bin && ln -s '" STFS_BINARY
+             "' /usr/local/bin/stfs || exit 99\n"
+             "trap 'umount -l \"$2\" 2>/dev/null' EXIT\n"
+             "mount -T \"$1\" \"$2\" && findmnt -no SOURCE \"$2\" && cat \"$2/w\" | cksum",
+             "sh", dir_ / "fstab", mountpoint});
+
+    if (result.status == 99) GTEST_SKIP() << "no mount namespaces";
+    EXPECT_EQ(result.status, 0) << result.err;
+    write_file(dir_ / "w", tensors_[0].bytes);
+    EXPECT_EQ(result.out, url() + "\n" + sh("cksum <\"$1\"", {dir_ / "w"}).out);
+    EXPECT_EQ(server_.requests().back().target, "/m.safetensors" + std::string(query));
+  }
 }
 
 }  // namespace

@@ -1,16 +1,25 @@
 // From a name to a loaded checkpoint, over a network.
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/source/cache.h"
 #include "core/source/sources.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
+#include "tests/support/process.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -281,6 +290,232 @@ TEST_F(RemoteSources, OpenAllKeepsTheOrderAndEachError) {
   EXPECT_EQ(opened[3].error->code(), ErrorCode::kAbsent);
   EXPECT_EQ(opened[4].source->path(), names[4]);
   EXPECT_TRUE(opened[0].source->has({0, opened[0].source->size()}));
+}
+
+// A checkpoint whose header has more than two blocks.
+std::vector<Tensor> many_tensors(const std::string& prefix) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 6000; ++i) {
+    const std::string number = std::to_string(i);
+    tensors.push_back(random_tensor(prefix + std::string(40, '_') + number, "U8", {1}, 1));
+  }
+  return tensors;
+}
+
+bool is_of_a_later_block(const WebRequest& request) {
+  return !request.header("range").starts_with("bytes=0-");
+}
+
+// Holds who arrives until so many have.
+class Gate {
+ public:
+  explicit Gate(std::size_t count) : count_(count) {}
+  bool arrive() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    all_.notify_all();
+    return all_.wait_for(lock, kHang, [&] { return arrived_ >= count_; });
+  }
+
+ private:
+  const std::size_t count_;
+  std::size_t arrived_ = 0;
+  std::mutex mutex_;
+  std::condition_variable all_;
+};
+
+TEST_F(RemoteSources, LongHeadersOfShardsComeAtTheSameTime) {
+  std::map<std::string, std::string> shards;
+  for (const std::string shard : {"one", "two", "three"}) {
+    const std::vector<Tensor> tensors = many_tensors(shard);
+    add(shard + ".safetensors", tensors);
+    for (const Tensor& tensor : tensors) shards[tensor.name] = shard + ".safetensors";
+  }
+  add_index("set.safetensors.index.json", shards);
+  Gate gate(3);
+  server_.set([&](const WebRequest& request) {
+    const bool is_shard = request.target.find("index") == std::string::npos;
+    EXPECT_TRUE(!is_shard || !is_of_a_later_block(request) || gate.arrive());
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  });
+  Sources sources(options());
+
+  const Checkpoint checkpoint(Names{url("set.safetensors.index.json")}, {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 18'000U);
+}
+
+TEST_F(RemoteSources, ALongHeaderIsTwoRequests) {
+  add("long.safetensors", many_tensors("t"));
+  Sources sources(options());
+
+  const Checkpoint checkpoint(Names{url("long.safetensors")}, {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), 6000U);
+  EXPECT_EQ(server_.requests().size(), 2U);
+}
+
+TEST_F(RemoteSources, AHeaderThatBreaksOffSaysWhy) {
+  add("long.safetensors", many_tensors("t"));
+  Sources sources(options());
+  int status = 403;
+  server_.set([&](const WebRequest& request) {
+    if (is_of_a_later_block(request)) return WebAnswer{.status = status};
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  });
+  const std::string place = url("long.safetensors") + ": header: ";
+
+  EXPECT_EQ(refusal(url("long.safetensors"), {.sources = &sources}),
+            place + "Permission denied: its server answers with status 403");
+  status = 412;
+  EXPECT_EQ(refusal(url("long.safetensors"), {.sources = &sources}),
+            place + "it has changed on its server");
+}
+
+TEST_F(RemoteSources, AServerThatDoesNotAnswerEndsLoadingWithinTheTimeout) {
+  server_.set([](const WebRequest&) { return WebAnswer{.delay = std::chrono::hours(1)}; });
+  SourceOptions brief = options();
+  brief.timeout = 1;
+  Sources sources(brief);
+
+  EXPECT_EQ(refusal(url("m.safetensors"), {.sources = &sources}),
+            url("m.safetensors") + ": no whole answer within 1 s");
+}
+
+TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
+  std::map<std::string, std::string> shards;
+  for (int i = 0; i < 64; ++i) {
+    shards["t" + std::to_string(i)] = "s" + std::to_string(i) + ".safetensors";
+  }
+  add_index("set.safetensors.index.json", shards);
+  server_.set([&](const WebRequest& request) {
+    if (request.target.find("index") == std::string::npos) {
+      return WebAnswer{.delay = std::chrono::hours(1)};
+    }
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  });
+  SourceOptions brief = options();
+  brief.timeout = 1;
+  Sources sources(brief);
+
+  const std::string refused = refusal(url("set.safetensors.index.json"), {.sources = &sources});
+
+  EXPECT_TRUE(refused.ends_with(": no whole answer within 1 s")) << refused;
+  EXPECT_LE(server_.requests().size(), 1U + 2 * 16U) << "those that were not begun are left out";
+}
+
+TEST_F(RemoteSources, WithoutBytesInTheCacheResolutionsAreAnErrorAndNoThread) {
+  const Names names{url("m.safetensors")};
+  Sources first(options());
+  const std::string found = resolutions_of(first, names);
+  server_.forget_requests();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_ / "cache")) {
+    if (entry.path().filename() == "data") {
+      write_file(entry.path(), std::string(entry.file_size(), 'x'));
+    }
+  }
+  Sources second(options());
+  second.use(found);
+  const auto threads = [] {
+    const std::filesystem::directory_iterator all("/proc/self/task");
+    return std::distance(all, std::filesystem::directory_iterator{});
+  };
+  const auto before = threads();
+
+  EXPECT_EQ(refusal(names[0], {.sources = &second}),
+            names[0] + ": the cache lost what was fetched: mount it again");
+
+  EXPECT_EQ(threads(), before);
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
+// The Hub's part of a model of 16 shards, and its CDN.
+class ManyShards : public RemoteSources {
+ protected:
+  static constexpr std::size_t kShards = 16;
+
+  ManyShards() {
+    std::map<std::string, std::string> shards;
+    for (std::size_t i = 0; i < kShards; ++i) {
+      const std::string name = "s" + std::to_string(i) + ".safetensors";
+      shards["t" + std::to_string(i)] = name;
+      add(name, {random_tensor("t" + std::to_string(i), "U8", {5}, 1)});
+    }
+    add_index("model.safetensors.index.json", shards);
+    hub_.set([this](const WebRequest& request) { return answer_hub(request); });
+    server_.set([this](const WebRequest& request) { return answer_cdn(request); });
+    ::setenv("HF_ENDPOINT", hub_.url("").c_str(), 1);
+    ::setenv("HF_HOME", dir_.path().c_str(), 1);
+  }
+  ~ManyShards() override {
+    ::unsetenv("HF_ENDPOINT");
+    ::unsetenv("HF_HOME");
+  }
+
+  // A digest that differs for each file.
+  static std::string digest_of(const std::string& file) {
+    Sha256 hash;
+    hash.add(std::as_bytes(std::span(file)));
+    return hash.hex();
+  }
+
+  WebAnswer answer_hub(const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    if (request.target.starts_with("/api/")) {
+      std::string siblings;
+      for (const auto& [path, object] : objects_) {
+        const std::string size = std::to_string(object.bytes.size());
+        siblings += (siblings.empty() ? "" : ",") + (R"({"rfilename":")" + path.substr(1)) +
+                    R"(","size":)" + size + R"(,"blobId":")" + std::string(40, 'b') +
+                    R"(","lfs":{"size":)" + size + R"(,"sha256":")" + digest_of(path) + R"("}})";
+      }
+      return {.body = R"({"id":"org/name","sha":")" + kCommit +
+                      R"(","lastModified":"2025-02-01T10:00:00.000Z","siblings":[)" + siblings +
+                      "]}"};
+    }
+    const std::string path = request.target.substr(request.target.rfind('/'));
+    return {.status = 302,
+            .headers = {{"Location", server_.url(path)},
+                        {"X-Repo-Commit", kCommit},
+                        {"X-Linked-Etag", "\"" + digest_of(path) + "\""},
+                        {"X-Linked-Size", std::to_string(objects_[path].bytes.size())}}};
+  }
+  WebAnswer answer_cdn(const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  }
+
+  const std::string kCommit = std::string(40, 'c');
+  HttpServer hub_{[](const WebRequest&) { return WebAnswer{.status = 500}; }};
+};
+
+// A request is held until all those have come that need not wait for its answer.
+TEST_F(ManyShards, OfTheHubCostOneRoundTripForEightOfThem) {
+  Gate first(8), both(16), last(8);
+  std::atomic<std::size_t> resolved = 0;
+  std::atomic<std::size_t> fetched = 0;
+  const auto is_shard = [](const WebRequest& request) {
+    return request.target.find("/s") != std::string::npos &&
+           request.target.find("index") == std::string::npos;
+  };
+  hub_.set([&](const WebRequest& request) {
+    EXPECT_TRUE(!is_shard(request) || (resolved++ < 8 ? first : both).arrive());
+    return answer_hub(request);
+  });
+  server_.set([&](const WebRequest& request) {
+    EXPECT_TRUE(!is_shard(request) || (fetched++ < 8 ? both : last).arrive());
+    return answer_cdn(request);
+  });
+  Sources sources(options());
+
+  const Checkpoint checkpoint(Names{"hf://org/name"}, {.sources = &sources});
+
+  EXPECT_EQ(checkpoint.tensor_count(), kShards);
+  EXPECT_EQ(hub_.requests().size(), 1 + 1 + kShards) << "revision, index, shards";
+  EXPECT_EQ(server_.requests().size(), 1 + kShards);
 }
 
 TEST_F(RemoteSources, AReadFileIsWholeAndHasALimit) {

@@ -41,9 +41,18 @@ void refuse_terminal(const std::string& instead) {
   throw Error(ErrorCode::kUsage, "", "standard output is a terminal: redirect it, or " + instead);
 }
 
+// Throws for a read that failed: with the reason of the source that knows one.
+[[noreturn]] void fail_read_of(const Checkpoint& checkpoint, const std::string& source, int error) {
+  for (const Part& part : checkpoint.parts()) {
+    const std::string why = part.source->failure_text();
+    if (!why.empty()) fail_read(part.source->path(), "", error, why);
+  }
+  fail_read(source, "", error);
+}
+
 // Writes a recipe's bytes to `fd`. A message begins with `source`, or with `to` if write(2) failed.
-void write_content(const Content& content, int fd, const std::string& source, const std::string& to,
-                   ProgressBar* bar = nullptr) {
+void write_content(const Checkpoint& checkpoint, const Content& content, int fd,
+                   const std::string& source, const std::string& to, ProgressBar* bar = nullptr) {
   constexpr std::uint64_t kChunk = 1 << 20;
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
   ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
@@ -51,9 +60,7 @@ void write_content(const Content& content, int fd, const std::string& source, co
   for (std::uint64_t offset = 0; offset < content.size();) {
     const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = reader.copy(offset, chunk)) {
-      fail_read(source, "", error);
-    }
+    if (const int error = reader.copy(offset, chunk)) fail_read_of(checkpoint, source, error);
     if (const int error = write_exact(fd, chunk)) {
       throw_errno(ErrorCode::kUnreadable, to, "", error);
     }
@@ -63,13 +70,13 @@ void write_content(const Content& content, int fd, const std::string& source, co
 }
 
 // Writes in a thread, since a read may never return: this thread can still take a signal.
-void write_with_bar(const Content& content, int fd, const std::string& source,
-                    const std::string& to) {
+void write_with_bar(const Checkpoint& checkpoint, const Content& content, int fd,
+                    const std::string& source, const std::string& to) {
   ProgressBar bar(content.size());
   std::exception_ptr failure;
   const auto write = [&] {
     try {
-      write_content(content, fd, source, to, &bar);
+      write_content(checkpoint, content, fd, source, to, &bar);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -132,7 +139,7 @@ int cat(const Arguments& arguments) {
     content = std::move(file);
   }
   refuse_terminal("pipe it to od(1)");
-  write_content(content, STDOUT_FILENO, arguments.source, kStandardOutput);
+  write_content(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
   return 0;
 }
 
@@ -151,11 +158,11 @@ int extract(const Arguments& arguments) {
   }
   if (arguments.output == "-" || arguments.output == "/dev/stdout") {
     refuse_terminal("name a file");
-    write_with_bar(*content, STDOUT_FILENO, arguments.source, kStandardOutput);
+    write_with_bar(checkpoint, *content, STDOUT_FILENO, arguments.source, kStandardOutput);
     return 0;
   }
   NewFile file(arguments.output);
-  write_with_bar(*content, file.fd(), arguments.source, arguments.output);
+  write_with_bar(checkpoint, *content, file.fd(), arguments.source, arguments.output);
   file.commit();
   if (Terminal().is_terminal) {
     print(printable(arguments.output) + ": " + std::to_string(count) +

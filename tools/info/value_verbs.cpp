@@ -118,8 +118,9 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
 }
 
 [[noreturn]] void fail(const Tensor& tensor, int error) {
-  fail_read(tensor.locator ? tensor.locator->source->path() : "",
-            "tensor " + in_quotes(tensor.name), error);
+  const Source* const source = tensor.locator ? tensor.locator->source : nullptr;
+  fail_read(source != nullptr ? source->path() : "", "tensor " + in_quotes(tensor.name), error,
+            source != nullptr ? source->failure_text() : "");
 }
 
 std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors) {

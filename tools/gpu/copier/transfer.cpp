@@ -82,7 +82,7 @@ class OpenSources {
       auto failed = sources_.find(path);
       if (!has_failed(*failed)) failed = std::ranges::find_if(sources_, has_failed);
       if (failed == sources_.end()) failed = sources_.find(path);
-      const std::string reason = failed->second->reason();
+      const std::string reason = failed->second->failure_text();
       throw Error(ErrorCode::kUnreadable, failed->first,
                   errno_text(error) + (reason.empty() ? "" : ": " + reason));
     }
