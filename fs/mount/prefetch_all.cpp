@@ -76,8 +76,7 @@ int PrefetchAll::fetch(const Source& source) {
       source.prefetch({asked, std::min(kPiece, source.size() - asked)});
     }
     const ByteRange piece{at, std::min(kPiece, source.size() - at)};
-    if (source.has(piece)) continue;
-    const int error = wait_for(source, piece);
+    const int error = wait_for(source, piece);  // checks what the cache has
     const bool is_lost = error == 0 && !source.has(piece);
     if (error == 0 && !is_lost) continue;
     if (error != EINTR) {
