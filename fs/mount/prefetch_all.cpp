@@ -99,8 +99,12 @@ int PrefetchAll::check(const Source& source) {
     const auto length =
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source.size() - at));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    int error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
-    if (error == 0) error = source.read_unverified(chunk, at);
+    int error = EAGAIN;
+    while (error == EAGAIN && !stop_) {
+      error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
+      if (error == 0) error = source.read_unverified(chunk, at);
+    }
+    if (stop_) return EINTR;
     if (error != 0) {
       if (error != EINTR) {
         log_(std::string(kOption) + printable(source.path()) +
