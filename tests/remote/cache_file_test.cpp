@@ -942,6 +942,20 @@ TEST_F(CacheFileTest, AFullDiskCostsSpeedAndNoReaderAnError) {
   EXPECT_TRUE(source.failures().empty());
 }
 
+TEST_F(CacheFileTest, ACacheSmallerThanTheObjectIsBoundedAndReadsGoOn) {
+  network.let_go();
+  Cache small({.directory = (temporary / "small").string(), .size = 4 * kMiB, .keep_free = 0});
+  Fetcher with_small({}, network, small);
+  const RemoteVersion version = version_of(24 * kMiB);
+  const CacheFile source(version, std::make_unique<TestRemote>(remote), small.open(version),
+                         with_small);
+  for (std::uint64_t at = 0; at < source.size(); at += kMiB) expect_bytes(source, {at, kMiB});
+  expect_bytes(source, {0, source.size()});
+  EXPECT_TRUE(source.failures().empty());
+  EXPECT_LE(small.list().at(0).bytes, 4 * kMiB + kBlock);
+  EXPECT_GE(small.list().at(0).blocks_there, 1U);
+}
+
 // Processes of their own: forked before this one has threads.
 class CacheFileProcesses : public testing::Test {
  protected:
