@@ -68,11 +68,13 @@ bool Blocks::look(std::uint64_t block) noexcept {
     // Not on the stack: threads of the mount have small ones.
     const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
     if (!buffer) return false;
-    if (entry_->check(block, {buffer.get(), kBlock}) == 0) {
+    const int error = entry_->check(block, {buffer.get(), kBlock});
+    if (error == 0) {
       if (change(block, before, State::kHere)) add(&Counters::cache_hits, counters_);
       return is_here(state(block));
     }
-    add(&Counters::cache_faults, counters_);
+    const bool is_first = before == State::kAbsent || change(block, before, State::kAbsent);
+    if (error != ENODATA && is_first) add(&Counters::cache_faults, counters_);
   }
   change(block, State::kUnknown, State::kAbsent);
   return is_here(state(block));  // another thread may have looked after it was fetched
@@ -85,22 +87,30 @@ bool Blocks::look(BlockRun run) noexcept {
   return true;
 }
 
+bool Blocks::may_have(BlockRun run) noexcept {
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    const bool is_listed = state(block) == State::kUnknown && entry_ && entry_->is_there(block);
+    if (!is_listed && !look(block)) return false;
+  }
+  return true;
+}
+
 bool Blocks::take_published(std::uint64_t block) noexcept {
   if (!entry_ || !entry_->is_there(block)) return false;
   const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
   if (!buffer) return false;
-  if (entry_->check(block, {buffer.get(), kBlock}) != 0) {
-    add(&Counters::cache_faults, counters_);
+  if (const int error = entry_->check(block, {buffer.get(), kBlock})) {
+    if (error != ENODATA) add(&Counters::cache_faults, counters_);
     return false;
   }
   return change(block, State::kComing, State::kHere);
 }
 
-void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes) {
+void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead) {
   const std::lock_guard lock(memory_mutex_);
   if (places_.contains(block)) return;
   const std::uint64_t length = bytes.size();
-  memory_.push_back({block, std::move(bytes)});
+  memory_.push_back({block, std::move(bytes), is_ahead});
   try {
     places_.emplace(block, std::prev(memory_.end()));
   } catch (const std::bad_alloc&) {
@@ -108,22 +118,30 @@ void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes)
     throw;
   }
   memory_bytes_ += length;
+  if (is_ahead) ahead_bytes_ += length;
   change(block, from, State::kKept);
 }
 
-void Blocks::shrink(std::uint64_t most, const std::function<bool(std::uint64_t block)>& is_needed) {
-  if (memory_bytes_ <= most) return;
+void Blocks::shrink(std::uint64_t most, std::uint64_t most_ahead,
+                    const std::function<bool(std::uint64_t block)>& is_needed) {
+  if (memory_bytes_ == 0) return;
   const std::lock_guard lock(memory_mutex_);
-  for (auto kept = memory_.begin(); kept != memory_.end() && memory_bytes_ > most;) {
-    const std::uint64_t block = kept->block;
-    if (is_needed(block) || !change(block, State::kKept, State::kAbsent)) {
-      ++kept;
-      continue;
+  const auto drop = [&](const auto& bytes, std::uint64_t bound, bool only_ahead) {
+    for (auto kept = memory_.begin(); kept != memory_.end() && bytes > bound;) {
+      const std::uint64_t block = kept->block;
+      if ((only_ahead && !kept->is_ahead) || is_needed(block) ||
+          !change(block, State::kKept, State::kAbsent)) {
+        ++kept;
+        continue;
+      }
+      memory_bytes_ -= kept->bytes.size();
+      if (kept->is_ahead) ahead_bytes_ -= kept->bytes.size();
+      places_.erase(block);
+      kept = memory_.erase(kept);
     }
-    memory_bytes_ -= kept->bytes.size();
-    places_.erase(block);
-    kept = memory_.erase(kept);
-  }
+  };
+  drop(ahead_bytes_, most_ahead, true);
+  drop(memory_bytes_, most, false);
 }
 
 // Without a claim, which a process that forks later must not hold: at worst two processes write the
@@ -151,7 +169,7 @@ void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory) {
     if (look(block) || keep_in_entry(block, part)) continue;
     if (memory_bytes_ + length > most_in_memory) return;
     try {
-      keep(block, State::kAbsent, {part.begin(), part.end()});
+      keep(block, State::kAbsent, {part.begin(), part.end()}, false);
     } catch (const std::bad_alloc&) {
       return;  // it will be fetched again
     }
@@ -164,6 +182,9 @@ bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
   const auto place = places_.find(block);
   if (place == places_.end()) return false;
   memory_.splice(memory_.end(), memory_, place->second);
+  if (std::exchange(place->second->is_ahead, false)) {
+    ahead_bytes_ -= place->second->bytes.size();
+  }
   std::memcpy(buffer.data(), place->second->bytes.data() + from, buffer.size());
   return true;
 }
@@ -172,6 +193,7 @@ int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   const int error = entry_->read(buffer, offset);
   if (error == 0) return 0;
   // The cache's file is damaged: what it should hold is fetched again. ESTALE: it ends before.
+  is_broken_ = true;
   const BlockRun run = run_of({offset, buffer.size()});
   const std::uint64_t end = error == ESTALE ? count_ : run.end;
   for (std::uint64_t block = run.first; block < end; ++block) {
@@ -179,7 +201,7 @@ int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
     entry_->forget(block);
     if (change(block, State::kHere, State::kAbsent)) add(&Counters::cache_faults, counters_);
   }
-  return EIO;
+  return EAGAIN;
 }
 
 int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
@@ -188,7 +210,7 @@ int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
     // As much as lies in the file, or one block that lies in memory.
     std::uint64_t block = offset / kBlock;
     const State where = look(block) ? state(block) : State::kAbsent;
-    if (!is_here(where)) return ENODATA;  // memory may drop it at any time
+    if (!is_here(where)) return EAGAIN;  // memory may drop it at any time
     std::uint64_t end = (block + 1) * kBlock;
     const bool is_kept = where == State::kKept;
     while (!is_kept && end < offset + buffer.size() && look(++block) &&
@@ -198,7 +220,7 @@ int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
     const auto part = buffer.first(
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), end - offset)));
     if (is_kept) {
-      if (!read_from_memory(offset / kBlock, part, offset % kBlock)) return ENODATA;
+      if (!read_from_memory(offset / kBlock, part, offset % kBlock)) return EAGAIN;
     } else if (const int error = read_from_entry(part, offset)) {
       return error;
     }

@@ -68,26 +68,32 @@ class Blocks {
   State state(std::uint64_t block) const;
   bool change(std::uint64_t block, State from, State to);  // false: the state is not `from`
   // Whether a block is here. Looks at the cache if it is unknown or absent: another process may
-  // have brought it.
+  // have brought it. The first look at a block of the cache reads and checks it.
   bool look(std::uint64_t block) noexcept;
   bool look(BlockRun run) noexcept;
+  // As look(), but believes what the cache's map says of blocks that nobody has looked at: so a
+  // window of the cache costs microseconds, not a checksum of all its bytes.
+  bool may_have(BlockRun run) noexcept;
   bool is_complete() const { return here_ == count_; }
 
   // The entry; null when there is none. A block of it that is kComing is checked, and kHere if it
   // is what was written.
   CacheEntry* entry() const { return entry_.get(); }
   bool take_published(std::uint64_t block) noexcept;
+  // The entry's file lost bytes that were here: what comes from now on is kept in memory.
+  bool is_broken() const { return is_broken_; }
 
-  // Keeps the bytes of a block that is `from` in memory.
-  void keep(std::uint64_t block, State from, std::vector<std::byte> bytes);
-  // Drops the blocks of memory that were not used for the longest time, down to `most` bytes, but
-  // none that is needed.
-  void shrink(std::uint64_t most, const std::function<bool(std::uint64_t block)>& is_needed);
+  // Keeps the bytes of a block that is `from` in memory. `is_ahead`: nobody has asked for it yet.
+  void keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead);
+  // Drops the blocks of memory that were not used for the longest time, but none that is needed:
+  // down to `most_ahead` bytes of those that nobody has asked for, then to `most` of all.
+  void shrink(std::uint64_t most, std::uint64_t most_ahead,
+              const std::function<bool(std::uint64_t block)>& is_needed);
   // Bytes from the beginning of the object: keeps whole blocks, in the entry if it can.
   void keep_first(std::string_view bytes, std::uint64_t most_in_memory);
 
-  // 0 or an errno: ENODATA when a block is not here, EIO when the cache's file is damaged; what it
-  // should hold is absent then.
+  // 0 or an errno: EAGAIN when a block is not here, or when the cache's file lost it: it is absent
+  // then.
   int read(std::span<std::byte> buffer, std::uint64_t offset);
   // Whether all of a range is in the entry's file, and its pages in memory.
   bool is_resident(ByteRange range);
@@ -99,6 +105,7 @@ class Blocks {
   struct Kept {
     std::uint64_t block;
     std::vector<std::byte> bytes;
+    bool is_ahead;  // and was not read
   };
 
   std::atomic_ref<std::uint8_t> at(std::uint64_t block) const {
@@ -114,11 +121,13 @@ class Blocks {
   // calloc(3): pages of an object of terabytes that nobody reads are never touched.
   std::unique_ptr<std::uint8_t[], Free> states_;
   std::atomic<std::uint64_t> here_ = 0;
+  std::atomic<bool> is_broken_ = false;
 
   std::mutex memory_mutex_;
   std::list<Kept> memory_;  // the least recently used first
   std::unordered_map<std::uint64_t, std::list<Kept>::iterator> places_;
   std::atomic<std::uint64_t> memory_bytes_ = 0;
+  std::uint64_t ahead_bytes_ = 0;  // of them
 };
 
 }  // namespace stfs

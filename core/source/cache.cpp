@@ -314,9 +314,16 @@ Cache::Cache(Options options) : options_(std::move(options)) {
   if (prepare() && !is_read_only_) empty_trash();
 }
 
-// Opens the directories, or sets unusable_.
+// Opens the directories, or sets unusable_. Again when the user has removed them: the descriptors
+// keep their numbers, which other threads use.
 bool Cache::prepare() {
-  const auto refuse = [this](const std::string& path, const std::string& rule) {
+  const bool is_first = !trash_;
+  const auto install = [](UniqueFd& at, UniqueFd fd) {
+    if (at && fd) ::dup3(fd.get(), at.get(), O_CLOEXEC);
+    if (!at) at = std::move(fd);
+  };
+  const auto refuse = [&](const std::string& path, const std::string& rule) {
+    if (!is_first) return UniqueFd();
     unusable_ = printable(path) + ": " + rule + ", or name another directory in STFS_CACHE";
     return UniqueFd();
   };
@@ -345,7 +352,9 @@ bool Cache::prepare() {
   top = checked(std::move(top), path);
   if (!top) return false;
   struct statvfs disk {};
-  is_read_only_ = ::fstatvfs(top.get(), &disk) == 0 && (disk.f_flag & ST_RDONLY) != 0;
+  if (is_first) {
+    is_read_only_ = ::fstatvfs(top.get(), &disk) == 0 && (disk.f_flag & ST_RDONLY) != 0;
+  }
 
   const auto subdirectory = [&](const UniqueFd& above, const std::string& place, const char* name) {
     if (!above) return UniqueFd();
@@ -354,10 +363,13 @@ bool Cache::prepare() {
                    path + "/" + place + name);
   };
   const UniqueFd v1 = subdirectory(top, "", "v1");
-  entries_ = subdirectory(v1, "v1/", "entries");
-  if (entries_) names_ = subdirectory(v1, "v1/", "names");
-  if (names_) trash_ = subdirectory(v1, "v1/", "trash");
-  if (!trash_) return false;
+  UniqueFd entries = subdirectory(v1, "v1/", "entries");
+  UniqueFd names = entries ? subdirectory(v1, "v1/", "names") : UniqueFd();
+  UniqueFd trash = names ? subdirectory(v1, "v1/", "trash") : UniqueFd();
+  if (!trash) return false;
+  install(entries_, std::move(entries));
+  install(names_, std::move(names));
+  install(trash_, std::move(trash));
 
   const UniqueFd tag(::openat(v1.get(), "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL | kFile, 0600));
   constexpr std::string_view kTag =
@@ -365,6 +377,16 @@ bool Cache::prepare() {
       "# This directory is a cache of stfs: https://bford.info/cachedir/\n";
   if (tag) write_exact(tag.get(), std::as_bytes(std::span(kTag)));
   return true;
+}
+
+void Cache::prepare_again() {
+  const std::lock_guard lock(mutex_);
+  for (const UniqueFd* directory : {&entries_, &trash_}) {
+    struct stat status {};
+    if (::fstat(directory->get(), &status) != 0 || status.st_nlink != 0) continue;
+    prepare();
+    return;
+  }
 }
 
 // Replaces a file as a whole.
@@ -448,9 +470,15 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
   }
   if (is_read_only_) return Outcome::kDone;
   // The checksums tell which blocks that costs.
-  if (data.st_size != static_cast<off_t>(version.size) &&
-      ::ftruncate(entry.data_fd_.get(), static_cast<off_t>(version.size)) != 0) {
-    return Outcome::kFailed;
+  if (data.st_size != static_cast<off_t>(version.size)) {
+    // Not under another process: what it has checked would become zeros.
+    if (::flock(entry.data_fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return Outcome::kDamaged;
+    }
+    if (::ftruncate(entry.data_fd_.get(), static_cast<off_t>(version.size)) != 0) {
+      return Outcome::kFailed;
+    }
+    ::flock(entry.data_fd_.get(), LOCK_SH);
   }
   if (const std::string now = to_json(version, false); *text != now) {
     write_file(directory.get(), "id.json", now);
@@ -504,6 +532,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
   constexpr auto kMaxSize = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
   if (!unusable_.empty() || version.size > kMaxSize) return nullptr;
   if (to_json(version, false).size() > kMaxIdText) return nullptr;
+  if (!is_read_only_ && !existing) prepare_again();
   const std::string id = id_of(version);
   bool has_made_room = false;
   // Each try but the last meets another process that opens or evicts the same entry.
@@ -672,7 +701,29 @@ std::uint64_t Cache::prune(std::uint64_t bytes) {
     total -= std::min(total, place.bytes);
     freed += *evicted;
   }
+  forget_names(bytes == 0 && places().empty());
   return freed;
+}
+
+// Removes the names of versions that have no entry, or all.
+void Cache::forget_names(bool all) const try {
+  for (const std::string& file : names_in(options_.directory + "/v1/names")) {
+    if (file == "." || file == "..") continue;
+    bool goes = all;
+    if (const auto text =
+            goes ? std::nullopt : read_small(names_.get(), file.c_str(), kMaxNameText)) {
+      const auto value = [](const nlohmann::json& json, const char* key) {
+        const auto at = json.is_object() ? json.find(key) : json.end();
+        return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
+      };
+      const auto known = nlohmann::json::parse(
+          value(nlohmann::json::parse(*text, nullptr, false), "value"), nullptr, false);
+      const auto version = parse_remote_version(value(known, "version"));
+      goes = version && ::faccessat(entries_.get(), id_of(*version).c_str(), F_OK, 0) != 0;
+    }
+    if (goes) ::unlinkat(names_.get(), file.c_str(), 0);
+  }
+} catch (const Error&) {
 }
 
 bool Cache::remove(const std::string& id) {

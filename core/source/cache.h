@@ -37,6 +37,9 @@
 // shared lock held, and renamed to its place when it is whole. On a file system without flock(2)
 // nothing is evicted.
 //
+// When the user removes the directory, what is open stays readable, and the next open() makes the
+// directory again.
+//
 // A read-only directory gives the entries that it has; writes return EROFS.
 //
 // Checksum of a block: XXH3 of 64 bits over its bytes, seeded with the entry's ID and the block's
@@ -165,7 +168,8 @@ class Cache {
   };
   std::vector<Listed> list() const;  // the most recently used first
   // Removes entries that nobody uses, the least recently used first, until at most `bytes` are
-  // left. Returns the bytes that were freed.
+  // left. Forgets the names of what has no entry; all names when no entry is left. Returns the
+  // bytes that were freed.
   std::uint64_t prune(std::uint64_t bytes);
   // Removes one that nobody uses. False when it is in use.
   bool remove(const std::string& id);
@@ -180,12 +184,14 @@ class Cache {
   };
 
   bool prepare();
+  void prepare_again();
   Outcome open_place(const std::string& id, CacheEntry& entry) const;
   Outcome make_place(const std::string& id, CacheEntry& entry, int& error) const;
   std::optional<std::uint64_t> evict(const std::string& id) const;
   bool write_file(int directory, const char* name, const std::string& text) const;
   void discard(const std::string& name) const;
   void empty_trash() const;
+  void forget_names(bool all) const;
   std::vector<Place> places() const;
 
   Options options_;

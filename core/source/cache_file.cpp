@@ -21,12 +21,12 @@ CacheFile::CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
 CacheFile::~CacheFile() { fetcher_.remove(*file_); }
 
 bool CacheFile::has(ByteRange range) const {
-  return blocks_.holds(range) && blocks_.look(blocks_.run_of(range));
+  return blocks_.holds(range) && blocks_.may_have(blocks_.run_of(range));
 }
 
 void CacheFile::want(ByteRange range, Ready ready) const {
   if (!blocks_.holds(range)) return ready(EINVAL);
-  if (has(range)) return ready(0);
+  if (blocks_.look(blocks_.run_of(range))) return ready(0);
   if (has_changed()) return ready(ESTALE);
   fetcher_.want(file_, range, std::move(ready));
 }
@@ -40,10 +40,7 @@ void CacheFile::prefetch(ByteRange range) const {
 bool CacheFile::is_complete() const { return blocks_.is_complete(); }
 
 int CacheFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
-  const int error = blocks_.read(buffer, offset);
-  if (error == ENODATA) return EIO;  // it must be wanted first
-  if (error == EIO) note_failure(offset, offset + buffer.size(), error);
-  return error;
+  return blocks_.read(buffer, offset);
 }
 
 int CacheFile::read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const {

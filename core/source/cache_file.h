@@ -37,9 +37,10 @@ class CacheFile final : public Source {
 
   const RemoteVersion& remote_version() const { return remote_version_; }
 
+  // The cache's map tells: the first read of a block checks it, and is EAGAIN when it is damaged.
+  bool has(ByteRange range) const override;
   // Looks at blocks of the cache for the first time, which reads and checks them: as long as a read
   // of the local disk.
-  bool has(ByteRange range) const override;
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
   bool is_complete() const override;

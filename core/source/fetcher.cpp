@@ -6,6 +6,7 @@
 #include "core/source/fetcher_impl.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <exception>
 #include <new>
@@ -93,18 +94,22 @@ void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range)
   if (options.offline || is_held_) return;
   Blocks& blocks = file->blocks;
   Items item(1);
+  BlockRun run = blocks.run_of({range.offset, std::min(range.length, kFarthest)});
+  // What is here, or in the cache, need not come; who reads it checks it.
+  std::array<bool, kFarthest / Blocks::kBlock + 1> is_wanted{};
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    const State state = blocks.state(block);
+    is_wanted[block - run.first] = (state == State::kUnknown || state == State::kAbsent) &&
+                                   !(blocks.entry() != nullptr && blocks.entry()->is_there(block));
+  }
+  if (std::ranges::none_of(is_wanted, [](bool is) { return is; })) return;
   const Lock lock(mutex_);
   if (file->source.has_changed()) return;
   const std::uint64_t most = uses_memory(*file) ? kFarthestInMemory : kFarthest;
-  const BlockRun run = blocks.run_of({range.offset, std::min(range.length, most)});
-  const auto is_wanted = [&](std::uint64_t block) {
-    const State state = blocks.state(block);
-    return (state == State::kUnknown || state == State::kAbsent) &&
-           !(blocks.entry() != nullptr && blocks.entry()->is_there(block));
-  };
+  run.end = std::min(run.end, run.first + most / Blocks::kBlock);
   bool is_any = false;
   for (std::uint64_t block = run.first; block < run.end; ++block) {
-    if (!is_wanted(block)) continue;
+    if (!is_wanted[block - run.first]) continue;
     if (!is_any && !start_threads()) return;
     const bool is_new = move(*file, block, State::kUnknown, State::kAhead) ||
                         move(*file, block, State::kAbsent, State::kAhead);
@@ -227,6 +232,11 @@ bool Fetcher::Impl::is_needed(const File& file, std::uint64_t block) const {
          std::ranges::any_of(running_, needs);
 }
 
+void Fetcher::Impl::shrink(File& file) {
+  file.blocks.shrink(kMemory, kFarthestInMemory,
+                     [&](std::uint64_t block) { return is_needed(file, block); });
+}
+
 Fetcher::Clock::time_point Fetcher::Impl::next_deadline() const {
   auto deadline = Clock::time_point::max();
   for (const File* file : files_) {
@@ -277,6 +287,8 @@ void Fetcher::Impl::answer_all() {
       options.counters->nanoseconds_waited += static_cast<std::uint64_t>(
           std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count());
     }
+    // The callback may take long: the other thread looks after the rest.
+    if (!answers_.empty() || next_deadline() != Clock::time_point::max()) answerable_.notify_one();
     lock.unlock();
     waiter->ready(waiter->error);
     waiter->ready = nullptr;  // what it captured ends before the file does
@@ -284,9 +296,7 @@ void Fetcher::Impl::answer_all() {
     Waiters done;
     done.splice(done.end(), running_, waiter);
     File& file = *waiter->file;
-    if (!file.is_closed) {
-      file.blocks.shrink(kMemory, [&](std::uint64_t block) { return is_needed(file, block); });
-    }
+    if (!file.is_closed) shrink(file);
     left_.notify_all();
   }
 }

@@ -5,10 +5,14 @@
 //                      ├─► requests of ≤ 8 MiB ─┤
 //   prefetch() ► ahead ┘   ≤ connections        └─► ready(0) of those who wait for them
 //
-// Demand goes before what is fetched ahead; among equals, first come first served. A block is in
+// Demand goes before what is fetched ahead. A block is in
 // one request at a time: in this process by the state of the block, among processes by the claims
 // of the cache entry. A block that another process has claimed is looked at again every few
-// milliseconds, until it is there or the claim is gone.
+// milliseconds, until it is there or the claim is gone. Where none comes for Options::patience (the
+// process was stopped), this one fetches them too, into memory.
+//
+// Fair: requests of those who wait take turns, 8 MiB each, so that a want() of gigabytes does not
+// hold up a small one.
 //
 // The states of a block in a CacheFile (one byte each, in this process):
 //
@@ -60,7 +64,9 @@ class Fetcher {
   struct Options {
     std::chrono::milliseconds timeout{60'000};
     unsigned connections = 8;  // requests for blocks at a time
-    bool offline = false;      // a block that is not in the cache: EIO at once
+    // How long a block may be watched that another process has claimed and does not bring.
+    std::chrono::milliseconds patience{5'000};
+    bool offline = false;  // a block that is not in the cache: EIO at once
     Counters* counters = nullptr;
     // A line for the log on each new reason for which a source fails: "place: reason". Called on
     // threads of the Fetcher, with no lock held.

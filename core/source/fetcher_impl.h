@@ -103,6 +103,9 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
     BlockRun run;
     bool is_retry = false;
     Backoff backoff = {};
+    // Of one that was watched: since when no block of it came; the claims of others do not count.
+    std::optional<Clock::time_point> watched_since = {};
+    bool ignores_claims = false;
     // Of a delayed one:
     Clock::time_point not_before = {};
     bool is_ahead = false;
@@ -141,7 +144,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   static void release(Blocks& blocks, BlockRun run);
   BlockRun claim(Blocks& blocks, BlockRun run);
   bool make_room(Blocks& blocks, BlockRun run);
-  bool take_watched(Blocks& blocks, BlockRun run);
+  unsigned take_watched(Blocks& blocks, BlockRun run, bool& is_free);
 
   bool start_threads();
   bool move(File& file, std::uint64_t block, State from, State to);
@@ -153,6 +156,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   bool is_waited(const File& file, BlockRun run) const;
   bool is_needed(const File& file, std::uint64_t block) const;
   bool uses_memory(const File& file) const;
+  void shrink(File& file);
   std::optional<Item> next(Items& items, State state);
   bool start_one(Lock& lock);
   void begin(Lock& lock, Item item);

@@ -59,7 +59,8 @@ void Fetcher::Impl::prepare_all() {
 }
 
 bool Fetcher::Impl::uses_memory(const File& file) const {
-  return file.blocks.entry() == nullptr || Clock::now() < file.full_until;
+  return file.blocks.entry() == nullptr || file.blocks.is_broken() ||
+         Clock::now() < file.full_until;
 }
 
 // The run of blocks to ask for next: of the first item that is not stale, and what is queued behind
@@ -78,7 +79,7 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     BlockRun run{item.run.first, item.run.first};
     const auto is_queued = [&](State of) { return of == State::kDemanded || of == State::kAhead; };
     while (run.end < blocks.count() && run.end - run.first < longest / Blocks::kBlock &&
-           is_queued(blocks.state(run.end))) {
+           is_queued(blocks.state(run.end)) && (!item.ignores_claims || run.end < item.run.end)) {
       ++run.end;
     }
     if (state == State::kDemanded && !is_waited(file, run)) {  // they have gone
@@ -93,6 +94,8 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     }
     Item found = item;
     found.run = run;
+    // Those who wait take turns.
+    if (state == State::kDemanded) items.splice(items.end(), items, items.begin());
     return found;
   }
   return std::nullopt;
@@ -161,11 +164,11 @@ void Fetcher::Impl::begin(Lock& lock, Item item) {
     move(file, block, State::kDemanded, State::kComing);
   }
   transfer->file = item.file;
-  transfer->in_memory = uses_memory(file);
+  transfer->in_memory = uses_memory(file) || item.ignores_claims;
   transfer->renewals = file.renewals;
   transfer->backoff = item.backoff;
   const Unlocked unlocked(*this, file, lock);
-  BlockRun run = claim(blocks, item.run);
+  BlockRun run = item.ignores_claims ? item.run : claim(blocks, item.run);
   bool is_full = false;
   if (!run.empty() && !transfer->in_memory) {
     is_full = transfer->in_memory = !make_room(blocks, run);
@@ -194,6 +197,7 @@ void Fetcher::Impl::begin(Lock& lock, Item item) {
     watched.front().run = {item.run.first, run.first};
     if (!run.empty() || item.run.first < run.first) advance(file);
     if (item.run.first < run.first) {
+      if (!watched.front().watched_since) watched.front().watched_since = Clock::now();
       watched_.splice(watched_.end(), watched);
       poll_at_ = std::min(poll_at_, Clock::now() + kPoll);
     }
@@ -332,20 +336,25 @@ void Fetcher::Impl::wake_delayed() {
   }
 }
 
-// Looks at blocks that another process has claimed. Returns whether it has them no more.
-bool Fetcher::Impl::take_watched(Blocks& blocks, BlockRun run) {
+// Looks at blocks that other processes have claimed: how many have come, and whether a claim of one
+// that has not is gone.
+unsigned Fetcher::Impl::take_watched(Blocks& blocks, BlockRun run, bool& is_free) {
+  unsigned taken = 0;
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     if (blocks.state(block) != State::kWatched) continue;
     if (blocks.entry()->is_there(block)) {
       blocks.change(block, State::kWatched, State::kComing);
-      if (blocks.take_published(block)) continue;
+      if (blocks.take_published(block)) {
+        ++taken;
+        continue;
+      }
       blocks.change(block, State::kComing, State::kWatched);
     }
-    if (!blocks.entry()->claim(block)) return false;
+    if (is_free || !blocks.entry()->claim(block)) continue;
     blocks.entry()->release(block);
-    return true;
+    is_free = true;
   }
-  return false;
+  return taken;
 }
 
 void Fetcher::Impl::poll_watched(Lock& lock) {
@@ -362,9 +371,14 @@ void Fetcher::Impl::poll_watched(Lock& lock) {
       continue;
     }
     const Unlocked unlocked(*this, *file, lock);
-    const bool is_free = take_watched(file->blocks, run);
+    bool is_free = false;
+    const unsigned taken = take_watched(file->blocks, run, is_free);
     lock.lock();
     if (file->is_closed) continue;
+    Item& watched = item.front();
+    if (taken > 0) watched.watched_since = Clock::now();
+    watched.ignores_claims = Clock::now() - *watched.watched_since >= options.patience;
+    is_free = is_free || watched.ignores_claims;
     while (!run.empty() && file->blocks.state(run.first) != State::kWatched) ++run.first;
     if (is_free) {
       queue_again(std::move(item), State::kWatched);
@@ -491,14 +505,13 @@ void Fetcher::Impl::finish_block(Transfer& transfer, std::uint64_t block) {
   }
   const Lock lock(mutex_);
   if (transfer.in_memory) {
-    blocks.keep(block, State::kComing, std::exchange(transfer.buffer, {}));
+    blocks.keep(block, State::kComing, std::exchange(transfer.buffer, {}), !is_needed(file, block));
   } else {
     blocks.change(block, State::kComing, State::kHere);
   }
   ++transfer.done;
   advance(file);
-  if (!transfer.in_memory) return;
-  blocks.shrink(kMemory, [&](std::uint64_t of) { return is_needed(file, of); });
+  if (transfer.in_memory) shrink(file);
 }
 
 void Fetcher::Impl::on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end) {

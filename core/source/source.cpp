@@ -5,6 +5,7 @@
 #include "core/source/local_file.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <future>
 
 namespace stfs {
@@ -16,9 +17,32 @@ int Source::fetch(ByteRange range) const {
   return arrived.get_future().get();
 }
 
+int Source::read_part(std::span<std::byte> buffer, std::uint64_t offset) const {
+  // A bound, since a file system may give EAGAIN for reasons of its own.
+  constexpr unsigned kMostLost = 100;
+  const ByteRange range{offset, buffer.size()};
+  int error = has(range) ? read_unverified(buffer, offset) : EAGAIN;
+  for (unsigned lost = 0; error == EAGAIN && lost < kMostLost; ++lost) {
+    // In the callback: until it returns, memory keeps what was wanted.
+    std::promise<int> done;
+    want(range, [&](int arrived) {
+      done.set_value(arrived != 0 ? arrived : read_unverified(buffer, offset));
+    });
+    error = done.get_future().get();
+  }
+  return error == EAGAIN ? EIO : error;
+}
+
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
-  if (const int error = fetch({offset, buffer.size()})) return error;
-  const int error = read_unverified(buffer, offset);
+  constexpr std::size_t kMostWanted = 8 << 20;  // bytes: memory must keep them
+  int error = 0;
+  do {
+    if (buffer.size() > kMostWanted) prefetch({offset, buffer.size()});
+    const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMostWanted));
+    error = read_part(part, offset);
+    buffer = buffer.subspan(part.size());
+    offset += part.size();
+  } while (error == 0 && !buffer.empty());
   const int changed = verify();
   return changed != 0 ? changed : error;
 }

@@ -61,7 +61,8 @@ class Source {
   // Sources that fetch do so in blocks of this size, which begin at multiples of it.
   static constexpr std::uint64_t kFetchUnit = 256 << 10;  // bytes
 
-  // Whether a range is on this machine: reading it then uses no network.
+  // Whether a range is on this machine: reading it then uses no network. A quick look: what turns
+  // out to be damaged when it is read is not here any more (EAGAIN).
   virtual bool has(ByteRange range) const = 0;
   // Fetches a range to this machine. Calls `ready` exactly once, with 0 or an errno: before want()
   // returns, or later on a thread of the source, which may then read the range. Throws
@@ -80,14 +81,16 @@ class Source {
 
   // The readers fill `buffer` from `offset`; the range must lie inside the source and, where has()
   // is false, want() must have brought it. They return 0 or the errno of the read; EAGAIN when
-  // bytes are not here any more (a source without a disk keeps few): want() brings them again.
+  // bytes are not here, or not any more (a source without a disk keeps few; a cache may be
+  // damaged): want() brings them again.
   //
   // Does not verify, so that a caller can verify many reads at once: the bytes are of this version
   // only if verify() returns 0 afterwards.
   virtual int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
   // As read_unverified(), for a reply: lets the kernel read ahead of parallel readers.
   virtual int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const = 0;
-  // fetch(), read_unverified(), then verify(): ESTALE when the version is gone. Waits.
+  // Fetches and reads, again while bytes go away before they were read, then verify(): ESTALE when
+  // the version is gone. Waits. Wants at most 8 MiB at a time.
   int read(std::span<std::byte> buffer, std::uint64_t offset) const;
 
   // Whether to send a range from memory: every page is in memory, and try_pin() will probably
@@ -147,6 +150,8 @@ class Source {
     std::size_t count = 0;
     std::size_t taken = 0;
   };
+
+  int read_part(std::span<std::byte> buffer, std::uint64_t offset) const;
 
   std::string path_;
   Version version_;

@@ -76,8 +76,7 @@ int PrefetchAll::fetch(const Source& source) {
       source.prefetch({asked, std::min(kPiece, source.size() - asked)});
     }
     const ByteRange piece{at, std::min(kPiece, source.size() - at)};
-    if (source.has(piece)) continue;
-    const int error = wait_for(source, piece);
+    const int error = wait_for(source, piece);  // checks what the cache has
     const bool is_lost = error == 0 && !source.has(piece);
     if (error == 0 && !is_lost) continue;
     if (error != EINTR) {
@@ -100,8 +99,12 @@ int PrefetchAll::check(const Source& source) {
     const auto length =
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source.size() - at));
     const std::span<std::byte> chunk = std::span(buffer).first(length);
-    int error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
-    if (error == 0) error = source.read_unverified(chunk, at);
+    int error = EAGAIN;
+    while (error == EAGAIN && !stop_) {
+      error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
+      if (error == 0) error = source.read_unverified(chunk, at);
+    }
+    if (stop_) return EINTR;
     if (error != 0) {
       if (error != EINTR) {
         log_(std::string(kOption) + printable(source.path()) +

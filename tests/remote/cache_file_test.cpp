@@ -326,8 +326,9 @@ TEST_F(CacheFileTest, WhatIsWantedComesAndStays) {
   EXPECT_EQ(to_text(network.seen()), "2+2 0+2 4+7 ");
   const auto source = open(10 * kBlock + 77);
   EXPECT_TRUE(source->has({0, source->size()}));
-  EXPECT_TRUE(source->is_complete());
+  EXPECT_EQ(counters.cache_hits, 0U);  // nothing was read to tell
   expect_bytes(*source, {0, source->size()});
+  EXPECT_TRUE(source->is_complete());
   EXPECT_EQ(network.seen().size(), 3U);
   EXPECT_EQ(counters.cache_hits, 11U);
 }
@@ -618,7 +619,7 @@ TEST_F(CacheFileTest, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
   std::vector<std::byte> byte(1);
   for (std::uint64_t at = 0; at < 64 * kMiB; at += kBlock) {
     if (source->has({at, 1})) continue;
-    EXPECT_EQ(source->read_unverified(byte, at), EIO);
+    EXPECT_EQ(source->read_unverified(byte, at), EAGAIN);
   }
 }
 
@@ -642,20 +643,138 @@ TEST_F(CacheFileTest, ADamagedBlockIsFetchedAgain) {
   }
   const auto source = open(4 * kBlock);
   EXPECT_TRUE(source->has({0, kBlock}));
+  std::vector<std::byte> bytes(4 * kBlock);
+  EXPECT_EQ(source->read_unverified(bytes, 0), EAGAIN);
   EXPECT_FALSE(source->has({0, 4 * kBlock}));
   expect_bytes(*source, {0, 4 * kBlock});
   EXPECT_EQ(counters.cache_faults, 1U);
   EXPECT_EQ(to_text(network.seen()), "0+4 1+1 ");
 }
 
-TEST_F(CacheFileTest, ATruncatedFileIsAnErrorOnceAndThenFetchedAgain) {
+TEST_F(CacheFileTest, ATruncatedFileIsFetchedAgainAndNoReaderGetsAnError) {
   network.let_go();
   const auto source = open(4 * kBlock);
   expect_bytes(*source, {0, 4 * kBlock});
   fs::resize_file(entry_path() / "data", kBlock);
   std::vector<std::byte> bytes(2 * kBlock);
-  EXPECT_EQ(source->read_unverified(bytes, kBlock), EIO);
+  EXPECT_EQ(source->read_unverified(bytes, kBlock), EAGAIN);
+  EXPECT_EQ(source->read_ahead(bytes, kBlock), EAGAIN);
   expect_bytes(*source, {0, 4 * kBlock});
+  EXPECT_TRUE(source->failures().empty());
+}
+
+TEST_F(CacheFileTest, ATruncatedFileIsNotExtendedUnderThoseWhoReadIt) {
+  network.let_go();
+  const auto source = open(4 * kBlock);
+  expect_bytes(*source, {0, 4 * kBlock});
+  fs::resize_file(entry_path() / "data", kBlock);
+  Cache other({.directory = directory.string(), .size = 0, .keep_free = 0});
+  EXPECT_EQ(other.open(version_of(4 * kBlock)), nullptr);
+  expect_bytes(*source, {0, 4 * kBlock});  // no zeros
+}
+
+// A power failure may keep the map and lose the data.
+TEST_F(CacheFileTest, DataThatALossOfPowerTookIsNeverZeros) {
+  network.let_go();
+  expect_bytes(*open(4 * kBlock), {0, 4 * kBlock});
+  {
+    const UniqueFd file(::open((entry_path() / "data").c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 2 * kBlock),
+              0);
+  }
+  const auto source = open(4 * kBlock);
+  EXPECT_FALSE(source->can_pin({kBlock, kBlock}));
+  expect_bytes(*source, {0, 4 * kBlock});
+  EXPECT_EQ(counters.cache_faults, 3U);
+}
+
+TEST_F(CacheFileTest, AWindowOfTheCacheIsLookedAtWithoutReadingIt) {
+  network.let_go();
+  const ByteRange window{0, 64 * kMiB};
+  ASSERT_EQ(Answer(*open(64 * kMiB), window).get(), 0);
+  const auto source = open(64 * kMiB);
+  const auto microseconds = [](const auto& body) {
+    const auto begin = std::chrono::steady_clock::now();
+    body();
+    return static_cast<int>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                std::chrono::steady_clock::now() - begin)
+                                .count());
+  };
+  RecordProperty("look_us", microseconds([&] { EXPECT_TRUE(source->has(window)); }));
+  EXPECT_EQ(counters.cache_hits, 0U);
+  RecordProperty("check_us", microseconds([&] { EXPECT_EQ(Answer(*source, window).get(), 0); }));
+  EXPECT_EQ(counters.cache_hits, 256U);
+  EXPECT_EQ(counters.waits, 1U);
+}
+
+TEST_F(CacheFileTest, ReadersInMemoryGetNoErrorForWhatWasDropped) {
+  network.let_go();
+  const auto source = open(64 * kMiB, false);
+  std::vector<std::thread> readers;
+  for (unsigned i = 0; i < 64; ++i) {
+    readers.emplace_back([&, i] {
+      std::mt19937_64 random(i);
+      for (int reads = 0; reads < 4; ++reads) {
+        expect_bytes(*source, {random() % (62 * kMiB), kMiB + 5});
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  expect_bytes(*source, {0, 40 * kMiB});  // more than memory keeps
+  EXPECT_TRUE(source->failures().empty());
+}
+
+TEST_F(CacheFileTest, WhatIsFetchedAheadPushesNothingOutOfMemory) {
+  network.let_go();
+  const auto source = open(64 * kMiB, false);
+  expect_bytes(*source, {0, 12 * kMiB});
+  for (std::uint64_t at = 16 * kMiB; at < 48 * kMiB; at += 4 * kMiB) {
+    source->prefetch({at, 4 * kMiB});
+    while (!source->has({at, 4 * kMiB})) std::this_thread::yield();
+  }
+  EXPECT_TRUE(source->has({0, 12 * kMiB}));
+}
+
+TEST_F(CacheFileTest, ASmallWantTakesItsTurnBesideAHugeOne) {
+  start({.connections = 1});
+  const auto source = open(512 * kMiB);
+  Answer huge(*source, {0, 400 * kMiB});
+  network.wait_for_requests(1);
+  Answer small(*source, {500 * kMiB, 1});
+  network.let_go(3);
+  EXPECT_EQ(small.get(), 0);
+  std::vector<ByteRange> seen = network.seen();
+  seen.resize(3);
+  EXPECT_EQ(to_text(seen), "0+32 32+32 2000+1 ");
+}
+
+TEST_F(CacheFileTest, ALongCallbackHoldsUpNoDeadline) {
+  start({.timeout = 30ms});
+  const auto source = open(8 * kMiB);
+  network.script([](std::size_t number, ByteRange) { return Reply{.stall = number > 0}; });
+  network.let_go();
+  std::promise<void> entered, leave;
+  source->want({0, 1}, [&](int) {
+    entered.set_value();
+    leave.get_future().wait();
+  });
+  entered.get_future().wait();
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 5, .stall = true}; });
+  EXPECT_EQ(Answer(*source, {4 * kMiB, 1}).get(), EIO);
+  leave.set_value();
+  network.end_stalls(EIO);
+}
+
+TEST_F(CacheFileTest, AClaimantThatStandsStillIsNotWaitedForForEver) {
+  start({.patience = 20ms});
+  const RemoteVersion version = version_of(4 * kBlock);
+  const auto other = cache.open(version);
+  ASSERT_TRUE(other->claim(1));
+  network.let_go();
+  const auto source = open(version.size);
+  expect_bytes(*source, {0, 4 * kBlock});
+  EXPECT_EQ(to_text(network.seen()), "0+1 2+2 1+1 ");
+  EXPECT_FALSE(other->is_there(1));
 }
 
 TEST_F(CacheFileTest, ABlockThatAnotherHasClaimedIsNotAskedFor) {
@@ -821,6 +940,20 @@ TEST_F(CacheFileTest, AFullDiskCostsSpeedAndNoReaderAnError) {
   read_randomly(source, 1, 20, kMiB);
   EXPECT_TRUE(source.has({0, 2 * kMiB}));
   EXPECT_TRUE(source.failures().empty());
+}
+
+TEST_F(CacheFileTest, ACacheSmallerThanTheObjectIsBoundedAndReadsGoOn) {
+  network.let_go();
+  Cache small({.directory = (temporary / "small").string(), .size = 4 * kMiB, .keep_free = 0});
+  Fetcher with_small({}, network, small);
+  const RemoteVersion version = version_of(24 * kMiB);
+  const CacheFile source(version, std::make_unique<TestRemote>(remote), small.open(version),
+                         with_small);
+  for (std::uint64_t at = 0; at < source.size(); at += kMiB) expect_bytes(source, {at, kMiB});
+  expect_bytes(source, {0, source.size()});
+  EXPECT_TRUE(source.failures().empty());
+  EXPECT_LE(small.list().at(0).bytes, 4 * kMiB + kBlock);
+  EXPECT_GE(small.list().at(0).blocks_there, 1U);
 }
 
 // Processes of their own: forked before this one has threads.

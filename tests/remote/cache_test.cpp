@@ -1,6 +1,7 @@
 // The cache on real directories: what is there, what was damaged, who is beside us.
 #include "core/source/cache.h"
 
+#include "core/base/text.h"
 #include "tests/support/files.h"
 
 #include <fcntl.h>
@@ -683,6 +684,37 @@ struct SmallDisk {
     GTEST_SKIP() << "this process may not mount";                                 \
   }                                                                               \
   static_assert(true)
+
+TEST_F(CacheTest, ADirectoryThatIsRemovedIsMadeAgain) {
+  Cache cache = open();
+  const auto entry = cache.open(version_of("a", 2 * kBlock));
+  fill_all(*entry);
+  fs::remove_all(directory);
+  EXPECT_EQ(check(*entry, 1), 0);
+  const auto other = cache.open(version_of("b", 2 * kBlock));
+  ASSERT_TRUE(other);
+  fill_all(*other);
+  cache.remember("name", "{}");
+  EXPECT_EQ(open().list().size(), 1U);
+  EXPECT_EQ(open().recall("name"), "{}");
+}
+
+TEST_F(CacheTest, PruningForgetsTheNamesOfWhatIsGone) {
+  Cache cache = open();
+  const RemoteVersion there = version_of("there", kBlock), gone = version_of("gone", kBlock);
+  fill_all(*cache.open(there));
+  for (const RemoteVersion& version : {there, gone}) {
+    cache.remember(version.name, R"({"version":)" + json_string(to_json(version, false)) + "}");
+  }
+  cache.remember("listing", "{}");
+  cache.prune(1 << 30);
+  EXPECT_TRUE(cache.recall(there.name));
+  EXPECT_TRUE(cache.recall("listing"));
+  EXPECT_FALSE(cache.recall(gone.name));
+  cache.prune(0);
+  EXPECT_FALSE(cache.recall(there.name));
+  EXPECT_FALSE(cache.recall("listing"));
+}
 
 TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
   const SmallDisk disk(directory, "size=2m,mode=700");
