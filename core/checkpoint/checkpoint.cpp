@@ -123,6 +123,10 @@ Part read_part(const std::string& path, std::string label, std::unique_ptr<const
   try {
     header = format.read(*source, place);
   } catch (const Error& refusal) {
+    const std::string trouble = source->trouble();
+    if (refusal.code() == ErrorCode::kUnreadable && !trouble.empty()) {
+      throw Error(refusal.code(), place, trouble);
+    }
     throw explained(refusal, *source, place);
   }
   return {.source = std::move(source),

@@ -39,6 +39,8 @@ void CacheFile::prefetch(ByteRange range) const {
 
 bool CacheFile::is_complete() const { return blocks_.is_complete(); }
 
+std::string CacheFile::trouble() const { return fetcher_.trouble(*file_); }
+
 int CacheFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const {
   const int error = blocks_.read(buffer, offset);
   if (error == ENODATA) return EIO;  // it must be wanted first

@@ -43,6 +43,7 @@ class CacheFile final : public Source {
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
   bool is_complete() const override;
+  std::string trouble() const override;
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;

@@ -307,6 +307,13 @@ void Fetcher::want(const std::shared_ptr<File>& file, ByteRange range, Source::R
   impl_->want(file, range, std::move(ready));
 }
 
+std::string Fetcher::Impl::trouble(const File& file) {
+  const std::lock_guard lock(mutex_);
+  return file.trouble;
+}
+
+std::string Fetcher::trouble(const File& file) const { return impl_->trouble(file); }
+
 void Fetcher::prefetch(const std::shared_ptr<File>& file, ByteRange range) {
   try {
     impl_->prefetch(file, range);

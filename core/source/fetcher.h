@@ -86,6 +86,7 @@ class Fetcher {
   void remove(File& file);  // waits for what runs
   void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
   void prefetch(const std::shared_ptr<File>& file, ByteRange range);
+  std::string trouble(const File& file) const;
 
   // Shared with transfers under way, which may end after it.
   std::shared_ptr<Impl> impl_;

@@ -50,6 +50,7 @@ struct Fetcher::File {
   bool is_renewed = false;         // and no answer was good since
   Clock::time_point full_until{};  // no room on the disk: blocks go to memory
   std::string reason;              // why the last request failed
+  std::string trouble;             // why the last one that was given up failed; printable
   std::string logged;
 };
 
@@ -85,6 +86,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void remove(File& file);
   void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
   void prefetch(const std::shared_ptr<File>& file, ByteRange range);
+  std::string trouble(const File& file);
   void stop();
 
   const Options options;

@@ -404,9 +404,10 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
 }
 
 void Fetcher::Impl::log(File& file, const std::string& reason) try {
+  file.trouble = printable(reason);
   if (!options.log || file.logged == reason) return;
   file.logged = reason;
-  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, printable(reason)).what());
+  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, file.trouble).what());
   work_.notify_one();
 } catch (const std::bad_alloc&) {
   // A line less.

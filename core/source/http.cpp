@@ -659,7 +659,9 @@ void Http::Impl::end_all() {
 }
 
 Http::Http(const Options& options)
-    : impl_(std::make_unique<Impl>(options)), counters_(options.counters) {}
+    : impl_(std::make_unique<Impl>(options)),
+      counters_(options.counters),
+      patience_(options.patience) {}
 Http::~Http() = default;
 
 void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds delay) {

@@ -101,6 +101,7 @@ class Http {
     unsigned connections = 8;  // to one host at a time; more transfers wait
     bool insecure_http = false;
     Counters* counters = nullptr;
+    std::chrono::milliseconds patience{60'000};  // of get(), where it is told none
   };
 
   explicit Http(const Options& options);
@@ -118,12 +119,13 @@ class Http {
   // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
   // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,
-                 std::chrono::milliseconds patience = std::chrono::seconds(60));
+                 std::optional<std::chrono::milliseconds> patience = {});
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
   Counters* counters_;
+  std::chrono::milliseconds patience_;
 };
 
 // Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and

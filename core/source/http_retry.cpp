@@ -31,8 +31,9 @@ std::string_view HttpHead::header(std::string_view name) const {
   return last;
 }
 
-HttpAnswer Http::get(const HttpRequest& request, std::size_t most, milliseconds patience) {
-  const Clock::time_point deadline = Clock::now() + patience;
+HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
+                     std::optional<milliseconds> patience) {
+  const Clock::time_point deadline = Clock::now() + patience.value_or(patience_);
   const std::string place = public_name(request.url);
   Backoff backoff;
   unsigned silent = 0;

@@ -122,15 +122,14 @@ std::string encoding_refusal(const HttpHead& head) {
 Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range) {
   using Kind = Verdict::Kind;
   const int status = head.status;
-  if (is_temporary(status)) return {Kind::kRetry};
-  if (status == 401 || status == 403) return {Kind::kRenew};
+  std::string answer = "its server answers with status " + std::to_string(status);
+  if (is_temporary(status)) return {Kind::kRetry, std::move(answer)};
+  if (status == 401 || status == 403) return {Kind::kRenew, std::move(answer)};
   if (status == 404 || status == 410 || status == 412 || status == 416) return {Kind::kChanged};
   if (status == 200) {
     return {Kind::kRefused, "its server does not answer ranges: download it first"};
   }
-  if (status != 206) {
-    return {Kind::kRefused, "its server answers with status " + std::to_string(status)};
-  }
+  if (status != 206) return {Kind::kRefused, std::move(answer)};
   if (std::string text = encoding_refusal(head); !text.empty()) {
     return {Kind::kRefused, std::move(text)};
   }

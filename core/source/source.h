@@ -78,6 +78,10 @@ class Source {
   // the mount.
   int fetch(ByteRange range) const;
 
+  // Why the last fetch that failed did so, in one line, printable, without secrets; "" where
+  // nothing more is known than its errno.
+  virtual std::string trouble() const { return ""; }
+
   // The readers fill `buffer` from `offset`; the range must lie inside the source and, where has()
   // is false, want() must have brought it. They return 0 or the errno of the read; EAGAIN when
   // bytes are not here any more (a source without a disk keeps few): want() brings them again.

@@ -178,9 +178,11 @@ Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
 
 Http& Sources::Impl::http() {
   std::call_once(http_once_, [this] {
-    http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
-                                                 .insecure_http = options_.insecure_http,
-                                                 .counters = options_.counters});
+    http_ =
+        std::make_unique<Http>(Http::Options{.connections = options_.connections,
+                                             .insecure_http = options_.insecure_http,
+                                             .counters = options_.counters,
+                                             .patience = std::chrono::seconds(options_.timeout)});
   });
   return *http_;
 }
@@ -490,7 +492,9 @@ std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
   }
   std::string text(source->size(), '\0');
   if (const int error = source->read(std::as_writable_bytes(std::span(text)), 0)) {
-    throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
+    const std::string trouble = source->trouble();
+    if (trouble.empty()) throw_errno(ErrorCode::kUnreadable, public_name(name), "", error);
+    throw Error(ErrorCode::kUnreadable, public_name(name), trouble);
   }
   impl_->keep_if_not_cached(*source, text);
   return text;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,7 +15,10 @@
 namespace stfs::test {
 
 inline Outcome info(std::vector<std::string> arguments) {
-  for (std::string& argument : arguments) argument = elsewhere(argument);
+  // What is written stays here.
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (i == 0 || arguments[i - 1] != "-o") arguments[i] = elsewhere(arguments[i]);
+  }
   arguments.insert(arguments.begin(), STFS_INFO_BINARY);
   return run(arguments);
 }
