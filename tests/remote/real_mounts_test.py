@@ -15,6 +15,7 @@ import random
 import re
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -596,8 +597,14 @@ class HubMounts(Scenario):
         with urllib.request.urlopen(f"{self.urls['hub']}/api/models/org/name/revision/{revision}") as answer:
             return json.load(answer)["sha"]
 
-    def snapshot(self, directory):
-        return {os.path.join(root, name): os.lstat(os.path.join(root, name))[:10]
+    @staticmethod
+    def snapshot(directory):
+        """All attributes but the time of the last access."""
+        def attributes(path):
+            status = os.lstat(path)
+            return status[:stat.ST_ATIME] + status[stat.ST_MTIME:]
+
+        return {os.path.join(root, name): attributes(os.path.join(root, name))
                 for root, directories, names in os.walk(directory) for name in [*directories, *names, "."]}
 
     def own_cache(self, commit):
