@@ -62,7 +62,7 @@ class HubRemote final : public Remote {
       case 410: {
         const std::lock_guard lock(mutex_);
         if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
-        return {.kind = Verdict::Kind::kRenew, .text = {}};
+        return {.kind = Verdict::Kind::kRenew, .text = refusal_of(head)};
       }
       default:
         break;
@@ -82,6 +82,19 @@ class HubRemote final : public Remote {
   }
 
  private:
+  // What an answer means. The second host knows nothing of models.
+  std::string refusal_of(const HttpHead& head) const {
+    const std::optional<WebUrl> from = parse_web_url(head.url);
+    if (!from || from->origin() != options_.origin) {
+      return "the server of its signed URL answers " + std::to_string(head.status);
+    }
+    try {
+      refuse_hub_answer(head, version_.name, name_.id, options_);
+    } catch (const Error& error) {
+      return error.message();
+    }
+  }
+
   HubLocation first_location() const {
     return {.url = options_.resolve_url(name_), .may_have_token = true};
   }

@@ -24,6 +24,7 @@
 #include <ctime>
 #include <initializer_list>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -148,15 +149,22 @@ std::string process_output(const std::string& command) {
     if (n <= 0) break;
     output.append(buffer.data(), static_cast<std::size_t>(n));
   }
-  if (!is_whole) ::kill(-pid, SIGKILL);
+  // It may go on after it has closed its output.
   int status = 0;
-  int waited = 0;
-  do waited = ::waitpid(pid, &status, 0);
-  while (waited < 0 && errno == EINTR);
+  pid_t waited = 0;
+  while (is_whole && (waited = ::waitpid(pid, &status, WNOHANG)) == 0) {
+    is_whole = std::chrono::steady_clock::now() < end;
+    if (is_whole) std::this_thread::sleep_for(5ms);
+  }
+  if (!is_whole) {
+    ::kill(-pid, SIGKILL);
+    do waited = ::waitpid(pid, &status, 0);
+    while (waited < 0 && errno == EINTR);
+  }
   if (output.size() > kMostCredentialBytes) fail_credentials(from + ": printed more than 64 KiB");
   if (!is_whole) fail_credentials(from + ": did not end within a minute");
   if (waited == pid && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
-    fail_credentials(from + ": " + in_quotes(command) + " failed");
+    fail_credentials(from + ": failed");  // the command may have a secret in its arguments
   }
   return output;
 }
@@ -465,11 +473,18 @@ std::optional<S3Credentials> S3CredentialChain::get() {
 
 bool S3CredentialChain::renew(const std::optional<S3Credentials>& refused) {
   if (!refused) return false;
+  const auto is_refused = [&](const std::optional<S3Credentials>& other) {
+    return other && other->key == refused->key && other->secret == refused->secret &&
+           other->token == refused->token;
+  };
   const std::lock_guard lock(mutex_);
-  if (current_ && current_->key == refused->key && current_->secret == refused->secret &&
-      current_->token == refused->token) {
-    is_known_ = false;
+  if (!is_refused(current_)) return true;
+  // A look gave them again: another one at once would too, for each read of each file.
+  if (is_known_ && is_refused(refused_) && std::chrono::steady_clock::now() < next_look_) {
+    return false;
   }
+  refused_ = refused;
+  is_known_ = false;
   return true;
 }
 

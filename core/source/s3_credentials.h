@@ -52,7 +52,7 @@ class S3CredentialChain {
   // unsigned. Blocks. Throws Error kUnreadable when a place has some and they cannot be had.
   std::optional<S3Credentials> get();
   // These were refused: get() looks again instead of giving the same. False when there was nothing
-  // to refuse.
+  // to refuse, or when it has just looked for that reason and found the same.
   bool renew(const std::optional<S3Credentials>& refused);
 
   const S3Settings& settings() const { return settings_; }
@@ -68,6 +68,7 @@ class S3CredentialChain {
   bool is_known_ = false;    // current_ is what was found, maybe nothing
   bool is_looking_ = false;  // a caller of get()
   std::optional<S3Credentials> current_;
+  std::optional<S3Credentials> refused_;  // by a server, last
   std::uint64_t looks_ = 0;
   std::exception_ptr failure_;  // of the last look
   std::chrono::steady_clock::time_point next_look_{};

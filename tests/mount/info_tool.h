@@ -15,9 +15,9 @@
 namespace stfs::test {
 
 inline Outcome info(std::vector<std::string> arguments) {
+  // What is written stays here.
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const bool is_output = i > 0 && arguments[i - 1] == "-o";
-    if (!is_output) arguments[i] = elsewhere(arguments[i]);
+    if (i == 0 || arguments[i - 1] != "-o") arguments[i] = elsewhere(arguments[i]);
   }
   arguments.insert(arguments.begin(), STFS_INFO_BINARY);
   return run(arguments);

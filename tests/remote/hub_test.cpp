@@ -376,6 +376,13 @@ TEST_F(Hub, NoStatusOfAUrlMeansThatACommitChanged) {
   }
 }
 
+TEST_F(Hub, ARefusalOfBytesSaysWhatToDo) {
+  HttpHead head{.status = 403, .url = hub_.url("/x"), .headers = {{"x-error-code", "GatedRepo"}}};
+  EXPECT_NE(remote()->judge(head, {0, 1}).text.find("the model is gated"), std::string::npos);
+  head.url = cdn_.url("/x");
+  EXPECT_EQ(remote()->judge(head, {0, 1}).text.find("gated"), std::string::npos);
+}
+
 TEST_F(Hub, RefusalsSayWhatToDo) {
   struct Case {
     int status;

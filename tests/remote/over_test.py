@@ -14,14 +14,15 @@ import subprocess
 import sys
 import tempfile
 
-SERVERS = pathlib.Path(__file__).resolve().parent / "servers"
+from real_servers import Server
+
 SKIPPED = 77
 BUCKET = "stfs-tests"
 
 
 def missing(kind):
     programs = {"https": ["nginx", "openssl"], "s3": ["radosgw", "ceph-osd", "ceph-mon"]}[kind]
-    return [program for program in programs if not shutil.which(program)]
+    return [program for program in programs if not shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin")]
 
 
 def put_program(directory):
@@ -67,25 +68,23 @@ def main():
         # What this machine trusts and asks in its own name must not stand before what the test sets.
         ours = ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
         theirs = {name: value for name, value in os.environ.items() if name not in ours}
-        environment = dict(theirs, STFS_CACHE=str(work / "cache"), DIR=str(work / "server"))
-        script = SERVERS / {"https": "nginx", "s3": "radosgw"}[kind]
+        environment = dict(theirs, STFS_CACHE=str(work / "cache"))
+        server = Server({"https": "nginx", "s3": "radosgw"}[kind], str(work))
         try:
-            said = subprocess.run([script, "start"], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            server = dict(line.split("=", 1) for line in said.splitlines())
             if kind == "https":
-                (pathlib.Path(server["NGINX_ROOT"]) / "all").symlink_to("/")
-                environment["STFS_TESTS_OVER"] = f"https://localhost:{server['NGINX_TLS_PORT']}/all"
-                environment["SSL_CERT_FILE"] = server["NGINX_CA"]
+                (pathlib.Path(server.nginx_root) / "all").symlink_to("/")
+                environment["STFS_TESTS_OVER"] = f"https://localhost:{server.nginx_tls_port}/all"
+                environment["SSL_CERT_FILE"] = server.nginx_ca
             else:
                 environment.update(
                     STFS_TESTS_OVER=f"s3://{BUCKET}", STFS_TESTS_PUT=str(put_program(work)),
-                    AWS_ENDPOINT_URL=f"http://127.0.0.1:{server['RGW_PORT']}", AWS_ACCESS_KEY_ID=server["RGW_ACCESS"],
-                    AWS_SECRET_ACCESS_KEY=server["RGW_SECRET"], AWS_EC2_METADATA_DISABLED="true")
+                    AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.rgw_port}", AWS_ACCESS_KEY_ID=server.rgw_access,
+                    AWS_SECRET_ACCESS_KEY=server.rgw_secret, AWS_EC2_METADATA_DISABLED="true")
                 make_bucket(environment)
             done = subprocess.run([binary, f"--gtest_filter={tests}", "--gtest_brief=1"], env=environment, check=False)
             sys.exit(done.returncode)
         finally:
-            subprocess.run([script, "stop"], env=environment, check=False)
+            server.stop()
 
 
 if __name__ == "__main__":

@@ -110,6 +110,33 @@ TEST_F(RemoteSources, AFileIsOpenedWithOneRequestOfABlock) {
   EXPECT_EQ(requests[0].header("range"), "bytes=0-262143");
 }
 
+TEST_F(RemoteSources, WhyAHeaderDoesNotComeIsSaid) {
+  const std::string more = R"("__metadata__":{"x":")" + std::string(400'000, 'x') + R"("})";
+  set("long.safetensors", safetensors_bytes("{" + more + "}", ""));
+  server_.set([this](const WebRequest& request) {
+    if (request.header("range") != "bytes=0-262143") return WebAnswer{.status = 403};
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  });
+  Sources sources(options());
+
+  const std::string line = refusal(url("long.safetensors"), {.sources = &sources});
+
+  EXPECT_NE(line.find("answers with status 403"), std::string::npos) << line;
+}
+
+TEST_F(RemoteSources, LoadingWaitsNoLongerThanAReadDoes) {
+  server_.set([](const WebRequest&) { return WebAnswer{.status = 503}; });
+  SourceOptions options = this->options();
+  options.timeout = 1;
+  Sources sources(options);
+  const auto begin = std::chrono::steady_clock::now();
+
+  EXPECT_NE(refusal(url("m.safetensors"), {.sources = &sources}), "");
+
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(50));
+}
+
 TEST_F(RemoteSources, AnIndexIsReadWithOneRequestForItAndOneForEachShardInItsOrder) {
   Sources sources(options());
   const std::string name = url("set.safetensors.index.json");

@@ -683,6 +683,12 @@ TEST(S3Credentials, AProcessMayGiveThem) {
   const auto json = environment.write("keys.json", keys_json("P", "SessionToken", kLater));
   EXPECT_EQ(get("cat '" + json.string() + "'")->token, kToken);
   EXPECT_NE(message_of([&] { get("exit 3"); }).find("failed"), std::string::npos);
+  EXPECT_EQ(message_of([&] { get("false --password=" + kSecret); }).find(kSecret),
+            std::string::npos);
+  // Its output ends before it does.
+  const std::string late = "cat '" + json.string() + "'; exec >/dev/null; cat /proc/self/environ";
+  EXPECT_EQ(get(late)->token, kToken);
+  EXPECT_NE(message_of([&] { get(late + "; exit 3"); }).find("failed"), std::string::npos);
   EXPECT_NE(message_of([&] { get("echo " + kSecret); }).find("no JSON"), std::string::npos);
   EXPECT_EQ(message_of([&] { get("cat '" + json.string() + "' no-such-file"); }).find(kSecret),
             std::string::npos);
@@ -862,6 +868,20 @@ TEST(S3Credentials, OneCallerRenewsWhileTheOthersGoOn) {
   old.key = "K1";
   EXPECT_TRUE(chain.renew(old));
   EXPECT_EQ(chain.get()->key, "K2");
+}
+
+TEST(S3Credentials, TheSameThatAreRefusedAgainAndAgainAreNotLookedForEachTime) {
+  AwsEnvironment environment;
+  environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
+  int looks = 0;
+  AnsweringHttp http([&](const HttpRequest&) {
+    ++looks;
+    return text_answer(keys_json("K", "Token", kLater));
+  });
+  S3CredentialChain chain(http);
+  EXPECT_TRUE(chain.renew(chain.get()));
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(chain.renew(chain.get()));
+  EXPECT_EQ(looks, 2);
 }
 
 }  // namespace
