@@ -3,7 +3,7 @@
 //
 //   want() ──► demand ─┐                        ┌─► blocks into the cache entry (or memory)
 //                      ├─► requests of ≤ 8 MiB ─┤
-//   prefetch() ► ahead ┘   ≤ connections        └─► ready(0) of those who wait for them
+//   prefetch() ► ahead ┘   ≤ connections a host └─► ready(0) of those who wait for them
 //
 // Demand goes before what is fetched ahead; among equals, first come first served. A block is in
 // one request at a time: in this process by the state of the block, among processes by the claims
@@ -59,8 +59,9 @@ class Fetcher {
 
   struct Options {
     std::chrono::milliseconds timeout{60'000};
-    unsigned connections = 8;  // requests for blocks at a time
-    bool offline = false;      // a block that is not in the cache: EIO at once
+    unsigned connections =
+        8;  // requests for blocks of a host at a time: one that hangs holds up no other
+    bool offline = false;  // a block that is not in the cache: EIO at once
     Counters* counters = nullptr;
     // A line for the log on each new reason for which a source fails: "place: reason". Called on
     // threads of the Fetcher, with no lock held.

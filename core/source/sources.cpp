@@ -202,7 +202,8 @@ Fetcher& Sources::Impl::fetcher() {
         Fetcher::Options{.timeout = std::chrono::seconds(options_.timeout),
                          .connections = options_.connections,
                          .offline = options_.offline,
-                         .counters = options_.counters},
+                         .counters = options_.counters,
+                         .log = options_.log},
         http(), cache());
   });
   return *fetcher_;

@@ -37,6 +37,9 @@ struct SourceOptions {
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
   // time and size alone. Called by any thread, one at a time.
   std::function<void(const std::string& line)> warn = nullptr;
+  // Takes a line for the log on each new reason for which a source that is open fails, "place:
+  // reason". Called by any thread. Null: nobody is told but by errno.
+  std::function<void(const std::string& line)> log = nullptr;
   // Called by open_all() after each remote source, by any thread, one at a time.
   std::function<void(std::size_t opened, std::size_t all)> progress = nullptr;
 };

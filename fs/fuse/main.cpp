@@ -235,6 +235,7 @@ int mount(Options options) {
   const SharedCounters counters;
   options.remote.counters = counters.get();
   options.remote.warn = print_warning;
+  options.remote.log = [&](const std::string& line) { daemon.log(line); };
   options.remote.progress = header_progress(options.sources.front());
   Sources sources(options.remote);
   const LoadOptions load{.allow_missing = options.allow_missing,
