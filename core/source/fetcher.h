@@ -3,7 +3,7 @@
 //
 //   want() ──► demand ─┐                        ┌─► blocks into the cache entry (or memory)
 //                      ├─► requests of ≤ 8 MiB ─┤
-//   prefetch() ► ahead ┘   ≤ connections        └─► ready(0) of those who wait for them
+//   prefetch() ► ahead ┘   ≤ connections a host └─► ready(0) of those who wait for them
 //
 // Demand goes before what is fetched ahead. A block is in
 // one request at a time: in this process by the state of the block, among processes by the claims
@@ -63,7 +63,8 @@ class Fetcher {
 
   struct Options {
     std::chrono::milliseconds timeout{60'000};
-    unsigned connections = 8;  // requests for blocks at a time
+    // Requests for blocks of a host at a time: one that hangs holds up no other.
+    unsigned connections = 8;
     // How long a block may be watched that another process has claimed and does not bring.
     std::chrono::milliseconds patience{5'000};
     bool offline = false;  // a block that is not in the cache: EIO at once

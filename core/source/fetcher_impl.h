@@ -34,13 +34,19 @@ struct Fetcher::File {
 
   File(const CacheFile& of, const RemoteVersion& its_version, Remote& its_remote,
        Blocks& its_blocks)
-      : source(of), version(its_version), remote(its_remote), blocks(its_blocks) {}
+      : source(of),
+        version(its_version),
+        remote(its_remote),
+        blocks(its_blocks),
+        host(its_version.name.substr(
+            0, its_version.name.find('/', its_version.name.find("://") + 3))) {}
 
   // Valid until is_closed, and for its users.
   const CacheFile& source;
   const RemoteVersion& version;
   Remote& remote;
   Blocks& blocks;
+  const std::string host;  // of its name, with the scheme
 
   bool is_closed = false;
   unsigned users = 0;              // uses without the lock, which remove() waits for
@@ -158,6 +164,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   bool uses_memory(const File& file) const;
   void shrink(File& file);
   std::optional<Item> next(Items& items, State state);
+  std::size_t requests_to(const std::string& host) const;  // that are under way
   bool start_one(Lock& lock);
   void begin(Lock& lock, Item item);
   void send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRequest request);

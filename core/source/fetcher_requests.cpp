@@ -66,13 +66,17 @@ bool Fetcher::Impl::uses_memory(const File& file) const {
 // The run of blocks to ask for next: of the first item that is not stale, and what is queued behind
 // it.
 std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state) {
-  while (!items.empty()) {
-    Item& item = items.front();
+  for (auto at = items.begin(); at != items.end();) {
+    Item& item = *at;
     File& file = *item.file;
     Blocks& blocks = file.blocks;
     while (!item.run.empty() && blocks.state(item.run.first) != state) ++item.run.first;
     if (item.run.empty()) {
-      items.pop_front();
+      at = items.erase(at);
+      continue;
+    }
+    if (requests_to(file.host) >= options.connections) {
+      ++at;
       continue;
     }
     const std::uint64_t longest = uses_memory(file) ? kLongestInMemory : kLongestRequest;
@@ -88,7 +92,7 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     }
     // A window that slides adds little by little: wait for more, while the line is busy.
     const bool is_short = (run.end - run.first) * Blocks::kBlock < longest;
-    if (state == State::kAhead && is_short && under_way_.size() * 2 >= options.connections &&
+    if (state == State::kAhead && is_short && requests_to(file.host) * 2 >= options.connections &&
         run.end < blocks.count()) {
       return std::nullopt;
     }
@@ -101,8 +105,15 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
   return std::nullopt;
 }
 
+std::size_t Fetcher::Impl::requests_to(const std::string& host) const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      under_way_, [&](const auto& transfer) { return transfer->file->host == host; }));
+}
+
 bool Fetcher::Impl::start_one(Lock& lock) {
-  if (under_way_.size() >= options.connections) return false;
+  const bool is_busy = std::ranges::all_of(
+      files_, [this](const File* file) { return requests_to(file->host) >= options.connections; });
+  if (is_busy) return false;  // without a look at the queues, which may be long
   std::optional<Item> item = next(demand_, State::kDemanded);
   if (!item) item = next(ahead_, State::kAhead);
   if (!item) return false;
@@ -184,6 +195,8 @@ void Fetcher::Impl::begin(Lock& lock, Item item) {
   if (!run.empty()) {
     try {
       request = file.remote.request(transfer->range);
+      // A read after the deadline of another must not wait for what that one waited for.
+      request.stall = std::min(request.stall, options.timeout);
     } catch (const Error& error) {
       failure = error.message();
     } catch (const std::exception&) {
@@ -406,7 +419,7 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
 
 // The object has changed: bytes that are not here can never be fetched.
 void Fetcher::Impl::change(File& file, const std::string& reason) {
-  if (!file.source.has_changed()) log(file, reason);
+  file.reason = printable(reason);
   file.source.mark_changed();
   while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
   for (Items* items : {&demand_, &ahead_, &delayed_, &watched_}) {

@@ -1,0 +1,276 @@
+// Mounts whose cache is damaged, full, shared or not usable, and whose processes die.
+#include "tests/remote/scripted_mount.h"
+#include "tests/support/daemon_figures.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class FailingCache : public ScriptedMount {
+ protected:
+  // A file of the only entry: "data", "map" or "id.json".
+  std::filesystem::path in_entry(const std::string& name) const {
+    for (const auto& entry : std::filesystem::directory_iterator(cache() / "v1/entries")) {
+      return entry.path() / name;
+    }
+    throw std::runtime_error("no entry");
+  }
+  // Writes over bytes of a file; a byte of map or data is 8 bytes or more away from its end.
+  static void flip(const std::filesystem::path& path, std::uint64_t offset, std::size_t length) {
+    std::string bytes = read_file(path).substr(offset, length);
+    for (char& byte : bytes) byte = static_cast<char>(byte ^ 0x55);
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(static_cast<std::streamoff>(offset))
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+  void fill_cache() {
+    const Mounted mount({url()}, options());
+    for (const char* name : {"v", "w", "x"}) EXPECT_EQ(read_file(mount / name), bytes_of(name));
+  }
+  void expect_right(const std::filesystem::path& mount) const {
+    for (const Tensor& tensor : tensors_) {
+      EXPECT_TRUE(read_file(mount / tensor.name) == tensor.bytes) << tensor.name;
+    }
+  }
+  static pid_t worker_of(ForegroundMount& mount) {
+    pid_t worker = -1;
+    EXPECT_TRUE(eventually([&] {
+      for (const pid_t pid : processes_with(mount.path().string())) {
+        if (pid != mount.process().pid()) worker = pid;
+      }
+      return worker > 0;
+    }));
+    return worker;
+  }
+};
+
+TEST_F(FailingCache, ThatIsDamagedIsFetchedAgain) {
+  const std::vector<std::pair<const char*, std::function<void()>>> damages{
+      {"data cut", [&] { std::filesystem::resize_file(in_entry("data"), 1 << 20); }},
+      {"data empty", [&] { std::filesystem::resize_file(in_entry("data"), 0); }},
+      {"data flipped", [&] { flip(in_entry("data"), 3 << 20, 1); }},
+      {"data longer", [&] { std::filesystem::resize_file(in_entry("data"), 100 << 20); }},
+      {"map cut", [&] { std::filesystem::resize_file(in_entry("map"), 70); }},
+      {"map flipped", [&] { flip(in_entry("map"), 64 + 8 * 5, 8); }},
+      {"another format", [&] { flip(in_entry("map"), 8, 4); }},
+      {"no map", [&] { std::filesystem::remove(in_entry("map")); }},
+      {"another id", [&] { flip(in_entry("id.json"), 0, 20); }},
+      {"a directory",
+       [&] {
+         std::filesystem::remove(in_entry("data"));
+         std::filesystem::create_directory(in_entry("data"));
+       }},
+      {"a link",
+       [&] {
+         std::filesystem::remove(in_entry("data"));
+         std::filesystem::create_symlink(local(), in_entry("data"));
+       }},
+  };
+  const std::string before = read_file(local());
+  for (const auto& [name, damage] : damages) {
+    SCOPED_TRACE(name);
+    std::filesystem::remove_all(cache());
+    fill_cache();
+    damage();
+    const Mounted mount({url()}, options());
+    expect_right(mount.path());
+  }
+  EXPECT_EQ(read_file(local()), before);
+}
+
+TEST_F(FailingCache, ThatIsCutUnderAMountGivesNoWrongByte) {
+  fill_cache();
+  const Mounted mount({url()}, options());
+  EXPECT_EQ(read_file(mount / "v"), bytes_of("v"));
+
+  std::filesystem::resize_file(in_entry("data"), 4096);
+
+  for (int round = 0; round < 2; ++round) {
+    for (const char* name : {"v", "w", "x"}) {
+      std::string bytes;
+      const int error = read_part(mount / name, 1 << 20, 64 << 10, &bytes, O_DIRECT);
+      EXPECT_TRUE(error == EIO || bytes == bytes_of(name).substr(1 << 20, 64 << 10)) << error;
+    }
+  }
+  EXPECT_EQ(names_in(mount.path()).size(), 4U);
+}
+
+TEST_F(FailingCache, OfAnotherUserIsNotUsed) {
+  std::filesystem::create_directories(cache());
+  if (::chown(cache().c_str(), 12345, 12345) != 0) GTEST_SKIP() << "this process may not chown";
+  ForegroundMount mount({url()}, options());
+  expect_right(mount.path());
+  EXPECT_NE(mount.process().err().find(cache().string() + ": "), std::string::npos);
+  EXPECT_EQ(names_in(cache()), std::vector<std::string>{});
+}
+
+TEST_F(FailingCache, ThatCannotBeUsedIsAWarningAlsoUnderASupervisor) {
+  write_file(dir_ / "file", "");
+  for (const char* more : {"", ",supervise"}) {
+    ForegroundMount mount({url()}, {"-o", "cache_dir=" + (dir_ / "file").string() + more});
+    expect_right(mount.path());
+    EXPECT_EQ(read_file(mount / ".stfs/slice/w/:,0:3").size(), 1024U * 3 * 2);
+    const std::string err = mount.process().err();
+    EXPECT_EQ(std::ranges::count(err, '\n'), 1) << err;
+  }
+}
+
+TEST_F(FailingCache, OnAFullDiskIsNoErrorOfAReader) {
+  std::filesystem::create_directories(cache());
+  if (::mount("tmpfs", cache().c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) {
+    if (std::getenv("STFS_REQUIRE_MOUNT") != nullptr) FAIL() << "mounting tmpfs";
+    GTEST_SKIP() << "this process may not mount";
+  }
+  {
+    const Mounted mount({url()}, options());
+    for (int round = 0; round < 2; ++round) {
+      expect_right(mount.path());
+      EXPECT_EQ(read_file(mount / ".stfs/merged.safetensors").size(), read_file(local()).size());
+    }
+  }
+  EXPECT_EQ(::umount2(cache().c_str(), MNT_DETACH), 0);
+}
+
+TEST_F(FailingCache, TwoMountsThatFetchTheSameFetchEachBlockOnce) {
+  set_change([](WebAnswer& answer) { answer.delay = std::chrono::milliseconds(5); });
+  const Mounted first({url()}, options());
+  const Mounted second({url()}, options());
+  server_.forget_requests();
+  std::vector<std::future<bool>> readers;
+  for (const Mounted* mount : {&first, &second}) {
+    for (const char* name : {"v", "w", "x"}) {
+      readers.push_back(std::async(std::launch::async, [this, mount, name] {
+        return read_file(*mount / name) == bytes_of(name);
+      }));
+    }
+  }
+  for (auto& reader : readers) EXPECT_TRUE(reader.get());
+  for (const auto& [block, times] : asked_blocks()) EXPECT_EQ(times, 1U) << "block " << block;
+}
+
+TEST_F(FailingCache, AProcessThatIsKilledGivesItsBlocksFree) {
+  Mounted first({url()}, options());
+  const Mounted second({url()}, options());
+  server_.forget_requests();
+  fall_silent();
+  auto stuck = std::async(std::launch::async, [&] { return read_part(first / "w", 0, 4096); });
+  ASSERT_TRUE(was_asked(1));
+  auto waiting = std::async(std::launch::async, [&] { return read_file(second / "w"); });
+  mend();
+
+  first.kill_daemon();
+
+  EXPECT_NE(stuck.get(), 0);
+  EXPECT_EQ(waiting.get(), bytes_of("w"));
+}
+
+TEST_F(FailingCache, AProcessThatIsStoppedCostsOthersTheirDeadlineAtMost) {
+  ForegroundMount first({url()}, options());
+  const Mounted second({url()}, options("timeout=1"));
+  server_.forget_requests();
+  fall_silent();
+  Process stuck({"cat", (first / "w").string()});
+  ASSERT_TRUE(was_asked(1));
+  first.process().signal(SIGSTOP);
+  mend();
+
+  std::string bytes;
+  const int error = read_part(second / "w", 1 << 20, 4096, &bytes);
+  EXPECT_TRUE(error == EIO || bytes == bytes_of("w").substr(1 << 20, 4096)) << error;
+  EXPECT_EQ(read_part(second / "x", 1 << 20, 4096, &bytes), 0);
+  EXPECT_EQ(bytes, bytes_of("x").substr(1 << 20, 4096));
+
+  first.process().signal(SIGKILL);
+  EXPECT_TRUE(read_file(second / "w") == bytes_of("w"));
+}
+
+TEST_F(FailingCache, AfterAKillWhileItFilledAMountReadsRightBytes) {
+  for (int round = 0; round < 3; ++round) {
+    std::filesystem::remove_all(cache());
+    put("/m.safetensors", {.bytes = read_file(local()), .etag = "\"v1\""});
+    server_.forget_requests();
+    set_change([](WebAnswer& answer) { answer.bytes_per_second = 40 << 20; });
+    {
+      Mounted mount({url()}, options());
+      auto reader = std::async(std::launch::async, [&] {
+        for (const char* name : {"v", "w", "x"}) read_part(mount / name, 0, 2 << 20);
+      });
+      ASSERT_TRUE(was_asked(2));
+      mount.kill_daemon();
+      unmount_all(mount.path());
+      reader.get();
+    }
+    mend();
+    {
+      const Mounted mount({url()}, options());
+      expect_right(mount.path());
+    }
+    // Another version of the same size: no byte of the first stands in it.
+    std::vector<Tensor> others = tensors_;
+    for (Tensor& tensor : others) std::ranges::fill(tensor.bytes, '\x77');
+    write_safetensors(dir_ / "other", others);
+    put("/m.safetensors", {.bytes = read_file(dir_ / "other"), .etag = "\"v2\""});
+    const Mounted mount({url()}, options());
+    EXPECT_EQ(read_file(mount / "w"), std::string(2 << 20, '\x77'));
+  }
+}
+
+TEST_F(FailingCache, AWorkerThatIsKilledWhileReadersWaitIsNoticedByNoReader) {
+  ForegroundMount mount({url()}, options("supervise"));
+  EXPECT_EQ(read_file(mount / "small"), bytes_of("small"));
+  const pid_t worker = worker_of(mount);
+  server_.forget_requests();
+  fall_silent();
+  std::vector<std::future<std::string>> readers;
+  for (const char* name : {"v", "w", ".stfs/npy/x.npy"}) {
+    readers.push_back(
+        std::async(std::launch::async, [&mount, name] { return read_file(mount / name); }));
+  }
+  ASSERT_TRUE(was_asked(1));
+  mend();
+
+  ASSERT_EQ(::kill(worker, SIGKILL), 0);
+
+  EXPECT_EQ(readers[0].get(), bytes_of("v"));
+  EXPECT_EQ(readers[1].get(), bytes_of("w"));
+  EXPECT_EQ(readers[2].get().substr(128), bytes_of("x"));
+}
+
+TEST_F(FailingCache, CountersOutliveAWorkerAndTheirSnapshotsDoNot) {
+  ForegroundMount mount({url()}, options("supervise"));
+  EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+  const int fd = ::open((mount / ".stfs/counters.json").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  char buffer[16];
+  EXPECT_EQ(::read(fd, buffer, sizeof buffer), 16);
+  const pid_t worker = worker_of(mount);
+
+  ASSERT_EQ(::kill(worker, SIGKILL), 0);
+
+  EXPECT_EQ(::read(fd, buffer, sizeof buffer), -1);
+  EXPECT_EQ(errno, EIO);
+  ::close(fd);
+  const std::string counters = read_file(mount / ".stfs/counters.json");
+  const std::size_t at = counters.find("\"bytes_fetched\"");
+  ASSERT_NE(at, std::string::npos) << counters;
+  EXPECT_GE(std::stoull(counters.substr(counters.find_first_of("0123456789", at))), 2U << 20);
+}
+
+}  // namespace
+}  // namespace stfs::test
