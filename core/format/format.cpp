@@ -36,6 +36,7 @@ const Format& format_of(const Source& source) {
 }
 
 void prefetch_header(const Source& source) {
+  if (source.is_complete()) return;
   std::array<std::byte, kFirstBytes> buffer{};
   const std::span first = first_of(source, buffer);
   if (first.size() < kFirstBytes || !source.has({0, first.size()}) ||

@@ -419,7 +419,7 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
 
 // The object has changed: bytes that are not here can never be fetched.
 void Fetcher::Impl::change(File& file, const std::string& reason) {
-  file.reason = printable(reason);
+  file.reason = file.logged = printable(reason);
   file.source.mark_changed();
   while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
   for (Items* items : {&demand_, &ahead_, &delayed_, &watched_}) {

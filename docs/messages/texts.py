@@ -7,7 +7,7 @@ import re
 from cpp import KEYWORDS, Unreadable, is_op, matches, split
 
 # Functions that return their argument, in another form.
-TRANSPARENT = {'string', 'printable', 'to_json_text', 'move', 'from_json_text'}
+TRANSPARENT = {'string', 'printable', 'public_name', 'to_json_text', 'move', 'from_json_text'}
 # Functions with a text that only the run knows.
 PLACEHOLDERS = {'errno_text': 'REASON', 'strsignal': 'SIGNAL', 'human_bytes': 'SIZE', 'to_string': 'N',
                 'dtype_name': 'DTYPE', 'shape_text': 'SHAPE', 'shape_json': 'SHAPE',
@@ -30,10 +30,16 @@ PASSED_ON = {
     'core/source/fetcher.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT'},
     'core/source/fetcher_requests.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT', 'TRANSFER TEXT'},
     'core/source/http.cpp': {'MESSAGE', 'HOST: CURL EASY STRERROR'},
-    'core/source/http_retry.cpp': {'PLACE: TEXT'},
+    'core/format/format.cpp': {'PATH: WHY'},
+    'core/source/http_retry.cpp': {'PLACE: TEXT', 'URL: TEXT'},
+    'core/source/hub.cpp': {'MESSAGE'},
+    'core/source/sources.cpp': {'PATH: WHY', 'NAME: WHY'},
     'core/source/s3.cpp': {'NAME: TEXT'},
     'fs/fuse/loading_child.cpp': {'RECEIVED: RECEIVED', 'TEXT'},
-    'tools/gpu/copier/transfer.cpp': {'PATH: MESSAGE'},
+    'tools/gpu/client/options.cpp': {'warning: LINE', 'stfs-gpu: warning: LINE'},
+    'tools/gpu/copier/transfer.cpp': {'PATH: MESSAGE', 'PATHS: MESSAGE', 'FIRST: '},
+    'tools/info/copy_verbs.cpp': {'PATH: WHY', 'PLACE: WHY'},
+    'tools/info/value_verbs.cpp': {'PATH: FAILURE TEXT', 'PLACE: FAILURE TEXT', 'PLACE: '},
     'tools/info/cache_verb.cpp': {'UNUSABLE'},
     'tools/info/select.cpp': {'stfs-info: warning: LINE'},
     'fs/fuse/daemon.cpp': {'LINE'},

@@ -89,6 +89,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       nodes_(checkpoint, options.views, options.control, options.ledger),
       leases_(sources_of(checkpoint)),
       reported_(checkpoint.parts().size()),
+      reasons_(checkpoint.parts().size()),
       counters_(options.counters != nullptr ? *options.counters : own_counters_),
       next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
       computed_(std::make_shared<Computed>(
@@ -348,13 +349,16 @@ void FileSystem::report_faults() const {
            " fail (ESTALE); unmount and mount again");
       continue;
     }
-    if (options_.ledger != nullptr) {
-      const std::lock_guard lock(ledger_mutex_);
-      options_.ledger->keep_failures(i, source.failures());
+    const std::string why = source.failure_text();
+    bool is_new_reason = false;
+    {
+      const std::lock_guard lock(faults_mutex_);
+      if (options_.ledger != nullptr) options_.ledger->keep_failures(i, source.failures());
+      is_new_reason = !why.empty() && std::exchange(reasons_[i], why) != why;
     }
     while (const auto failure = source.take_failure()) {
+      is_new_reason = false;
       const bool is_range = failure->begin != failure->end;
-      const std::string why = source.failure_text();
       log_(printable(source.path()) + ": " +
            (is_range ? "reading bytes " + std::to_string(failure->begin) + " to " +
                            std::to_string(failure->end)
@@ -362,6 +366,7 @@ void FileSystem::report_faults() const {
            ": " + errno_text(failure->error) + (why.empty() ? "" : " (" + why + ")") +
            (failure->is_last ? "; further failures of this source are not logged" : ""));
     }
+    if (is_new_reason) log_(printable(source.path()) + ": reading: " + why);
   }
 }
 

@@ -159,8 +159,8 @@ class FileSystem {
   void compute_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
   void gather_and_answer(const ReadRequest& request, const WillWait& will_wait, Done done);
   void answer_snapshot(const ReadRequest& request, const Done& done) const;
-  // Call after an error: logs each source's change and new failures once, and writes them to the
-  // ledger.
+  // Call after an error: logs each source's change, new failures and new reasons, and writes them
+  // to the ledger.
   void report_faults() const;
   void drop_surplus();
   bool may_wait(Node computed) const;
@@ -173,7 +173,8 @@ class FileSystem {
   Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: its change was logged
-  mutable std::mutex ledger_mutex_;                  // for Ledger::keep_failures
+  mutable std::mutex faults_mutex_;                  // of Ledger::keep_failures and of reasons_
+  mutable std::vector<std::string> reasons_;         // by source: why it failed, as logged last
   Counters own_counters_;
   Counters& counters_;
   mutable std::mutex snapshots_mutex_;

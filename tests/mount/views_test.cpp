@@ -927,6 +927,7 @@ TEST_F(Views, ReadersOfAllViewsAtOnceSeeTheSame) {
       for (const auto& entry : fs::recursive_directory_iterator(root)) {
         if (!entry.is_regular_file()) continue;
         const std::string path = entry.path().lexically_relative(quiet.path());
+        if (path == ".stfs/counters.json") continue;  // each read changes it
         expected[path] = read_file(entry.path());
       }
     }

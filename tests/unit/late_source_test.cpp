@@ -274,9 +274,11 @@ TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
         [](int error, const Reply&) { EXPECT_EQ(error, 0); });
   }
 
-  ASSERT_EQ(source->prefetched().size(), 1U);
-  EXPECT_EQ(source->prefetched()[0].offset, checkpoint.tensor(0).locator->offset + (1 << 20));
-  EXPECT_EQ(source->prefetched()[0].length, 1U << 19);
+  // Of the f32 file the second MiB on: of the source a half, up to the end of the window.
+  const std::vector<ByteRange> ahead = source->prefetched();
+  ASSERT_FALSE(ahead.empty());
+  EXPECT_EQ(ahead[0].offset, checkpoint.tensor(0).locator->offset + (1 << 20));
+  EXPECT_EQ(ahead[0].length, 1U << 19);
 }
 
 // Such a recipe is made by one reader at a time (Recipe::turn).
