@@ -337,7 +337,7 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
       for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
       continue;
     }
-    if (opened[i].error) throw *opened[i].error;
+    if (opened[i].error) throw Error(*opened[i].error);
     add_shard(path, read_part(files[i], shard, std::move(opened[i].source)), names, options);
   }
   std::uint64_t bytes = 0;

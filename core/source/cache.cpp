@@ -282,7 +282,7 @@ std::string Cache::default_directory() {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
   };
-  if (const std::string set = variable("STFS_CACHE"); !set.empty()) return set;
+  if (std::string set = variable("STFS_CACHE"); !set.empty()) return set;
   // The base directory specification: a relative path in it is ignored.
   if (const std::string xdg = variable("XDG_CACHE_HOME"); xdg.starts_with('/')) {
     return xdg + "/stfs";

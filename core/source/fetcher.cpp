@@ -314,7 +314,7 @@ Counters* Fetcher::counters() const { return impl_->options.counters; }
 
 std::shared_ptr<Fetcher::File> Fetcher::add(const CacheFile& source, const RemoteVersion& version,
                                             Remote& remote, Blocks& blocks) {
-  const auto file = std::make_shared<File>(source, version, remote, blocks);
+  auto file = std::make_shared<File>(source, version, remote, blocks);
   impl_->add(*file);
   return file;
 }

@@ -86,8 +86,8 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  Impl(const Options& given, Http& http, Cache& cache)
-      : options(given), http_(http), cache_(cache) {}
+  Impl(Options given, Http& http, Cache& cache)
+      : options(std::move(given)), http_(http), cache_(cache) {}
 
   void add(File& file);
   void remove(File& file);
@@ -166,7 +166,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   std::optional<Item> next(Items& items, State state);
   std::size_t requests_to(const std::string& host) const;  // that are under way
   bool start_one(Lock& lock);
-  void begin(Lock& lock, Item item);
+  void begin(Lock& lock, const Item& item);
   void send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRequest request);
   void settle(Lock& lock, Transfer& transfer);
   void renew(Lock& lock, Transfer& transfer, BlockRun rest);

@@ -165,7 +165,7 @@ void Fetcher::Impl::release(Blocks& blocks, BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
-void Fetcher::Impl::begin(Lock& lock, Item item) {
+void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   File& file = *item.file;
   Blocks& blocks = file.blocks;
   const auto transfer = std::make_shared<Transfer>();
@@ -435,7 +435,7 @@ void Fetcher::Impl::log(File& file, const std::string& reason) try {
   if (file.logged == text) return;
   file.logged = text;
   if (!options.log) return;
-  lines_.push_back(Error(ErrorCode::kUnreadable, file.version.name, text).what());
+  lines_.emplace_back(Error(ErrorCode::kUnreadable, file.version.name, text).what());
   work_.notify_one();
 } catch (const std::bad_alloc&) {
   // A line less.

@@ -31,7 +31,7 @@ using std::chrono::milliseconds;
 // A request that was started, over all its redirects.
 struct HttpTransfer {
   struct EasyDeleter {
-    void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
+    void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
   };
   struct ListDeleter {
     void operator()(curl_slist* list) const { curl_slist_free_all(list); }
@@ -205,7 +205,7 @@ bool add_header(Transfer& transfer, std::string_view line) {
   if (line.starts_with("HTTP/")) {
     const std::uint64_t status = line.size() > 12 ? decimal(line.substr(9, 3)).value_or(0) : 0;
     const bool is_http = line.starts_with("HTTP/1.0 ") || line.starts_with("HTTP/1.1 ");
-    if (!is_http || status < 100 || status > 599 || without_blanks(line.substr(12, 1)) != "") {
+    if (!is_http || status < 100 || status > 599 || !without_blanks(line.substr(12, 1)).empty()) {
       return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
     }
     head.status = static_cast<int>(status);
@@ -480,8 +480,8 @@ void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
 }
 
 void Http::Impl::start_thread_once() {
-  static const CURLcode kInitialised = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (kInitialised == CURLE_OK) multi_.reset(curl_multi_init());
+  static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (initialised == CURLE_OK) multi_.reset(curl_multi_init());
   // It says nothing when it cannot make the descriptors that wake its thread; this does.
   if (multi_ && curl_multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
   if (!multi_) {

@@ -124,7 +124,7 @@ std::optional<std::int64_t> parse_http_date(std::string_view text) {
                                          std::chrono::day(static_cast<unsigned>(day))};
   if (!date.ok()) return std::nullopt;
   return std::chrono::sys_seconds(std::chrono::sys_days(date)).time_since_epoch().count() +
-         hour * 3600 + minute * 60 + second;
+         std::int64_t{hour} * 3600 + std::int64_t{minute} * 60 + second;
 }
 
 namespace {

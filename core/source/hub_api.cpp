@@ -135,7 +135,7 @@ std::string next_hub_page(std::string_view link) {
     const std::string_view target = link.substr(begin + 1, end - begin - 1);
     link.remove_prefix(end + 1);
     const std::string_view parameters = link.substr(0, link.find('<'));
-    if (parameters.find("rel=\"next\"") != parameters.npos) {
+    if (parameters.find("rel=\"next\"") != std::string_view::npos) {
       return std::string(target);
     }
   }

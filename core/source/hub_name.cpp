@@ -24,7 +24,7 @@ std::string lower_case(std::string_view text) {
 bool is_id_part(std::string_view part) {
   const auto may_end = [](char c) { return c != '-' && c != '.'; };
   return !part.empty() && part.size() <= 96 && may_end(part.front()) && may_end(part.back()) &&
-         part.find("--") == part.npos && part.find("..") == part.npos &&
+         part.find("--") == std::string_view::npos && part.find("..") == std::string_view::npos &&
          std::ranges::all_of(part, [](unsigned char c) {
            return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                   c == '-' || c == '_' || c == '.';

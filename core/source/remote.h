@@ -36,7 +36,7 @@ struct RemoteVersion {
 
 // JSON of one line, without `url` unless `with_secrets`; and back: nullopt for any other text.
 std::string to_json(const RemoteVersion& version, bool with_secrets);
-std::optional<RemoteVersion> parse_remote_version(std::string_view json);
+std::optional<RemoteVersion> parse_remote_version(std::string_view text);
 
 // What to do with an answer to a request for a range of a version.
 struct Verdict {

@@ -58,8 +58,8 @@ std::optional<WallClock::time_point> parse_expiry(const std::string& text) {
   }
   const std::string_view zone = rest;
   if (zone.size() == 6 && (zone[0] == '+' || zone[0] == '-')) {
-    const auto offset =
-        std::chrono::hours(std::atoi(rest + 1)) + std::chrono::minutes(std::atoi(rest + 4));
+    const auto offset = std::chrono::hours(std::strtol(rest + 1, nullptr, 10)) +
+                        std::chrono::minutes(std::strtol(rest + 4, nullptr, 10));
     seconds -= zone[0] == '+' ? offset : -offset;
   } else if (zone != "Z" && !zone.empty()) {
     return std::nullopt;
@@ -433,7 +433,8 @@ bool S3CredentialChain::may_go_on() const {
   if (!is_known_ || !current_ || !current_->expires) return is_known_;
   const auto left = *current_->expires - WallClock::now();
   if (left > kExpiryMargin) return true;
-  return left > 0s && (is_looking_ || std::chrono::steady_clock::now() < next_look_);
+  return left > std::chrono::seconds(0) &&
+         (is_looking_ || std::chrono::steady_clock::now() < next_look_);
 }
 
 std::optional<S3Credentials> S3CredentialChain::get() {

@@ -373,7 +373,7 @@ std::string Sources::Impl::pinned(const std::string& name) {
   }
   Store& store = this->store(name);
   if (!may_ask()) return asks_nobody_ ? name : recalled(name).pinned.value_or(name);
-  const std::string pinned = store.pinned(name);
+  std::string pinned = store.pinned(name);
   if (pinned != name) learn(name, [&](Known& what) { what.pinned = pinned; });
   return pinned;
 }

@@ -212,7 +212,7 @@ std::string last_component(const std::string& name) {
   if (!is_url(name)) return std::filesystem::path(name).filename().string();
   const std::size_t begin = begin_of_path(name);
   const std::string path = name.substr(begin, end_of_path(name) - begin);
-  const std::string last = path.substr(std::min(path.rfind('/') + 1, path.size()));
+  std::string last = path.substr(std::min(path.rfind('/') + 1, path.size()));
   if (!is_web_name(name)) return last;
   std::string decoded = percent_decode(last);
   const bool is_name =

@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -277,7 +276,8 @@ int verify_entries(const Arguments& arguments, Cache& cache, const std::vector<L
   std::vector<std::string> objects;
   bool is_any_bad = false;
   // Opening an entry notes its use: in this order, what was used last stays last.
-  for (const Listed& listed : std::views::reverse(entries)) {
+  for (auto at = entries.rbegin(); at != entries.rend(); ++at) {
+    const Listed& listed = *at;
     const Finding finding = verify_entry(cache, listed, jobs, bar);
     is_any_bad = is_any_bad || !finding.is_ok();
     if (arguments.json) {

@@ -49,7 +49,7 @@ class OpenSources {
       if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
         throw Error(ErrorCode::kUnreadable, paths[i], opened[i].error->message());
       }
-      if (opened[i].error) throw *opened[i].error;
+      if (opened[i].error) throw Error(*opened[i].error);
       sources_[paths[i]] = std::move(opened[i].source);
     }
     for (const Item& item : items) {
