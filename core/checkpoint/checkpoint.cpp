@@ -221,15 +221,22 @@ void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
 void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& options) {
   const Origin& origin = mounted.origin;
   bool is_current = false;
-  try {
+  const auto load_it = [&](bool with_copies) {
+    options.sources->use_hub_copies(with_copies);
     Checkpoint whole(origin.sources,
                      {.allow_missing = origin.allow_missing, .sources = options.sources});
     is_current = version_of(whole) == mounted.version;
-    if (is_current) {
-      whole.keep_within(origin.within);
-      add_parts(whole);
-    }
+    if (!is_current) return;
+    whole.keep_within(origin.within);
+    add_parts(whole);
+  };
+  try {
+    load_it(true);
+    // Since the mount, the Hub's own cache may have got what the mount fetches.
+    if (!is_current) load_it(false);
+    options.sources->use_hub_copies(true);
   } catch (const Error& error) {
+    options.sources->use_hub_copies(true);
     refuse_lost(mounted, error);
   }
   if (!is_current) refuse_changed(mounted);

@@ -157,7 +157,7 @@ bool Blocks::keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes
   return change(block, State::kAbsent, State::kHere);
 }
 
-void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory) {
+void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room) {
   const auto bytes =
       std::as_bytes(std::span(first))
           .first(static_cast<std::size_t>(std::min<std::uint64_t>(first.size(), size_)));
@@ -166,7 +166,7 @@ void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory) {
     if (bytes.size() < offset + length) return;
     const auto part =
         bytes.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
-    if (look(block) || keep_in_entry(block, part)) continue;
+    if (look(block) || (has_room && keep_in_entry(block, part))) continue;
     if (memory_bytes_ + length > most_in_memory) return;
     try {
       keep(block, State::kAbsent, {part.begin(), part.end()}, false);

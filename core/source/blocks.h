@@ -90,7 +90,7 @@ class Blocks {
   void shrink(std::uint64_t most, std::uint64_t most_ahead,
               const std::function<bool(std::uint64_t block)>& is_needed);
   // Bytes from the beginning of the object: keeps whole blocks, in the entry if it can.
-  void keep_first(std::string_view first, std::uint64_t most_in_memory);
+  void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
 
   // 0 or an errno: EAGAIN when a block is not here, or when the cache's file lost it: it is absent
   // then.

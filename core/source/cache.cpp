@@ -246,6 +246,9 @@ int CacheEntry::reserve(ByteRange range) const {
 int CacheEntry::write(std::span<const std::byte> bytes, std::uint64_t offset) const {
   if (is_read_only_) return EROFS;
   if (offset > version_.size || bytes.size() > version_.size - offset) return EINVAL;
+  struct stat status {};  // truncated: as in reserve()
+  if (::fstat(data_fd_.get(), &status) != 0) return errno;
+  if (static_cast<std::uint64_t>(status.st_size) != version_.size) return EIO;
   return write_all(data_fd_.get(), bytes, offset);
 }
 

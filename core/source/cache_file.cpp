@@ -7,14 +7,15 @@
 namespace stfs {
 
 CacheFile::CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
-                     std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first)
+                     std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first,
+                     bool has_room)
     : Source(version.name),
       remote_version_(std::move(version)),
       remote_(std::move(remote)),
       blocks_(remote_version_, std::move(entry), fetcher.counters()),
       fetcher_(fetcher) {
   set_version({remote_version_.size, remote_version_.mtime, remote_version_.token});
-  blocks_.keep_first(first, Fetcher::kMemory);
+  blocks_.keep_first(first, Fetcher::kMemory, has_room);
   file_ = fetcher_.add(*this, remote_version_, *remote_, blocks_);
 }
 

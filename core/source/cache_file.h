@@ -30,9 +30,10 @@ namespace stfs {
 class CacheFile final : public Source {
  public:
   // `entry` null: no cache. `first`: bytes from the beginning that came when the object was found;
-  // whole blocks of them are kept.
+  // whole blocks of them are kept, on the disk if it `has_room`.
   CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
-            std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {});
+            std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {},
+            bool has_room = true);
   ~CacheFile() override;
 
   const RemoteVersion& remote_version() const { return remote_version_; }

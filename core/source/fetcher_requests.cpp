@@ -28,7 +28,7 @@ void Fetcher::Impl::prepare_all() {
       // In the list until then: remove() looks for it there.
       try {
         settle(lock, *transfer);
-      } catch (const std::bad_alloc&) {
+      } catch (const std::exception&) {
         if (!transfer->file->is_closed) {
           fail(*transfer->file, transfer->run, ENOMEM, "out of memory");
         }
@@ -94,12 +94,13 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     const bool is_short = (run.end - run.first) * Blocks::kBlock < longest;
     if (state == State::kAhead && is_short && requests_to(file.host) * 2 >= options.connections &&
         run.end < blocks.count()) {
-      return std::nullopt;
+      ++at;
+      continue;
     }
     Item found = item;
     found.run = run;
     // Those who wait take turns.
-    if (state == State::kDemanded) items.splice(items.end(), items, items.begin());
+    if (state == State::kDemanded) items.splice(items.end(), items, at);
     return found;
   }
   return std::nullopt;
@@ -120,8 +121,8 @@ bool Fetcher::Impl::start_one(Lock& lock) {
   const std::shared_ptr<File> file = item->file;
   const BlockRun run = item->run;
   try {
-    begin(lock, std::move(*item));
-  } catch (const std::bad_alloc&) {
+    begin(lock, *item);
+  } catch (const std::exception&) {
     if (!file->is_closed) fail(*file, run, ENOMEM, "out of memory");
   }
   return true;
@@ -140,7 +141,7 @@ BlockRun Fetcher::Impl::claim(Blocks& blocks, BlockRun run) {
       continue;
     }
     const bool is_here = blocks.take_published(block);
-    if (is_claimed && !is_here && !entry->is_there(block)) {  // it was damaged
+    if (is_claimed && !is_here) {  // it was damaged
       ours.end = block + 1;
       continue;
     }
@@ -192,6 +193,7 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   transfer->range = blocks.range_of(run);
   HttpRequest request;
   std::string failure;
+  int refusal = EIO;
   if (!run.empty()) {
     try {
       request = file.remote.request(transfer->range);
@@ -199,6 +201,8 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
       request.stall = std::min(request.stall, options.timeout);
     } catch (const Error& error) {
       failure = error.message();
+      // A store says so of what its credentials may not see, too.
+      if (error.code() == ErrorCode::kAbsent) refusal = EACCES;
     } catch (const std::exception&) {
       failure = "out of memory";
     }
@@ -217,7 +221,7 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
     rest.front().run = {run.end, item.run.end};
     queue_again(std::move(rest), State::kComing);
     if (!failure.empty()) {
-      fail(file, run, EIO, failure);
+      fail(file, run, refusal, failure);
     } else if (!run.empty()) {
       if (item.is_retry && options.counters != nullptr) ++options.counters->retries;
       send(lock, transfer, std::move(request));
@@ -267,7 +271,8 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
   const BlockRun rest{transfer.run.first + transfer.done, transfer.run.end};
   if (!transfer.in_memory) release(file.blocks, rest);
   if (transfer.was_accepted) file.is_renewed = false;
-  if (rest.empty() || file.source.has_changed()) return;
+  if (rest.empty()) return;
+  if (file.source.has_changed()) return move_all(file, rest, State::kComing, State::kAbsent);
   const std::string& text = transfer.verdict.text;
   if (transfer.disk_error != 0) {
     file.full_until = Clock::now() + kFull;
@@ -285,7 +290,8 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
     case Verdict::Kind::kRenew:
       return renew(lock, transfer, rest);
     case Verdict::Kind::kChanged:
-      return change(file, text);
+      change(file, text);
+      return move_all(file, rest, State::kComing, State::kAbsent);
     case Verdict::Kind::kRefused:
       return fail(file, rest, EIO, text);
   }
@@ -425,7 +431,11 @@ void Fetcher::Impl::change(File& file, const std::string& reason) {
   for (Items* items : {&demand_, &ahead_, &delayed_, &watched_}) {
     for (auto next = items->begin(); next != items->end();) {
       const auto item = next++;
-      if (item->file.get() == &file) items->erase(item);
+      if (item->file.get() != &file) continue;
+      for (const State from : {State::kDemanded, State::kAhead, State::kDelayed, State::kWatched}) {
+        move_all(file, item->run, from, State::kAbsent);
+      }
+      items->erase(item);
     }
   }
 }

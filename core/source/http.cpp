@@ -543,12 +543,13 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
       set_up(*transfer);
       transfer->last_byte = Clock::now();
       if (transfer->begun == Clock::time_point()) transfer->begun = transfer->last_byte;
-      ++at_once_[transfer->at.origin()];
       if (options_.counters != nullptr) {
         options_.counters->requests.fetch_add(1, std::memory_order_relaxed);
       }
       CURL* const easy = transfer->easy.get();
+      unsigned& at_once = at_once_[transfer->at.origin()];
       active_.push_back(std::move(transfer));
+      ++at_once;
       if (curl_multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
       transfer = remove(*active_.back());
       transfer->failure = {EIO, "libcurl takes no request"};

@@ -146,9 +146,12 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
   if (content->size != version.size) return {Kind::kChanged, kChangedText};
   // The whole text is compared: a strong ETag that became weak no longer says that the bytes are
   // the same.
+  // The same bytes may be written again: a time counts where nothing better does.
+  const bool is_pinned = !version.version_id.empty() || !version.etag.empty();
+  const std::string none;
   for (const auto& [name, pinned] :
        {std::pair<const char*, const std::string&>("etag", version.etag),
-        {"last-modified", version.last_modified}}) {
+        {"last-modified", is_pinned ? none : version.last_modified}}) {
     const std::string_view now = head.header(name);
     if (pinned.empty() || now == pinned) continue;
     if (!now.empty()) return {Kind::kChanged, kChangedText};

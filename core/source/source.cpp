@@ -12,9 +12,9 @@ namespace stfs {
 
 int Source::fetch(ByteRange range) const {
   if (has(range)) return 0;
-  std::promise<int> arrived;
-  want(range, [&](int error) { arrived.set_value(error); });
-  return arrived.get_future().get();
+  const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
+  want(range, [arrived](int error) { arrived->set_value(error); });
+  return arrived->get_future().get();
 }
 
 int Source::read_part(std::span<std::byte> buffer, std::uint64_t offset) const {
@@ -24,11 +24,11 @@ int Source::read_part(std::span<std::byte> buffer, std::uint64_t offset) const {
   int error = has(range) ? read_unverified(buffer, offset) : EAGAIN;
   for (unsigned lost = 0; error == EAGAIN && lost < kMostLost; ++lost) {
     // In the callback: until it returns, memory keeps what was wanted.
-    std::promise<int> done;
-    want(range, [&](int arrived) {
-      done.set_value(arrived != 0 ? arrived : read_unverified(buffer, offset));
+    const auto done = std::make_shared<std::promise<int>>();
+    want(range, [&, done](int arrived) {
+      done->set_value(arrived != 0 ? arrived : read_unverified(buffer, offset));
     });
-    error = done.get_future().get();
+    error = done->get_future().get();
   }
   return error == EAGAIN ? EIO : error;
 }

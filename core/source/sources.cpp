@@ -90,8 +90,10 @@ class Sources::Impl {
   void keep_if_not_cached(const Source& source, std::string_view first);
   std::string resolutions(std::span<const Beginning> beginnings);
   void use(std::string_view resolutions);
+  void use_hub_copies(bool may) { uses_hub_copies_ = may; }
   void start_fetching() {
-    if (fetcher_ != nullptr) fetcher_->hold(false);
+    const std::lock_guard lock(fetchers_mutex_);
+    for (const auto& [host, fetcher] : fetchers_) fetcher->hold(false);
   }
   void report(std::size_t opened, std::size_t all) {
     if (options_.progress == nullptr) return;
@@ -118,7 +120,7 @@ class Sources::Impl {
 
   Http& http();
   Cache& cache();
-  Fetcher& fetcher();
+  Fetcher& fetcher(const std::string& name);
   Store& store(const std::string& name);
 
   void warn(const std::string& line);
@@ -137,14 +139,17 @@ class Sources::Impl {
   SourceOptions options_;
   Counters own_counters_;
   bool asks_nobody_ = false;
+  std::atomic<bool> uses_hub_copies_ = true;
 
-  std::once_flag http_once_, cache_once_, fetcher_once_;
+  std::once_flag http_once_, cache_once_;
   // Destroyed from the last to the first: each uses those before it.
   std::unique_ptr<Http> http_;
   std::unique_ptr<Cache> cache_;
   std::mutex stores_mutex_;
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by scheme
-  std::unique_ptr<Fetcher> fetcher_;
+  std::mutex fetchers_mutex_;
+  // One for each host: its thread may wait for that host's credentials.
+  std::map<std::string, std::unique_ptr<Fetcher>> fetchers_;
 
   std::mutex known_mutex_;
   std::map<std::string, Known> known_;  // by name, with its secrets
@@ -210,16 +215,21 @@ Cache& Sources::Impl::cache() {
   return *cache_;
 }
 
-Fetcher& Sources::Impl::fetcher() {
-  std::call_once(fetcher_once_, [this] {
-    fetcher_ = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
-                                                          .connections = options_.connections,
-                                                          .offline = options_.offline,
-                                                          .counters = options_.counters},
-                                         http(), cache());
-    fetcher_->hold(asks_nobody_);
-  });
-  return *fetcher_;
+Fetcher& Sources::Impl::fetcher(const std::string& name) {
+  const std::string host = name.substr(0, name.find('/', name.find("://") + 3));
+  Http& http = this->http();
+  Cache& cache = this->cache();
+  const std::lock_guard lock(fetchers_mutex_);
+  std::unique_ptr<Fetcher>& fetcher = fetchers_[host];
+  if (fetcher == nullptr) {
+    fetcher = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
+                                                         .connections = options_.connections,
+                                                         .offline = options_.offline,
+                                                         .counters = options_.counters},
+                                        http, cache);
+    fetcher->hold(asks_nobody_);
+  }
+  return *fetcher;
 }
 
 Store& Sources::Impl::store(const std::string& name) {
@@ -303,14 +313,16 @@ std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, Remot
   // on the one thread of the Fetcher that prepares requests.
   const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
   if (may_ask() && version.size > 0 && !has_first) static_cast<void>(remote->request({0, 1}));
+  const bool has_room = first.empty() || entry == nullptr || cache().make_room(first.size());
+  Fetcher& fetcher = this->fetcher(version.name);
   return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
-                                           fetcher(), first);
+                                           fetcher, first, has_room);
 }
 
 std::unique_ptr<const Source> Sources::Impl::open(const std::string& name) {
   Store& store = this->store(name);
   const std::string at = pinned(name);
-  if (scheme_of(at) == "hf") {
+  if (uses_hub_copies_ && scheme_of(at) == "hf") {
     const std::string copy = hub_local_copy(at);
     if (!copy.empty()) return std::make_unique<const LocalFile>(copy);
   }
@@ -320,6 +332,10 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name) {
   Known known = recalled(at);
   if (!may_ask()) {
     if (!known.version || asks_nobody_) refuse_to_ask(name);
+    {
+      const std::lock_guard lock(known_mutex_);
+      known_[at].version = known.version;  // for resolutions()
+    }
     return make(at, *std::move(known.version), "");
   }
   Found found = store.find(at, known.version ? &*known.version : nullptr);
@@ -350,7 +366,12 @@ std::optional<std::vector<std::string>> Sources::Impl::names_in(const std::strin
   const std::string at = pinned(name);
   if (!may_ask()) {
     const Known known = asks_nobody_ ? given(at).value_or(Known{}) : recalled(at);
-    if (known.is_file || known.version || known.listing) return known.listing;
+    if (known.is_file || known.version || known.listing) {
+      const std::lock_guard lock(known_mutex_);
+      known_[at].is_file = !known.listing;  // for resolutions()
+      known_[at].listing = known.listing;
+      return known.listing;
+    }
     if (auto listing = local_listing(at)) return listing;
     if (scheme_of(at) == "hf" && !hub_local_copy(at).empty()) return std::nullopt;
     refuse_to_ask(name);
@@ -372,7 +393,13 @@ std::string Sources::Impl::pinned(const std::string& name) {
     if (at != known_.end() && at->second.pinned) return *at->second.pinned;
   }
   Store& store = this->store(name);
-  if (!may_ask()) return asks_nobody_ ? name : recalled(name).pinned.value_or(name);
+  if (!may_ask()) {
+    const auto before = asks_nobody_ ? std::nullopt : recalled(name).pinned;
+    if (!before) return name;
+    const std::lock_guard lock(known_mutex_);
+    known_[name].pinned = before;  // for resolutions()
+    return *before;
+  }
   std::string pinned = store.pinned(name);
   if (pinned != name) learn(name, [&](Known& what) { what.pinned = pinned; });
   return pinned;
@@ -534,5 +561,7 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
 }
 void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
 void Sources::start_fetching() { impl_->start_fetching(); }
+
+void Sources::use_hub_copies(bool may) { impl_->use_hub_copies(may); }
 
 }  // namespace stfs

@@ -87,6 +87,10 @@ class Sources {
   // The sources of a Sources that uses resolutions may fetch from now on: in a worker.
   void start_fetching();
 
+  // Whether a file that lies complete in the Hub's own cache is used from there; true at first.
+  // False where a source must be the one that was opened before: that of a mount or an item.
+  void use_hub_copies(bool may);
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

@@ -147,10 +147,12 @@ LoadOptions load_options(const Options& options, Sources& sources) {
 LoadedSources load_elsewhere(const Options& options, bool again = true) {
   auto sources = std::make_unique<Sources>(options.remote);
   const LoadOptions how = load_options(options, *sources);
+  // In the child: it ends with it, so that nobody evicts its entries before the parent holds them.
+  std::unique_ptr<const Checkpoint> held;
   const LoadingChild child([&] {
-    const Checkpoint checkpoint(options.sources, how);
+    held = std::make_unique<const Checkpoint>(options.sources, how);
     std::vector<Sources::Beginning> beginnings;
-    for (const Part& part : checkpoint.parts()) {
+    for (const Part& part : held->parts()) {
       if (!is_url(part.source->path())) continue;
       beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
     }
@@ -276,12 +278,27 @@ int supervise(const Loaded& loaded) {
   return supervisor.run([&](Worker& worker) { return serve_as(worker, loaded); });
 }
 
+// A daemon changes its directory, and these files are read again later. Call it without threads.
+void make_variables_absolute() {
+  for (const char* const name :
+       {"CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "NETRC", "AWS_CA_BUNDLE",
+        "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "HF_TOKEN_PATH", "HF_HOME"}) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr || *value == '\0' || *value == '/' || *value == '~') continue;
+    std::error_code error;
+    const auto absolute = std::filesystem::absolute(value, error);
+    if (!error) ::setenv(name, absolute.c_str(), 1);
+  }
+}
+
 // Returns the exit status.
 int mount(Options options) {
   options.mountpoint = resolve_mountpoint(options.mountpoint, "mkdir it first");
   check_mountpoint(options.mountpoint);
   UniqueFd lock = lock_mountpoint(options.mountpoint);
   raise_descriptor_limit();
+  make_variables_absolute();
   Daemon daemon(options.foreground);
 
   const SharedCounters counters;

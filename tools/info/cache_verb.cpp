@@ -95,8 +95,9 @@ void print_json(const std::vector<std::string>& objects) {
 int list_entries(const Arguments& arguments, const std::vector<Listed>& entries,
                  const std::string& directory) {
   if (arguments.json) {
-    std::vector<std::string> objects;
-    for (const Listed& listed : entries) objects.push_back(json_of(listed));
+    std::vector<std::string> objects(entries.size());
+    std::ranges::transform(entries, objects.begin(),
+                           [](const Listed& listed) { return json_of(listed); });
     print_json(objects);
     return 0;
   }
@@ -262,7 +263,7 @@ std::string json_of(const Finding& finding, const Listed& listed) {
   return out;
 }
 
-int verify_entries(const Arguments& arguments, Cache& cache, const std::vector<Listed>& entries) {
+int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed> entries) {
   const unsigned jobs =
       arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
   std::uint64_t bytes = 0;
@@ -276,8 +277,8 @@ int verify_entries(const Arguments& arguments, Cache& cache, const std::vector<L
   std::vector<std::string> objects;
   bool is_any_bad = false;
   // Opening an entry notes its use: in this order, what was used last stays last.
-  for (auto at = entries.rbegin(); at != entries.rend(); ++at) {
-    const Listed& listed = *at;
+  std::ranges::reverse(entries);
+  for (const Listed& listed : entries) {
     const Finding finding = verify_entry(cache, listed, jobs, bar);
     is_any_bad = is_any_bad || !finding.is_ok();
     if (arguments.json) {

@@ -347,7 +347,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   const auto source = attribute("user.stfs.source");
   const auto version = attribute("user.stfs.version");
   if (!name || !source || !version) return false;
-  const Checkpoint& checkpoint = open(*source);
+  const Checkpoint& checkpoint = open(*source, true);
   const auto found = checkpoint.find(*name);
   if (!found || checkpoint.part_of(*found).source->version().token != *version) {
     throw Error(ErrorCode::kUnreadable, *source,
@@ -395,7 +395,8 @@ void Selection::forget_remote() {
   });
 }
 
-const Checkpoint& Selection::open(const std::string& source) {
+const Checkpoint& Selection::open(const std::string& source, bool is_exact) {
+  sources_.use_hub_copies(!is_exact);
   const bool is_remote = is_url(source);
   const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
   const std::string absolute = is_remote ? source : absolute_path(source);

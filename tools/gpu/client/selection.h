@@ -90,7 +90,8 @@ class Selection {
     std::unique_ptr<const Checkpoint> checkpoint;
   };
   // The checkpoint as it is now: opened again when anything of it has changed.
-  const Checkpoint& open(const std::string& source);
+  // `is_exact`: what a mount names, never a copy of it.
+  const Checkpoint& open(const std::string& source, bool is_exact = false);
 
   Sources sources_;  // outlives open_
   std::map<std::string, Opened> open_;

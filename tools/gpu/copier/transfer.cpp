@@ -43,7 +43,9 @@ class OpenSources {
     for (const Item& item : items) {
       if (sources_.try_emplace(item.request().path).second) paths.push_back(item.request().path);
     }
-    std::vector<Sources::Opened> opened = (given == nullptr ? *own_ : *given).open_all(paths);
+    Sources& opener = given == nullptr ? *own_ : *given;
+    opener.use_hub_copies(false);  // a copy would have been named by its path
+    std::vector<Sources::Opened> opened = opener.open_all(paths);
     for (std::size_t i = 0; i < paths.size(); ++i) {
       // It was there when it was named: that it has gone is no user's mistake.
       if (opened[i].error && opened[i].error->code() == ErrorCode::kAbsent) {
