@@ -27,7 +27,8 @@ RemoteVersion example_version() {
 }
 
 // An answer to bytes 10 to 29, with some headers in place of the right ones.
-Verdict judged(int status, const AnswerHeaders& other = {}) {
+Verdict judged(int status, const AnswerHeaders& other = {},
+               const RemoteVersion& version = example_version()) {
   HttpHead head{.status = status, .url = {}, .headers = {}};
   std::vector<std::pair<std::string, std::string>> headers{
       {"content-range", "bytes 10-29/100"},
@@ -39,7 +40,7 @@ Verdict judged(int status, const AnswerHeaders& other = {}) {
     if (value != "-") headers.emplace_back(name, value);
   }
   head.headers = headers;
-  return judge(example_version(), head, {.offset = 10, .length = 20});
+  return judge(version, head, {.offset = 10, .length = 20});
 }
 
 TEST(RemoteVersionJson, ComesBackWithoutTheSecret) {
@@ -122,10 +123,21 @@ TEST(Judge, AnotherSizeOrValidatorIsAnotherVersion) {
                                   {{"content-range", "bytes 10-19/20"}},
                                   {{"etag", "\"v2\""}},
                                   {{"etag", "W/\"v1\""}},
-                                  {{"etag", "v1"}},
-                                  {{"last-modified", "Sat, 01 Feb 2025 10:00:01 GMT"}}}) {
+                                  {{"etag", "v1"}}}) {
     EXPECT_EQ(judged(206, other).kind, VerdictKind::kChanged) << other[0].second;
   }
+}
+
+TEST(Judge, ATimeCountsOnlyWhereNothingBetterTellsTheVersion) {
+  const AnswerHeaders later{{"last-modified", "Sat, 01 Feb 2025 10:00:01 GMT"}};
+  const AnswerHeaders none{{"last-modified", "-"}};
+  RemoteVersion weak = example_version();
+  weak.etag = weak.version_id = "";
+
+  EXPECT_EQ(judged(206, later).kind, VerdictKind::kAccept);  // the same bytes, written again
+  EXPECT_EQ(judged(206, {}, weak).kind, VerdictKind::kAccept);
+  EXPECT_EQ(judged(206, later, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(judged(206, none, weak).kind, VerdictKind::kRefused);
 }
 
 TEST(Judge, AServerThatSaysTooLittleOrTooMuchIsRefused) {
@@ -151,8 +163,7 @@ TEST(Judge, AServerThatSaysTooLittleOrTooMuchIsRefused) {
                                   {{"content-length", "0x14"}},
                                   {{"content-encoding", "gzip"}},
                                   {{"content-type", "Multipart/byteranges; boundary=x"}},
-                                  {{"etag", "-"}},
-                                  {{"last-modified", "-"}}}) {
+                                  {{"etag", "-"}}}) {
     EXPECT_EQ(judged(206, other).kind, VerdictKind::kRefused)
         << other[0].first << " " << other[0].second;
     EXPECT_NE(judged(206, other).text, "");
