@@ -66,7 +66,7 @@ AwsProfiles parse_aws_profiles(const std::string& text) {
       std::string name = trimmed_text(std::string_view(content).substr(1, content.find(']') - 1));
       // "profile  x": one space.
       if (const std::size_t space = name.find_first_of(" \t"); space != std::string::npos) {
-        name = name.substr(0, space) + " " + trimmed_text(name.substr(space));
+        name.replace(space, std::string::npos, " " + trimmed_text(name.substr(space)));
       }
       section = &profiles[name];
       outer.clear();

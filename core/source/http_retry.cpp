@@ -105,7 +105,7 @@ std::optional<std::int64_t> parse_http_date(std::string_view text) {
   constexpr std::string_view kForm = "Www, 00 Mmm 0000 00:00:00 GMT";
   if (text.size() != kForm.size()) return std::nullopt;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool is_fixed = kForm[i] != '0' && (i < 8 || i > 10) && i > 2;
+    const bool is_fixed = i > 2 && (i < 8 || i > 10) && kForm[i] != '0';
     if (is_fixed && text[i] != kForm[i]) return std::nullopt;
   }
   const auto number = [&](std::size_t at, std::size_t count) {
