@@ -35,7 +35,7 @@ class Waiting {
     constexpr std::chrono::milliseconds kLook{50};  // nobody notifies when `stop` is set
     std::unique_lock lock(mutex_);
     while (!all_.wait_for(lock, kLook, [this] { return left_ == 0; })) {
-      if (stop != nullptr && stop->load(std::memory_order_relaxed)) return EINTR;
+      if (stop != nullptr && stop->load(std::memory_order_acquire)) return EINTR;
     }
     return error_;
   }
