@@ -85,6 +85,16 @@ TEST_F(RemoteMount, ASecondMountWorksOffline) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
+TEST_F(RemoteMount, ASecondMountWorksOfflineUnderASupervisor) {
+  { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
+  server_.forget_requests();
+
+  const Mounted mount({url()}, options("offline,supervise"));
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  EXPECT_EQ(server_.requests().size(), 0U);
+}
+
 TEST_F(RemoteMount, ASupervisorHasNoThreadAndItsWorkersFetch) {
   ForegroundMount mount({url()}, options("supervise"));
   const auto tasks = [&] {
