@@ -22,12 +22,13 @@ struct Format {
   // Reads and validates the header of a source. `place` begins the messages of errors. Throws
   // Error: kUnreadable, or the rule of the format that the header breaks.
   Header (*read)(const Source& source, const std::string& place);
-  std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json"
+  std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json", ".gguf"
 };
 
 inline constexpr std::size_t kFirstBytes = 8;
 
-// Reads the first bytes of a source and returns its format. safetensors has no magic number, so any
+// Reads the first bytes of a source and returns its format. No file is both GGUF and safetensors: as
+// a length, GGUF's magic number is over safetensors' limit. safetensors has no magic number, so any
 // other file counts as safetensors, and reading its header reports the broken rule. Throws Error
 // kUnreadable.
 const Format& format_of(const Source& source);
