@@ -7,12 +7,24 @@
 #include <cstdint>
 #include <cstring>
 
-// Each decoder is a plain loop. The compiler makes vectors of it, once for each set of instructions
-// (docs/decisions/0017-decoders.md has figures).
+// Highway compiles this file once for each set of instructions and chooses one when the program
+// runs. The types that are used most have vectors written out; of the plain loops of the others
+// the compiler makes vectors (docs/decisions/0017-decoders.md has figures).
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/format/block_decoders.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+#undef STFS_INLINE
 #define STFS_INLINE [[gnu::always_inline]] inline
 
+HWY_BEFORE_NAMESPACE();
 namespace stfs {
+namespace HWY_NAMESPACE {
 namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
 
 using Byte = unsigned char;
 
@@ -27,14 +39,67 @@ STFS_INLINE T load(const Byte* at) {
 // too small by 112, subnormals included.
 STFS_INLINE float half(const Byte* at) {
   const unsigned bits = load<std::uint16_t>(at);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // with F16C
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
+#else
   const std::uint32_t magnitude = (bits & 0x7FFFU) << 13;
   std::uint32_t value = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
   if (magnitude >= 0x0F800000U) value = magnitude | 0x7F800000U;  // infinity or NaN
   return std::bit_cast<float>(value | (bits & 0x8000U) << 16);
+#endif
 }
 
 STFS_INLINE float as_float(int value) { return static_cast<float>(value); }
 STFS_INLINE int bit(unsigned word, unsigned i) { return static_cast<int>(word >> i & 1U); }
+
+// --- vectors
+
+using Floats = hn::CappedTag<float, 16>;  // 1 to 16 lanes, a power of two
+using Integers = hn::Rebind<std::int32_t, Floats>;
+using Bytes = hn::Rebind<std::uint8_t, Floats>;
+using SignedBytes = hn::Rebind<std::int8_t, Floats>;
+
+// y[j] = scale * q[j] for `count` integers, a multiple of 16.
+STFS_INLINE void multiply(const std::int8_t* __restrict q, unsigned count, float scale,
+                          float* __restrict y) {
+  const Floats floats;
+  const auto factor = hn::Set(floats, scale);
+  for (std::size_t j = 0; j < count; j += hn::Lanes(floats)) {
+    const auto wide = hn::PromoteTo(Integers(), hn::LoadU(SignedBytes(), q + j));
+    hn::StoreU(hn::Mul(factor, hn::ConvertTo(floats, wide)), floats, y + j);
+  }
+}
+
+constexpr std::array<std::int8_t, 16> kQ4Values{-8, -7, -6, -5, -4, -3, -2, -1,
+                                                0,  1,  2,  3,  4,  5,  6,  7};
+constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35, -22, -10,
+                                                 1,    13,   25,  38,  53,  69,  89,  113};
+// Twice the values of E2M1; the second zero is positive.
+constexpr std::array<std::int8_t, 16> kE2M1Values{0, 1,  2,  3,  4,  6,  8,  12,
+                                                  0, -1, -2, -3, -4, -6, -8, -12};
+
+// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
+STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
+                           const Byte* __restrict qs, float* __restrict y) {
+  alignas(16) std::int8_t low[16];
+  alignas(16) std::int8_t high[16];
+#if HWY_TARGET == HWY_SCALAR
+  for (unsigned j = 0; j < 16; ++j) low[j] = values[qs[j] & 15];
+  for (unsigned j = 0; j < 16; ++j) high[j] = values[qs[j] >> 4];
+#else
+  const hn::Full128<std::uint8_t> bytes;
+  const hn::Full128<std::int8_t> signed_bytes;
+  const auto table = hn::LoadU(signed_bytes, values.data());
+  const auto both = hn::LoadU(bytes, qs);
+  const auto at = [&](auto numbers) HWY_ATTR {
+    return hn::TableLookupBytes(table, hn::BitCast(signed_bytes, numbers));
+  };
+  hn::Store(at(hn::And(both, hn::Set(bytes, 15))), signed_bytes, low);
+  hn::Store(at(hn::ShiftRight<4>(both)), signed_bytes, high);
+#endif
+  multiply(low, 16, d, y);
+  multiply(high, 16, d, y + 16);
+}
 
 // --- blocks of 32
 
@@ -48,8 +113,7 @@ STFS_INLINE void nibbles(const Byte* __restrict qs, float* __restrict y, const V
 struct Q4_0 {
   static constexpr std::size_t kElements = 32, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    const float d = half(b);
-    nibbles(b + 2, y, [d](int q, unsigned) { return as_float(q - 8) * d; });
+    looked_up(kQ4Values, half(b), b + 2, y);
   }
 };
 
@@ -58,7 +122,7 @@ struct Q4_1 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
-    nibbles(b + 4, y, [d, m](int q, unsigned) { return as_float(q) * d + m; });
+    nibbles(b + 4, y, [d, m](int q, unsigned) HWY_ATTR { return as_float(q) * d + m; });
   }
 };
 
@@ -67,8 +131,9 @@ struct Q5_0 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const auto high = load<std::uint32_t>(b + 2);
-    nibbles(b + 6, y,
-            [d, high](int q, unsigned j) { return as_float((q | bit(high, j) << 4) - 16) * d; });
+    nibbles(b + 6, y, [d, high](int q, unsigned j) HWY_ATTR {
+      return as_float((q | bit(high, j) << 4) - 16) * d;
+    });
   }
 };
 
@@ -78,48 +143,34 @@ struct Q5_1 {
     const float d = half(b);
     const float m = half(b + 2);
     const auto high = load<std::uint32_t>(b + 4);
-    nibbles(b + 8, y,
-            [d, m, high](int q, unsigned j) { return as_float(q | bit(high, j) << 4) * d + m; });
+    nibbles(b + 8, y, [d, m, high](int q, unsigned j) HWY_ATTR {
+      return as_float(q | bit(high, j) << 4) * d + m;
+    });
   }
 };
 
-template <std::size_t Offset, unsigned Count>
-STFS_INLINE void signed_bytes(float d, const Byte* __restrict b, float* __restrict y) {
-  for (unsigned j = 0; j < Count; ++j) y[j] = as_float(static_cast<std::int8_t>(b[Offset + j])) * d;
+STFS_INLINE const std::int8_t* as_signed(const Byte* bytes) {
+  return reinterpret_cast<const std::int8_t*>(bytes);
 }
 
 struct Q8_0 {
   static constexpr std::size_t kElements = 32, kBytes = 34;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    signed_bytes<2, 32>(half(b), b, y);
+    multiply(as_signed(b + 2), 32, half(b), y);
   }
 };
 
 struct Q8_1 {  // bytes 2 and 3: d times the sum of the integers
   static constexpr std::size_t kElements = 32, kBytes = 36;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    signed_bytes<4, 32>(half(b), b, y);
+    multiply(as_signed(b + 4), 32, half(b), y);
   }
 };
-
-constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35, -22, -10,
-                                                 1,    13,   25,  38,  53,  69,  89,  113};
-// Twice the values of E2M1; the second zero is positive.
-constexpr std::array<std::int8_t, 16> kE2M1Values{0, 1,  2,  3,  4,  6,  8,  12,
-                                                  0, -1, -2, -3, -4, -6, -8, -12};
-
-// y[j] of byte j's low nibble, y[j + Count] of the high one.
-template <unsigned Count>
-STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
-                           const Byte* __restrict qs, float* __restrict y) {
-  for (unsigned j = 0; j < Count; ++j) y[j] = as_float(values[qs[j] & 15]) * d;
-  for (unsigned j = 0; j < Count; ++j) y[j + Count] = as_float(values[qs[j] >> 4]) * d;
-}
 
 struct Iq4Nl {
   static constexpr std::size_t kElements = 32, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    looked_up<16>(kIq4Values, half(b), b + 2, y);
+    looked_up(kIq4Values, half(b), b + 2, y);
   }
 };
 
@@ -129,7 +180,7 @@ struct Mxfp4 {
     // Half of E8M0's value, 2^(e-128); unlike OCP's, 255 is no NaN.
     const std::uint32_t e = b[0];
     const auto d = std::bit_cast<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23);
-    looked_up<16>(kE2M1Values, d, b + 1, y);
+    looked_up(kE2M1Values, d, b + 1, y);
   }
 };
 
@@ -148,7 +199,11 @@ struct Nvfp4 {
   }
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     for (unsigned s = 0; s < 4; ++s) {
-      looked_up<8>(kE2M1Values, scale(b[s]), b + 4 + 8 * s, y + 16 * s);
+      const float d = scale(b[s]);
+      const Byte* const qs = b + 4 + 8 * s;
+      float* const out = y + 16 * s;
+      for (unsigned j = 0; j < 8; ++j) out[j] = as_float(kE2M1Values[qs[j] & 15]) * d;
+      for (unsigned j = 0; j < 8; ++j) out[j + 8] = as_float(kE2M1Values[qs[j] >> 4]) * d;
     }
   }
 };
@@ -219,19 +274,46 @@ STFS_INLINE ScaleAndMinimum six_bits(const Byte* s, unsigned group) {
                                                                                     << 4};
 }
 
+// Q4_K and Q5_K, which has a fifth bit of each integer in `high`.
+template <bool HasHigh>
+STFS_INLINE void two_groups(float d, float dmin, const Byte* __restrict scales, unsigned pair,
+                            const Byte* __restrict high, const Byte* __restrict qs,
+                            float* __restrict y) {
+  const Floats floats;
+  const Bytes bytes;
+  const Integers integers;
+  const ScaleAndMinimum even = six_bits(scales, 2 * pair);
+  const ScaleAndMinimum odd = six_bits(scales, 2 * pair + 1);
+  const auto even_scale = hn::Set(floats, d * as_float(even.scale));
+  const auto even_minimum = hn::Set(floats, dmin * as_float(even.minimum));
+  const auto odd_scale = hn::Set(floats, d * as_float(odd.scale));
+  const auto odd_minimum = hn::Set(floats, dmin * as_float(odd.minimum));
+  const auto sixteen = hn::Set(bytes, 16);
+  const auto even_bit = hn::Set(bytes, static_cast<Byte>(1U << (2 * pair)));
+  const auto odd_bit = hn::Set(bytes, static_cast<Byte>(2U << (2 * pair)));
+  for (std::size_t l = 0; l < 32; l += hn::Lanes(floats)) {
+    const auto both = hn::LoadU(bytes, qs + l);
+    auto low = hn::And(both, hn::Set(bytes, 15));
+    auto up = hn::ShiftRight<4>(both);
+    if constexpr (HasHigh) {
+      const auto bits = hn::LoadU(bytes, high + l);
+      low = hn::Or(low, hn::IfThenElseZero(hn::TestBit(bits, even_bit), sixteen));
+      up = hn::Or(up, hn::IfThenElseZero(hn::TestBit(bits, odd_bit), sixteen));
+    }
+    const auto even_q = hn::ConvertTo(floats, hn::PromoteTo(integers, low));
+    const auto odd_q = hn::ConvertTo(floats, hn::PromoteTo(integers, up));
+    hn::StoreU(hn::Sub(hn::Mul(even_scale, even_q), even_minimum), floats, y + l);
+    hn::StoreU(hn::Sub(hn::Mul(odd_scale, odd_q), odd_minimum), floats, y + 32 + l);
+  }
+}
+
 struct Q4_K {
   static constexpr std::size_t kElements = 256, kBytes = 144;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float dmin = half(b + 2);
-    for (unsigned group = 0; group < 8; ++group) {
-      const ScaleAndMinimum of = six_bits(b + 4, group);
-      const float scale = d * as_float(of.scale);
-      const float minimum = dmin * as_float(of.minimum);
-      const Byte* const qs = b + 16 + 32 * (group / 2);
-      const unsigned shift = 4 * (group % 2);
-      float* const out = y + 32 * group;
-      for (unsigned l = 0; l < 32; ++l) out[l] = scale * as_float(qs[l] >> shift & 15) - minimum;
+    for (unsigned pair = 0; pair < 4; ++pair) {
+      two_groups<false>(d, dmin, b + 4, pair, nullptr, b + 16 + 32 * pair, y + 64 * pair);
     }
   }
 };
@@ -241,18 +323,8 @@ struct Q5_K {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float dmin = half(b + 2);
-    const Byte* const high = b + 16;
-    for (unsigned group = 0; group < 8; ++group) {
-      const ScaleAndMinimum of = six_bits(b + 4, group);
-      const float scale = d * as_float(of.scale);
-      const float minimum = dmin * as_float(of.minimum);
-      const Byte* const qs = b + 48 + 32 * (group / 2);
-      const unsigned shift = 4 * (group % 2);
-      float* const out = y + 32 * group;
-      for (unsigned l = 0; l < 32; ++l) {
-        const int q = (qs[l] >> shift & 15) | bit(high[l], group) << 4;
-        out[l] = scale * as_float(q) - minimum;
-      }
+    for (unsigned pair = 0; pair < 4; ++pair) {
+      two_groups<true>(d, dmin, b + 4, pair, b + 16, b + 48 + 32 * pair, y + 64 * pair);
     }
   }
 };
@@ -260,19 +332,31 @@ struct Q5_K {
 struct Q6_K {
   static constexpr std::size_t kElements = 256, kBytes = 210;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
+    const Floats floats;
+    const Bytes bytes;
+    const auto fifteen = hn::Set(bytes, 15);
+    const auto top = hn::Set(bytes, 48);  // the two high bits in their place
     const float d = half(b + 208);
-    for (unsigned group = 0; group < 16; ++group) {
-      const unsigned n = group / 8;
-      const unsigned k = group % 8 / 2;
-      const unsigned at = 16 * (group % 2);
-      const float scale = d * as_float(static_cast<std::int8_t>(b[192 + group]));
-      const Byte* const low = b + 64 * n + 32 * (k & 1U) + at;
+    for (unsigned part = 0; part < 4; ++part) {  // 16 elements of each of four groups of 32
+      const unsigned n = part / 2;
+      const unsigned at = 16 * (part % 2);
+      const Byte* const low = b + 64 * n + at;
       const Byte* const high = b + 128 + 32 * n + at;
-      const unsigned shift = 4 * (k / 2);
-      float* const out = y + 16 * group;
-      for (unsigned l = 0; l < 16; ++l) {
-        const int q = ((low[l] >> shift & 15) | (high[l] >> (2 * k) & 3) << 4) - 32;
-        out[l] = scale * as_float(q);
+      const std::int8_t* const scales = as_signed(b + 192 + 8 * n + part % 2);
+      const auto put = [&](auto nibble, auto bits, unsigned k, std::size_t l) HWY_ATTR {
+        const auto q = hn::PromoteTo(Integers(), hn::Or(nibble, hn::And(bits, top)));
+        const auto value = hn::ConvertTo(floats, hn::Sub(q, hn::Set(Integers(), 32)));
+        const auto scale = hn::Set(floats, d * as_float(scales[2 * k]));
+        hn::StoreU(hn::Mul(scale, value), floats, y + 128 * n + 32 * k + at + l);
+      };
+      for (std::size_t l = 0; l < 16; l += hn::Lanes(floats)) {
+        const auto first = hn::LoadU(bytes, low + l);
+        const auto second = hn::LoadU(bytes, low + 32 + l);
+        const auto bits = hn::LoadU(bytes, high + l);
+        put(hn::And(first, fifteen), hn::ShiftLeft<4>(bits), 0, l);
+        put(hn::And(second, fifteen), hn::ShiftLeft<2>(bits), 1, l);
+        put(hn::ShiftRight<4>(first), bits, 2, l);
+        put(hn::ShiftRight<4>(second), hn::ShiftRight<2>(bits), 3, l);
       }
     }
   }
@@ -281,7 +365,7 @@ struct Q6_K {
 struct Q8_K {  // bytes 260 to 291: sums of the integers
   static constexpr std::size_t kElements = 256, kBytes = 292;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    signed_bytes<4, 256>(load<float>(b), b, y);
+    multiply(as_signed(b + 4), 256, load<float>(b), y);
   }
 };
 
@@ -293,7 +377,7 @@ struct Iq4Xs {
     for (unsigned group = 0; group < 8; ++group) {
       const int low = b[4 + group / 2] >> (4 * (group % 2)) & 15;
       const int scale = low | static_cast<int>(high >> (2 * group) & 3U) << 4;
-      looked_up<16>(kIq4Values, d * as_float(scale - 32), b + 8 + 16 * group, y + 32 * group);
+      looked_up(kIq4Values, d * as_float(scale - 32), b + 8 + 16 * group, y + 32 * group);
     }
   }
 };
@@ -458,7 +542,8 @@ struct Iq1M {
   static constexpr std::size_t kElements = 256, kBytes = 56;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     // Each of four words has 4 bits of d and four scales of 3 bits.
-    const auto word = [b](unsigned i) -> unsigned { return load<std::uint16_t>(b + 48 + 2 * i); };
+    const auto word = [b](unsigned i)
+                          HWY_ATTR -> unsigned { return load<std::uint16_t>(b + 48 + 2 * i); };
     unsigned bits = 0;
     for (unsigned i = 0; i < 4; ++i) bits |= (word(i) >> 12) << (4 * i);
     const auto bytes = std::bit_cast<std::array<Byte, 2>>(static_cast<std::uint16_t>(bits));
@@ -475,10 +560,8 @@ struct Iq1M {
   }
 };
 
-// --- one copy of each decoder for each set of instructions
-
 template <class Block>
-STFS_INLINE void decode_all(const std::byte* in, std::size_t elements, float* out) {
+void decode(const std::byte* in, std::size_t elements, float* out) {
   const auto* b = reinterpret_cast<const Byte*>(in);
   for (std::size_t i = 0; i < elements; i += Block::kElements) {
     Block::decode(b, out + i);
@@ -486,77 +569,133 @@ STFS_INLINE void decode_all(const std::byte* in, std::size_t elements, float* ou
   }
 }
 
-template <class Block>
-void decode_baseline(const std::byte* in, std::size_t elements, float* out) {
-  decode_all<Block>(in, elements, out);
-}
-#if defined(__x86_64__)
-template <class Block>
-[[gnu::target("avx2")]] void decode_avx2(const std::byte* in, std::size_t elements, float* out) {
-  decode_all<Block>(in, elements, out);
-}
-template <class Block>
-[[gnu::target("avx2,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")]] void
-decode_avx512(const std::byte* in, std::size_t elements, float* out) {
-  decode_all<Block>(in, elements, out);
-}
-#endif
-
-template <class Block>
-constexpr BlockDecoder* decoder(Vectors vectors) {
-#if defined(__x86_64__)
-  if (vectors == Vectors::kAvx512) return decode_avx512<Block>;
-  if (vectors == Vectors::kAvx2) return decode_avx2<Block>;
-#endif
-  static_cast<void>(vectors);
-  return decode_baseline<Block>;
-}
-
-template <class Block>
-void decode(const std::byte* in, std::size_t elements, float* out) {
-  static BlockDecoder* const best = decoder<Block>(processor_vectors());
-  best(in, elements, out);
-}
-
-}  // namespace
-
-Vectors processor_vectors() {
-#if defined(__x86_64__)
-  const bool has_avx512 =
-      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0;
-  if (has_avx512) return Vectors::kAvx512;
-  if (__builtin_cpu_supports("avx2") != 0) return Vectors::kAvx2;
-#endif
-  return Vectors::kBaseline;
-}
-
-// clang-format off
-#define STFS_BLOCKS(ROW)                                                                        \
-  ROW(2, Q4_0, q4_0) ROW(3, Q4_1, q4_1) ROW(6, Q5_0, q5_0) ROW(7, Q5_1, q5_1)                    \
-  ROW(8, Q8_0, q8_0) ROW(9, Q8_1, q8_1) ROW(10, Q2_K, q2_k) ROW(11, Q3_K, q3_k)                  \
-  ROW(12, Q4_K, q4_k) ROW(13, Q5_K, q5_k) ROW(14, Q6_K, q6_k) ROW(15, Q8_K, q8_k)                \
-  ROW(16, Iq2Xxs, iq2_xxs) ROW(17, Iq2Xs, iq2_xs) ROW(18, Iq3Xxs, iq3_xxs)                       \
-  ROW(19, Iq1S, iq1_s) ROW(20, Iq4Nl, iq4_nl) ROW(21, Iq3S, iq3_s) ROW(22, Iq2S, iq2_s)          \
-  ROW(23, Iq4Xs, iq4_xs) ROW(29, Iq1M, iq1_m) ROW(34, Tq1_0, tq1_0) ROW(35, Tq2_0, tq2_0)        \
-  ROW(39, Mxfp4, mxfp4) ROW(40, Nvfp4, nvfp4) ROW(41, Q1_0, q1_0) ROW(42, Q2_0, q2_0)
-// clang-format on
-
-#define STFS_FUNCTION(number, Block, name)                                        \
-  void name##_to_f32(const std::byte* blocks, std::size_t elements, float* out) { \
-    decode<Block>(blocks, elements, out);                                         \
-  }
-STFS_BLOCKS(STFS_FUNCTION)
-
-BlockDecoder* block_decoder(unsigned gguf, Vectors vectors) {
+// By the number that GGUF gives a type.
+BlockDecoder* decoder_of(unsigned gguf) {
   switch (gguf) {
-#define STFS_CASE(number, Block, name) \
-  case number:                         \
-    return decoder<Block>(vectors);
-    STFS_BLOCKS(STFS_CASE)
+    case 2:
+      return decode<Q4_0>;
+    case 3:
+      return decode<Q4_1>;
+    case 6:
+      return decode<Q5_0>;
+    case 7:
+      return decode<Q5_1>;
+    case 8:
+      return decode<Q8_0>;
+    case 9:
+      return decode<Q8_1>;
+    case 10:
+      return decode<Q2_K>;
+    case 11:
+      return decode<Q3_K>;
+    case 12:
+      return decode<Q4_K>;
+    case 13:
+      return decode<Q5_K>;
+    case 14:
+      return decode<Q6_K>;
+    case 15:
+      return decode<Q8_K>;
+    case 16:
+      return decode<Iq2Xxs>;
+    case 17:
+      return decode<Iq2Xs>;
+    case 18:
+      return decode<Iq3Xxs>;
+    case 19:
+      return decode<Iq1S>;
+    case 20:
+      return decode<Iq4Nl>;
+    case 21:
+      return decode<Iq3S>;
+    case 22:
+      return decode<Iq2S>;
+    case 23:
+      return decode<Iq4Xs>;
+    case 29:
+      return decode<Iq1M>;
+    case 34:
+      return decode<Tq1_0>;
+    case 35:
+      return decode<Tq2_0>;
+    case 39:
+      return decode<Mxfp4>;
+    case 40:
+      return decode<Nvfp4>;
+    case 41:
+      return decode<Q1_0>;
+    case 42:
+      return decode<Q2_0>;
     default:
       return nullptr;
   }
 }
 
+}  // namespace
+}  // namespace HWY_NAMESPACE
 }  // namespace stfs
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace stfs {
+namespace {
+
+HWY_EXPORT(decoder_of);
+
+template <unsigned Gguf>
+void decode(const std::byte* blocks, std::size_t elements, float* out) {
+  static BlockDecoder* const best = HWY_DYNAMIC_DISPATCH(decoder_of)(Gguf);
+  best(blocks, elements, out);
+}
+
+}  // namespace
+
+// clang-format off
+#define STFS_DECODER(gguf, name) \
+  void name(const std::byte* blocks, std::size_t elements, float* out) { decode<gguf>(blocks, elements, out); }
+STFS_DECODER(2, q4_0_to_f32)
+STFS_DECODER(3, q4_1_to_f32)
+STFS_DECODER(6, q5_0_to_f32)
+STFS_DECODER(7, q5_1_to_f32)
+STFS_DECODER(8, q8_0_to_f32)
+STFS_DECODER(9, q8_1_to_f32)
+STFS_DECODER(10, q2_k_to_f32)
+STFS_DECODER(11, q3_k_to_f32)
+STFS_DECODER(12, q4_k_to_f32)
+STFS_DECODER(13, q5_k_to_f32)
+STFS_DECODER(14, q6_k_to_f32)
+STFS_DECODER(15, q8_k_to_f32)
+STFS_DECODER(16, iq2_xxs_to_f32)
+STFS_DECODER(17, iq2_xs_to_f32)
+STFS_DECODER(18, iq3_xxs_to_f32)
+STFS_DECODER(19, iq1_s_to_f32)
+STFS_DECODER(20, iq4_nl_to_f32)
+STFS_DECODER(21, iq3_s_to_f32)
+STFS_DECODER(22, iq2_s_to_f32)
+STFS_DECODER(23, iq4_xs_to_f32)
+STFS_DECODER(29, iq1_m_to_f32)
+STFS_DECODER(34, tq1_0_to_f32)
+STFS_DECODER(35, tq2_0_to_f32)
+STFS_DECODER(39, mxfp4_to_f32)
+STFS_DECODER(40, nvfp4_to_f32)
+STFS_DECODER(41, q1_0_to_f32)
+STFS_DECODER(42, q2_0_to_f32)
+#undef STFS_DECODER
+// clang-format on
+
+std::vector<BlockDecoder*> all_block_decoders(unsigned gguf) {
+  std::vector<BlockDecoder*> decoders;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    decoders.push_back(HWY_DYNAMIC_DISPATCH(decoder_of)(gguf));
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  return decoders;
+}
+
+}  // namespace stfs
+
+#endif

@@ -17,12 +17,13 @@
 // defined.
 //
 // The functions implement TypeInfo::to_f32, which has their contract: `elements` is a multiple of
-// the block. They use AVX2 and AVX-512 where the processor has them.
+// the block. They use the vectors that the processor has.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace stfs {
 
@@ -34,12 +35,8 @@ BlockDecoder iq1_s_to_f32, iq1_m_to_f32, iq2_xxs_to_f32, iq2_xs_to_f32, iq2_s_to
 BlockDecoder iq3_xxs_to_f32, iq3_s_to_f32, iq4_nl_to_f32, iq4_xs_to_f32;
 BlockDecoder tq1_0_to_f32, tq2_0_to_f32, mxfp4_to_f32, nvfp4_to_f32, q1_0_to_f32, q2_0_to_f32;
 
-// The instructions that the functions may use: all that the processor has, or fewer, for tests.
-enum class Vectors { kBaseline, kAvx2, kAvx512 };
-Vectors processor_vectors();
-
-// The decoder of a type by the number of its row (GGUF's), compiled for these instructions, which
-// the processor must have; null for other numbers.
-BlockDecoder* block_decoder(unsigned gguf, Vectors vectors);
+// For tests: the decoders of a type by GGUF's number, one for each set of instructions that the
+// processor has; null pointers for a type that is no block. Not thread-safe.
+std::vector<BlockDecoder*> all_block_decoders(unsigned gguf);
 
 }  // namespace stfs

@@ -3,9 +3,11 @@
 
 #include "core/format/types.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,7 +27,10 @@ inline std::vector<DType> block_types() {
 inline std::string random_blocks(DType dtype, std::size_t count) {
   std::mt19937_64 random(static_cast<std::uint64_t>(dtype));
   std::string bytes(count * type_info(dtype).block_bytes, '\0');
-  for (char& c : bytes) c = static_cast<char>(random() & 0xFF);
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(&bytes[at], &word, std::min(bytes.size() - at, sizeof word));
+  }
   return bytes;
 }
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cstring>
 #include <random>
 #include <span>
 #include <string>
@@ -28,16 +28,18 @@ class GgmlDecoders : public GgmlTest {
   }
 
   void compare(DType dtype, const std::string& blocks) const {
-    const auto theirs = comparable(expected(dtype, blocks));
-    if (theirs.empty()) return;
-    for (int i = 0; i <= static_cast<int>(processor_vectors()); ++i) {
-      std::vector<float> values(theirs.size());
-      block_decoder(type_info(dtype).gguf, static_cast<Vectors>(i))(
-          std::as_bytes(std::span(blocks)).data(), values.size(), values.data());
-      const auto ours = comparable(values);
-      const auto differs = std::ranges::mismatch(theirs, ours).in1 - theirs.begin();
-      ASSERT_TRUE(ours == theirs) << dtype_name(dtype) << " element " << differs
-                                  << " of a block of " << type_info(dtype).block_elements;
+    const std::vector<float> theirs = expected(dtype, blocks);
+    std::vector<float> ours(theirs.size());
+    const std::size_t step = type_info(dtype).block_elements;
+    for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
+      decode(std::as_bytes(std::span(blocks)).data(), ours.size(), ours.data());
+      for (std::size_t at = 0; at < ours.size(); at += step) {
+        if (std::memcmp(&ours[at], &theirs[at], step * sizeof(float)) == 0) continue;
+        const std::span a = std::span(ours).subspan(at, step);
+        const std::span b = std::span(theirs).subspan(at, step);
+        ASSERT_EQ(comparable({a.begin(), a.end()}), comparable({b.begin(), b.end()}))
+            << dtype_name(dtype) << " block " << at / step;
+      }
     }
   }
 };
@@ -55,7 +57,7 @@ TEST_F(GgmlDecoders, GiveRandomBlocksTheSameBits) {
 }
 
 TEST_F(GgmlDecoders, GiveQuantisedFloatsTheSameBits) {
-  constexpr std::int64_t kRows = 16;
+  constexpr std::int64_t kRows = 2;
   constexpr std::int64_t kRow = 1024;
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 0.02F);

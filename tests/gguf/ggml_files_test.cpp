@@ -224,14 +224,14 @@ class Generator {
 
 TEST_F(GgmlFiles, ThatAreGeneratedHaveTheSameVerdict) {
   int accepted = 0;
-  for (std::uint64_t seed = 0; seed < 4000 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < 1500 && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Generator generator(seed);
     const std::string file = generator.file();
     accepted += compare(file) ? 1 : 0;
     compare(generator.broken(file));
   }
-  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(accepted, 300);
 }
 
 // Sizes near the limits of 32, 63 and 64 bits in every field of a tensor.
@@ -246,10 +246,10 @@ TEST_F(GgmlFiles, WithLargeNumbersHaveTheSameVerdict) {
                                      std::int64_t{1} << 62,
                                      std::numeric_limits<std::int64_t>::max(),
                                      -1};
-  for (const std::uint32_t type : {0U, 2U, 12U, 24U, 28U}) {
+  for (const std::uint32_t type : {0U, 2U, 28U}) {
     for (const std::int64_t first : kLarge) {
       for (const std::int64_t second : kLarge) {
-        for (const std::int64_t third : kLarge) {
+        for (const std::int64_t third : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 62}) {
           SCOPED_TRACE(std::to_string(type) + ": " + std::to_string(first) + " " +
                        std::to_string(second) + " " + std::to_string(third));
           GgufFile file;
