@@ -143,7 +143,7 @@ int extract(const Arguments& arguments) {
     if (type_info(tensor.dtype).kind != TypeKind::kQuantized) continue;
     throw Error(ErrorCode::kUsage, arguments.source,
                 "tensor " + in_quotes(tensor.name) + ": safetensors has no type " +
-                    std::string(dtype_name(tensor.dtype)));
+                    std::string(dtype_name(tensor.dtype)) + " (cat --as f32 converts it)");
   }
   const SafetensorsFiles files(checkpoint);
   const std::optional<Content> content = files.make(std::move(tensors));
