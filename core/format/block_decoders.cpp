@@ -20,8 +20,7 @@
 #define STFS_INLINE [[gnu::always_inline]] inline
 
 HWY_BEFORE_NAMESPACE();
-namespace stfs {
-namespace HWY_NAMESPACE {
+namespace stfs::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -43,14 +42,14 @@ STFS_INLINE float half(const Byte* at) {
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
 #else
   const std::uint32_t magnitude = (bits & 0x7FFFU) << 13;
-  std::uint32_t value = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
+  auto value = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
   if (magnitude >= 0x0F800000U) value = magnitude | 0x7F800000U;  // infinity or NaN
   return std::bit_cast<float>(value | (bits & 0x8000U) << 16);
 #endif
 }
 
 STFS_INLINE float as_float(int value) { return static_cast<float>(value); }
-STFS_INLINE int bit(unsigned word, unsigned i) { return static_cast<int>(word >> i & 1U); }
+STFS_INLINE int bit(unsigned word, std::size_t i) { return static_cast<int>(word >> i & 1U); }
 
 // --- vectors
 
@@ -60,7 +59,7 @@ using Bytes = hn::Rebind<std::uint8_t, Floats>;
 using SignedBytes = hn::Rebind<std::int8_t, Floats>;
 
 // y[j] = scale * q[j] for `count` integers, a multiple of 16.
-STFS_INLINE void multiply(const std::int8_t* __restrict q, unsigned count, float scale,
+STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, float scale,
                           float* __restrict y) {
   const Floats floats;
   const auto factor = hn::Set(floats, scale);
@@ -84,8 +83,8 @@ STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
   alignas(16) std::int8_t low[16];
   alignas(16) std::int8_t high[16];
 #if HWY_TARGET == HWY_SCALAR
-  for (unsigned j = 0; j < 16; ++j) low[j] = values[qs[j] & 15];
-  for (unsigned j = 0; j < 16; ++j) high[j] = values[qs[j] >> 4];
+  for (std::size_t j = 0; j < 16; ++j) low[j] = values[qs[j] & 15];
+  for (std::size_t j = 0; j < 16; ++j) high[j] = values[qs[j] >> 4];
 #else
   const hn::Full128<std::uint8_t> bytes;
   const hn::Full128<std::int8_t> signed_bytes;
@@ -106,44 +105,44 @@ STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
 // y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
 template <class ValueOf>
 STFS_INLINE void nibbles(const Byte* __restrict qs, float* __restrict y, const ValueOf& value_of) {
-  for (unsigned j = 0; j < 16; ++j) y[j] = value_of(qs[j] & 15, j);
-  for (unsigned j = 0; j < 16; ++j) y[j + 16] = value_of(qs[j] >> 4, j + 16);
+  for (std::size_t j = 0; j < 16; ++j) y[j] = value_of(qs[j] & 15, j);
+  for (std::size_t j = 0; j < 16; ++j) y[j + 16] = value_of(qs[j] >> 4, j + 16);
 }
 
-struct Q4_0 {
+struct Q40 {
   static constexpr std::size_t kElements = 32, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     looked_up(kQ4Values, half(b), b + 2, y);
   }
 };
 
-struct Q4_1 {
+struct Q41 {
   static constexpr std::size_t kElements = 32, kBytes = 20;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
-    nibbles(b + 4, y, [d, m](int q, unsigned) HWY_ATTR { return as_float(q) * d + m; });
+    nibbles(b + 4, y, [d, m](int q, std::size_t) HWY_ATTR { return as_float(q) * d + m; });
   }
 };
 
-struct Q5_0 {
+struct Q50 {
   static constexpr std::size_t kElements = 32, kBytes = 22;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const auto high = load<std::uint32_t>(b + 2);
-    nibbles(b + 6, y, [d, high](int q, unsigned j) HWY_ATTR {
+    nibbles(b + 6, y, [d, high](int q, std::size_t j) HWY_ATTR {
       return as_float((q | bit(high, j) << 4) - 16) * d;
     });
   }
 };
 
-struct Q5_1 {
+struct Q51 {
   static constexpr std::size_t kElements = 32, kBytes = 24;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
     const auto high = load<std::uint32_t>(b + 4);
-    nibbles(b + 8, y, [d, m, high](int q, unsigned j) HWY_ATTR {
+    nibbles(b + 8, y, [d, m, high](int q, std::size_t j) HWY_ATTR {
       return as_float(q | bit(high, j) << 4) * d + m;
     });
   }
@@ -153,14 +152,14 @@ STFS_INLINE const std::int8_t* as_signed(const Byte* bytes) {
   return reinterpret_cast<const std::int8_t*>(bytes);
 }
 
-struct Q8_0 {
+struct Q80 {
   static constexpr std::size_t kElements = 32, kBytes = 34;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     multiply(as_signed(b + 2), 32, half(b), y);
   }
 };
 
-struct Q8_1 {  // bytes 2 and 3: d times the sum of the integers
+struct Q81 {  // bytes 2 and 3: d times the sum of the integers
   static constexpr std::size_t kElements = 32, kBytes = 36;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     multiply(as_signed(b + 4), 32, half(b), y);
@@ -198,64 +197,65 @@ struct Nvfp4 {
     return (1 + significand / 8) * power;
   }
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    for (unsigned s = 0; s < 4; ++s) {
+    for (std::size_t s = 0; s < 4; ++s) {
       const float d = scale(b[s]);
       const Byte* const qs = b + 4 + 8 * s;
       float* const out = y + 16 * s;
-      for (unsigned j = 0; j < 8; ++j) out[j] = as_float(kE2M1Values[qs[j] & 15]) * d;
-      for (unsigned j = 0; j < 8; ++j) out[j + 8] = as_float(kE2M1Values[qs[j] >> 4]) * d;
+      for (std::size_t j = 0; j < 8; ++j) out[j] = as_float(kE2M1Values[qs[j] & 15]) * d;
+      for (std::size_t j = 0; j < 8; ++j) out[j + 8] = as_float(kE2M1Values[qs[j] >> 4]) * d;
     }
   }
 };
 
-struct Q2_0 {
+struct Q20 {
   static constexpr std::size_t kElements = 64, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned j = 0; j < 64; ++j) y[j] = as_float((b[2 + j / 4] >> (2 * (j % 4)) & 3) - 1) * d;
+    for (std::size_t j = 0; j < 64; ++j)
+      y[j] = as_float((b[2 + j / 4] >> (2 * (j % 4)) & 3) - 1) * d;
   }
 };
 
-struct Q1_0 {
+struct Q10 {
   static constexpr std::size_t kElements = 128, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned j = 0; j < 128; ++j) y[j] = bit(b[2 + j / 8], j % 8) != 0 ? d : -d;
+    for (std::size_t j = 0; j < 128; ++j) y[j] = bit(b[2 + j / 8], j % 8) != 0 ? d : -d;
   }
 };
 
 // --- 256, with scales for groups of 16 or 32
 
-struct Q2_K {
+struct Q2K {
   static constexpr std::size_t kElements = 256, kBytes = 84;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b + 80);
     const float dmin = half(b + 82);
-    for (unsigned group = 0; group < 16; ++group) {
+    for (std::size_t group = 0; group < 16; ++group) {
       const float scale = d * as_float(b[group] & 15);
       const float minimum = dmin * as_float(b[group] >> 4);
       const Byte* const qs = b + 16 + 32 * (group / 8) + 16 * (group % 2);
-      const unsigned shift = 2 * (group % 8 / 2);
+      const std::size_t shift = 2 * (group % 8 / 2);
       float* const out = y + 16 * group;
-      for (unsigned l = 0; l < 16; ++l) out[l] = scale * as_float(qs[l] >> shift & 3) - minimum;
+      for (std::size_t l = 0; l < 16; ++l) out[l] = scale * as_float(qs[l] >> shift & 3) - minimum;
     }
   }
 };
 
-struct Q3_K {
+struct Q3K {
   static constexpr std::size_t kElements = 256, kBytes = 110;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b + 108);
     const Byte* const scales = b + 96;
-    for (unsigned group = 0; group < 16; ++group) {
+    for (std::size_t group = 0; group < 16; ++group) {
       const int low = group < 8 ? scales[group] & 15 : scales[group - 8] >> 4;
       const int high = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
       const float scale = d * as_float((low | high << 4) - 32);
       const Byte* const qs = b + 32 + 32 * (group / 8) + 16 * (group % 2);
       const Byte* const hmask = b + 16 * (group % 2);
-      const unsigned shift = 2 * (group % 8 / 2);
+      const std::size_t shift = 2 * (group % 8 / 2);
       float* const out = y + 16 * group;
-      for (unsigned l = 0; l < 16; ++l) {
+      for (std::size_t l = 0; l < 16; ++l) {
         const int q = (qs[l] >> shift & 3) - 4 + 4 * bit(hmask[l], group / 2);
         out[l] = scale * as_float(q);
       }
@@ -268,7 +268,7 @@ struct ScaleAndMinimum {
 };
 
 // The 6-bit scales and minimums of Q4_K and Q5_K in 12 bytes.
-STFS_INLINE ScaleAndMinimum six_bits(const Byte* s, unsigned group) {
+STFS_INLINE ScaleAndMinimum six_bits(const Byte* s, std::size_t group) {
   if (group < 4) return {s[group] & 63, s[group + 4] & 63};
   return {(s[group + 4] & 15) | (s[group - 4] >> 6) << 4, (s[group + 4] >> 4) | (s[group] >> 6)
                                                                                     << 4};
@@ -276,7 +276,7 @@ STFS_INLINE ScaleAndMinimum six_bits(const Byte* s, unsigned group) {
 
 // Q4_K and Q5_K, which has a fifth bit of each integer in `high`.
 template <bool HasHigh>
-STFS_INLINE void two_groups(float d, float dmin, const Byte* __restrict scales, unsigned pair,
+STFS_INLINE void two_groups(float d, float dmin, const Byte* __restrict scales, std::size_t pair,
                             const Byte* __restrict high, const Byte* __restrict qs,
                             float* __restrict y) {
   const Floats floats;
@@ -307,29 +307,29 @@ STFS_INLINE void two_groups(float d, float dmin, const Byte* __restrict scales, 
   }
 }
 
-struct Q4_K {
+struct Q4K {
   static constexpr std::size_t kElements = 256, kBytes = 144;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float dmin = half(b + 2);
-    for (unsigned pair = 0; pair < 4; ++pair) {
+    for (std::size_t pair = 0; pair < 4; ++pair) {
       two_groups<false>(d, dmin, b + 4, pair, nullptr, b + 16 + 32 * pair, y + 64 * pair);
     }
   }
 };
 
-struct Q5_K {
+struct Q5K {
   static constexpr std::size_t kElements = 256, kBytes = 176;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float dmin = half(b + 2);
-    for (unsigned pair = 0; pair < 4; ++pair) {
+    for (std::size_t pair = 0; pair < 4; ++pair) {
       two_groups<true>(d, dmin, b + 4, pair, b + 16, b + 48 + 32 * pair, y + 64 * pair);
     }
   }
 };
 
-struct Q6_K {
+struct Q6K {
   static constexpr std::size_t kElements = 256, kBytes = 210;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const Floats floats;
@@ -337,13 +337,13 @@ struct Q6_K {
     const auto fifteen = hn::Set(bytes, 15);
     const auto top = hn::Set(bytes, 48);  // the two high bits in their place
     const float d = half(b + 208);
-    for (unsigned part = 0; part < 4; ++part) {  // 16 elements of each of four groups of 32
-      const unsigned n = part / 2;
-      const unsigned at = 16 * (part % 2);
+    for (std::size_t part = 0; part < 4; ++part) {  // 16 elements of each of four groups of 32
+      const std::size_t n = part / 2;
+      const std::size_t at = 16 * (part % 2);
       const Byte* const low = b + 64 * n + at;
       const Byte* const high = b + 128 + 32 * n + at;
       const std::int8_t* const scales = as_signed(b + 192 + 8 * n + part % 2);
-      const auto put = [&](auto nibble, auto bits, unsigned k, std::size_t l) HWY_ATTR {
+      const auto put = [&](auto nibble, auto bits, std::size_t k, std::size_t l) HWY_ATTR {
         const auto q = hn::PromoteTo(Integers(), hn::Or(nibble, hn::And(bits, top)));
         const auto value = hn::ConvertTo(floats, hn::Sub(q, hn::Set(Integers(), 32)));
         const auto scale = hn::Set(floats, d * as_float(scales[2 * k]));
@@ -362,7 +362,7 @@ struct Q6_K {
   }
 };
 
-struct Q8_K {  // bytes 260 to 291: sums of the integers
+struct Q8K {  // bytes 260 to 291: sums of the integers
   static constexpr std::size_t kElements = 256, kBytes = 292;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     multiply(as_signed(b + 4), 256, load<float>(b), y);
@@ -374,7 +374,7 @@ struct Iq4Xs {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const unsigned high = load<std::uint16_t>(b + 2);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const int low = b[4 + group / 2] >> (4 * (group % 2)) & 15;
       const int scale = low | static_cast<int>(high >> (2 * group) & 3U) << 4;
       looked_up(kIq4Values, d * as_float(scale - 32), b + 8 + 16 * group, y + 32 * group);
@@ -384,7 +384,7 @@ struct Iq4Xs {
 
 // --- ternary
 
-struct Tq1_0 {
+struct Tq10 {
   static constexpr std::size_t kElements = 256, kBytes = 54;
   // Five digits of base 3 are one byte, as a fraction of 256: digit n of `v`, less one, times d.
   STFS_INLINE static float digit(unsigned v, unsigned power, float d) {
@@ -393,24 +393,25 @@ struct Tq1_0 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     constexpr std::array<unsigned, 5> kPowers{1, 3, 9, 27, 81};
     const float d = half(b + 52);
-    for (unsigned n = 0; n < 5; ++n) {
-      for (unsigned l = 0; l < 32; ++l) y[32 * n + l] = digit(b[l], kPowers[n], d);
-      for (unsigned l = 0; l < 16; ++l) y[160 + 16 * n + l] = digit(b[32 + l], kPowers[n], d);
+    for (std::size_t n = 0; n < 5; ++n) {
+      for (std::size_t l = 0; l < 32; ++l) y[32 * n + l] = digit(b[l], kPowers[n], d);
+      for (std::size_t l = 0; l < 16; ++l) y[160 + 16 * n + l] = digit(b[32 + l], kPowers[n], d);
     }
-    for (unsigned n = 0; n < 4; ++n) {
-      for (unsigned l = 0; l < 4; ++l) y[240 + 4 * n + l] = digit(b[48 + l], kPowers[n], d);
+    for (std::size_t n = 0; n < 4; ++n) {
+      for (std::size_t l = 0; l < 4; ++l) y[240 + 4 * n + l] = digit(b[48 + l], kPowers[n], d);
     }
   }
 };
 
-struct Tq2_0 {
+struct Tq20 {
   static constexpr std::size_t kElements = 256, kBytes = 66;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b + 64);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const Byte* const qs = b + 32 * (group / 4);
-      const unsigned shift = 2 * (group % 4);
-      for (unsigned l = 0; l < 32; ++l) y[32 * group + l] = as_float((qs[l] >> shift & 3) - 1) * d;
+      const std::size_t shift = 2 * (group % 4);
+      for (std::size_t l = 0; l < 32; ++l)
+        y[32 * group + l] = as_float((qs[l] >> shift & 3) - 1) * d;
     }
   }
 };
@@ -427,8 +428,8 @@ STFS_INLINE unsigned even_signs(unsigned bits) {
 STFS_INLINE void signed_rows(float d, const std::int8_t* __restrict row,
                              const std::int8_t* __restrict half_row, unsigned signs,
                              float* __restrict y) {
-  for (unsigned j = 0; j < 4; ++j) y[j] = d * as_float(row[j] * (1 - 2 * bit(signs, j)));
-  for (unsigned j = 0; j < 4; ++j) {
+  for (std::size_t j = 0; j < 4; ++j) y[j] = d * as_float(row[j] * (1 - 2 * bit(signs, j)));
+  for (std::size_t j = 0; j < 4; ++j) {
     y[4 + j] = d * as_float(half_row[j] * (1 - 2 * bit(signs, 4 + j)));
   }
 }
@@ -441,11 +442,11 @@ struct Iq2Xxs {
   static constexpr std::size_t kElements = 256, kBytes = 66;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const Byte* const rows = b + 2 + 8 * group;
       const auto word = load<std::uint32_t>(rows + 4);
       const float scale = d * (0.5F + as_float(static_cast<int>(word >> 28))) * 0.25F;
-      for (unsigned l = 0; l < 4; ++l) {
+      for (std::size_t l = 0; l < 4; ++l) {
         signed_row(scale, kIq2Xxs[rows[l]], even_signs(word >> (7 * l)), y + 32 * group + 8 * l);
       }
     }
@@ -453,7 +454,7 @@ struct Iq2Xxs {
 };
 
 // The scale of part `l` of a group: a nibble for each two parts.
-STFS_INLINE float iq2_scale(float d, unsigned scales, unsigned l) {
+STFS_INLINE float iq2_scale(float d, unsigned scales, std::size_t l) {
   return d * (0.5F + as_float(static_cast<int>(l < 2 ? scales & 15U : scales >> 4))) * 0.25F;
 }
 
@@ -461,7 +462,7 @@ struct Iq2Xs {
   static constexpr std::size_t kElements = 256, kBytes = 74;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned part = 0; part < 32; ++part) {
+    for (std::size_t part = 0; part < 32; ++part) {
       const unsigned q = load<std::uint16_t>(b + 2 + 2 * part);
       const float scale = iq2_scale(d, b[66 + part / 4], part % 4);
       signed_row(scale, kIq2Xs[q & 511U], even_signs(q >> 9), y + 8 * part);
@@ -473,7 +474,7 @@ struct Iq2S {
   static constexpr std::size_t kElements = 256, kBytes = 82;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned part = 0; part < 32; ++part) {
+    for (std::size_t part = 0; part < 32; ++part) {
       const unsigned high = b[66 + part / 4] >> (2 * (part % 4)) & 3U;
       const float scale = iq2_scale(d, b[74 + part / 4], part % 4);
       signed_row(scale, kIq2S[b[2 + part] | high << 8], b[34 + part], y + 8 * part);
@@ -485,11 +486,11 @@ struct Iq3Xxs {
   static constexpr std::size_t kElements = 256, kBytes = 98;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const Byte* const rows = b + 2 + 8 * group;
       const auto word = load<std::uint32_t>(b + 66 + 4 * group);
       const float scale = d * (0.5F + as_float(static_cast<int>(word >> 28))) * 0.5F;
-      for (unsigned l = 0; l < 4; ++l) {
+      for (std::size_t l = 0; l < 4; ++l) {
         signed_rows(scale, kIq3Xxs[rows[2 * l]].data(), kIq3Xxs[rows[2 * l + 1]].data(),
                     even_signs(word >> (7 * l)), y + 32 * group + 8 * l);
       }
@@ -501,12 +502,12 @@ struct Iq3S {
   static constexpr std::size_t kElements = 256, kBytes = 110;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const int nibble = b[106 + group / 2] >> (4 * (group % 2)) & 15;
       const float scale = d * as_float(1 + 2 * nibble);
       const Byte* const rows = b + 2 + 8 * group;
       const unsigned high = b[66 + group];
-      for (unsigned l = 0; l < 4; ++l) {
+      for (std::size_t l = 0; l < 4; ++l) {
         const unsigned first = rows[2 * l] | (high >> (2 * l) & 1U) << 8;
         const unsigned second = rows[2 * l + 1] | (high >> (2 * l + 1) & 1U) << 8;
         signed_rows(scale, kIq3S[first].data(), kIq3S[second].data(), b[74 + 4 * group + l],
@@ -518,7 +519,7 @@ struct Iq3S {
 
 STFS_INLINE void moved_row(float scale, float delta, const std::array<std::int8_t, 8>& row,
                            float* __restrict y) {
-  for (unsigned j = 0; j < 8; ++j) y[j] = scale * (as_float(row[j]) + delta);
+  for (std::size_t j = 0; j < 8; ++j) y[j] = scale * (as_float(row[j]) + delta);
 }
 constexpr float kIq1Delta = 0.125F;
 
@@ -526,11 +527,11 @@ struct Iq1S {
   static constexpr std::size_t kElements = 256, kBytes = 50;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (unsigned group = 0; group < 8; ++group) {
+    for (std::size_t group = 0; group < 8; ++group) {
       const unsigned high = load<std::uint16_t>(b + 34 + 2 * group);
       const float scale = d * as_float(static_cast<int>(2 * (high >> 12 & 7U) + 1));
       const float delta = (high & 0x8000U) != 0 ? -kIq1Delta : kIq1Delta;
-      for (unsigned l = 0; l < 4; ++l) {
+      for (std::size_t l = 0; l < 4; ++l) {
         const unsigned row = b[2 + 4 * group + l] | (high >> (3 * l) & 7U) << 8;
         moved_row(scale, delta, kIq1[row], y + 32 * group + 8 * l);
       }
@@ -542,15 +543,15 @@ struct Iq1M {
   static constexpr std::size_t kElements = 256, kBytes = 56;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     // Each of four words has 4 bits of d and four scales of 3 bits.
-    const auto word = [b](unsigned i)
+    const auto word = [b](std::size_t i)
                           HWY_ATTR -> unsigned { return load<std::uint16_t>(b + 48 + 2 * i); };
     unsigned bits = 0;
-    for (unsigned i = 0; i < 4; ++i) bits |= (word(i) >> 12) << (4 * i);
+    for (std::size_t i = 0; i < 4; ++i) bits |= (word(i) >> 12) << (4 * i);
     const auto bytes = std::bit_cast<std::array<Byte, 2>>(static_cast<std::uint16_t>(bits));
     const float d = half(bytes.data());
-    for (unsigned part = 0; part < 32; ++part) {
-      const unsigned group = part / 4;
-      const unsigned l = part % 4;
+    for (std::size_t part = 0; part < 32; ++part) {
+      const std::size_t group = part / 4;
+      const std::size_t l = part % 4;
       const unsigned three = word(group / 2) >> (6 * (group % 2) + 3 * (l / 2)) & 7U;
       const float scale = d * as_float(static_cast<int>(2 * three + 1));
       const unsigned nibble = b[32 + part / 2] >> (4 * (l % 2)) & 15U;
@@ -573,29 +574,29 @@ void decode(const std::byte* in, std::size_t elements, float* out) {
 BlockDecoder* decoder_of(unsigned gguf) {
   switch (gguf) {
     case 2:
-      return decode<Q4_0>;
+      return decode<Q40>;
     case 3:
-      return decode<Q4_1>;
+      return decode<Q41>;
     case 6:
-      return decode<Q5_0>;
+      return decode<Q50>;
     case 7:
-      return decode<Q5_1>;
+      return decode<Q51>;
     case 8:
-      return decode<Q8_0>;
+      return decode<Q80>;
     case 9:
-      return decode<Q8_1>;
+      return decode<Q81>;
     case 10:
-      return decode<Q2_K>;
+      return decode<Q2K>;
     case 11:
-      return decode<Q3_K>;
+      return decode<Q3K>;
     case 12:
-      return decode<Q4_K>;
+      return decode<Q4K>;
     case 13:
-      return decode<Q5_K>;
+      return decode<Q5K>;
     case 14:
-      return decode<Q6_K>;
+      return decode<Q6K>;
     case 15:
-      return decode<Q8_K>;
+      return decode<Q8K>;
     case 16:
       return decode<Iq2Xxs>;
     case 17:
@@ -615,25 +616,24 @@ BlockDecoder* decoder_of(unsigned gguf) {
     case 29:
       return decode<Iq1M>;
     case 34:
-      return decode<Tq1_0>;
+      return decode<Tq10>;
     case 35:
-      return decode<Tq2_0>;
+      return decode<Tq20>;
     case 39:
       return decode<Mxfp4>;
     case 40:
       return decode<Nvfp4>;
     case 41:
-      return decode<Q1_0>;
+      return decode<Q10>;
     case 42:
-      return decode<Q2_0>;
+      return decode<Q20>;
     default:
       return nullptr;
   }
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace stfs
+}  // namespace stfs::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
