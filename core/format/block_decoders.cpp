@@ -421,21 +421,52 @@ struct Tq20 {
 // The signs of 8 values in 7 bits: the eighth makes their number even.
 STFS_INLINE unsigned even_signs(unsigned bits) {
   bits &= 127U;
-  return bits | (static_cast<unsigned>(std::popcount(bits)) & 1U) << 7;
+  // The parity of 7 bits: of the two nibbles together, a bit of this word.
+  const unsigned odd = 0x6996U >> ((bits ^ bits >> 4) & 15U) & 1U;
+  return bits | odd << 7;
 }
 
-// Element j is negative where bit j of `signs` is set. `half_row` holds elements 4 to 7.
-STFS_INLINE void signed_rows(float d, const std::int8_t* __restrict row,
-                             const std::int8_t* __restrict half_row, unsigned signs,
-                             float* __restrict y) {
-  for (std::size_t j = 0; j < 4; ++j) y[j] = d * as_float(row[j] * (1 - 2 * bit(signs, j)));
-  for (std::size_t j = 0; j < 4; ++j) {
-    y[4 + j] = d * as_float(half_row[j] * (1 - 2 * bit(signs, 4 + j)));
+// For each byte of signs, eight bytes: 0xFF where the bit is set.
+constexpr auto kNegative = [] {
+  std::array<std::uint64_t, 256> masks{};
+  for (std::size_t signs = 0; signs < masks.size(); ++signs) {
+    for (std::size_t j = 0; j < 8; ++j) {
+      if ((signs >> j & 1U) != 0) masks[signs] |= std::uint64_t{0xFF} << (8 * j);
+    }
+  }
+  return masks;
+}();
+
+// Eight integers of 8 bits in a word, the first in the lowest byte.
+using Eight = hn::CappedTag<float, 8>;
+STFS_INLINE auto as_floats(const std::int8_t* q) {
+  const auto narrow = hn::LoadU(hn::Rebind<std::int8_t, Eight>(), q);
+  return hn::ConvertTo(Eight(), hn::PromoteTo(hn::Rebind<std::int32_t, Eight>(), narrow));
+}
+
+// y[j] = d * row[j], negative where bit j of `signs` is set. No value of a row is 0, so the sum of
+// a byte's complement and 1 carries nothing into the next byte.
+STFS_INLINE void signed_row(float d, std::uint64_t row, unsigned signs, float* __restrict y) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101;
+  const std::uint64_t negative = kNegative[signs];
+  const std::uint64_t word = (row ^ negative) + (negative & kOnes);
+  alignas(8) std::int8_t q[8];
+  std::memcpy(q, &word, sizeof q);
+  const Eight floats;
+  for (std::size_t j = 0; j < 8; j += hn::Lanes(floats)) {
+    hn::StoreU(hn::Mul(hn::Set(floats, d), as_floats(q + j)), floats, y + j);
   }
 }
 STFS_INLINE void signed_row(float d, const std::array<std::int8_t, 8>& row, unsigned signs,
                             float* __restrict y) {
-  signed_rows(d, row.data(), row.data() + 4, signs, y);
+  signed_row(d, std::bit_cast<std::uint64_t>(row), signs, y);
+}
+STFS_INLINE void signed_rows(float d, const std::array<std::int8_t, 4>& first,
+                             const std::array<std::int8_t, 4>& second, unsigned signs,
+                             float* __restrict y) {
+  const std::uint64_t row = std::bit_cast<std::uint32_t>(first) |
+                            std::uint64_t{std::bit_cast<std::uint32_t>(second)} << 32;
+  signed_row(d, row, signs, y);
 }
 
 struct Iq2Xxs {
@@ -491,7 +522,7 @@ struct Iq3Xxs {
       const auto word = load<std::uint32_t>(b + 66 + 4 * group);
       const float scale = d * (0.5F + as_float(static_cast<int>(word >> 28))) * 0.5F;
       for (std::size_t l = 0; l < 4; ++l) {
-        signed_rows(scale, kIq3Xxs[rows[2 * l]].data(), kIq3Xxs[rows[2 * l + 1]].data(),
+        signed_rows(scale, kIq3Xxs[rows[2 * l]], kIq3Xxs[rows[2 * l + 1]],
                     even_signs(word >> (7 * l)), y + 32 * group + 8 * l);
       }
     }
@@ -510,7 +541,7 @@ struct Iq3S {
       for (std::size_t l = 0; l < 4; ++l) {
         const unsigned first = rows[2 * l] | (high >> (2 * l) & 1U) << 8;
         const unsigned second = rows[2 * l + 1] | (high >> (2 * l + 1) & 1U) << 8;
-        signed_rows(scale, kIq3S[first].data(), kIq3S[second].data(), b[74 + 4 * group + l],
+        signed_rows(scale, kIq3S[first], kIq3S[second], b[74 + 4 * group + l],
                     y + 32 * group + 8 * l);
       }
     }
@@ -519,7 +550,11 @@ struct Iq3S {
 
 STFS_INLINE void moved_row(float scale, float delta, const std::array<std::int8_t, 8>& row,
                            float* __restrict y) {
-  for (std::size_t j = 0; j < 8; ++j) y[j] = scale * (as_float(row[j]) + delta);
+  const Eight floats;
+  for (std::size_t j = 0; j < 8; j += hn::Lanes(floats)) {
+    const auto moved = hn::Add(as_floats(row.data() + j), hn::Set(floats, delta));
+    hn::StoreU(hn::Mul(hn::Set(floats, scale), moved), floats, y + j);
+  }
 }
 constexpr float kIq1Delta = 0.125F;
 
