@@ -6,7 +6,7 @@
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
-  libcurl4-openssl-dev libpugixml-dev libxxhash-dev
+  libcurl4-openssl-dev libpugixml-dev libxxhash-dev libhwy-dev
   libgtest-dev
 )
 # To run the tests: tools that read the mounts, and tools that build and check the package.
@@ -21,6 +21,11 @@ STFS_TEST_PACKAGES=(
 STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
+
+# To compare with ggml's own library, which comes from npm: also for `test --all`.
+# shellcheck disable=SC2034
+STFS_GGML_PACKAGES=()
+command -v npm >/dev/null || STFS_GGML_PACKAGES+=(npm)
 
 # To build the fuzz preset.
 # shellcheck disable=SC2034

@@ -28,6 +28,34 @@ std::string_view error_name(ErrorCode code) {
       return "MetadataIncompleteBuffer";
     case ErrorCode::kDuplicateTensor:
       return "DuplicateTensor";
+    case ErrorCode::kGgufMagic:
+      return "GgufMagic";
+    case ErrorCode::kGgufVersion:
+      return "GgufVersion";
+    case ErrorCode::kGgufBigEndian:
+      return "GgufBigEndian";
+    case ErrorCode::kGgufTruncated:
+      return "GgufTruncated";
+    case ErrorCode::kGgufCount:
+      return "GgufCount";
+    case ErrorCode::kGgufKey:
+      return "GgufKey";
+    case ErrorCode::kGgufValue:
+      return "GgufValue";
+    case ErrorCode::kGgufAlignment:
+      return "GgufAlignment";
+    case ErrorCode::kGgufName:
+      return "GgufName";
+    case ErrorCode::kGgufShape:
+      return "GgufShape";
+    case ErrorCode::kGgufType:
+      return "GgufType";
+    case ErrorCode::kGgufOffset:
+      return "GgufOffset";
+    case ErrorCode::kGgufData:
+      return "GgufData";
+    case ErrorCode::kGgufSplit:
+      return "GgufSplit";
     case ErrorCode::kInvalidIndex:
       return "InvalidIndex";
     case ErrorCode::kMissingTensor:

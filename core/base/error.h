@@ -11,7 +11,8 @@
 namespace stfs {
 
 // The first group are the rules of the safetensors format, with the names of the reference reader
-// (safetensors/src/tensor.rs, SafeTensorError).
+// (safetensors/src/tensor.rs, SafeTensorError). The second are those of GGUF: its reference has no
+// names for them.
 enum class ErrorCode {
   kHeaderTooSmall,
   kHeaderTooLarge,
@@ -23,7 +24,22 @@ enum class ErrorCode {
   kMisalignedSlice,
   kTensorInvalidInfo,
   kMetadataIncompleteBuffer,
-  kDuplicateTensor,  // a rule of stfs: the reference keeps one of the two
+  kDuplicateTensor,  // a rule of stfs: the reference keeps one of the two; a rule of GGUF too
+
+  kGgufMagic,
+  kGgufVersion,
+  kGgufBigEndian,
+  kGgufTruncated,  // the header ends early
+  kGgufCount,      // a count or a length that is negative, over its limit, or over the bytes left
+  kGgufKey,        // an empty key, one that is too long, or one that occurs twice
+  kGgufValue,      // a type of a value of metadata that the format does not have
+  kGgufAlignment,
+  kGgufName,   // a tensor's name of 64 bytes or more
+  kGgufShape,  // too many dimensions, a negative one, a size over 64 bits, a row of parts of blocks
+  kGgufType,
+  kGgufOffset,  // a gap, an overlap, another order, or an offset that is not aligned
+  kGgufData,    // the file ends before the last tensor
+  kGgufSplit,   // the parts of a split file do not belong together
 
   kInvalidIndex,   // an index file that breaks its format, or names a shard outside its directory
   kMissingTensor,  // the index maps a tensor to a shard that does not hold it

@@ -431,7 +431,9 @@ void Checkpoint::merge_metadata() {
   all.reserve(count);
   for (const Part& part : parts_) {
     const Metadata& metadata = part.header.metadata;
-    for (std::size_t i = 0; i < metadata.size(); ++i) all.push_back(metadata[i]);
+    for (std::size_t i = 0; i < metadata.size(); ++i) {
+      if (metadata.value(i).has_text) all.push_back(metadata[i]);
+    }
   }
   if (parts_.size() > 1) std::ranges::sort(all);
   // The entries of a key are neighbours, sorted by value: all are equal if the first and last are.

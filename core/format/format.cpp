@@ -1,6 +1,7 @@
 #include "core/format/format.h"
 
 #include "core/base/posix.h"
+#include "core/format/gguf.h"
 #include "core/format/safetensors.h"
 
 #include <algorithm>
@@ -10,7 +11,8 @@ namespace stfs {
 namespace {
 
 // In the order in which format_of() asks them. The last recognises every file.
-constexpr std::array<Format, 1> kFormats{{
+constexpr std::array<Format, 2> kFormats{{
+    {kGgufName, is_gguf, read_gguf, gguf_header_length, ".gguf"},
     {kSafetensorsName, [](std::span<const std::byte>) { return true; }, read_safetensors,
      safetensors_header_length, ".json"},
 }};

@@ -25,12 +25,13 @@ struct Format {
   Header (*read)(const Source& source, const std::string& place);
   // The bytes of the header, as far as the first ones tell. Checks nothing.
   std::uint64_t (*header_length)(std::span<const std::byte> first);
-  std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json"
+  std::string_view raw_suffix;  // of the mount's file that shows Header::raw: ".json", ".gguf"
 };
 
 inline constexpr std::size_t kFirstBytes = 8;
 
-// Reads the first bytes of a source and returns its format. safetensors has no magic number, so any
+// Reads the first bytes of a source and returns its format. No file is both GGUF and safetensors: as
+// a length, GGUF's magic number is over safetensors' limit. safetensors has no magic number, so any
 // other file counts as safetensors, and reading its header reports the broken rule. Throws Error
 // kUnreadable.
 const Format& format_of(const Source& source);

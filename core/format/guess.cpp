@@ -1,6 +1,7 @@
 #include "core/format/guess.h"
 
 #include "core/base/text.h"
+#include "core/format/gguf.h"
 #include "core/format/safetensors.h"
 
 #include <algorithm>
@@ -110,8 +111,6 @@ constexpr FileKind kFileKinds[] = {
      "convert it with safetensors.numpy.save_file"},
     {[](std::string_view f) { return f.starts_with("PK\3\4"); }, "is a zip archive", "unpack it"},
     {is_pickle, "is a Python pickle, as an old PyTorch file is", kConvert},
-    {[](std::string_view f) { return f.starts_with("GGUF"); }, "is GGUF",
-     "this version reads safetensors only"},
     {[](std::string_view f) { return f.starts_with("\x93NUMPY"); }, "is a NumPy array, .npy",
      "convert it with safetensors.numpy.save_file"},
     {[](std::string_view f) { return f.starts_with("\x89HDF\r\n\x1A\n"); },
@@ -134,8 +133,10 @@ constexpr FileKind kFileKinds[] = {
     {is_text, "is text", "download it again, or name another file", true},
 };
 
-// Whether a header can stand here: a length in the format's limit, and the beginning of an object.
+// Whether a header can stand here: GGUF's magic number, or a length in safetensors' limit and the
+// beginning of an object.
 bool has_header(std::string_view first) {
+  if (is_gguf(std::as_bytes(std::span(first)))) return true;
   constexpr std::size_t kLength = 8;
   if (first.size() <= kLength || !is_object(first.substr(kLength))) return false;
   std::uint64_t length = 0;
@@ -159,6 +160,9 @@ std::string_view advice_for(ErrorCode code, bool begins_well) {
       return begins_well ? "" : ": not a safetensors file?";
     case ErrorCode::kMetadataIncompleteBuffer:
       return ": download it again";
+    case ErrorCode::kGgufTruncated:
+    case ErrorCode::kGgufData:
+      return ": truncated? download it again";
     default:
       return "";
   }

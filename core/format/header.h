@@ -9,6 +9,7 @@
 #include "core/source/source.h"
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,10 +30,39 @@ struct TensorRecord {
   DType dtype = DType::kBool;
 };
 
-// The keys and values of `__metadata__`. One arena holds them: a header may have millions of keys.
+// The types of values of metadata, with GGUF's numbers. safetensors has strings alone.
+enum class ValueType : std::uint8_t {
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64,
+};
+
+// A typed value. Its bytes stand in the source, and an array may have a million strings, so only
+// short values have a text in memory (Metadata::Entry).
+struct MetadataValue {
+  ValueType type = ValueType::kString;
+  ValueType element = ValueType::kString;  // of kArray
+  bool has_text = true;                    // false for an array, and for a string too long to keep
+  std::uint64_t count = 0;                 // elements of kArray
+  ByteRange encoded;  // the value as the format encodes it; empty for safetensors
+};
+
+// The keys and values of `__metadata__` or of a GGUF file. One arena holds their texts: a header
+// may have millions of keys.
 class Metadata {
  public:
-  using Entry = std::pair<std::string_view, std::string_view>;  // key, value
+  // key, value: strings as they are, numbers in decimal, "true" or "false"; "" without a text.
+  using Entry = std::pair<std::string_view, std::string_view>;
 
   std::size_t size() const { return entries_.size(); }
   Entry operator[](std::size_t i) const {
@@ -40,8 +70,16 @@ class Metadata {
     const std::string_view text = text_;
     return {text.substr(begin, key), text.substr(begin + key, value)};
   }
+  MetadataValue value(std::size_t i) const {
+    return values_.empty() ? MetadataValue{} : values_[i];
+  }
 
-  void add(std::string_view key, std::string_view value);
+  // The entry with this key; nullopt when there is none. Needs sort().
+  std::optional<std::size_t> find(std::string_view key) const;
+
+  void add(std::string_view key, std::string_view text);
+  // All entries of a Metadata are added with their values, or none.
+  void add(std::string_view key, std::string_view text, const MetadataValue& value);
   void sort();  // by key, bytewise; equal keys stay in the order of add()
 
  private:
@@ -51,6 +89,7 @@ class Metadata {
   };
   std::string text_;
   std::vector<Lengths> entries_;
+  std::vector<MetadataValue> values_;  // empty when all are strings with a text
 };
 
 struct Header {

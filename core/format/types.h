@@ -1,7 +1,9 @@
 // The element types of tensors: a table with one row a type. A new type needs an enumerator here, a
-// row in types.cpp and, if its values are real numbers, a function in to_f32.cpp.
+// row in types.cpp and, if its values are real numbers, a function in to_f32.cpp or
+// block_decoders.cpp.
 //
-// The types and their names are those of safetensors (safetensors/src/tensor.rs, enum Dtype).
+// The first types and their names are those of safetensors (safetensors/src/tensor.rs, enum Dtype).
+// The rest are the block types of GGUF, with the names of ggml in upper case.
 //
 // Thread safety: the functions may be called from any thread. Lifetime: rows are constants.
 #pragma once
@@ -36,9 +38,38 @@ enum class DType : std::uint8_t {
   kF64,  // IEEE 754 binary64
   kI64,
   kU64,
+
+  // Blocks of small integers with a scale (block_decoders.h has their layouts).
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ8_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kQ8_K,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ3_XXS,
+  kIQ1_S,
+  kIQ4_NL,
+  kIQ3_S,
+  kIQ2_S,
+  kIQ4_XS,
+  kIQ1_M,
+  kTQ1_0,
+  kTQ2_0,
+  kMXFP4,
+  kNVFP4,
+  kQ1_0,
+  kQ2_0,
 };
 
-inline constexpr int kDTypeCount = 22;
+inline constexpr int kDTypeCount = 49;
 
 enum class TypeKind : std::uint8_t {
   kBool,
@@ -46,7 +77,7 @@ enum class TypeKind : std::uint8_t {
   kSigned,
   kFloat,
   kComplex,
-  kQuantized,  // real numbers in blocks with a scale; safetensors has no such type
+  kQuantized,  // real numbers in blocks with a scale: GGUF alone has such types
 };
 
 // Elements lie in blocks: a block of F4 is 2 elements in 1 byte, a block of F6 is 4 elements in
@@ -66,9 +97,13 @@ struct TypeInfo {
   std::uint8_t dlpack = kNoDlpack;
   static constexpr std::uint8_t kNoDlpack = 255;
 
-  // Converts `elements` elements to binary32 (core/format/to_f32.h); null unless the kind is kFloat
-  // or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks; of
-  // kFloat any number is allowed, and no byte after the last element is read.
+  // The number of the type in a GGUF file (ggml.h, enum ggml_type); kNotInGguf when it has none.
+  std::uint8_t gguf = kNotInGguf;
+  static constexpr std::uint8_t kNotInGguf = 255;
+
+  // Converts `elements` elements to binary32 (to_f32.h, block_decoders.h); null unless the kind is
+  // kFloat or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks;
+  // of kFloat any number is allowed, and no byte after the last element is read.
   void (*to_f32)(const std::byte* blocks, std::size_t elements, float* out) = nullptr;
 
   // Bits of one element. Not defined for kQuantized: its blocks hold a scale too.
@@ -103,5 +138,8 @@ inline std::string_view dtype_name(DType dtype) { return type_info(dtype).name; 
 
 // The type with this name, compared with case as the reference does; nullopt for any other name.
 std::optional<DType> dtype_from_name(std::string_view name);
+
+// The type with this number in a GGUF file; nullopt for a number that ggml does not read.
+std::optional<DType> dtype_from_gguf(std::uint32_t number);
 
 }  // namespace stfs

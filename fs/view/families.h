@@ -37,6 +37,7 @@ int make_npy_f32_slice(const ViewFile& file, Content& content);
 
 // safetensors_views.cpp: some tensors as a safetensors file
 
+bool is_storable(const Tensor& tensor);  // safetensors has its type: no blocks with scales
 std::vector<std::uint32_t> single_tensor(const ViewFile& file);
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
 std::vector<std::uint32_t> merged_tensors(const ViewFile& file);

@@ -56,7 +56,7 @@ constexpr ViewSpec kViews[] = {
     {.id = View::kTree, .name = "tree", .style = PathStyle::kDots,
      .make = make_raw, .extent = raw_extent, .size = raw_size, .verify = verify_tensor, .shows_values = true},
     {.id = View::kSafetensors, .name = "safetensors", .suffix = ".safetensors",
-     .tensors = single_tensor, .make = make_safetensors, .size = safetensors_size,
+     .shows = is_storable, .tensors = single_tensor, .make = make_safetensors, .size = safetensors_size,
      .verify = verify_safetensors, .shows_values = true, .holds_text = true},
     {.id = View::kSubset, .name = "subset", .suffix = ".safetensors", .names = Names::kGlobs,
      .tensors = matching_tensors, .make = make_safetensors, .size = safetensors_size},

@@ -96,16 +96,16 @@ struct ViewSpec {
   // The numbers of the tensors in a safetensors file. A glob without tensors is ENOENT.
   std::vector<std::uint32_t> (*tensors)(const ViewFile&) = nullptr;
 
-  // Makes the recipe: 0, or EFBIG if the file exceeds the limit of its format. Null if `compute` is
-  // set.
+  // Makes the recipe: 0, EFBIG if the file exceeds the limit of its format, or ENOTSUP if the
+  // format lacks the type of a tensor. Null if `compute` is set.
   int (*make)(const ViewFile&, Content&) = nullptr;
   // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
-  // The file's size in bytes, computed without making its texts: 0, EFBIG as above, or EINVAL or
-  // ERANGE for a bad expression. Null: make the recipe and take its size.
+  // The file's size in bytes, computed without making its texts: 0, EFBIG or ENOTSUP as above, or
+  // EINVAL or ERANGE for a bad expression. Null: make the recipe and take its size.
   int (*size)(const ViewFile&, std::uint64_t& bytes) = nullptr;
-  // Whether the file can be opened: 0, EFBIG, ESTALE, or the errno of the check. Null: make the
-  // recipe and verify it.
+  // Whether the file can be opened: 0, EFBIG, ENOTSUP, ESTALE, or the errno of the check. Null:
+  // make the recipe and verify it.
   int (*verify)(const ViewFile&) = nullptr;
   // Computes the text when the file is read; EINTR soon after `stop` is set. stat(2) gives size 0.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;

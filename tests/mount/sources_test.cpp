@@ -425,7 +425,7 @@ TEST_F(Sources, AFileThatIsNoCheckpointIsToldWhatItSeemsToBeAndWhatToDo) {
       {"PK\3\4" + std::string(26, '\1') + "readme", "HeaderTooLarge", {"zip", "unpack"}},
       {"\x80\2}q\1X" + std::string(30, 'x'), "HeaderTooLarge", {"pickle", "save_file"}},
       {"\x80\4\x95\0\0\0\0\0\0\0\0}"s, "InvalidHeaderLength", {"pickle", "save_file"}},
-      {"GGUF\3\0\0\0\1"s, "HeaderTooLarge", {"GGUF", "reads safetensors only"}},
+      {"GGUF\3\0\0\0\1"s, "GgufTruncated", {"truncated", "download it again"}},
       {"\x93NUMPY\1\0v\0{'descr'}"s, "HeaderTooLarge", {"NumPy", "save_file"}},
       {"\x1f\x8b\x08\0\0\0\0\0\2\3x"s, "InvalidHeaderLength", {"gzip -d"}},
       {"\x28\xb5\x2f\xfd" + std::string(20, 'x'), "HeaderTooLarge", {"zstd -d"}},

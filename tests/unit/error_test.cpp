@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 20> kRows{{
+constexpr std::array<Row, 34> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -27,6 +27,20 @@ constexpr std::array<Row, 20> kRows{{
     {ErrorCode::kTensorInvalidInfo, "TensorInvalidInfo", 1},
     {ErrorCode::kMetadataIncompleteBuffer, "MetadataIncompleteBuffer", 1},
     {ErrorCode::kDuplicateTensor, "DuplicateTensor", 1},
+    {ErrorCode::kGgufMagic, "GgufMagic", 1},
+    {ErrorCode::kGgufVersion, "GgufVersion", 1},
+    {ErrorCode::kGgufBigEndian, "GgufBigEndian", 1},
+    {ErrorCode::kGgufTruncated, "GgufTruncated", 1},
+    {ErrorCode::kGgufCount, "GgufCount", 1},
+    {ErrorCode::kGgufKey, "GgufKey", 1},
+    {ErrorCode::kGgufValue, "GgufValue", 1},
+    {ErrorCode::kGgufAlignment, "GgufAlignment", 1},
+    {ErrorCode::kGgufName, "GgufName", 1},
+    {ErrorCode::kGgufShape, "GgufShape", 1},
+    {ErrorCode::kGgufType, "GgufType", 1},
+    {ErrorCode::kGgufOffset, "GgufOffset", 1},
+    {ErrorCode::kGgufData, "GgufData", 1},
+    {ErrorCode::kGgufSplit, "GgufSplit", 1},
     {ErrorCode::kInvalidIndex, "InvalidIndex", 1},
     {ErrorCode::kMissingTensor, "MissingTensor", 1},
     {ErrorCode::kPathCollision, "PathCollision", 1},

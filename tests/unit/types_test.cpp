@@ -115,7 +115,53 @@ TEST(TypeInfo, CountsNoBytesWhoseBitsExceed64Bits) {
   });
 }
 
-// A type that is in no format yet.
+struct GgufType {
+  std::uint32_t number;
+  const char* name;
+  unsigned block_elements, block_bytes;
+};
+
+// ggml's numbers, names and sizes (ggml_get_type_traits).
+constexpr std::array<GgufType, 35> kGgufTypes{{
+    {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},
+    {3, "Q4_1", 32, 20},      {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},
+    {8, "Q8_0", 32, 34},      {9, "Q8_1", 32, 36},      {10, "Q2_K", 256, 84},
+    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},   {13, "Q5_K", 256, 176},
+    {14, "Q6_K", 256, 210},   {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66},
+    {17, "IQ2_XS", 256, 74},  {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},
+    {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},         {25, "I16", 1, 2},
+    {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},
+    {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
+    {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},
+    {41, "Q1_0", 128, 18},    {42, "Q2_0", 64, 18},
+}};
+
+TEST(DType, HasTheNumberAndTheBlocksThatGgmlGivesIt) {
+  std::set<std::uint32_t> numbers;
+  for (const GgufType& type : kGgufTypes) {
+    numbers.insert(type.number);
+    const auto dtype = dtype_from_gguf(type.number);
+    ASSERT_TRUE(dtype) << type.number;
+    EXPECT_EQ(dtype_name(*dtype), type.name);
+    EXPECT_EQ(type_info(*dtype).block_elements, type.block_elements) << type.name;
+    EXPECT_EQ(type_info(*dtype).block_bytes, type.block_bytes) << type.name;
+  }
+  for (std::uint32_t number = 0; number < 1000; ++number) {
+    EXPECT_EQ(dtype_from_gguf(number).has_value(), numbers.contains(number)) << number;
+  }
+  EXPECT_EQ(dtype_from_gguf(0xFFFFFFFF), std::nullopt);
+}
+
+TEST(TypeInfo, OfBlocksWithScalesHasNoTypeOfNumpyAndOfDlpack) {
+  for_each_type([](DType, const TypeInfo& info) {
+    if (info.kind != TypeKind::kQuantized) return;
+    EXPECT_EQ(info.npy, "");
+    EXPECT_EQ(info.dlpack, TypeInfo::kNoDlpack);
+  });
+}
+
+// A type of no format.
 constexpr TypeInfo kScaled{
     .name = "SCALED", .block_elements = 256, .block_bytes = 144, .kind = TypeKind::kQuantized};
 

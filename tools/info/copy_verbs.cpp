@@ -149,6 +149,13 @@ int extract(const Arguments& arguments) {
   std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
   const std::size_t count = tensors.size();
+  for (const std::uint32_t number : tensors) {
+    const Tensor tensor = checkpoint.tensor(number);
+    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) continue;
+    throw Error(ErrorCode::kUsage, arguments.source,
+                "tensor " + in_quotes(tensor.name) + ": safetensors has no type " +
+                    std::string(dtype_name(tensor.dtype)) + " (cat --as f32 converts it)");
+  }
   const SafetensorsFiles files(checkpoint);
   const std::optional<Content> content = files.make(std::move(tensors));
   if (!content) {

@@ -1,0 +1,53 @@
+// Reads and validates the header of a GGUF file (ggml's gguf.h and docs/gguf.md).
+//
+// The layout of a file, little-endian, nothing aligned but the data and each tensor in it:
+//
+//   "GGUF" | version u32 | tensors i64 | keys i64
+//   key: string | type u32 | value                        once a key
+//   name: string | rank u32 | dims i64 each | type u32 | offset u64      once a tensor
+//   zeros to a multiple of the alignment, where there are tensors
+//   data: the tensors in the order above, each followed by zeros to a multiple of the alignment
+//
+// A string is a length, u64, and its bytes. An array is the type of its elements, u32, their
+// number, u64, and the elements. The alignment is the value of `general.alignment`, or 32. A file
+// gives the dimensions of a tensor with the fastest first; a Header has them row-major.
+//
+// What ggml's reader and llama.cpp's loader accept is accepted, except that a size over 64 bits, a
+// key over 65,535 bytes (the format's limit) and 2^32 tensors are refused. As there, a name ends at
+// its first NUL, and the zeros behind the last tensor may be missing.
+//
+// The time and the memory are linear in the size of the header. Arrays, and strings that would need
+// much memory, are not kept: MetadataValue says where they stand.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/base/text.h"
+#include "core/format/header.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace stfs {
+
+inline constexpr std::string_view kGgufName = "GGUF";
+
+bool is_gguf(std::span<const std::byte> first);
+
+// The bytes of a header that are read first: its length stands nowhere.
+std::uint64_t gguf_header_length(std::span<const std::byte> first);
+
+// Reads the header of a source. Its Header::raw is all that stands before the data. Reads in
+// growing pieces, because the length of a header is not known before. `place` begins the messages
+// of errors. Throws Error: kUnreadable, kDuplicateTensor or kGguf*.
+Header read_gguf(const Source& source, const std::string& place);
+
+// Writes a value as JSON. `encoded` are the bytes of MetadataValue::encoded in the source. NaN and
+// infinity become null; bytes that are not UTF-8 become U+FFFD. Returns false, with a part written,
+// when the bytes are not a value of this type.
+bool write_gguf_json(const MetadataValue& value, std::span<const std::byte> encoded,
+                     TextWriter& out);
+
+}  // namespace stfs

@@ -1,0 +1,110 @@
+// The decoders of GGUF's blocks. tests/gguf/ggml_decoders_test.cpp compares them with ggml's; the
+// digests below are of values that agreed, so that a change is found without ggml too.
+#include "core/base/sha256.h"
+#include "core/format/block_decoders.h"
+#include "core/format/codebooks.h"
+#include "core/format/types.h"
+#include "tests/gguf/blocks.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+std::string digest(std::span<const std::byte> bytes) {
+  Sha256 sha;
+  sha.add(bytes);
+  return sha.hex().substr(0, 16);
+}
+
+// Of 1,000 random blocks.
+const std::map<std::string_view, std::string_view> kDigests{
+    {"Q4_0", "ec144f17ef237812"},    {"Q4_1", "51033d0a0ed97170"},
+    {"Q5_0", "0d2adcf77064f73a"},    {"Q5_1", "7935d724e8f76405"},
+    {"Q8_0", "ec07ccf3a9ea217b"},    {"Q8_1", "0200b551001e2302"},
+    {"Q2_K", "9a12d8e963677f8c"},    {"Q3_K", "3df05c220906ec15"},
+    {"Q4_K", "eb2f8011478742a4"},    {"Q5_K", "05b4f8d50a0de6d5"},
+    {"Q6_K", "7cc52748fdc3ca88"},    {"Q8_K", "5f214057951ea922"},
+    {"IQ2_XXS", "41af63d6b8ebbd22"}, {"IQ2_XS", "f72b35abce020a1b"},
+    {"IQ3_XXS", "7dc90bbb329f59a6"}, {"IQ1_S", "4b2d10ff8489e9b4"},
+    {"IQ4_NL", "0533e8df9903c530"},  {"IQ3_S", "ba2dfc1434ae0cca"},
+    {"IQ2_S", "1c57028cae57512b"},   {"IQ4_XS", "68158fa7f286a7f6"},
+    {"IQ1_M", "831aeef1e0933fff"},   {"TQ1_0", "f3b881f0e00cdeb5"},
+    {"TQ2_0", "4b7521f59957fe58"},   {"MXFP4", "28fb9a2888eedecf"},
+    {"NVFP4", "606d56ff33b2bd90"},   {"Q1_0", "1c880454152e6f5d"},
+    {"Q2_0", "75565992717dc88f"},
+};
+
+std::vector<float> decoded(BlockDecoder* decode, DType dtype, const std::string& blocks) {
+  const TypeInfo& info = type_info(dtype);
+  std::vector<float> values(info.elements_in(blocks.size()));
+  decode(std::as_bytes(std::span(blocks)).data(), values.size(), values.data());
+  return values;
+}
+
+TEST(BlockDecoders, GiveEachTypeTheValuesOfGgml) {
+  for (const DType dtype : block_types()) {
+    const std::string blocks = random_blocks(dtype, 1000);
+    const auto values = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    const auto expected = kDigests.find(dtype_name(dtype));
+    ASSERT_NE(expected, kDigests.end()) << dtype_name(dtype);
+    EXPECT_EQ(digest(std::as_bytes(std::span(values))), expected->second) << dtype_name(dtype);
+  }
+}
+
+TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
+  for (const DType dtype : block_types()) {
+    const std::string blocks = random_blocks(dtype, 1000);
+    const auto best = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
+      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best) << dtype_name(dtype);
+    }
+  }
+}
+
+// Heap buffers of the exact size: AddressSanitizer finds a byte read or written outside.
+TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
+  for (const DType dtype : block_types()) {
+    const TypeInfo& info = type_info(dtype);
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
+      const std::string random = random_blocks(dtype, count);
+      for (BlockDecoder* const decode : all_block_decoders(info.gguf)) {
+        const std::vector<char> exact(random.begin(), random.end());
+        std::vector<float> values(count * info.block_elements + 1, 42);
+        decode(std::as_bytes(std::span(exact)).data(), count * info.block_elements, values.data());
+        EXPECT_EQ(values.back(), 42) << info.name;
+      }
+    }
+  }
+}
+
+TEST(BlockDecoders, NeedNoAlignment) {
+  for (const DType dtype : block_types()) {
+    const std::string blocks = random_blocks(dtype, 3);
+    const std::string moved = "x" + blocks;
+    std::vector<float> values(3U * type_info(dtype).block_elements);
+    type_info(dtype).to_f32(std::as_bytes(std::span(moved)).data() + 1, values.size(),
+                            values.data());
+    EXPECT_EQ(comparable(values), comparable(decoded(type_info(dtype).to_f32, dtype, blocks)));
+  }
+}
+
+// The digests of the tables, whose rows were read out of ggml's library.
+TEST(Codebooks, AreThoseOfGgml) {
+  const auto of = [](const auto& book) { return digest(std::as_bytes(std::span(book))); };
+  EXPECT_EQ(of(kIq2Xxs), "05826b5d3e472a3a");
+  EXPECT_EQ(of(kIq2Xs), "06e47aaca60b4dc1");
+  EXPECT_EQ(of(kIq2S), "e1aa1473412b0552");
+  EXPECT_EQ(of(kIq3Xxs), "46e35f5a997efdee");
+  EXPECT_EQ(of(kIq3S), "bd1af4945a1717c6");
+  EXPECT_EQ(of(kIq1), "07540ffc1aeaf6ad");
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,73 @@
+// ggml's own library, loaded while a test runs: STFS_GGML is the path of a libggml-base.so
+// (install_ggml gets one). Where it is not set, tests skip; with STFS_REQUIRE_GGML=1 they fail.
+//
+// Thread safety: none. Lifetime: the library stays loaded until the process ends.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace stfs::test {
+
+// The parts of ggml's interface (ggml.h, gguf.h) that tests call.
+struct Ggml {
+  struct Traits {
+    const char* name;
+    std::int64_t block_elements;
+    std::int64_t interleave;
+    std::size_t block_bytes;
+    bool is_quantized;
+    void (*to_float)(const void*, float*, std::int64_t);
+    void (*from_float)(const float*, void*, std::int64_t);
+  };
+  struct InitParams {
+    std::size_t memory;
+    void* buffer;
+    bool no_alloc;
+  };
+  struct GgufParams {
+    bool no_alloc;
+    void** context;
+  };
+
+  const Traits* (*get_type_traits)(int type);
+  std::size_t (*quantize_chunk)(int type, const float* from, void* to, std::int64_t start,
+                                std::int64_t rows, std::int64_t row_elements, const float* weights);
+  void (*dequantize_row_q8_K)(const void*, float*, std::int64_t);
+  void* (*init)(InitParams);
+  void (*free)(void*);
+  void* (*new_tensor)(void* context, int type, int rank, const std::int64_t* dims);
+  void* (*set_name)(void* tensor, const char* name);
+  void* (*get_data)(const void* tensor);
+  std::size_t (*nbytes)(const void* tensor);
+
+  void* (*gguf_init_empty)();
+  void* (*gguf_init_from_file)(const char* path, GgufParams);
+  void (*gguf_free)(void*);
+  std::int64_t (*gguf_get_n_tensors)(const void*);
+  std::int64_t (*gguf_get_n_kv)(const void*);
+  const char* (*gguf_get_tensor_name)(const void*, std::int64_t);
+  int (*gguf_get_tensor_type)(const void*, std::int64_t);
+  std::size_t (*gguf_get_tensor_offset)(const void*, std::int64_t);
+  std::size_t (*gguf_get_tensor_size)(const void*, std::int64_t);
+  std::size_t (*gguf_get_data_offset)(const void*);
+  void (*gguf_set_val_str)(void*, const char* key, const char* value);
+  void (*gguf_set_val_u32)(void*, const char* key, std::uint32_t value);
+  void (*gguf_set_arr_str)(void*, const char* key, const char** values, std::size_t count);
+  void (*gguf_add_tensor)(void*, const void* tensor);
+  bool (*gguf_write_to_file)(const void*, const char* path, bool only_header);
+};
+
+// Null with the reason in `why`.
+const Ggml* ggml(std::string& why);
+
+class GgmlTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  const Ggml* ggml_ = nullptr;
+};
+
+}  // namespace stfs::test

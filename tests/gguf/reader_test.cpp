@@ -1,0 +1,292 @@
+// The GGUF reader. tests/corpus has a file for each rule that it accepts or refuses.
+#include "core/base/error.h"
+#include "core/format/format.h"
+#include "core/format/gguf.h"
+#include "core/source/local_file.h"
+#include "tests/gguf/gguf_file.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Shape = std::vector<std::uint64_t>;
+
+// A file and its header.
+class Gguf : public ::testing::Test {
+ protected:
+  const Header& read(const std::string& bytes) {
+    write_file(dir_ / "m.gguf", bytes);
+    source_ = std::make_unique<const LocalFile>((dir_ / "m.gguf").string());
+    header_ = read_gguf(*source_, "m.gguf");
+    return header_;
+  }
+  ErrorCode refused(const std::string& bytes) {
+    try {
+      read(bytes);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    ADD_FAILURE() << "accepted";
+    return ErrorCode::kUsage;
+  }
+  Shape shape(std::size_t i) const {
+    const auto dims = header_.shape(header_.tensors[i]);
+    return {dims.begin(), dims.end()};
+  }
+  MetadataValue value(std::string_view key) const {
+    return header_.metadata.value(header_.metadata.find(key).value());
+  }
+  std::string_view text(std::string_view key) const {
+    return header_.metadata[header_.metadata.find(key).value()].second;
+  }
+  // write_gguf_json() of the bytes in the source; "" if it fails.
+  std::string json(std::string_view key) const {
+    const MetadataValue typed = value(key);
+    std::vector<std::byte> bytes(typed.encoded.length);
+    EXPECT_EQ(source_->read(bytes, typed.encoded.offset), 0);
+    std::string text;
+    TextWriter out(text);
+    const bool is_value = write_gguf_json(typed, bytes, out);
+    TextWriter counted;
+    EXPECT_EQ(write_gguf_json(typed, bytes, counted), is_value);
+    EXPECT_EQ(counted.size(), text.size());
+    return is_value ? text : "";
+  }
+
+  TempDir dir_;
+  std::unique_ptr<const LocalFile> source_;
+  Header header_;
+};
+
+TEST_F(Gguf, IsRecognisedByItsMagicNumberWhateverItsName) {
+  write_file(dir_ / "sha256-0123", GgufFile().bytes());
+
+  const LocalFile source((dir_ / "sha256-0123").string());
+
+  EXPECT_EQ(format_of(source).name, kGgufName);
+  EXPECT_EQ(format_of(source).raw_suffix, ".gguf");
+}
+
+TEST_F(Gguf, WithoutTheMagicNumberIsRefused) {
+  EXPECT_EQ(refused("gguf" + GgufFile().bytes().substr(4)), ErrorCode::kGgufMagic);
+}
+
+TEST_F(Gguf, HasRowMajorShapesAndOffsetsInTheFile) {
+  GgufFile file;
+  file.tensor("w", {2, 3, 1, 4}, 0, std::string(96, 'w'));
+  file.tensor("q", {256, 2}, 12, std::string(288, 'q'));
+  const std::string bytes = file.bytes();
+
+  const Header& header = read(bytes);
+
+  ASSERT_EQ(header.tensors.size(), 2U);
+  EXPECT_EQ(shape(0), (Shape{4, 1, 3, 2}));
+  EXPECT_EQ(shape(1), (Shape{2, 256}));
+  EXPECT_EQ(header.tensors[1].dtype, DType::kQ4_K);
+  EXPECT_EQ(header.raw.offset, 0U);
+  EXPECT_EQ(header.raw.length, file.header().size());
+  EXPECT_EQ(bytes.substr(header.tensors[0].offset, header.tensors[0].length), std::string(96, 'w'));
+  EXPECT_EQ(bytes.substr(header.tensors[1].offset, header.tensors[1].length),
+            std::string(288, 'q'));
+  EXPECT_EQ(header.by_name, (std::vector<std::uint32_t>{1, 0}));
+}
+
+TEST_F(Gguf, HasAHeaderThatEndsWithTheLastKeyWhereNoTensorIs) {
+  GgufFile file;
+  file.key("k", "v");
+
+  EXPECT_EQ(read(file.bytes() + "more").raw.length, file.bytes().size());
+}
+
+TEST_F(Gguf, CutsANameAtItsFirstNul) {
+  GgufFile file;
+  file.tensor(std::string_view("a\0b", 3), {1}, 0, "1234");
+
+  EXPECT_EQ(read(file.bytes()).name(header_.tensors[0]), "a");
+}
+
+TEST_F(Gguf, KeepsTheTypeAndTheTextOfEachValue) {
+  GgufFile file;
+  file.key("u8", ValueType::kU8, little<std::uint8_t>(255));
+  file.key("i8", ValueType::kI8, little<std::int8_t>(-128));
+  file.key("u16", ValueType::kU16, little<std::uint16_t>(65535));
+  file.key("i16", ValueType::kI16, little<std::int16_t>(-2));
+  file.key("u32", ValueType::kU32, little<std::uint32_t>(4294967295));
+  file.key("i32", ValueType::kI32, little<std::int32_t>(-3));
+  file.key("f32", ValueType::kF32, little(1e-5F));
+  file.key("yes", ValueType::kBool, little<std::uint8_t>(2));
+  file.key("no", ValueType::kBool, little<std::uint8_t>(0));
+  file.key("u64", ValueType::kU64, little(std::numeric_limits<std::uint64_t>::max()));
+  file.key("i64", ValueType::kI64, little(std::numeric_limits<std::int64_t>::min()));
+  file.key("f64", ValueType::kF64, little(0.1));
+  file.key("nan", ValueType::kF32, little(std::nanf("")));
+  file.key("text", "line\n\"two\"");
+
+  read(file.bytes());
+
+  const std::vector<std::tuple<std::string, ValueType, std::string>> expected{
+      {"u8", ValueType::kU8, "255"},
+      {"i8", ValueType::kI8, "-128"},
+      {"u16", ValueType::kU16, "65535"},
+      {"i16", ValueType::kI16, "-2"},
+      {"u32", ValueType::kU32, "4294967295"},
+      {"i32", ValueType::kI32, "-3"},
+      {"f32", ValueType::kF32, "1e-05"},
+      {"yes", ValueType::kBool, "true"},
+      {"no", ValueType::kBool, "false"},
+      {"u64", ValueType::kU64, "18446744073709551615"},
+      {"i64", ValueType::kI64, "-9223372036854775808"},
+      {"f64", ValueType::kF64, "0.1"},
+  };
+  for (const auto& [key, type, shown] : expected) {
+    EXPECT_EQ(value(key).type, type) << key;
+    EXPECT_TRUE(value(key).has_text) << key;
+    EXPECT_EQ(text(key), shown);
+    EXPECT_EQ(json(key), shown);
+  }
+  EXPECT_EQ(text("text"), "line\n\"two\"");
+  EXPECT_EQ(json("text"), R"("line\n\"two\"")");
+  EXPECT_EQ(text("nan"), "nan");
+  EXPECT_EQ(json("nan"), "null");
+}
+
+TEST_F(Gguf, KeepsOfAnArrayWhereItStandsAndWritesItAsJsonWhenAsked) {
+  GgufFile file;
+  file.key(
+      "numbers", ValueType::kArray,
+      gguf_array(ValueType::kI16, 3,
+                 little<std::int16_t>(-1) + little<std::int16_t>(0) + little<std::int16_t>(7)));
+  file.key("words", ValueType::kArray,
+           gguf_array(ValueType::kString, 3,
+                      gguf_string("a\"b") + gguf_string("") + gguf_string("\xFF")));
+  file.key("flags", ValueType::kArray, gguf_array(ValueType::kBool, 2, std::string("\0\2", 2)));
+  file.key("empty", ValueType::kArray, gguf_array(ValueType::kF64, 0, ""));
+
+  read(file.bytes());
+
+  EXPECT_EQ(value("words").type, ValueType::kArray);
+  EXPECT_EQ(value("words").element, ValueType::kString);
+  EXPECT_EQ(value("words").count, 3U);
+  EXPECT_FALSE(value("words").has_text);
+  EXPECT_EQ(text("words"), "");
+  EXPECT_EQ(json("numbers"), "[-1,0,7]");
+  EXPECT_EQ(json("words"), "[\"a\\\"b\",\"\",\"\xEF\xBF\xBD\"]");
+  EXPECT_EQ(json("flags"), "[false,true]");
+  EXPECT_EQ(json("empty"), "[]");
+}
+
+TEST_F(Gguf, WritesNoJsonOfBytesThatAreNoValueOfTheType) {
+  const auto bytes = std::as_bytes(std::span("\3\0\0\0\0\0\0\0ab", 10));
+  MetadataValue string;
+  string.encoded.length = bytes.size();
+  TextWriter counted;
+
+  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
+  string.type = ValueType::kArray;
+  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
+  string.type = ValueType::kU32;
+  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
+}
+
+TEST_F(Gguf, KeepsNoTextOfStringsThatWouldNeedMuchMemory) {
+  GgufFile file;
+  file.key("large", std::string(17 << 20, 'x'));
+  file.key("small", "text");
+  file.tensor("w", {1}, 0, "1234");
+
+  read(file.bytes());
+
+  EXPECT_FALSE(value("large").has_text);
+  EXPECT_EQ(value("large").encoded.length, 8U + (17 << 20));
+  EXPECT_EQ(text("small"), "text");
+  EXPECT_EQ(header_.tensors.size(), 1U);
+}
+
+// A header of several pieces, whose strings lie across their ends.
+TEST_F(Gguf, ReadsAHeaderOfAnySizeInPieces) {
+  GgufFile file;
+  std::string words;
+  for (int i = 0; i < 100'000; ++i) words += gguf_string("word " + std::to_string(i));
+  file.key("words", ValueType::kArray, gguf_array(ValueType::kString, 100'000, words));
+  file.key("numbers", ValueType::kArray,
+           gguf_array(ValueType::kU8, 3 << 20, std::string(3 << 20, '\1')));
+  for (int i = 0; i < 20'000; ++i) file.key("key." + std::to_string(i), std::to_string(i));
+  for (int i = 0; i < 30'000; ++i) file.tensor("blk." + std::to_string(i), {1}, 0, "1234");
+
+  const Header& header = read(file.bytes());
+
+  EXPECT_EQ(header.raw.length, file.header().size());
+  EXPECT_EQ(text("key.12345"), "12345");
+  EXPECT_EQ(value("numbers").count, 3U << 20);
+  EXPECT_EQ(nlohmann::json::parse(json("words")).at(99'999), "word 99999");
+  EXPECT_EQ(header.name(header.tensors[29'999]), "blk.29999");
+}
+
+TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTell) {
+  const auto shape_key = [](GgufFile& file, const char* name, std::vector<std::int32_t> dims) {
+    std::string elements;
+    for (const std::int32_t dim : dims) elements += little(dim);
+    file.key(std::string("comfy.gguf.orig_shape.") + name, ValueType::kArray,
+             gguf_array(ValueType::kI32, dims.size(), elements));
+  };
+  GgufFile file;
+  shape_key(file, "five", {2, 1, 2, 1, 2});
+  shape_key(file, "other", {3, 3});
+  shape_key(file, "negative", {-2, -4});
+  shape_key(file, "none", {1});
+  for (const char* name : {"five", "other", "negative"}) {
+    file.tensor(name, {4, 2}, 0, std::string(32, 'x'));
+  }
+
+  read(file.bytes());
+
+  EXPECT_EQ(shape(0), (Shape{2, 1, 2, 1, 2}));
+  EXPECT_EQ(shape(1), (Shape{2, 4}));
+  EXPECT_EQ(shape(2), (Shape{2, 4}));
+}
+
+TEST_F(Gguf, CountsNoElementsOfATensorWithAZeroDimension) {
+  GgufFile file;
+  file.tensor("w", {0, std::int64_t{1} << 62, 4}, 0, "");
+  file.tensor("v", {1}, 0, "1234");
+
+  read(file.bytes());
+
+  EXPECT_EQ(header_.tensors[0].length, 0U);
+  EXPECT_EQ(header_.tensors[1].offset, header_.raw.length);
+}
+
+// A sparse file of 64 GiB whose zeros are read as tensors: the second breaks a rule.
+TEST_F(Gguf, ReadsNoFurtherThanTheFirstBrokenRule) {
+  write_file(dir_ / "m.gguf", "GGUF" + little<std::uint32_t>(3) +
+                                  little<std::uint64_t>(2'000'000'000) + little<std::uint64_t>(0));
+  std::filesystem::resize_file(dir_ / "m.gguf", std::uint64_t{64} << 30);
+  const LocalFile source((dir_ / "m.gguf").string());
+
+  EXPECT_THROW(read_gguf(source, "m.gguf"), Error);
+}
+
+TEST_F(Gguf, OfRealModelsIsRead) {
+  const std::filesystem::path data = std::filesystem::path(STFS_SOURCE_DIR) / "tests/data/gguf";
+  read(read_file(data / "llama-2-tiny-random.gguf"));
+
+  ASSERT_EQ(header_.tensors.size(), 12U);
+  EXPECT_EQ(text("general.architecture"), "llama");
+  EXPECT_EQ(value("tokenizer.ggml.tokens").count, 32'000U);
+  EXPECT_EQ(nlohmann::json::parse(json("tokenizer.ggml.tokens")).size(), 32'000U);
+  EXPECT_EQ(nlohmann::json::parse(json("tokenizer.ggml.scores")).size(), 32'000U);
+}
+
+}  // namespace
+}  // namespace stfs::test
