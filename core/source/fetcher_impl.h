@@ -109,6 +109,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
     BlockRun run;
     bool is_retry = false;
     Backoff backoff = {};
+    bool needs_new_connection = false;
     // Of one that was watched: since when no block of it came; the claims of others do not count.
     std::optional<Clock::time_point> watched_since = {};
     bool ignores_claims = false;
@@ -171,7 +172,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void settle(Lock& lock, Transfer& transfer);
   void renew(Lock& lock, Transfer& transfer, BlockRun rest);
   void retry(const Transfer& transfer, BlockRun rest, const std::string& reason);
-  void again(const Transfer& transfer, BlockRun rest);
+  void again(const Transfer& transfer, BlockRun rest, bool needs_new_connection = false);
   void fail(File& file, BlockRun run, int error, const std::string& reason);
   void change(File& file, const std::string& reason);
   void wake_delayed();

@@ -197,6 +197,7 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   if (!run.empty()) {
     try {
       request = file.remote.request(transfer->range);
+      request.new_connection = item.needs_new_connection;
       // A read after the deadline of another must not wait for what that one waited for.
       request.stall = std::min(request.stall, options.timeout);
     } catch (const Error& error) {
@@ -278,9 +279,15 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
     file.full_until = Clock::now() + kFull;
     return again(transfer, rest);
   }
-  switch (transfer.verdict.kind) {
+  const Verdict::Kind kind = transfer.verdict.kind;
+  const bool is_no_server = transfer.end.error == EACCES || transfer.end.error == EPROTO;
+  const bool is_wrong =
+      kind == Verdict::Kind::kAccept ? is_no_server : kind != Verdict::Kind::kRetry;
+  // What came may be bytes that the server sent behind the answer before (HttpEnd).
+  if (is_wrong && transfer.end.was_kept) return again(transfer, rest, true);
+  switch (kind) {
     case Verdict::Kind::kAccept:
-      if (transfer.end.error == EACCES || transfer.end.error == EPROTO) {
+      if (is_no_server) {
         return fail(file, rest, transfer.end.error == EACCES ? EACCES : EIO, transfer.end.text);
       }
       return retry(transfer, rest,
@@ -297,8 +304,9 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
   }
 }
 
-void Fetcher::Impl::again(const Transfer& transfer, BlockRun rest) {
-  queue_again(Items(1, {transfer.file, rest, true, transfer.backoff}), State::kComing);
+void Fetcher::Impl::again(const Transfer& transfer, BlockRun rest, bool needs_new_connection) {
+  queue_again(Items(1, {transfer.file, rest, true, transfer.backoff, needs_new_connection}),
+              State::kComing);
 }
 
 void Fetcher::Impl::renew(Lock& lock, Transfer& transfer, BlockRun rest) {

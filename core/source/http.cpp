@@ -49,12 +49,14 @@ struct HttpTransfer {
   unsigned redirects = 0;     // so far
   bool from_loopback = true;  // the redirect to `at` came from this machine
   Clock::time_point begun{};  // the first connection; time_point() before
+  bool was_kept = false;      // HttpEnd::was_kept
 
   // Of the connection to `at`. `easy` is set while libcurl has it.
   std::unique_ptr<CURL, EasyDeleter> easy = {};
   std::unique_ptr<curl_slist, ListDeleter> headers = {};
   std::array<char, CURL_ERROR_SIZE> curl_text{};
   Clock::time_point last_byte{};
+  bool has_socket = false;  // opened one: its connection was not kept from another request
   bool has_proxy = false;
   Place peer = Place::kElsewhere;
   HttpHead head = {};
@@ -120,6 +122,7 @@ bool may_connect(Transfer& transfer, Place place) {
 
 curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) {
   auto& transfer = *static_cast<Transfer*>(data);
+  transfer.has_socket = true;
   try {
     if (address->family != AF_INET && address->family != AF_INET6) return CURL_SOCKET_BAD;
     if (!may_connect(transfer, place_of(address->addr))) return CURL_SOCKET_BAD;
@@ -136,6 +139,7 @@ int before_request(void* data, char* ip, char*, int, int) {
     transfer.peer = place_of(std::string(ip));
     // libcurl tries the other addresses of a host after one that was refused.
     transfer.failure = {};
+    transfer.was_kept = transfer.was_kept || !transfer.has_socket;
     return may_connect(transfer, transfer.peer) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
   } catch (const std::exception&) {
     return CURL_PREREQFUNC_ABORT;
@@ -335,7 +339,7 @@ void set_up(Transfer& transfer) {
   if (easy == nullptr) throw std::bad_alloc();
   transfer.head = {};
   transfer.header_bytes = transfer.unread = 0;
-  transfer.has_head = false;
+  transfer.has_head = transfer.has_socket = false;
   transfer.next.reset();
   transfer.failure = {};
   transfer.curl_text[0] = '\0';
@@ -350,6 +354,7 @@ void set_up(Transfer& transfer) {
   number(CURLOPT_HTTP_CONTENT_DECODING, 0);
   number(CURLOPT_FOLLOWLOCATION, 0);
   number(CURLOPT_PATH_AS_IS, 1);
+  number(CURLOPT_FRESH_CONNECT, transfer.request.new_connection ? 1 : 0);
   number(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1);
   number(CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
   number(CURLOPT_SSL_VERIFYPEER, 1);
@@ -646,6 +651,7 @@ int Http::Impl::next_deadline() const {
 void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
   transfer->easy.reset();
   if (end.error != 0 && end.text.empty()) end.text = "no memory";
+  end.was_kept = transfer->was_kept;
   transfer->callbacks.end(end);
 }
 

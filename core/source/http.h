@@ -49,9 +49,10 @@ struct HttpRequest {
   std::vector<std::string> secrets = {};  // headers for the first origin only
   std::optional<ByteRange> range = {};    // sent as Range: bytes=first-last
   bool follow = true;                     // false: an answer 3xx is passed on
-  bool use_netrc = false;    // user and password of ~/.netrc ($NETRC) for the first host
-  bool use_proxy = true;     // false: for addresses that are this machine's own
-  std::string ca_file = {};  // trusted instead of the usual ones; "" for those
+  bool use_netrc = false;       // user and password of ~/.netrc ($NETRC) for the first host
+  bool use_proxy = true;        // false: for addresses that are this machine's own
+  bool new_connection = false;  // none that was kept
+  std::string ca_file = {};     // trusted instead of the usual ones; "" for those
   // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
   std::chrono::milliseconds stall{20'000};
   std::chrono::milliseconds limit{0};  // 0: none
@@ -79,6 +80,10 @@ struct HttpHead {
 struct HttpEnd {
   int error = 0;
   std::string text;
+  // The request was sent over a connection that had carried another. What came may then be bytes
+  // that the server sent behind the answer before: a wrong answer is no reason to give up before
+  // HttpRequest::new_connection has been tried.
+  bool was_kept = false;
 };
 
 // Called on the thread of Http, never two at a time. They must not block for long and must not
@@ -116,7 +121,7 @@ class Http {
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
   // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over; that
-  // of the Options unless it is given.
+  // of the Options unless it is given. Tries an error of a kept connection once more on a new one.
   // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
   // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,

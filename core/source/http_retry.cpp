@@ -11,6 +11,7 @@
 #include <future>
 #include <memory>
 #include <random>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -43,9 +44,11 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
   const std::string place = public_name(request.url);
   Backoff backoff;
   unsigned silent = 0;
+  bool needs_new = request.new_connection;
   std::string reason;  // why the last try failed
   for (milliseconds pause{0};;) {
     HttpRequest one = request;
+    one.new_connection = needs_new;
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()) - pause;
     one.limit =
         std::max(milliseconds(1), one.limit.count() == 0 ? left : std::min(one.limit, left));
@@ -68,6 +71,13 @@ HttpAnswer Http::get(const HttpRequest& request, std::size_t most,
            .end = [ended](const HttpEnd& end) { ended->set_value(end); }},
           pause);
     const HttpEnd end = ended->get_future().get();
+    const bool is_wrong =
+        end.error == EPROTO || end.error == EACCES || (is_too_long && answer.head.status < 300);
+    if (is_wrong && end.was_kept && !std::exchange(needs_new, true)) {
+      pause = milliseconds(0);
+      if (counters_ != nullptr) counters_->retries.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
     if (is_too_long && answer.head.status < 300) {
       throw Error(ErrorCode::kUnreadable, place,
                   request.range && answer.head.status == 200

@@ -94,12 +94,6 @@ class Supervise : public MountTest {
     return worker;
   }
 
-  static bool is_gone(pid_t pid) {
-    std::ifstream arguments("/proc/" + std::to_string(pid) + "/cmdline");
-    std::string word;
-    return !std::getline(arguments, word, '\0');  // a zombie has no arguments
-  }
-
   // Never pass -1 to kill(2): it means every process.
   static void signal(pid_t worker, int number) {
     if (worker > 0) ::kill(worker, number);
@@ -108,7 +102,7 @@ class Supervise : public MountTest {
   static void kill_worker(ForegroundMount& mount, int number = SIGKILL) {
     const pid_t worker = worker_of(mount);
     signal(worker, number);
-    EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
+    EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
   }
 
   // Reads a tensor so often that the worker does not die young.
@@ -350,7 +344,7 @@ TEST_F(Supervise, AWorkerThatIsKilledInTheMiddleOfLargeRepliesCausesNoError) {
     const std::uint64_t before = rounds;
     while (rounds < before + killed % 16 && !HasFailure()) std::this_thread::yield();
     signal(young, SIGKILL);
-    EXPECT_TRUE(eventually([&] { return is_gone(young); }));
+    EXPECT_TRUE(eventually([&] { return has_ended(young); }));
   }
 
   stop = true;
@@ -744,7 +738,7 @@ TEST_F(Supervise, WithoutItsSupervisorAWorkerGoesOnAndEndsCleanly) {
     } else {
       EXPECT_EQ(run({STFS_BINARY, "-u", mount->path()}).status, 0);
     }
-    EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
+    EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
     expect_nothing_left(mount->path());
   }
 }
@@ -756,7 +750,7 @@ TEST_F(Supervise, WhenBothAreKilledUnmountAndANewMountWork) {
   mount->process().signal(SIGKILL);
   signal(worker, SIGKILL);
   mount->process().wait();
-  EXPECT_TRUE(eventually([&] { return is_gone(worker); }));
+  EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
   struct stat64 status = {};
   EXPECT_EQ(::stat64((*mount / "absent").c_str(), &status), -1);
 

@@ -417,6 +417,24 @@ TEST(Http, BytesBehindTheLengthAreNotOfTheAnswer) {
   }
 }
 
+TEST(Http, SaysThatAConnectionWasKeptAndOpensAnotherWhereItMust) {
+  HttpServer server([](const WebRequest& request) {
+    return request.target == "/there" ? redirect_to("/") : WebAnswer{.body = "hello"};
+  });
+  Http http({});
+  struct Case {
+    const char* target;
+    bool new_connection, was_kept;
+  };
+  for (const Case& one : {Case{"/", false, false}, Case{"/", false, true}, Case{"/", true, false},
+                          Case{"/there", false, true}, Case{"/there", true, false}}) {
+    const HttpOutcome outcome =
+        http_fetch(http, {.url = server.url(one.target), .new_connection = one.new_connection});
+    EXPECT_EQ(outcome.body, "hello") << outcome.end.text;
+    EXPECT_EQ(outcome.end.was_kept, one.was_kept) << one.target << one.new_connection;
+  }
+}
+
 TEST(Http, NothingIsDecoded) {
   HttpServer server([](const WebRequest&) {
     return WebAnswer{.headers = {{"Content-Encoding", "gzip"}}, .body = "\x1f\x8b no gzip"};
@@ -680,6 +698,23 @@ TEST(HttpGet, AnAnswerThatIsTooLongIsAnError) {
       message_of(http, {.url = server.url(), .range = ByteRange{0, 10}}, std::chrono::hours(1)),
       server.url() + ": its server does not answer ranges: download it first");
   EXPECT_EQ(http.get({.url = server.url("/404")}, 100).head.status, 404);
+}
+
+TEST(HttpGet, WhatIsWrongOverAKeptConnectionIsAskedForAgainOverANewOne) {
+  const std::vector<WebAnswer> late{
+      {.headers = {{"\r\n\r\n", "\r\n\r\n"}}, .body = std::string(1000, 'x')},
+      {.body = std::string(1000, 'x')},
+      {.status = 302, .headers = {{"Location", "ftp://127.0.0.1/"}}}};
+  for (const WebAnswer& garbage : late) {
+    HttpServer server([&](const WebRequest& request) {
+      return request.is_first ? WebAnswer{.body = "hello"} : garbage;
+    });
+    Counters counters;
+    Http http({.counters = &counters});
+    EXPECT_EQ(http.get({.url = server.url()}, 100).body, "hello");
+    EXPECT_EQ(http.get({.url = server.url()}, 100).body, "hello");
+    EXPECT_EQ(counters.retries, 1U);
+  }
 }
 
 TEST(HttpGet, AServerThatIsNotThereIsSaidSoonEnough) {

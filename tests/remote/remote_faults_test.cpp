@@ -340,6 +340,44 @@ TEST_F(FailingServer, GarbageBehindAnAnswerIsNoAnswerToTheNextRequest) {
   for (const char* name : {"v", "w", "x"}) EXPECT_EQ(read_file(mount / name), bytes_of(name));
 }
 
+TEST_F(FailingServer, GarbageThatComesLateIsNoAnswerToTheNextRequest) {
+  // Bytes behind an answer that arrive after the next request was sent look like its answer.
+  const std::vector<WebAnswer> late{
+      {.status = 206, .body = "bad"},
+      {.status = 200, .body = "bad"},
+      {.status = 206, .headers = {{"Content-Range", "bytes 0-2/3"}}, .body = "bad"},
+      {.status = 206, .headers = {{"\r\n\r\n", "\r\n\r\n"}}, .body = "bad"},
+      {.status = 302, .headers = {{"Location", "ftp://127.0.0.1/"}}},
+      {.status = 302, .headers = {{"Location", "/absent"}}},
+      {.status = 401},
+      {.status = 403},
+      {.status = 404},
+      {.status = 412},
+      {.status = 416},
+      {.status = 999},
+  };
+  for (const WebAnswer& garbage : late) {
+    SCOPED_TRACE(testing::Message() << garbage.status << " number " << &garbage - late.data());
+    std::filesystem::remove_all(cache());
+    mend();
+    ForegroundMount mount({url()}, options("connections=1"));
+    std::atomic<unsigned> sent = 0;
+    set_fault([&](const WebRequest& request) -> std::optional<WebAnswer> {
+      if (request.is_first || request.target == "/absent") return std::nullopt;
+      ++sent;
+      return garbage;
+    });
+    for (const char* name : {"v", "w", "x"}) {
+      std::string bytes;
+      EXPECT_EQ(read_part(mount / name, 0, bytes_of(name).size(), &bytes), 0) << name;
+      EXPECT_TRUE(bytes == bytes_of(name)) << name;
+    }
+    EXPECT_GE(sent, 1U);
+    EXPECT_EQ(mount.process().err(), "");
+    mend();
+  }
+}
+
 TEST_F(FailingServer, ARedirectTakesNoSecretToAnotherHost) {
   write_file(dir_ / "netrc", "machine 127.0.0.1 login user password hunter2\n");
   std::filesystem::permissions(dir_ / "netrc", std::filesystem::perms::owner_read);

@@ -129,7 +129,7 @@ void HttpServer::accept_all() {
 void HttpServer::serve(int fd) {
   std::string buffer;
   char chunk[16384];
-  while (true) {
+  for (bool is_first = true;; is_first = false) {
     std::size_t end = 0;
     while ((end = buffer.find("\r\n\r\n")) == std::string::npos) {
       const ssize_t n = ::recv(fd, chunk, sizeof chunk, 0);
@@ -137,6 +137,7 @@ void HttpServer::serve(int fd) {
       buffer.append(chunk, static_cast<std::size_t>(n));
     }
     WebRequest request;
+    request.is_first = is_first;
     std::size_t at = buffer.find("\r\n");
     const std::string line = buffer.substr(0, at);
     request.method = line.substr(0, line.find(' '));

@@ -23,6 +23,7 @@ struct WebRequest {
   std::string method, target;                       // "GET", "/path?query" as sent
   std::map<std::string, std::string> headers = {};  // names in lower case
   std::string body = {};
+  bool is_first = true;  // of its connection
   std::string header(const std::string& name) const {
     const auto at = headers.find(name);
     return at == headers.end() ? "" : at->second;
@@ -31,8 +32,8 @@ struct WebRequest {
 
 struct WebAnswer {
   int status = 200;
-  std::vector<std::pair<std::string, std::string>>
-      headers = {};  // Content-Length unless named: the body's
+  std::vector<std::pair<std::string, std::string>> headers =
+      {};  // Content-Length unless named: the body's
   std::string body = {};
   // Faults: end the connection after so many bytes of the body; stall there instead, until the
   // server ends; or answer nothing at all.

@@ -148,9 +148,9 @@ pid_t Mounted::daemon() const {
 
 void Mounted::kill_daemon() {
   death_expected_ = true;
-  ::kill(daemon(), SIGKILL);
-  // The daemon is not our child, so poll; a zombie has no arguments.
-  if (!eventually([this] { return processes_with(path_.string()).empty(); }))
+  const pid_t killed = daemon();
+  ::kill(killed, SIGKILL);
+  if (!eventually([=] { return has_ended(killed); }))
     throw std::runtime_error("the daemon survived SIGKILL");
 }
 

@@ -167,6 +167,15 @@ Outcome sh(const std::string& script, const std::vector<std::string>& arguments,
   return run(argv, options);
 }
 
+bool has_ended(pid_t pid) {
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return errno == ESRCH;
+  pollfd ended = {fd, POLLIN, 0};
+  const bool has = ::poll(&ended, 1, 0) > 0;
+  ::close(fd);
+  return has;
+}
+
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (!condition()) {

@@ -84,6 +84,10 @@ Outcome run(const std::vector<std::string>& argv, const RunOptions& options = {}
 Outcome sh(const std::string& script, const std::vector<std::string>& arguments = {},
            const RunOptions& options = {});
 
+// Whether all threads of a process have ended. Its name in /proc says so too early: it goes with
+// the first thread, while another may still take a request from /dev/fuse.
+bool has_ended(pid_t pid);
+
 // Whether `condition` becomes true before `limit`. For changes that the kernel does not report.
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit = kHang);
 
