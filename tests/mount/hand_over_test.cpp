@@ -32,6 +32,7 @@ class HandOver : public MountTest {
   ~HandOver() override {
     release();
     unmount_all(mountpoint());
+    unmount_all(dir_.path());
   }
 
   std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
@@ -145,11 +146,14 @@ TEST_F(HandOver, ServesFromAReadOnlyRootWithoutProcAndWithAnEmptyDev) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "sanitizers need /proc";
 #endif
+  // A mount ends when no namespace has it any more, so unmounting must reach the server's.
+  checked(::mount(dir_.path().c_str(), dir_.path().c_str(), nullptr, MS_BIND, nullptr), "mount");
+  checked(::mount(nullptr, dir_.path().c_str(), nullptr, MS_SHARED, nullptr), "mount");
   mount();
   const std::filesystem::path root = dir_ / "root";
   std::filesystem::create_directory(root);
-  Process server({"unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "bash",
-                  "-ec", R"(
+  Process server({"unshare", "--mount", "--propagation", "slave", "--pid", "--ipc", "--uts",
+                  "--fork", "--kill-child", "bash", "-ec", R"(
 cd "$1"
 mkdir usr lib lib64 bin dev
 for d in usr lib lib64 bin; do [ ! -e /$d ] || mount --rbind /$d $d; done
