@@ -294,9 +294,14 @@ void make_variables_absolute() {
 
 // Returns the exit status.
 int mount(Options options) {
-  options.mountpoint = resolve_mountpoint(options.mountpoint, "mkdir it first");
-  check_mountpoint(options.mountpoint);
-  UniqueFd lock = lock_mountpoint(options.mountpoint);
+  UniqueFd lock;
+  if (options.descriptor) {
+    check_descriptor(*options.descriptor, options.mountpoint);
+  } else {
+    options.mountpoint = resolve_mountpoint(options.mountpoint, "mkdir it first");
+    check_mountpoint(options.mountpoint);
+    lock = lock_mountpoint(options.mountpoint);
+  }
   raise_descriptor_limit();
   make_variables_absolute();
   Daemon daemon(options.foreground);
@@ -342,8 +347,17 @@ void set_signals() {
   ::signal(SIGCHLD, SIG_DFL);  // waitpid(2) gives no status while SIGCHLD is ignored
 }
 
-// A daemon must not keep the caller's locks, or pipes whose readers wait for the end.
-void close_inherited_descriptors() { ::close_range(STDERR_FILENO + 1, ~0U, 0); }
+// A daemon must not keep the caller's locks, or pipes whose readers wait for the end. `kept` is the
+// mount's, if it was handed over.
+void close_inherited_descriptors(std::optional<int> kept) {
+  auto first = static_cast<unsigned>(STDERR_FILENO) + 1;
+  if (kept) {
+    const auto descriptor = static_cast<unsigned>(*kept);
+    if (descriptor > first) ::close_range(first, descriptor - 1, 0);
+    first = descriptor + 1;
+  }
+  ::close_range(first, ~0U, 0);
+}
 
 // If the caller closed standard input, output or error, a later open(2) would take its number.
 void open_standard_descriptors() {
@@ -355,10 +369,10 @@ void open_standard_descriptors() {
 }
 
 int run(int argc, char** argv) {
-  close_inherited_descriptors();
   open_standard_descriptors();
   set_signals();
   const Options options = parse_options(argc, argv);
+  close_inherited_descriptors(options.descriptor);
   switch (options.command) {
     case Options::Command::kHelp:
       std::fputs(help_text(mount_command()).c_str(), stdout);

@@ -12,6 +12,7 @@
 #include <poll.h>
 
 #include <array>
+#include <cerrno>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -65,10 +66,13 @@ std::string last_line(std::string text) {
   return printable(text);
 }
 
-Mount::Mount(const Options& options, FuseContext& context) : mountpoint_(options.mountpoint) {
-  std::vector<std::string> words{
-      "stfs", "-o",
-      "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" + escape_option(options.fsname)};
+Mount::Mount(const Options& options, FuseContext& context)
+    : mountpoint_(options.mountpoint), is_handed_over_(options.descriptor.has_value()) {
+  std::vector<std::string> words{"stfs"};
+  if (!is_handed_over_) {
+    words.insert(words.end(), {"-o", "ro,nosuid,nodev,default_permissions,subtype=stfs,fsname=" +
+                                         escape_option(options.fsname)});
+  }
   for (const std::string& option : options.mount_options) {
     words.insert(words.end(), {"-o", escape_option(option)});
   }
@@ -94,8 +98,12 @@ Mount::Mount(const Options& options, FuseContext& context) : mountpoint_(options
                   said.empty() ? "the mount failed (-f -o debug may show why)"
                                : with_advice(last_line(said)));
     }
-    if (const auto mount = mounted_at(mountpoint_)) device_ = mount->device;
-    raise_readahead(device_);
+    if (is_handed_over_) {
+      await_handshake();
+    } else {
+      if (const auto mount = mounted_at(mountpoint_)) device_ = mount->device;
+      raise_readahead(device_);
+    }
     read_handshake();
   } catch (...) {  // no destructor will run
     if (is_mounted) fuse_session_unmount(session_);
@@ -121,6 +129,7 @@ Mount::~Mount() {
 }
 
 void Mount::detach() const noexcept {
+  if (is_handed_over_) return;
   try {
     const auto mount = mounted_at(mountpoint_);
     // Check the connection last: while it lasts, no other mount has this device number.
@@ -137,9 +146,29 @@ bool Mount::is_disconnected() const {
   return ::poll(&device, 1, 0) > 0;  // POLLERR
 }
 
+void Mount::await_handshake() const {
+  // The kernel sends it once: to the first server that reads after mount(2).
+  constexpr int kPatience = 10'000;  // milliseconds
+  pollfd device{fuse_session_fd(session_), POLLIN, 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&device, 1, kPatience);
+  } while (ready < 0 && errno == EINTR);
+  if (ready > 0 && (device.revents & POLLERR) == 0) return;
+  if (ready < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "poll", errno);
+  throw Error(ErrorCode::kMountFailed, mountpoint_,
+              ready > 0 ? "the mount is gone, or the descriptor was never mounted: open /dev/fuse, "
+                          "call mount(2) with fd=N, then start stfs"
+                        : "no handshake within ten seconds: another process has served this mount");
+}
+
 void Mount::read_handshake() {
   handshake_.resize(FUSE_MIN_READ_BUFFER);
   const ssize_t n = read_request(fuse_session_fd(session_), handshake_);
+  // After the handshake the kernel wants larger buffers, and keeps the request for its server.
+  if (n == -EINVAL && is_handed_over_) {
+    throw Error(ErrorCode::kMountFailed, mountpoint_, "another process serves this mount");
+  }
   if (n < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "handshake", static_cast<int>(-n));
   handshake_.resize(static_cast<std::size_t>(n));
 }

@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -148,6 +149,23 @@ void check_mountpoint(const std::string& path) {
              ": load the kernel's fuse module (modprobe fuse, as root), or give the device to "
              "this container (--device /dev/fuse)");
   }
+}
+
+void check_descriptor(int descriptor, const std::string& place) {
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) {
+    fail(place,
+         "no such descriptor: the process that starts stfs hands it over open, without "
+         "close-on-exec");
+  }
+  const dev_t fuse = makedev(10, 229);  // Documentation/admin-guide/devices.txt
+  if (!S_ISCHR(status.st_mode) || status.st_rdev != fuse) {
+    fail(place, "not a descriptor of /dev/fuse");
+  }
+  if ((::fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDWR) {
+    fail(place, "not open for reading and writing");
+  }
+  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
 }
 
 UniqueFd lock_mountpoint(const std::string& path) {

@@ -31,6 +31,10 @@ std::string resolve_mountpoint(const std::string& path, const std::string& advic
 // Error kMountFailed.
 void check_mountpoint(const std::string& path);
 
+// Checks that a descriptor that this process inherited is one of /dev/fuse, and keeps programs that
+// this process starts from inheriting it. Throws Error kMountFailed; `place` is "/dev/fd/N".
+void check_descriptor(int descriptor, const std::string& place);
+
 // Locks `path` against other stfs processes with flock(2) while the descriptor lives, and checks
 // again that it has no mount. Throws Error kMountFailed if another process has the lock.
 UniqueFd lock_mountpoint(const std::string& path);

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <climits>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -218,6 +219,15 @@ bool is_ignored(std::string_view key) {
   return std::ranges::any_of(kIgnored, is_key) || key.starts_with("x-") || key.starts_with("X-");
 }
 
+// Options that are a mount's, and that a server which is handed the mount cannot set. `ro` is not
+// among them: every server refuses writes.
+bool is_of_the_mount(std::string_view key) {
+  constexpr std::array kOfTheMount{"fsname", "subtype", "max_read", "default_permissions",
+                                   "nosuid", "suid",    "nodev",    "dev"};
+  return std::ranges::any_of(kOfTheMount,
+                             [&](std::string_view name) { return same_option(name, key); });
+}
+
 // An option that libfuse 3 takes from the list of -o (fuse_session_new(3)), for itself, for
 // fusermount3(1) or for mount(2). libfuse refuses the others. An older libfuse knows fewer of them.
 struct FuseOption {
@@ -275,7 +285,11 @@ void apply(Options& options, const std::string& option) {
   const std::string typed = equals == std::string::npos ? "" : option.substr(equals + 1);
   const std::string* value = equals == std::string::npos ? nullptr : &typed;
   const auto is_key = [&](std::string_view name) { return same_option(name, key); };
+  const auto note = [&](std::string_view name) {
+    if (options.of_the_mount.empty()) options.of_the_mount = name;
+  };
   try {
+    if (is_of_the_mount(key)) note(key);
     const auto row = std::ranges::find_if(kMountOptions, is_key, &OptionRow::flags);
     if (row != kMountOptions.end() && row->set != nullptr) {
       check_presence(row->flags, row->argument, value);
@@ -292,6 +306,7 @@ void apply(Options& options, const std::string& option) {
     if (fuse->value == Value::kNumber) {
       parse_number(typed, 10, 0, std::numeric_limits<unsigned>::max(), "a number is expected");
     }
+    if (fuse->key != "debug") note(fuse->key);
     options.mount_options.push_back(std::string(fuse->key) + (value == nullptr ? "" : "=" + typed));
   } catch (const Error& error) {
     throw Error(ErrorCode::kUsage, "-o " + option, error.message());
@@ -352,10 +367,11 @@ constexpr std::array kOptions = {
               .help = "a .safetensors file, a *.safetensors.index.json, a directory with a "
                       "checkpoint, a mount of stfs, or a URL (https, s3, hf); several make one "
                       "namespace"},
-    OptionRow{.flags = "MOUNTPOINT",
-              .verbs = "mount! unmount!",
-              .value = Value::kMountpoint,
-              .help = "a directory"},
+    OptionRow{
+        .flags = "MOUNTPOINT",
+        .verbs = "mount! unmount!",
+        .value = Value::kMountpoint,
+        .help = "a directory; or /dev/fd/N, a mount that another process made and hands over"},
 };
 
 constexpr CommandRow kCommand = {
@@ -377,12 +393,33 @@ constexpr CommandRow kCommand = {
   throw Error(ErrorCode::kUsage, "", rule + " (try stfs --help)");
 }
 
+// The N of "/dev/fd/N".
+std::optional<int> descriptor_of(const std::string& mountpoint) {
+  constexpr std::string_view kPrefix = "/dev/fd/";
+  if (!mountpoint.starts_with(kPrefix)) return std::nullopt;
+  constexpr unsigned kFirst = 3;  // after standard input, output and error
+  return static_cast<int>(
+      parse_number(std::string_view(mountpoint).substr(kPrefix.size()), 10, kFirst, INT_MAX,
+                   "MOUNTPOINT " + in_quotes(mountpoint) +
+                       ": a descriptor of /dev/fuse is expected: a number from 3 on"));
+}
+
+void check_handed_over(const Options& options) {
+  if (options.of_the_mount.empty()) return;
+  throw Error(
+      ErrorCode::kUsage, "-o " + options.of_the_mount,
+      options.mountpoint + " is mounted already: the process that mounted it sets this option");
+}
+
 void check_unmount(const Options& options, const std::vector<std::string>& paths) {
   if (paths.empty()) refuse_usage("-u: MOUNTPOINT is expected: stfs -u MOUNTPOINT");
   if (paths.size() > 1) {
     refuse_usage("-u takes one MOUNTPOINT, and " + in_quotes(paths[1]) + " is one too many");
   }
   if (options.foreground) refuse_usage("-f is for mounting, and -u unmounts");
+  if (descriptor_of(paths[0])) {
+    refuse_usage("-u " + in_quotes(paths[0]) + ": name the directory where it is mounted");
+  }
 }
 
 void check_mount(const Options& options, const std::vector<std::string>& paths) {
@@ -416,6 +453,8 @@ Options parse_options(int argc, const char* const* argv) {
   }
   options.mountpoint = std::move(paths.back());
   paths.pop_back();
+  options.descriptor = descriptor_of(options.mountpoint);
+  if (options.descriptor) check_handed_over(options);
   options.sources = std::move(paths);
   return options;
 }

@@ -21,6 +21,8 @@ struct Options {
   Command command = Command::kMount;
   std::vector<std::string> sources;
   std::string mountpoint;
+  // The N of a mountpoint /dev/fd/N: a descriptor of /dev/fuse that another process mounted.
+  std::optional<int> descriptor;
   bool foreground = false;
   bool lazy = false;  // with kUnmount
   bool allow_missing = false;
@@ -36,6 +38,7 @@ struct Options {
   SourceOptions remote;
   bool prefetch = false;                   // all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
+  std::string of_the_mount;  // the first option given that only the process that mounts can set
 };
 
 const CommandRow& mount_command();

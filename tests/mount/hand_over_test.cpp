@@ -1,0 +1,316 @@
+// Mounts that another process made and hands over: stfs SOURCE /dev/fd/N.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class HandOver : public MountTest {
+ protected:
+  void SetUp() override {
+    MountTest::SetUp();
+    if (!IsSkipped() && ::geteuid() != 0) GTEST_SKIP() << "only root may mount without fusermount3";
+    std::filesystem::create_directory(mountpoint());
+    // Another user serves it.
+    ::chmod(dir_.path().c_str(), 0755);
+    std::filesystem::copy_file(test_data("single/voices.safetensors"), source());
+  }
+  ~HandOver() override {
+    release();
+    unmount_all(mountpoint());
+    unmount_all(dir_.path());
+  }
+
+  std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
+  std::filesystem::path source() const { return dir_ / "model.safetensors"; }
+
+  // Makes a mount without a server. The server inherits the descriptor.
+  void mount(unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV, int access = O_RDWR) {
+    device_ = checked(::open("/dev/fuse", access), "open");
+    const std::string options = "fd=" + std::to_string(device_) +
+                                ",rootmode=40000,user_id=65534,group_id=65534,allow_other";
+    checked(::mount("stfs", mountpoint().c_str(), "fuse.stfs", flags, options.c_str()), "mount");
+  }
+  // Closes this process's descriptor.
+  void release() {
+    if (device_ >= 0) ::close(device_);
+    device_ = -1;
+  }
+  std::string place() const { return "/dev/fd/" + std::to_string(device_); }
+
+  // The command that serves the mount, as a user without any privilege.
+  std::vector<std::string> command(std::vector<std::string> options = {}) const {
+    std::vector<std::string> argv{"setpriv",        "--reuid",
+                                  "65534",          "--regid",
+                                  "65534",          "--clear-groups",
+                                  "--no-new-privs", "--bounding-set=-all",
+                                  STFS_BINARY,      "-f"};
+    argv.insert(argv.end(), options.begin(), options.end());
+    argv.insert(argv.end(), {source(), place()});
+    return argv;
+  }
+  Process serve(const std::vector<std::string>& options = {}) const {
+    return Process(command(options));
+  }
+
+  void expect_served() const {
+    EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"}));
+    EXPECT_EQ(run({"sha256sum", mountpoint() / "tokens"}).status, 0);
+  }
+  static void expect_refusal(const Outcome& result, int status, const std::string& rule) {
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_NE(result.err.find(rule), std::string::npos) << result.err;
+    EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+  }
+
+  TempDir dir_;
+  int device_ = -1;
+};
+
+TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
+  mount();
+  Process server = serve();
+  release();
+  expect_served();
+  EXPECT_EQ(read_file(mountpoint() / ".stfs/info.json").find("error"), std::string::npos);
+
+  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+
+  const Outcome result = server.wait();
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+}
+
+TEST_F(HandOver, TheCommandReturnsWhenTheMountAnswers) {
+  mount();
+  std::vector<std::string> argv = command();
+  std::erase(argv, "-f");
+  const Outcome result = run(argv);
+  release();
+  EXPECT_EQ(result.status, 0) << result.err;
+  expect_served();
+}
+
+TEST_F(HandOver, TheServerNeverUnmounts) {
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{}, std::vector<std::string>{"-o", "supervise"}}) {
+    mount();
+    Process server = serve(options);
+    expect_served();
+
+    server.signal(SIGTERM);
+
+    EXPECT_EQ(server.wait().status, 0);
+    EXPECT_EQ(mounts_at(mountpoint()).size(), 1U);
+    release();
+    unmount_all(mountpoint());
+  }
+}
+
+TEST_F(HandOver, ASupervisedServerSurvivesItsWorkersDeath) {
+  mount();
+  Process server = serve({"-o", "supervise"});
+  release();
+  expect_served();
+  const auto worker = [&] {
+    std::vector<pid_t> all = processes_with(source());
+    std::erase(all, server.pid());
+    return all.empty() ? 0 : all.front();
+  };
+  const pid_t first = worker();
+  if (first == 0) GTEST_SKIP() << "this kernel cannot send requests a second time";
+
+  ::kill(first, SIGKILL);
+
+  expect_served();
+  EXPECT_TRUE(eventually([&] { return worker() != 0 && worker() != first; }));
+  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  EXPECT_EQ(server.wait().status, 0);
+}
+
+TEST_F(HandOver, ServesFromAReadOnlyRootWithoutProcAndWithAnEmptyDev) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "sanitizers need /proc";
+#endif
+  // A mount ends when no namespace has it any more, so unmounting must reach the server's.
+  checked(::mount(dir_.path().c_str(), dir_.path().c_str(), nullptr, MS_BIND, nullptr), "mount");
+  checked(::mount(nullptr, dir_.path().c_str(), nullptr, MS_SHARED, nullptr), "mount");
+  mount();
+  const std::filesystem::path root = dir_ / "root";
+  std::filesystem::create_directory(root);
+  Process server({"unshare", "--mount", "--propagation", "slave", "--pid", "--ipc", "--uts",
+                  "--fork", "--kill-child", "bash", "-ec", R"(
+cd "$1"
+mkdir usr lib lib64 bin dev
+for d in usr lib lib64 bin; do [ ! -e /$d ] || mount --rbind /$d $d; done
+touch stfs model.safetensors
+mount --bind "$2" stfs
+mount --bind "$3" model.safetensors
+mount --rbind "$1" "$1"
+mount -o remount,ro,bind "$1"
+exec chroot "$1" /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs \
+  --bounding-set=-all /stfs -f -o supervise /model.safetensors "$4")",
+                  "bash", root, STFS_BINARY, source(), place()});
+  release();
+  EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"})) << server.err();
+  EXPECT_EQ(read_file(mountpoint() / "tokens").size(),
+            std::filesystem::file_size(mountpoint() / "tokens"));
+  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  const Outcome result = server.wait();
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
+TEST_F(HandOver, NothingThatTheServerStartsInheritsTheDescriptor) {
+  mount();
+  const Process server = serve();
+  expect_served();
+  const std::string info =
+      read_file("/proc/" + std::to_string(server.pid()) + "/fdinfo/" + std::to_string(device_));
+  const std::size_t flags = info.find("flags:");
+  ASSERT_NE(flags, std::string::npos) << info;
+  EXPECT_NE(std::stoul(info.substr(flags + 6), nullptr, 8) & O_CLOEXEC, 0U) << info;
+}
+
+TEST_F(HandOver, OtherDescriptorsOfTheCallerAreClosed) {
+  mount();
+  const int pipe_of_the_caller = checked(::open("/dev/null", O_RDONLY), "open");
+  const int above = checked(::fcntl(pipe_of_the_caller, F_DUPFD, device_ + 10), "fcntl");
+  const Process server = serve();
+  ::close(pipe_of_the_caller);
+  ::close(above);
+  expect_served();
+  const std::filesystem::path fds = "/proc/" + std::to_string(server.pid()) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(fds)) {
+    const int number = std::stoi(entry.path().filename());
+    if (number > 2) {
+      EXPECT_NE(std::filesystem::read_symlink(entry.path()), "/dev/null") << number;
+    }
+  }
+}
+
+TEST_F(HandOver, AWritableMountRefusesWritesToo) {
+  mount(MS_NOSUID | MS_NODEV);
+  const Process server = serve();
+  release();
+  expect_served();
+  EXPECT_EQ(::open((mountpoint() / "new").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::open((mountpoint() / "tokens").c_str(), O_RDWR | O_CLOEXEC), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::unlink((mountpoint() / "tokens").c_str()), -1);
+  EXPECT_EQ(errno, EROFS);
+}
+
+TEST_F(HandOver, OptionsOfTheMountAreRefused) {
+  mount();
+  for (const std::string option : {"allow_other", "default-permissions", "nosuid", "nodev",
+                                   "max_read=65536", "fsname=x", "noexec", "auto_unmount"}) {
+    expect_refusal(run(command({"-o", option})), 2,
+                   "is mounted already: the process that mounted it sets this option");
+  }
+  // Words of fstab, and what stfs itself decides.
+  const Process server = serve({"-o", "ro,_netdev,uid=7,umask=077,views=visible"});
+  EXPECT_EQ(names_in(mountpoint()).front(), ".stfs");
+  struct stat status {};
+  EXPECT_EQ(::stat((mountpoint() / "tokens").c_str(), &status), 0);
+  EXPECT_EQ(status.st_uid, 7U);
+  EXPECT_EQ(status.st_mode & 0777U, 0400U);
+}
+
+TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
+  const auto stfs = [&](const std::string& mountpoint) {
+    return run({STFS_BINARY, source(), mountpoint});
+  };
+  expect_refusal(stfs("/dev/fd/200"), 4, "no such descriptor");
+  for (const char* const name : {"/dev/fd/2", "/dev/fd/", "/dev/fd/-1", "/dev/fd/3x"}) {
+    expect_refusal(stfs(name), 2, "a descriptor of /dev/fuse is expected: a number from 3 on");
+  }
+  expect_refusal(run({STFS_BINARY, "-u", "/dev/fd/3"}), 2, "name the directory");
+
+  device_ = checked(::open("/dev/null", O_RDWR), "open");
+  expect_refusal(stfs(place()), 4, "not a descriptor of /dev/fuse");
+  release();
+  device_ = checked(::open("/dev/fuse", O_RDONLY), "open");
+  expect_refusal(stfs(place()), 4, "not open for reading and writing");
+  release();
+  device_ = checked(::open("/dev/fuse", O_RDWR), "open");
+  expect_refusal(stfs(place()), 4, "was never mounted");
+}
+
+TEST_F(HandOver, AMountThatIsGoneIsRefused) {
+  mount();
+  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  expect_refusal(run(command()), 4, "the mount is gone");
+}
+
+TEST_F(HandOver, AMountThatIsServedAlreadyIsRefusedAndGoesOn) {
+  mount();
+  const Process server = serve();
+  expect_served();
+  expect_refusal(run(command()), 4, "another process has served this mount");
+  expect_served();
+}
+
+TEST_F(HandOver, ASecondServerTakesNoRequestFromTheFirst) {
+  mount();
+  Process server = serve();
+  expect_served();
+  // The first server stops, so the second one gets a request that is not for it.
+  server.signal(SIGSTOP);
+  const std::filesystem::path threads = "/proc/" + std::to_string(server.pid()) + "/task";
+  EXPECT_TRUE(eventually([&] {
+    return std::ranges::all_of(names_in(threads), [&](const std::string& thread) {
+      return read_file(threads / thread / "status").find("State:\tT") != std::string::npos;
+    });
+  }));
+  std::thread reader([&] { EXPECT_EQ(names_in(mountpoint() / ".stfs/npy").size(), 2U); });
+  const Outcome second = run(command());
+  server.signal(SIGCONT);
+  reader.join();
+  EXPECT_EQ(second.status, 4) << second.err;
+  EXPECT_NE(second.err.find("another process"), std::string::npos) << second.err;
+  expect_served();
+}
+
+TEST_F(HandOver, TheExampleMountsAndHandsOver) {
+  const std::string example = STFS_SOURCE_DIR "/docs/examples/hand_over.py";
+  {
+    const Process server({"python3", example, mountpoint(), "--user", "65534", "--allow-other",
+                          "--", "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
+                          STFS_BINARY, "-f", source(), "@FD@"});
+    EXPECT_TRUE(eventually([&] { return !mounts_at(mountpoint()).empty(); }));
+    expect_served();
+  }
+  unmount_all(mountpoint());
+  const std::filesystem::path socket = dir_ / "socket";
+  Process mounter(
+      {"python3", example, mountpoint(), "--user", "65534", "--allow-other", "--send", socket});
+  EXPECT_TRUE(eventually([&] { return std::filesystem::exists(socket); }));
+  std::unique_ptr<Process> receiver;
+  // It connects once the mounter listens.
+  EXPECT_TRUE(eventually([&] {
+    receiver = std::make_unique<Process>(std::vector<std::string>{
+        "python3", example, "--receive", socket, "--", STFS_BINARY, "-f", source(), "@FD@"});
+    return eventually([&] { return !mounter.running() || !receiver->running(); }) &&
+           !mounter.running();
+  }));
+  EXPECT_EQ(mounter.wait().status, 0);
+  expect_served();
+}
+
+}  // namespace
+}  // namespace stfs::test
