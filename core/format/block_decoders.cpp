@@ -1,6 +1,7 @@
 #include "core/format/block_decoders.h"
 
 #include "core/format/codebooks.h"
+#include "core/format/ieee.h"
 
 #include <array>
 #include <bit>
@@ -681,6 +682,7 @@ HWY_EXPORT(decoder_of);
 template <unsigned Gguf>
 void decode(const std::byte* blocks, std::size_t elements, float* out) {
   static BlockDecoder* const best = HWY_DYNAMIC_DISPATCH(decoder_of)(Gguf);
+  const IeeeArithmetic ieee;
   best(blocks, elements, out);
 }
 

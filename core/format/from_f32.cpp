@@ -88,14 +88,20 @@ template <class To>
 void round(const float* in, std::size_t count, std::byte* out) {
   const Floats floats;
   const std::size_t lanes = hn::Lanes(floats);
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) To::round(hn::LoadU(floats, in + i), out + 2 * i);
-  if (i == count) return;
-  HWY_ALIGN float rest[hn::MaxLanes(floats)] = {};
+  if (count >= lanes) {
+    // The last vector overlaps the one before it, which may be written over it.
+    const auto last = hn::LoadU(floats, in + count - lanes);
+    for (std::size_t i = 0; i + lanes < count; i += lanes) {
+      To::round(hn::LoadU(floats, in + i), out + 2 * i);
+    }
+    return To::round(last, out + 2 * (count - lanes));
+  }
+  if (count == 0) return;
+  HWY_ALIGN float few[hn::MaxLanes(floats)] = {};
   HWY_ALIGN std::byte rounded[2 * hn::MaxLanes(floats)];
-  std::memcpy(rest, in + i, (count - i) * sizeof(float));
-  To::round(hn::Load(floats, rest), rounded);
-  std::memcpy(out + 2 * i, rounded, (count - i) * 2);
+  std::memcpy(few, in, count * sizeof(float));
+  To::round(hn::Load(floats, few), rounded);
+  std::memcpy(out, rounded, count * 2);
 }
 
 Roundings roundings() { return {round<F16>, round<Bf16>}; }

@@ -3,6 +3,7 @@
 #include "core/format/narrow.h"
 
 #include "core/format/from_f32.h"
+#include "tests/support/guarded.h"
 
 #include <gtest/gtest.h>
 
@@ -284,6 +285,33 @@ TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
     }
   }
 }
+
+TEST(Narrow, NothingOutsideOfTheValuesIsRead) {
+  for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 33U, 1000U}) {
+    for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
+      const Guarded in(count * sizeof(float), flush);
+      const Guarded out(count * 2, flush);
+      for (const Roundings& with : all_roundings()) {
+        with.f16(reinterpret_cast<const float*>(in.data()), count, out.data());
+        with.bf16(reinterpret_cast<const float*>(in.data()), count, out.data());
+      }
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(Narrow, ManyValuesAreRoundedToNearestHoweverTheThreadRounds) {
+  const std::vector<std::uint32_t> bits = boundaries();
+  const std::vector<std::uint16_t> f16 = rounded(f32_to_f16, bits);
+  const std::vector<std::uint16_t> bf16 = rounded(f32_to_bf16, bits);
+  const OtherArithmetic other;
+  const bool is_f16 = rounded(f32_to_f16, bits) == f16;
+  const bool is_bf16 = rounded(f32_to_bf16, bits) == bf16;
+
+  EXPECT_TRUE(is_f16);
+  EXPECT_TRUE(is_bf16);
+}
+#endif
 
 }  // namespace
 }  // namespace stfs::test
