@@ -80,15 +80,17 @@ const Ggml* ggml(std::string& why) {
   return reason.empty() ? &api : nullptr;
 }
 
-void GgmlTest::SetUp() {
+void find_ggml(const Ggml*& found) {
   std::string why;
-  ggml_ = ggml(why);
-  if (ggml_ != nullptr) return;
+  found = ggml(why);
+  if (found != nullptr) return;
   const char* const required = std::getenv("STFS_REQUIRE_GGML");
   if (required != nullptr && std::string_view(required) == "1") {
     FAIL() << "STFS_REQUIRE_GGML=1, and ggml cannot be loaded: " << why;
   }
   GTEST_SKIP() << why;
 }
+
+void GgmlTest::SetUp() { find_ggml(ggml_); }
 
 }  // namespace stfs::test

@@ -75,6 +75,9 @@ struct Ggml {
 // Null with the reason in `why`.
 const Ggml* ggml(std::string& why);
 
+// For the SetUp of a test: skips it, or fails it, where there is none.
+void find_ggml(const Ggml*& found);
+
 class GgmlTest : public ::testing::Test {
  protected:
   void SetUp() override;
