@@ -63,8 +63,9 @@ TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
     const auto best = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
-    for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
-      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best) << dtype_name(dtype);
+    for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
+      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best)
+          << dtype_name(dtype) << " with " << vectors;
     }
   }
 }
@@ -73,18 +74,19 @@ TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
 TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
   for (const DType dtype : block_types()) {
     const TypeInfo& info = type_info(dtype);
-    std::vector<BlockDecoder*> decoders = all_block_decoders(info.gguf);
-    decoders.push_back(info.to_f32);
+    std::vector<VectorDecoder> decoders = all_block_decoders(info.gguf);
+    decoders.push_back({"the best", info.to_f32});
     for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 100U}) {
       const std::string random = random_blocks(dtype, count);
       const auto expected = comparable(decoded(info.to_f32, dtype, random));
       for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
         const Guarded blocks(std::as_bytes(std::span(random)), flush);
         const Guarded values(count * info.block_elements * sizeof(float), flush);
-        for (BlockDecoder* const decode : decoders) {
+        for (const auto& [vectors, decode] : decoders) {
           auto* const out = reinterpret_cast<float*>(values.data());
           decode(blocks.data(), count * info.block_elements, out);
-          EXPECT_EQ(comparable({out, out + count * info.block_elements}), expected) << info.name;
+          EXPECT_EQ(comparable({out, out + count * info.block_elements}), expected)
+              << info.name << " with " << vectors;
         }
       }
     }
@@ -117,9 +119,9 @@ TEST(BlockDecoders, NeedNoAlignment) {
     for (std::size_t by = 1; by < 8; ++by) {
       const std::string moved = std::string(by, 'x') + blocks;
       std::vector<float> values(expected.size());
-      for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
+      for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
         decode(std::as_bytes(std::span(moved)).data() + by, values.size(), values.data());
-        EXPECT_EQ(comparable(values), expected) << dtype_name(dtype);
+        EXPECT_EQ(comparable(values), expected) << dtype_name(dtype) << " with " << vectors;
       }
     }
   }
