@@ -69,6 +69,18 @@ STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, fl
   }
 }
 
+// y[j] = scale * q[j] + minimum
+STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, float scale,
+                          float minimum, float* __restrict y) {
+  const Floats floats;
+  const auto factor = hn::Set(floats, scale);
+  const auto least = hn::Set(floats, minimum);
+  for (std::size_t j = 0; j < count; j += hn::Lanes(floats)) {
+    const auto wide = hn::PromoteTo(Integers(), hn::LoadU(SignedBytes(), q + j));
+    hn::StoreU(hn::Add(hn::Mul(factor, hn::ConvertTo(floats, wide)), least), floats, y + j);
+  }
+}
+
 // For each byte, eight bytes: 0xFF where the bit is set.
 constexpr auto kSet = [] {
   std::array<std::uint64_t, 256> masks{};
@@ -106,6 +118,8 @@ STFS_INLINE void eight(float scale, std::uint64_t word, float* __restrict y) {
 }
 constexpr std::uint64_t kOnes = 0x0101010101010101;  // times a byte: that byte eight times
 
+constexpr std::array<std::int8_t, 16> kNibbles{0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
 constexpr std::array<std::int8_t, 16> kQ4Values{-8, -7, -6, -5, -4, -3, -2, -1,
                                                 0,  1,  2,  3,  4,  5,  6,  7};
 constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35, -22, -10,
@@ -145,13 +159,6 @@ STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
 
 // --- blocks of 32
 
-// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
-template <class ValueOf>
-STFS_INLINE void nibbles(const Byte* __restrict qs, float* __restrict y, const ValueOf& value_of) {
-  for (std::size_t j = 0; j < 16; ++j) y[j] = value_of(qs[j] & 15, j);
-  for (std::size_t j = 0; j < 16; ++j) y[j + 16] = value_of(qs[j] >> 4, j + 16);
-}
-
 struct Q40 {
   static constexpr std::size_t kElements = 32, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
@@ -164,7 +171,11 @@ struct Q41 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
-    nibbles(b + 4, y, [d, m](int q, std::size_t) HWY_ATTR { return as_float(q) * d + m; });
+    alignas(16) std::int8_t low[16];
+    alignas(16) std::int8_t high[16];
+    look_up(kNibbles, b + 4, low, high);
+    multiply(low, 16, d, m, y);
+    multiply(high, 16, d, m, y + 16);
   }
 };
 
