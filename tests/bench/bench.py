@@ -233,7 +233,7 @@ class Bench:
         """Without a mount. STFS_GGML names ggml's library."""
         work, peer = "decode {} to float32, one core", "ggml's reference loop"
         names = ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "F16", "BF16", "F32-to-F16", "F32-to-BF16"]
-        wanted = {name: work.format(name) if "-" not in name else name.replace("F32-to", "round float32 to") + ", one core"
+        wanted = {name: work.format(name) if "-" not in name else name.replace("F32-to-", "round float32 to ") + ", one core"
                   for name in names}
         wanted = {name: row for name, row in wanted.items() if self.table.wants(row)}
         if not wanted:
