@@ -1,6 +1,7 @@
 #include "core/format/block_decoders.h"
 
 #include "core/format/codebooks.h"
+#include "core/format/ieee.h"
 
 #include <array>
 #include <bit>
@@ -28,7 +29,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Byte = unsigned char;
 
 template <class T>
-STFS_INLINE T load(const Byte* at) {
+STFS_INLINE T load(const void* at) {
   T value;
   std::memcpy(&value, at, sizeof(T));
   return value;
@@ -49,7 +50,6 @@ STFS_INLINE float half(const Byte* at) {
 }
 
 STFS_INLINE float as_float(int value) { return static_cast<float>(value); }
-STFS_INLINE int bit(unsigned word, std::size_t i) { return static_cast<int>(word >> i & 1U); }
 
 // --- vectors
 
@@ -69,6 +69,57 @@ STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, fl
   }
 }
 
+// y[j] = scale * q[j] + minimum
+STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, float scale,
+                          float minimum, float* __restrict y) {
+  const Floats floats;
+  const auto factor = hn::Set(floats, scale);
+  const auto least = hn::Set(floats, minimum);
+  for (std::size_t j = 0; j < count; j += hn::Lanes(floats)) {
+    const auto wide = hn::PromoteTo(Integers(), hn::LoadU(SignedBytes(), q + j));
+    hn::StoreU(hn::Add(hn::Mul(factor, hn::ConvertTo(floats, wide)), least), floats, y + j);
+  }
+}
+
+// For each byte, eight bytes: 0xFF where the bit is set.
+constexpr auto kSet = [] {
+  std::array<std::uint64_t, 256> masks{};
+  for (std::size_t byte = 0; byte < masks.size(); ++byte) {
+    for (std::size_t j = 0; j < 8; ++j) {
+      if ((byte >> j & 1U) != 0) masks[byte] |= std::uint64_t{0xFF} << (8 * j);
+    }
+  }
+  return masks;
+}();
+
+// Eight integers of 8 bits in a word, the first in the lowest byte.
+using Eight = hn::CappedTag<float, 8>;
+STFS_INLINE auto as_floats(const std::int8_t* q) {
+  const auto narrow = hn::LoadU(hn::Rebind<std::int8_t, Eight>(), q);
+  return hn::ConvertTo(Eight(), hn::PromoteTo(hn::Rebind<std::int32_t, Eight>(), narrow));
+}
+// y[j] = scale * q[j] + minimum
+STFS_INLINE void eight(float scale, std::uint64_t word, float minimum, float* __restrict y) {
+  alignas(8) std::int8_t q[8];
+  std::memcpy(q, &word, sizeof q);
+  const Eight floats;
+  for (std::size_t j = 0; j < 8; j += hn::Lanes(floats)) {
+    const auto product = hn::Mul(hn::Set(floats, scale), as_floats(q + j));
+    hn::StoreU(hn::Add(product, hn::Set(floats, minimum)), floats, y + j);
+  }
+}
+STFS_INLINE void eight(float scale, std::uint64_t word, float* __restrict y) {
+  alignas(8) std::int8_t q[8];
+  std::memcpy(q, &word, sizeof q);
+  const Eight floats;
+  for (std::size_t j = 0; j < 8; j += hn::Lanes(floats)) {
+    hn::StoreU(hn::Mul(hn::Set(floats, scale), as_floats(q + j)), floats, y + j);
+  }
+}
+constexpr std::uint64_t kOnes = 0x0101010101010101;  // times a byte: that byte eight times
+
+constexpr std::array<std::int8_t, 16> kNibbles{0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
 constexpr std::array<std::int8_t, 16> kQ4Values{-8, -7, -6, -5, -4, -3, -2, -1,
                                                 0,  1,  2,  3,  4,  5,  6,  7};
 constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35, -22, -10,
@@ -77,11 +128,9 @@ constexpr std::array<std::int8_t, 16> kIq4Values{-127, -104, -83, -65, -49, -35,
 constexpr std::array<std::int8_t, 16> kE2M1Values{0, 1,  2,  3,  4,  6,  8,  12,
                                                   0, -1, -2, -3, -4, -6, -8, -12};
 
-// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
-STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
-                           const Byte* __restrict qs, float* __restrict y) {
-  alignas(16) std::int8_t low[16];
-  alignas(16) std::int8_t high[16];
+// The values of the low and of the high nibbles of 16 bytes.
+STFS_INLINE void look_up(const std::array<std::int8_t, 16>& values, const Byte* __restrict qs,
+                         std::int8_t* __restrict low, std::int8_t* __restrict high) {
 #if HWY_TARGET == HWY_SCALAR
   for (std::size_t j = 0; j < 16; ++j) low[j] = values[qs[j] & 15];
   for (std::size_t j = 0; j < 16; ++j) high[j] = values[qs[j] >> 4];
@@ -96,18 +145,19 @@ STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
   hn::Store(at(hn::And(both, hn::Set(bytes, 15))), signed_bytes, low);
   hn::Store(at(hn::ShiftRight<4>(both)), signed_bytes, high);
 #endif
+}
+
+// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
+STFS_INLINE void looked_up(const std::array<std::int8_t, 16>& values, float d,
+                           const Byte* __restrict qs, float* __restrict y) {
+  alignas(16) std::int8_t low[16];
+  alignas(16) std::int8_t high[16];
+  look_up(values, qs, low, high);
   multiply(low, 16, d, y);
   multiply(high, 16, d, y + 16);
 }
 
 // --- blocks of 32
-
-// y[0..15] of the low nibbles of 16 bytes, y[16..31] of the high ones.
-template <class ValueOf>
-STFS_INLINE void nibbles(const Byte* __restrict qs, float* __restrict y, const ValueOf& value_of) {
-  for (std::size_t j = 0; j < 16; ++j) y[j] = value_of(qs[j] & 15, j);
-  for (std::size_t j = 0; j < 16; ++j) y[j + 16] = value_of(qs[j] >> 4, j + 16);
-}
 
 struct Q40 {
   static constexpr std::size_t kElements = 32, kBytes = 18;
@@ -121,7 +171,11 @@ struct Q41 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
-    nibbles(b + 4, y, [d, m](int q, std::size_t) HWY_ATTR { return as_float(q) * d + m; });
+    alignas(16) std::int8_t low[16];
+    alignas(16) std::int8_t high[16];
+    look_up(kNibbles, b + 4, low, high);
+    multiply(low, 16, d, m, y);
+    multiply(high, 16, d, m, y + 16);
   }
 };
 
@@ -129,10 +183,14 @@ struct Q50 {
   static constexpr std::size_t kElements = 32, kBytes = 22;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    const auto high = load<std::uint32_t>(b + 2);
-    nibbles(b + 6, y, [d, high](int q, std::size_t j) HWY_ATTR {
-      return as_float((q | bit(high, j) << 4) - 16) * d;
-    });
+    for (std::size_t k = 0; k < 2; ++k) {
+      const auto both = load<std::uint64_t>(b + 6 + 8 * k);
+      // Less 16: a fifth bit of 0 makes the upper nibble 15, a fifth bit of 1 makes it 0.
+      const std::uint64_t low = both & 15 * kOnes;
+      const std::uint64_t high = both >> 4 & 15 * kOnes;
+      eight(d, low | (~kSet[b[2 + k]] & 0xF0 * kOnes), y + 8 * k);
+      eight(d, high | (~kSet[b[4 + k]] & 0xF0 * kOnes), y + 16 + 8 * k);
+    }
   }
 };
 
@@ -141,10 +199,11 @@ struct Q51 {
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
     const float m = half(b + 2);
-    const auto high = load<std::uint32_t>(b + 4);
-    nibbles(b + 8, y, [d, m, high](int q, std::size_t j) HWY_ATTR {
-      return as_float(q | bit(high, j) << 4) * d + m;
-    });
+    for (std::size_t k = 0; k < 2; ++k) {
+      const auto both = load<std::uint64_t>(b + 8 + 8 * k);
+      eight(d, (both & 15 * kOnes) | (kSet[b[4 + k]] & 16 * kOnes), m, y + 8 * k);
+      eight(d, (both >> 4 & 15 * kOnes) | (kSet[b[6 + k]] & 16 * kOnes), m, y + 16 + 8 * k);
+    }
   }
 };
 
@@ -197,22 +256,36 @@ struct Nvfp4 {
     return (1 + significand / 8) * power;
   }
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
-    for (std::size_t s = 0; s < 4; ++s) {
-      const float d = scale(b[s]);
-      const Byte* const qs = b + 4 + 8 * s;
-      float* const out = y + 16 * s;
-      for (std::size_t j = 0; j < 8; ++j) out[j] = as_float(kE2M1Values[qs[j] & 15]) * d;
-      for (std::size_t j = 0; j < 8; ++j) out[j + 8] = as_float(kE2M1Values[qs[j] >> 4]) * d;
+    for (std::size_t pair = 0; pair < 2; ++pair) {
+      alignas(16) std::int8_t low[16];
+      alignas(16) std::int8_t high[16];
+      look_up(kE2M1Values, b + 4 + 16 * pair, low, high);
+      for (std::size_t s = 0; s < 2; ++s) {
+        const float d = scale(b[2 * pair + s]);
+        float* const out = y + 32 * pair + 16 * s;
+        eight(d, load<std::uint64_t>(low + 8 * s), out);
+        eight(d, load<std::uint64_t>(high + 8 * s), out + 8);
+      }
     }
   }
 };
+
+// For each byte, four bytes: its pairs of bits, less one.
+constexpr auto kPairs = [] {
+  std::array<std::uint32_t, 256> pairs{};
+  for (std::uint32_t byte = 0; byte < pairs.size(); ++byte) {
+    for (unsigned j = 0; j < 4; ++j) pairs[byte] |= (((byte >> (2 * j) & 3) - 1) & 255) << (8 * j);
+  }
+  return pairs;
+}();
 
 struct Q20 {
   static constexpr std::size_t kElements = 64, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (std::size_t j = 0; j < 64; ++j)
-      y[j] = as_float((b[2 + j / 4] >> (2 * (j % 4)) & 3) - 1) * d;
+    for (std::size_t j = 0; j < 16; j += 2) {
+      eight(d, kPairs[b[2 + j]] | std::uint64_t{kPairs[b[3 + j]]} << 32, y + 4 * j);
+    }
   }
 };
 
@@ -220,7 +293,7 @@ struct Q10 {
   static constexpr std::size_t kElements = 128, kBytes = 18;
   STFS_INLINE static void decode(const Byte* __restrict b, float* __restrict y) {
     const float d = half(b);
-    for (std::size_t j = 0; j < 128; ++j) y[j] = bit(b[2 + j / 8], j % 8) != 0 ? d : -d;
+    for (std::size_t j = 0; j < 16; ++j) eight(d, ~kSet[b[2 + j]] | kOnes, y + 8 * j);  // 1 or -1
   }
 };
 
@@ -254,10 +327,10 @@ struct Q3K {
       const Byte* const qs = b + 32 + 32 * (group / 8) + 16 * (group % 2);
       const Byte* const hmask = b + 16 * (group % 2);
       const std::size_t shift = 2 * (group % 8 / 2);
-      float* const out = y + 16 * group;
-      for (std::size_t l = 0; l < 16; ++l) {
-        const int q = (qs[l] >> shift & 3) - 4 + 4 * bit(hmask[l], group / 2);
-        out[l] = scale * as_float(q);
+      for (std::size_t l = 0; l < 16; l += 8) {
+        const std::uint64_t two = load<std::uint64_t>(qs + l) >> shift & 3 * kOnes;
+        const std::uint64_t third = load<std::uint64_t>(hmask + l) >> (group / 2) & kOnes;
+        eight(scale, two | (third ^ kOnes) * 0xFC, y + 16 * group + l);  // less 4 without the bit
       }
     }
   }
@@ -426,36 +499,11 @@ STFS_INLINE unsigned even_signs(unsigned bits) {
   return bits | odd << 7;
 }
 
-// For each byte of signs, eight bytes: 0xFF where the bit is set.
-constexpr auto kNegative = [] {
-  std::array<std::uint64_t, 256> masks{};
-  for (std::size_t signs = 0; signs < masks.size(); ++signs) {
-    for (std::size_t j = 0; j < 8; ++j) {
-      if ((signs >> j & 1U) != 0) masks[signs] |= std::uint64_t{0xFF} << (8 * j);
-    }
-  }
-  return masks;
-}();
-
-// Eight integers of 8 bits in a word, the first in the lowest byte.
-using Eight = hn::CappedTag<float, 8>;
-STFS_INLINE auto as_floats(const std::int8_t* q) {
-  const auto narrow = hn::LoadU(hn::Rebind<std::int8_t, Eight>(), q);
-  return hn::ConvertTo(Eight(), hn::PromoteTo(hn::Rebind<std::int32_t, Eight>(), narrow));
-}
-
 // y[j] = d * row[j], negative where bit j of `signs` is set. No value of a row is 0, so the sum of
 // a byte's complement and 1 carries nothing into the next byte.
 STFS_INLINE void signed_row(float d, std::uint64_t row, unsigned signs, float* __restrict y) {
-  constexpr std::uint64_t kOnes = 0x0101010101010101;
-  const std::uint64_t negative = kNegative[signs];
-  const std::uint64_t word = (row ^ negative) + (negative & kOnes);
-  alignas(8) std::int8_t q[8];
-  std::memcpy(q, &word, sizeof q);
-  const Eight floats;
-  for (std::size_t j = 0; j < 8; j += hn::Lanes(floats)) {
-    hn::StoreU(hn::Mul(hn::Set(floats, d), as_floats(q + j)), floats, y + j);
-  }
+  const std::uint64_t negative = kSet[signs];
+  eight(d, (row ^ negative) + (negative & kOnes), y);
 }
 STFS_INLINE void signed_row(float d, const std::array<std::int8_t, 8>& row, unsigned signs,
                             float* __restrict y) {
@@ -681,6 +729,7 @@ HWY_EXPORT(decoder_of);
 template <unsigned Gguf>
 void decode(const std::byte* blocks, std::size_t elements, float* out) {
   static BlockDecoder* const best = HWY_DYNAMIC_DISPATCH(decoder_of)(Gguf);
+  const IeeeArithmetic ieee;
   best(blocks, elements, out);
 }
 
@@ -719,12 +768,12 @@ STFS_DECODER(42, q2_0_to_f32)
 #undef STFS_DECODER
 // clang-format on
 
-std::vector<BlockDecoder*> all_block_decoders(unsigned gguf) {
-  std::vector<BlockDecoder*> decoders;
+std::vector<VectorDecoder> all_block_decoders(unsigned gguf) {
+  std::vector<VectorDecoder> decoders;
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    decoders.push_back(HWY_DYNAMIC_DISPATCH(decoder_of)(gguf));
+    decoders.push_back({hwy::TargetName(target), HWY_DYNAMIC_DISPATCH(decoder_of)(gguf)});
   }
   hwy::SetSupportedTargetsForTest(0);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());

@@ -35,8 +35,13 @@ BlockDecoder iq1_s_to_f32, iq1_m_to_f32, iq2_xxs_to_f32, iq2_xs_to_f32, iq2_s_to
 BlockDecoder iq3_xxs_to_f32, iq3_s_to_f32, iq4_nl_to_f32, iq4_xs_to_f32;
 BlockDecoder tq1_0_to_f32, tq2_0_to_f32, mxfp4_to_f32, nvfp4_to_f32, q1_0_to_f32, q2_0_to_f32;
 
-// For tests: the decoders of a type by GGUF's number, one for each set of instructions that the
-// processor has; null pointers for a type that is no block. Not thread-safe.
-std::vector<BlockDecoder*> all_block_decoders(unsigned gguf);
+// For tests and measurements: the decoders of a type by GGUF's number, one for each set of
+// instructions that the processor has, with Highway's name for it ("AVX2"). They leave the
+// floating-point environment as it is. Not thread-safe.
+struct VectorDecoder {
+  const char* vectors;
+  BlockDecoder* decode;
+};
+std::vector<VectorDecoder> all_block_decoders(unsigned gguf);
 
 }  // namespace stfs

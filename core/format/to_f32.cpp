@@ -1,100 +1,247 @@
 #include "core/format/to_f32.h"
 
+#include "core/format/ieee.h"
+
 #include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
+// Highway compiles this file once for each set of instructions and chooses one when the program
+// runs.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/format/to_f32.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace stfs::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Halves = hn::Rebind<std::uint16_t, Floats>;
+using Bytes = hn::Rebind<std::uint8_t, Floats>;
+
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> load(Tag tag, const std::byte* in) {
+  return hn::LoadU(tag, reinterpret_cast<const hn::TFromD<Tag>*>(in));
+}
+
+HWY_INLINE hn::Vec<Floats> scaled(hn::Vec<Floats> values, float factor) {
+  return hn::Mul(values, hn::Set(Floats(), factor));
+}
+
+// Sixteen bits of sign and magnitude.
+HWY_INLINE hn::Vec<Halves> with_sign(hn::Vec<Halves> magnitude, hn::Vec<Halves> byte) {
+  const Halves halves;
+  return hn::Or(magnitude, hn::ShiftLeft<8>(hn::And(byte, hn::Set(halves, 0x80))));
+}
+
+// The values of binary16.
+HWY_INLINE hn::Vec<Floats> of_binary16(hn::Vec<Halves> bits) {
+  const Floats floats;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // with F16C
+  return hn::PromoteTo(floats, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), bits));
+#else
+  // In the place of a binary32's exponent and significand, the exponent is too small by 112.
+  const Words words;
+  const hn::RebindToSigned<Words> integers;
+  const auto wide = hn::PromoteTo(words, bits);
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(wide, hn::Set(words, 0x7FFF)));
+  const auto finite = hn::BitCast(words, scaled(hn::BitCast(floats, magnitude), 0x1p112F));
+  const auto infinite = hn::Or(magnitude, hn::Set(words, 0x7F800000));
+  const auto from = [&](int limit) HWY_ATTR {
+    const auto below = hn::Lt(hn::BitCast(integers, magnitude), hn::Set(integers, limit));
+    return hn::RebindMask(words, hn::Not(below));
+  };
+  auto result = hn::IfThenElse(from(0x0F800000), infinite, finite);
+  result = hn::Or(result, hn::IfThenElseZero(from(0x0F800001), hn::Set(words, 0x00400000)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(words, 0x8000)));
+  return hn::BitCast(floats, hn::Or(result, sign));
 #endif
+}
+
+struct F16 {
+  static constexpr std::size_t kBytes = 2;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    return of_binary16(load(Halves(), in));
+  }
+};
+
+struct Bf16 {
+  static constexpr std::size_t kBytes = 2;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    const auto wide = hn::PromoteTo(Words(), load(Halves(), in));
+    return hn::BitCast(Floats(), hn::ShiftLeft<16>(wide));
+  }
+};
+
+struct E5M2 {
+  static constexpr std::size_t kBytes = 1;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    return of_binary16(hn::ShiftLeft<8>(hn::PromoteTo(Halves(), load(Bytes(), in))));
+  }
+};
+
+// As binary16 with fewer bits. The difference of the biases is a factor.
+struct E4M3 {
+  static constexpr std::size_t kBytes = 1;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    const Halves halves;
+    const auto byte = hn::PromoteTo(halves, load(Bytes(), in));
+    const auto magnitude = hn::And(byte, hn::Set(halves, 0x7F));
+    const auto is_nan = hn::Eq(magnitude, hn::Set(halves, 0x7F));
+    const auto half = hn::IfThenElse(is_nan, hn::Set(halves, 0x7E00), hn::ShiftLeft<7>(magnitude));
+    return scaled(of_binary16(with_sign(half, byte)), 0x1p8F);
+  }
+};
+
+struct E4M3Fnuz {
+  static constexpr std::size_t kBytes = 1;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    const Halves halves;
+    const auto byte = hn::PromoteTo(halves, load(Bytes(), in));
+    const auto magnitude = hn::ShiftLeft<7>(hn::And(byte, hn::Set(halves, 0x7F)));
+    const auto is_nan = hn::Eq(byte, hn::Set(halves, 0x80));
+    const auto half = hn::IfThenElse(is_nan, hn::Set(halves, 0x7E00), with_sign(magnitude, byte));
+    return scaled(of_binary16(half), 0x1p7F);
+  }
+};
+
+// Its largest exponent is one of numbers, so the way by binary16 is barred.
+struct E5M2Fnuz {
+  static constexpr std::size_t kBytes = 1;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    const Words words;
+    const auto byte = hn::PromoteTo(words, load(Bytes(), in));
+    const auto magnitude = hn::ShiftLeft<21>(hn::And(byte, hn::Set(words, 0x7F)));
+    const auto value = scaled(hn::BitCast(Floats(), magnitude), 0x1p111F);
+    const auto sign = hn::ShiftLeft<24>(hn::And(byte, hn::Set(words, 0x80)));
+    const auto is_nan = hn::Eq(byte, hn::Set(words, 0x80));
+    return hn::BitCast(Floats(), hn::IfThenElse(is_nan, hn::Set(words, 0x7FC00000),
+                                                hn::Or(hn::BitCast(words, value), sign)));
+  }
+};
+
+struct E8M0 {
+  static constexpr std::size_t kBytes = 1;
+  HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
+    const Words words;
+    const auto byte = hn::PromoteTo(words, load(Bytes(), in));
+    const auto is_least = hn::Eq(byte, hn::Zero(words));
+    const auto is_nan = hn::Eq(byte, hn::Set(words, 0xFF));
+    auto bits = hn::ShiftLeft<23>(byte);
+    bits = hn::IfThenElse(is_least, hn::Set(words, 0x00400000), bits);  // 2^-127: subnormal
+    return hn::BitCast(Floats(), hn::IfThenElse(is_nan, hn::Set(words, 0x7FC00000), bits));
+  }
+};
+
+template <class From>
+void convert(const std::byte* in, std::size_t elements, float* out) {
+  const Floats floats;
+  constexpr std::size_t kMost = hn::MaxLanes(floats);
+  const std::size_t lanes = hn::Lanes(floats);
+  if (elements >= lanes) {
+    for (std::size_t i = 0; i + lanes < elements; i += lanes) {
+      hn::StoreU(From::values(in + i * From::kBytes), floats, out + i);
+    }
+    // The last vector overlaps the one before it.
+    const std::size_t last = elements - lanes;
+    hn::StoreU(From::values(in + last * From::kBytes), floats, out + last);
+    return;
+  }
+  if (elements == 0) return;
+  HWY_ALIGN std::byte few[kMost * From::kBytes] = {};
+  HWY_ALIGN float values[kMost];
+  std::memcpy(few, in, elements * From::kBytes);
+  hn::Store(From::values(few), floats, values);
+  std::memcpy(out, values, elements * sizeof(float));
+}
+
+// The compiler makes vectors of it.
+void from_f64(const std::byte* in, std::size_t elements, float* out) {
+  for (std::size_t i = 0; i < elements; ++i) {
+    double value = 0;
+    std::memcpy(&value, in + i * sizeof value, sizeof value);
+    out[i] = static_cast<float>(value);
+  }
+}
+
+ToF32* function_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return convert<F16>;
+    case DType::kBF16:
+      return convert<Bf16>;
+    case DType::kF64:
+      return from_f64;
+    case DType::kF8E5M2:
+      return convert<E5M2>;
+    case DType::kF8E4M3:
+      return convert<E4M3>;
+    case DType::kF8E8M0:
+      return convert<E8M0>;
+    case DType::kF8E4M3Fnuz:
+      return convert<E4M3Fnuz>;
+    case DType::kF8E5M2Fnuz:
+      return convert<E5M2Fnuz>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace stfs::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 
 namespace stfs {
 namespace {
 
-// --- tables for types of 8 bits or fewer, computed from the definitions of the types
+HWY_EXPORT(function_of);
 
-constexpr float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
-
-constexpr float power_of_two(int exponent) {
-  // 2^-127 and below are subnormal in binary32.
-  return exponent >= -126 ? from_bits(static_cast<std::uint32_t>(exponent + 127) << 23)
-                          : from_bits(1U << (exponent + 149));
+template <DType dtype>
+void with_vectors(const std::byte* in, std::size_t elements, float* out) {
+  static ToF32* const best = HWY_DYNAMIC_DISPATCH(function_of)(dtype);
+  const IeeeArithmetic ieee;
+  best(in, elements, out);
 }
 
-// The finite value of a code with these numbers of exponent and significand bits. Exponent 0 means
+// --- tables for types of fewer than 8 bits, computed from their definitions
+
+// The value of a code with these numbers of exponent and significand bits. Exponent 0 means
 // subnormal.
-constexpr float finite(unsigned code, unsigned exponent_bits, unsigned significand_bits, int bias) {
+constexpr float value_of(unsigned code, unsigned exponent_bits, unsigned significand_bits,
+                         int bias) {
   const unsigned significand = code & ((1U << significand_bits) - 1);
-  const unsigned exponent = (code >> significand_bits) & ((1U << exponent_bits) - 1);
-  const bool negative = (code >> (significand_bits + exponent_bits) & 1) != 0;
-  const auto fraction =
-      static_cast<float>(significand) / static_cast<float>(1U << significand_bits);
-  const float magnitude = exponent == 0
-                              ? fraction * power_of_two(1 - bias)
-                              : (1.0F + fraction) * power_of_two(static_cast<int>(exponent) - bias);
-  return negative ? -magnitude : magnitude;
+  const unsigned exponent = code >> significand_bits & ((1U << exponent_bits) - 1);
+  const bool is_negative = (code >> (significand_bits + exponent_bits) & 1) != 0;
+  const unsigned implicit = exponent == 0 ? 0 : 1U << significand_bits;
+  const int power =
+      static_cast<int>(exponent == 0 ? 1 : exponent) - bias - static_cast<int>(significand_bits);
+  const auto unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 + power) << 23);
+  const float magnitude = static_cast<float>(implicit + significand) * unit;
+  return is_negative ? -magnitude : magnitude;
 }
 
-constexpr std::uint32_t kQuietNan = 0x7FC00000;
-
-constexpr float half_to_float(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16;
-  const std::uint32_t exponent = (half >> 10) & 31U;
-  const std::uint32_t significand = half & 0x3FFU;
-  if (exponent == 31) {
-    const std::uint32_t quiet = significand == 0 ? 0 : 0x00400000U;
-    return from_bits(sign | 0x7F800000U | quiet | (significand << 13));
-  }
-  return finite(half, 5, 10, 15);
-}
-
-constexpr float e4m3(unsigned code) {
-  if ((code & 0x7F) == 0x7F) return from_bits(kQuietNan | (code & 0x80) << 24);
-  return finite(code, 4, 3, 7);
-}
-constexpr float e4m3fnuz(unsigned code) {
-  return code == 0x80 ? from_bits(kQuietNan) : finite(code, 4, 3, 8);
-}
-constexpr float e5m2fnuz(unsigned code) {
-  return code == 0x80 ? from_bits(kQuietNan) : finite(code, 5, 2, 16);
-}
-constexpr float e8m0(unsigned code) {
-  return code == 255 ? from_bits(kQuietNan) : power_of_two(static_cast<int>(code) - 127);
-}
-constexpr float e5m2(unsigned code) { return half_to_float(static_cast<std::uint16_t>(code << 8)); }
-
-template <std::size_t Size, class ValueOf>
-constexpr std::array<float, Size> table(const ValueOf& value_of) {
+template <std::size_t Size>
+constexpr std::array<float, Size> table(unsigned exponent_bits, unsigned significand_bits,
+                                        int bias) {
   std::array<float, Size> out{};
-  for (unsigned code = 0; code < Size; ++code) out[code] = value_of(code);
+  for (unsigned code = 0; code < Size; ++code) {
+    out[code] = value_of(code, exponent_bits, significand_bits, bias);
+  }
   return out;
 }
 
-constexpr auto kE5M2 = table<256>(e5m2);
-constexpr auto kE4M3 = table<256>(e4m3);
-constexpr auto kE8M0 = table<256>(e8m0);
-constexpr auto kE4M3Fnuz = table<256>(e4m3fnuz);
-constexpr auto kE5M2Fnuz = table<256>(e5m2fnuz);
-constexpr auto kF4 = table<16>([](unsigned code) { return finite(code, 2, 1, 1); });
-constexpr auto kF6E2M3 = table<64>([](unsigned code) { return finite(code, 2, 3, 1); });
-constexpr auto kF6E3M2 = table<64>([](unsigned code) { return finite(code, 3, 2, 3); });
-
-// --- loops
-
-// Element `i` of an array at an unaligned address.
-template <class T>
-T load(const std::byte* in, std::size_t i) {
-  T value;
-  std::memcpy(&value, in + i * sizeof(T), sizeof(T));
-  return value;
-}
-
-void from_bytes(const std::array<float, 256>& table, const std::byte* in, std::size_t elements,
-                float* out) {
-  for (std::size_t i = 0; i < elements; ++i) out[i] = table[std::to_integer<unsigned>(in[i])];
-}
+constexpr auto kF4 = table<16>(2, 1, 1);
+constexpr auto kF6E2M3 = table<64>(2, 3, 1);
+constexpr auto kF6E3M2 = table<64>(3, 2, 3);
 
 void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::size_t elements,
                   float* out) {
@@ -105,59 +252,6 @@ void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::
     out[i] = table[window >> (bit % 8) & 63];
   }
 }
-
-#if defined(__x86_64__)
-// Each converts the elements that fill whole registers and returns their number.
-[[gnu::target("avx2")]] std::size_t from_bf16_avx2(const std::byte* in, std::size_t elements,
-                                                   float* out) {
-  std::size_t i = 0;
-  for (; i + 8 <= elements; i += 8) {
-    const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i * 2));
-    const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), wide);
-  }
-  return i;
-}
-
-[[gnu::target("avx2,f16c")]] std::size_t from_f16_f16c(const std::byte* in, std::size_t elements,
-                                                       float* out) {
-  std::size_t i = 0;
-  for (; i + 8 <= elements; i += 8) {
-    const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i * 2));
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(narrow));
-  }
-  return i;
-}
-
-[[gnu::target("avx2")]] std::size_t from_f64_avx2(const std::byte* in, std::size_t elements,
-                                                  float* out) {
-  std::size_t i = 0;
-  for (; i + 4 <= elements; i += 4) {
-    const __m256d wide = _mm256_loadu_pd(reinterpret_cast<const double*>(in + i * 8));
-    _mm_storeu_ps(out + i, _mm256_cvtpd_ps(wide));
-  }
-  return i;
-}
-
-// Not every compiler's __builtin_cpu_supports knows the name "f16c".
-bool has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
-struct Processor {
-  bool avx2 = __builtin_cpu_supports("avx2") != 0;
-  bool f16c = avx2 && has_f16c();
-};
-
-const Processor& processor() {
-  static const Processor processor;
-  return processor;
-}
-#endif
 
 }  // namespace
 
@@ -179,69 +273,37 @@ void f6_e3m2_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
   from_sextets(kF6E3M2, blocks, elements, out);
 }
 
-void f8_e5m2_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_bytes(kE5M2, blocks, elements, out);
-}
-
-void f8_e4m3_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_bytes(kE4M3, blocks, elements, out);
-}
-
-void f8_e8m0_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_bytes(kE8M0, blocks, elements, out);
-}
-
-void f8_e4m3fnuz_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_bytes(kE4M3Fnuz, blocks, elements, out);
-}
-
-void f8_e5m2fnuz_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_bytes(kE5M2Fnuz, blocks, elements, out);
-}
-
-void f16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out) {
-  for (std::size_t i = 0; i < elements; ++i) {
-    out[i] = half_to_float(load<std::uint16_t>(blocks, i));
-  }
-}
-
-void bf16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out) {
-  for (std::size_t i = 0; i < elements; ++i) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(load<std::uint16_t>(blocks, i)) << 16;
-    std::memcpy(&out[i], &bits, sizeof bits);  // a copy through a float may quiet a NaN
-  }
-}
-
 void f32_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
   if (elements > 0) std::memcpy(out, blocks, elements * sizeof(float));
 }
 
-void f64_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out) {
-  for (std::size_t i = 0; i < elements; ++i) out[i] = static_cast<float>(load<double>(blocks, i));
-}
+// clang-format off
+#define STFS_TO_F32(dtype, name) \
+  void name(const std::byte* blocks, std::size_t elements, float* out) { with_vectors<dtype>(blocks, elements, out); }
+STFS_TO_F32(DType::kF8E5M2, f8_e5m2_to_f32)
+STFS_TO_F32(DType::kF8E4M3, f8_e4m3_to_f32)
+STFS_TO_F32(DType::kF8E8M0, f8_e8m0_to_f32)
+STFS_TO_F32(DType::kF8E4M3Fnuz, f8_e4m3fnuz_to_f32)
+STFS_TO_F32(DType::kF8E5M2Fnuz, f8_e5m2fnuz_to_f32)
+STFS_TO_F32(DType::kF16, f16_to_f32)
+STFS_TO_F32(DType::kBF16, bf16_to_f32)
+STFS_TO_F32(DType::kF64, f64_to_f32)
+#undef STFS_TO_F32
+// clang-format on
 
-void f16_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  std::size_t done = 0;
-#if defined(__x86_64__)
-  if (processor().f16c) done = from_f16_f16c(blocks, elements, out);
-#endif
-  f16_to_f32_portable(blocks + done * 2, elements - done, out + done);
-}
-
-void bf16_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  std::size_t done = 0;
-#if defined(__x86_64__)
-  if (processor().avx2) done = from_bf16_avx2(blocks, elements, out);
-#endif
-  bf16_to_f32_portable(blocks + done * 2, elements - done, out + done);
-}
-
-void f64_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  std::size_t done = 0;
-#if defined(__x86_64__)
-  if (processor().avx2) done = from_f64_avx2(blocks, elements, out);
-#endif
-  f64_to_f32_portable(blocks + done * 8, elements - done, out + done);
+std::vector<ToF32*> all_to_f32(DType dtype) {
+  std::vector<ToF32*> functions;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    ToF32* const function = HWY_DYNAMIC_DISPATCH(function_of)(dtype);
+    if (function != nullptr) functions.push_back(function);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  return functions;
 }
 
 }  // namespace stfs
+
+#endif

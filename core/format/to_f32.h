@@ -14,32 +14,27 @@
 // Elements of fewer than 8 bits are packed from the lowest bit up: the first F4 element is the low
 // nibble, the first F6 element the lowest six bits of its three bytes.
 //
-// The functions implement TypeInfo::to_f32, which has their contract. They use AVX2 and F16C where
-// the processor has them.
+// The functions implement TypeInfo::to_f32, which has their contract. They use the vectors that the
+// processor has; the bits are the same with all of them.
 //
-// Thread safety: the functions may be called from any thread.
+// Thread safety: the functions may be called from any thread, however it rounds.
 #pragma once
 
+#include "core/format/types.h"
+
 #include <cstddef>
+#include <vector>
 
 namespace stfs {
 
-void f4_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f6_e2m3_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f6_e3m2_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f8_e5m2_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f8_e4m3_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f8_e8m0_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f8_e4m3fnuz_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f8_e5m2fnuz_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f16_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void bf16_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f32_to_f32(const std::byte* blocks, std::size_t elements, float* out);
-void f64_to_f32(const std::byte* blocks, std::size_t elements, float* out);
+using ToF32 = void(const std::byte* blocks, std::size_t elements, float* out);
 
-// The same without AVX2 and F16C: for other processors, and for tests to compare with.
-void f16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out);
-void bf16_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out);
-void f64_to_f32_portable(const std::byte* blocks, std::size_t elements, float* out);
+ToF32 f4_to_f32, f6_e2m3_to_f32, f6_e3m2_to_f32;
+ToF32 f8_e5m2_to_f32, f8_e4m3_to_f32, f8_e8m0_to_f32, f8_e4m3fnuz_to_f32, f8_e5m2fnuz_to_f32;
+ToF32 f16_to_f32, bf16_to_f32, f32_to_f32, f64_to_f32;
+
+// For tests: the functions of a type, one for each set of instructions that the processor has; none
+// for a type whose function uses no vectors. Not thread-safe.
+std::vector<ToF32*> all_to_f32(DType dtype);
 
 }  // namespace stfs

@@ -134,6 +134,7 @@ class Programs:
         self.info = build / "tools/stfs-info"
         self.make_checkpoint = build / "tests/support/make_checkpoint"
         self._measure = build / "tests/bench/stfs_bench_measure"
+        self.decoders = build / "tests/bench/stfs_bench_decoders"
 
     def measure(self, verb, ranges, *options):
         """A loop of stfs_bench_measure over `ranges`, which are (offset, length, path)."""
@@ -215,6 +216,7 @@ class Bench:
         return in_mount, in_source
 
     def all(self):
+        self.decoders()
         self.big = self.checkpoint("7b", "--scale", str(self.size.scale))
         with self.mounted(self.big) as mount:
             self.reading(mount)
@@ -226,6 +228,27 @@ class Bench:
         self.caches()
         self.small_tensors()
         self.mounting()
+
+    def decoders(self):
+        """Without a mount. STFS_GGML names ggml's library."""
+        work, peer = "decode {} to float32, one core", "ggml's reference loop"
+        names = ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "F16", "BF16", "F32-to-F16", "F32-to-BF16"]
+        wanted = {name: work.format(name) if "-" not in name else name.replace("F32-to-", "round float32 to ") + ", one core"
+                  for name in names}
+        wanted = {name: row for name, row in wanted.items() if self.table.wants(row)}
+        if not wanted:
+            return
+        out = subprocess.run([self.programs.decoders, "--rounds", str(self.size.rounds)], check=True, text=True,
+                             stdout=subprocess.PIPE).stdout
+        for name, _, ggml, *ratios in (line.split() for line in out.splitlines()[1:]):
+            if name not in wanted:
+                continue
+            if ggml == "-":
+                self.table.skip(wanted[name], peer, "STFS_GGML names no library of ggml")
+                continue
+            best, least, greatest = map(float, ratios)
+            target = ">= 2" if name in names[:7] else ""
+            self.table.add(wanted[name], peer, target, [least, best, greatest])
 
     def reading(self, mount):
         """Reads after the pages of the mount's files were dropped, which is all that makes a mount fresh; `direct`

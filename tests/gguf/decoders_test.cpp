@@ -5,6 +5,7 @@
 #include "core/format/codebooks.h"
 #include "core/format/types.h"
 #include "tests/gguf/blocks.h"
+#include "tests/support/guarded.h"
 
 #include <gtest/gtest.h>
 
@@ -62,36 +63,67 @@ TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
     const auto best = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
-    for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
-      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best) << dtype_name(dtype);
+    for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
+      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best)
+          << dtype_name(dtype) << " with " << vectors;
     }
   }
 }
 
-// Heap buffers of the exact size: AddressSanitizer finds a byte read or written outside.
+// The blocks and the values lie against pages without access.
 TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
   for (const DType dtype : block_types()) {
     const TypeInfo& info = type_info(dtype);
-    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
+    std::vector<VectorDecoder> decoders = all_block_decoders(info.gguf);
+    decoders.push_back({"the best", info.to_f32});
+    for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 100U}) {
       const std::string random = random_blocks(dtype, count);
-      for (BlockDecoder* const decode : all_block_decoders(info.gguf)) {
-        const std::vector<char> exact(random.begin(), random.end());
-        std::vector<float> values(count * info.block_elements + 1, 42);
-        decode(std::as_bytes(std::span(exact)).data(), count * info.block_elements, values.data());
-        EXPECT_EQ(values.back(), 42) << info.name;
+      const auto expected = comparable(decoded(info.to_f32, dtype, random));
+      for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
+        const Guarded blocks(std::as_bytes(std::span(random)), flush);
+        const Guarded values(count * info.block_elements * sizeof(float), flush);
+        for (const auto& [vectors, decode] : decoders) {
+          auto* const out = reinterpret_cast<float*>(values.data());
+          decode(blocks.data(), count * info.block_elements, out);
+          EXPECT_EQ(comparable({out, out + count * info.block_elements}), expected)
+              << info.name << " with " << vectors;
+        }
       }
     }
   }
 }
 
+#if defined(__x86_64__)
+TEST(BlockDecoders, GiveTheSameBitsHoweverTheThreadRounds) {
+  for (const DType dtype : block_types()) {
+    const std::string blocks = random_blocks(dtype, 1000);
+    const auto expected = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    std::vector<float> values(expected.size());
+    bool is_kept = false;
+    {
+      const OtherArithmetic other;
+      type_info(dtype).to_f32(std::as_bytes(std::span(blocks)).data(), values.size(),
+                              values.data());
+      is_kept = OtherArithmetic::is_set();
+    }
+    EXPECT_EQ(comparable(values), expected) << dtype_name(dtype);
+    EXPECT_TRUE(is_kept) << "the thread of the caller rounds as before";
+  }
+}
+#endif
+
 TEST(BlockDecoders, NeedNoAlignment) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 3);
-    const std::string moved = "x" + blocks;
-    std::vector<float> values(3U * type_info(dtype).block_elements);
-    type_info(dtype).to_f32(std::as_bytes(std::span(moved)).data() + 1, values.size(),
-                            values.data());
-    EXPECT_EQ(comparable(values), comparable(decoded(type_info(dtype).to_f32, dtype, blocks)));
+    const auto expected = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    for (std::size_t by = 1; by < 8; ++by) {
+      const std::string moved = std::string(by, 'x') + blocks;
+      std::vector<float> values(expected.size());
+      for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
+        decode(std::as_bytes(std::span(moved)).data() + by, values.size(), values.data());
+        EXPECT_EQ(comparable(values), expected) << dtype_name(dtype) << " with " << vectors;
+      }
+    }
   }
 }
 

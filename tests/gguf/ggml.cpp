@@ -46,6 +46,17 @@ Ggml load(std::string& why) {
   get(api.gguf_get_tensor_offset, "gguf_get_tensor_offset");
   get(api.gguf_get_tensor_size, "gguf_get_tensor_size");
   get(api.gguf_get_data_offset, "gguf_get_data_offset");
+  get(api.gguf_get_tensor_ne, "gguf_get_tensor_ne");
+  get(api.gguf_get_alignment, "gguf_get_alignment");
+  get(api.gguf_get_version, "gguf_get_version");
+  get(api.gguf_get_key, "gguf_get_key");
+  get(api.gguf_get_kv_type, "gguf_get_kv_type");
+  get(api.gguf_get_val_data, "gguf_get_val_data");
+  get(api.gguf_get_val_str, "gguf_get_val_str");
+  get(api.gguf_get_arr_type, "gguf_get_arr_type");
+  get(api.gguf_get_arr_n, "gguf_get_arr_n");
+  get(api.gguf_get_arr_data, "gguf_get_arr_data");
+  get(api.gguf_get_arr_str, "gguf_get_arr_str");
   get(api.gguf_set_val_str, "gguf_set_val_str");
   get(api.gguf_set_val_u32, "gguf_set_val_u32");
   get(api.gguf_set_arr_str, "gguf_set_arr_str");
@@ -69,15 +80,17 @@ const Ggml* ggml(std::string& why) {
   return reason.empty() ? &api : nullptr;
 }
 
-void GgmlTest::SetUp() {
+void find_ggml(const Ggml*& found) {
   std::string why;
-  ggml_ = ggml(why);
-  if (ggml_ != nullptr) return;
+  found = ggml(why);
+  if (found != nullptr) return;
   const char* const required = std::getenv("STFS_REQUIRE_GGML");
   if (required != nullptr && std::string_view(required) == "1") {
     FAIL() << "STFS_REQUIRE_GGML=1, and ggml cannot be loaded: " << why;
   }
   GTEST_SKIP() << why;
 }
+
+void GgmlTest::SetUp() { find_ggml(ggml_); }
 
 }  // namespace stfs::test

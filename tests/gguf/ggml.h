@@ -54,6 +54,17 @@ struct Ggml {
   std::size_t (*gguf_get_tensor_offset)(const void*, std::int64_t);
   std::size_t (*gguf_get_tensor_size)(const void*, std::int64_t);
   std::size_t (*gguf_get_data_offset)(const void*);
+  const std::int64_t* (*gguf_get_tensor_ne)(const void*, std::int64_t);
+  std::size_t (*gguf_get_alignment)(const void*);
+  std::uint32_t (*gguf_get_version)(const void*);
+  const char* (*gguf_get_key)(const void*, std::int64_t);
+  int (*gguf_get_kv_type)(const void*, std::int64_t);
+  const void* (*gguf_get_val_data)(const void*, std::int64_t);  // neither strings nor arrays
+  const char* (*gguf_get_val_str)(const void*, std::int64_t);
+  int (*gguf_get_arr_type)(const void*, std::int64_t);
+  std::size_t (*gguf_get_arr_n)(const void*, std::int64_t);
+  const void* (*gguf_get_arr_data)(const void*, std::int64_t);  // not of strings
+  const char* (*gguf_get_arr_str)(const void*, std::int64_t, std::size_t);
   void (*gguf_set_val_str)(void*, const char* key, const char* value);
   void (*gguf_set_val_u32)(void*, const char* key, std::uint32_t value);
   void (*gguf_set_arr_str)(void*, const char* key, const char** values, std::size_t count);
@@ -63,6 +74,9 @@ struct Ggml {
 
 // Null with the reason in `why`.
 const Ggml* ggml(std::string& why);
+
+// For the SetUp of a test: skips it, or fails it, where there is none.
+void find_ggml(const Ggml*& found);
 
 class GgmlTest : public ::testing::Test {
  protected:

@@ -31,14 +31,14 @@ class GgmlDecoders : public GgmlTest {
     const std::vector<float> theirs = expected(dtype, blocks);
     std::vector<float> ours(theirs.size());
     const std::size_t step = type_info(dtype).block_elements;
-    for (BlockDecoder* const decode : all_block_decoders(type_info(dtype).gguf)) {
+    for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
       decode(std::as_bytes(std::span(blocks)).data(), ours.size(), ours.data());
       for (std::size_t at = 0; at < ours.size(); at += step) {
         if (std::memcmp(&ours[at], &theirs[at], step * sizeof(float)) == 0) continue;
         const std::span a = std::span(ours).subspan(at, step);
         const std::span b = std::span(theirs).subspan(at, step);
         ASSERT_EQ(comparable({a.begin(), a.end()}), comparable({b.begin(), b.end()}))
-            << dtype_name(dtype) << " block " << at / step;
+            << dtype_name(dtype) << " block " << at / step << " with " << vectors;
       }
     }
   }

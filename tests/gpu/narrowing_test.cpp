@@ -1,10 +1,10 @@
 // Conversion of every type to each target of --as, compared with a model of each type.
 #include "tools/gpu/device/narrowing.h"
 
+#include "core/format/narrow.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/late_source.h"
-#include "tools/gpu/device/narrow.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 
 #include "core/format/to_f32.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/guarded.h"
 
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -103,25 +105,16 @@ std::string packed(const std::vector<std::uint32_t>& codes, unsigned bits) {
   return out;
 }
 
-void convert_to_f32(DType dtype, std::span<const std::byte> in, std::span<float> out) {
-  type_info(dtype).to_f32(in.data(), out.size(), out.data());
+// That of each set of instructions, and first the one that is used.
+std::vector<ToF32*> converters(DType dtype) {
+  std::vector<ToF32*> all = all_to_f32(dtype);
+  all.insert(all.begin(), type_info(dtype).to_f32);
+  return all;
 }
 
-void convert_to_f32_portable(DType dtype, std::span<const std::byte> in, std::span<float> out) {
-  const auto convert = dtype == DType::kF16    ? f16_to_f32_portable
-                       : dtype == DType::kBF16 ? bf16_to_f32_portable
-                       : dtype == DType::kF64  ? f64_to_f32_portable
-                                               : type_info(dtype).to_f32;
-  convert(in.data(), out.size(), out.data());
-}
-
-using Convert = void (*)(DType, std::span<const std::byte>, std::span<float>);
-constexpr Convert kConverters[] = {convert_to_f32, convert_to_f32_portable};
-
-std::vector<Bits> converted(Convert convert, DType dtype, std::string_view bytes,
-                            std::size_t count) {
+std::vector<Bits> converted(ToF32* convert, std::string_view bytes, std::size_t count) {
   std::vector<float> out(count);
-  convert(dtype, std::as_bytes(std::span(bytes)), out);
+  convert(std::as_bytes(std::span(bytes)).data(), count, out.data());
   std::vector<Bits> bits(count);
   if (count > 0) std::memcpy(bits.data(), out.data(), count * sizeof(float));
   return bits;
@@ -141,8 +134,8 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
   for (const DType dtype : kSmall) {
     const std::vector<std::uint32_t> codes = all_codes(dtype);
     const std::string bytes = packed(codes, type_info(dtype).bits());
-    for (const Convert convert : kConverters) {
-      const std::vector<Bits> values = converted(convert, dtype, bytes, codes.size());
+    for (ToF32* const convert : converters(dtype)) {
+      const std::vector<Bits> values = converted(convert, bytes, codes.size());
       for (const std::uint32_t code : codes) {
         ASSERT_EQ(values[code], reference(dtype, code))
             << dtype_name(dtype) << " code " << std::hex << code;
@@ -155,7 +148,7 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
 TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   const auto value = [](DType dtype, std::uint32_t code) {
     const std::string bytes = packed({code, 0, 0, 0}, type_info(dtype).bits());
-    return std::bit_cast<float>(converted(convert_to_f32, dtype, bytes, 4)[0]);
+    return std::bit_cast<float>(converted(type_info(dtype).to_f32, bytes, 4)[0]);
   };
   const std::vector<float> fours{0, 0.5, 1, 1.5, 2, 3, 4, 6};
   for (std::uint32_t code = 0; code < 8; ++code) {
@@ -189,9 +182,7 @@ TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
                                0x3F800000, 0x12345678, 0xDEADBEEF};
   const std::string bytes(reinterpret_cast<const char*>(bits.data()), bits.size() * 4);
 
-  for (const Convert convert : kConverters) {
-    EXPECT_EQ(converted(convert, DType::kF32, bytes, bits.size()), bits);
-  }
+  EXPECT_EQ(converted(f32_to_f32, bytes, bits.size()), bits);
 }
 
 // F64: the language rounds as IEEE 754 does.
@@ -236,8 +227,8 @@ TEST(Convert, RoundsF64ToNearestTiesToEven) {
   const std::vector<std::uint64_t> in = doubles();
   const std::string bytes(reinterpret_cast<const char*>(in.data()), in.size() * 8);
 
-  for (const Convert convert : kConverters) {
-    const std::vector<Bits> values = converted(convert, DType::kF64, bytes, in.size());
+  for (ToF32* const convert : converters(DType::kF64)) {
+    const std::vector<Bits> values = converted(convert, bytes, in.size());
     for (std::size_t i = 0; i < in.size(); ++i) {
       Bits expected = std::bit_cast<Bits>(static_cast<float>(std::bit_cast<double>(in[i])));
       if (std::isnan(std::bit_cast<double>(in[i]))) {  // the sign, and the payload's upper bits
@@ -252,7 +243,7 @@ TEST(Convert, RoundsF64ToNearestTiesToEven) {
 TEST(Convert, RoundsTheBoundariesOfF64AsIeee754Says) {
   const auto value = [](double wide) {
     const std::string bytes(reinterpret_cast<const char*>(&wide), 8);
-    return std::bit_cast<float>(converted(convert_to_f32_portable, DType::kF64, bytes, 1)[0]);
+    return std::bit_cast<float>(converted(f64_to_f32, bytes, 1)[0]);
   };
   EXPECT_EQ(value(0x1.ffffffp127), std::numeric_limits<float>::infinity()) << "a tie goes up";
   EXPECT_EQ(value(std::nextafter(0x1.ffffffp127, 0)), FLT_MAX);
@@ -283,22 +274,60 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
     for (std::size_t length = 0; length <= 70; ++length) {
       const std::size_t bytes = (length * bits + 7) / 8;
       const std::string data = random.bytes(bytes);
-      const std::vector<Bits> expected = converted(convert_to_f32_portable, dtype, data, length);
+      const std::vector<Bits> expected = converted(converters(dtype).back(), data, length);
       for (std::size_t alignment = 0; alignment < 9; ++alignment) {
         // Exactly as large as needed, so that a sanitizer finds an overrun.
         std::vector<char> in(alignment + bytes);
         std::copy(data.begin(), data.end(), in.begin() + static_cast<std::ptrdiff_t>(alignment));
-        std::vector<float> out(length + 2, 77.0F);
-        convert_to_f32(dtype, std::as_bytes(std::span(in)).subspan(alignment),
-                       std::span(out).subspan(1, length));
-        ASSERT_EQ(out.front(), 77.0F);
-        ASSERT_EQ(out.back(), 77.0F);
-        ASSERT_TRUE(length == 0 || std::memcmp(out.data() + 1, expected.data(), length * 4) == 0)
-            << dtype_name(dtype) << " length " << length << " alignment " << alignment;
+        for (ToF32* const convert : converters(dtype)) {
+          std::vector<float> out(length + 2, 77.0F);
+          convert(std::as_bytes(std::span(in)).data() + alignment, length, out.data() + 1);
+          ASSERT_EQ(out.front(), 77.0F);
+          ASSERT_EQ(out.back(), 77.0F);
+          ASSERT_TRUE(length == 0 || std::memcmp(out.data() + 1, expected.data(), length * 4) == 0)
+              << dtype_name(dtype) << " length " << length << " alignment " << alignment;
+        }
       }
     }
   }
 }
+
+TEST(Convert, ReadsNothingOutsideOfTheElements) {
+  RandomBytes random(19);
+  for (const DType dtype : kFloatingTypes) {
+    for (const std::size_t length : {0U, 1U, 2U, 15U, 16U, 17U, 33U, 1000U}) {
+      const std::size_t bytes = (length * type_info(dtype).bits() + 7) / 8;
+      const std::string data = random.bytes(bytes);
+      const std::vector<Bits> expected = converted(type_info(dtype).to_f32, data, length);
+      for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
+        const Guarded in(std::as_bytes(std::span(data)), flush);
+        const Guarded out(length * sizeof(float), flush);
+        for (ToF32* const convert : converters(dtype)) {
+          convert(in.data(), length, reinterpret_cast<float*>(out.data()));
+          EXPECT_TRUE(length == 0 || std::memcmp(out.data(), expected.data(), length * 4) == 0)
+              << dtype_name(dtype) << " length " << length;
+        }
+      }
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(Convert, GivesTheSameBitsHoweverTheThreadRounds) {
+  RandomBytes random(29);
+  for (const DType dtype : kFloatingTypes) {
+    const std::size_t count = 100'008;  // every code of 16 bits, of small types with every other
+    const std::string data = random.bytes(count * type_info(dtype).bits() / 8);
+    const std::vector<Bits> expected = converted(type_info(dtype).to_f32, data, count);
+    std::vector<float> values(count);
+    {
+      const OtherArithmetic other;
+      type_info(dtype).to_f32(std::as_bytes(std::span(data)).data(), count, values.data());
+    }
+    EXPECT_EQ(std::memcmp(values.data(), expected.data(), count * 4), 0) << dtype_name(dtype);
+  }
+}
+#endif
 
 // Parts read in any order equal parts of the whole.
 void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t count,

@@ -3,10 +3,10 @@
 //
 // Types of 16 bits or fewer are looked up in a table of binary32 values, one for each code, that
 // the host makes (core/format/to_f32.h), so that their meaning is written down once. F32 and F64
-// are rounded from their bits (narrow.h).
+// are rounded from their bits (core/format/narrow.h).
 #pragma once
 
-#include "tools/gpu/device/narrow.h"
+#include "core/format/narrow.h"
 
 #include <cstdint>
 

@@ -20,7 +20,7 @@ if(STFS_CUDA AND STFS_CUDA_INCLUDE)
   if(STFS_NVCC)
     set(kernels ${CMAKE_CURRENT_BINARY_DIR}/convert.fatbin)
     set(sources ${CMAKE_CURRENT_SOURCE_DIR}/device/convert.cu)
-    set(headers ${CMAKE_CURRENT_SOURCE_DIR}/device/convert_element.h ${CMAKE_CURRENT_SOURCE_DIR}/device/narrow.h)
+    set(headers ${CMAKE_CURRENT_SOURCE_DIR}/device/convert_element.h ${PROJECT_SOURCE_DIR}/core/format/narrow.h)
     # Machine code for each major architecture that nvcc knows, and PTX for the newest.
     add_custom_command(OUTPUT ${kernels}
       COMMAND ${STFS_NVCC} -std=c++20 -O3 -fatbin -arch=all-major

@@ -1,6 +1,7 @@
 #include "tools/gpu/device/narrowing.h"
 
-#include "tools/gpu/device/narrow.h"
+#include "core/format/from_f32.h"
+#include "core/format/narrow.h"
 
 #include <algorithm>
 #include <array>
@@ -22,21 +23,21 @@ std::size_t chunk_of(const TypeInfo& type) {
 constexpr std::uint32_t kMagnitude = 0x7fffffff;
 constexpr std::uint32_t kInfinity = 0x7f800000;
 
-// Narrows a block to 16 bits with `narrow`, whose infinity is `infinity`.
-template <class Narrow>
-ConversionCounts narrow_block(std::span<const std::uint32_t> in, std::byte* out,
-                              std::uint16_t infinity, const Narrow& narrow) {
-  ConversionCounts counts;
-  for (const std::uint32_t bits : in) {
-    const std::uint16_t narrowed = narrow(bits);
-    counts.nan += (bits & kMagnitude) > kInfinity ? 1 : 0;
-    counts.out_of_range +=
-        (bits & kMagnitude) < kInfinity && (narrowed & 0x7fff) == infinity ? 1 : 0;
-    std::memcpy(out, &narrowed, sizeof narrowed);
-    out += sizeof narrowed;
+// Of binary32 values, those that are NaN, and those that are finite and no less than `limit`.
+ConversionCounts count_of(std::span<const std::uint32_t> values, std::uint32_t limit) {
+  std::uint32_t nan = 0;
+  std::uint32_t above = 0;
+  for (const std::uint32_t bits : values) {
+    const std::uint32_t magnitude = bits & kMagnitude;
+    nan += magnitude > kInfinity ? 1 : 0;
+    above += magnitude >= limit && magnitude < kInfinity ? 1 : 0;
   }
-  return counts;
+  return {.out_of_range = above, .nan = nan};
 }
+
+// The least values that become infinite: halfway from the largest finite one to the next.
+constexpr std::uint32_t kF16Limit = 0x477ff000;
+constexpr std::uint32_t kBf16Limit = 0x7f7f8000;
 
 // binary64 elements, rounded so that narrowing them again rounds once (narrow.h).
 void to_odd(std::span<const std::byte> in, std::span<std::uint32_t> out) {
@@ -118,21 +119,24 @@ ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
   while (count > 0) {
     const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(count, chunk_of(type)));
     std::array<std::uint32_t, kChunk> bits;
-    const std::span block_bits = std::span(bits).first(n);
     if (from == DType::kF64 && to != DType::kF32) {
-      to_odd(in, block_bits);
+      to_odd(in, std::span(bits).first(n));
+      std::memcpy(floats.data(), bits.data(), n * sizeof(float));
     } else {
       type.to_f32(in.data(), n, floats.data());
       std::memcpy(bits.data(), floats.data(), n * sizeof(float));
     }
+    const std::span values = std::span(bits).first(n);
     if (to == DType::kF16) {
-      counts += narrow_block(block_bits, out.data(), 0x7c00, to_f16);
+      f32_to_f16(floats.data(), n, out.data());
+      counts += count_of(values, kF16Limit);
     } else if (to == DType::kBF16) {
-      counts += narrow_block(block_bits, out.data(), 0x7f80, to_bf16);
+      f32_to_bf16(floats.data(), n, out.data());
+      counts += count_of(values, kBf16Limit);
     } else {
-      for (std::size_t i = 0; i < n; ++i) {
-        counts.nan += (bits[i] & kMagnitude) > kInfinity ? 1 : 0;
-        if (from != DType::kF64 || (bits[i] & kMagnitude) != kInfinity) continue;
+      counts += count_of(values, kInfinity);
+      for (std::size_t i = 0; from == DType::kF64 && i < n; ++i) {
+        if ((bits[i] & kMagnitude) != kInfinity) continue;
         double wide = 0;
         std::memcpy(&wide, in.data() + i * sizeof wide, sizeof wide);
         counts.out_of_range += std::isinf(wide) ? 0 : 1;

@@ -1,5 +1,9 @@
-// Rounding, compared with long double arithmetic and with the processor's conversions.
-#include "tools/gpu/device/narrow.h"
+// Rounding of one value, compared with long double arithmetic and with the processor's conversions;
+// of many with all vectors, compared with rounding of one.
+#include "core/format/narrow.h"
+
+#include "core/format/from_f32.h"
+#include "tests/support/guarded.h"
 
 #include <gtest/gtest.h>
 
@@ -7,13 +11,17 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <span>
+#include <vector>
 
-namespace stfs::gpu::test {
+namespace stfs::test {
 namespace {
 
 constexpr std::uint32_t kBits32Infinity = 0x7f800000;
@@ -78,21 +86,21 @@ void visit_binary32(const Visit& visit) {
   }
 }
 
-TEST(GpuNarrow, ToHalfIsTheNearestHalf) {
+TEST(Narrow, ToHalfIsTheNearestHalf) {
   visit_binary32([](std::uint32_t bits) {
     const auto value = static_cast<long double>(std::bit_cast<float>(bits));
     expect_same(f16_value(to_f16(bits)), reference_f16(value), bits);
   });
 }
 
-TEST(GpuNarrow, ToBfloatIsTheNearestBfloat) {
+TEST(Narrow, ToBfloatIsTheNearestBfloat) {
   visit_binary32([](std::uint32_t bits) {
     const auto value = static_cast<long double>(std::bit_cast<float>(bits));
     expect_same(bf16_value(to_bf16(bits)), reference_bf16(value), bits);
   });
 }
 
-TEST(GpuNarrow, WhatIsExactStaysAsItIs) {
+TEST(Narrow, WhatIsExactStaysAsItIs) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     const auto wide = static_cast<float>(f16_value(half));
@@ -105,7 +113,7 @@ TEST(GpuNarrow, WhatIsExactStaysAsItIs) {
   }
 }
 
-TEST(GpuNarrow, TiesGoToTheEvenOne) {
+TEST(Narrow, TiesGoToTheEvenOne) {
   const auto half = [](float value) { return to_f16(std::bit_cast<std::uint32_t>(value)); };
   const auto bfloat = [](float value) { return to_bf16(std::bit_cast<std::uint32_t>(value)); };
 
@@ -123,7 +131,7 @@ TEST(GpuNarrow, TiesGoToTheEvenOne) {
   EXPECT_EQ(bfloat(std::numeric_limits<float>::max()), 0x7f80);
 }
 
-TEST(GpuNarrow, ANanStaysANanQuietAndWithItsSign) {
+TEST(Narrow, ANanStaysANanQuietAndWithItsSign) {
   for (const std::uint32_t payload : {1u, 0x1fffu, 0x2000u, 0x400000u, 0x400001u, 0x7fffffu}) {
     for (const std::uint32_t sign : {0u, 0x80000000u}) {
       const std::uint32_t bits = sign | kBits32Infinity | payload;
@@ -147,7 +155,7 @@ __attribute__((target("f16c"))) std::uint16_t by_processor(std::uint32_t bits) {
   return static_cast<std::uint16_t>(_mm_extract_epi16(result, 0));
 }
 
-TEST(GpuNarrow, ToHalfIsWhatTheProcessorDoes) {
+TEST(Narrow, ToHalfIsWhatTheProcessorDoes) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   asm("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
   if ((c & (1u << 29)) == 0) GTEST_SKIP() << "this processor has no F16C";
@@ -171,7 +179,7 @@ void expect_rounded_once(double wide) {
   expect_same(bf16_value(to_bf16(odd)), reference_bf16(wide), bits);
 }
 
-TEST(GpuNarrow, Binary64IsRoundedOnceAndNotTwice) {
+TEST(Narrow, Binary64IsRoundedOnceAndNotTwice) {
   std::mt19937_64 random(7);
   for (int exponent = -1080; exponent <= 1023; ++exponent) {
     for (const int bit : {7, 8, 9, 10, 11, 12, 13, 23, 24, 25, 28, 29, 30, 52}) {
@@ -191,7 +199,7 @@ TEST(GpuNarrow, Binary64IsRoundedOnceAndNotTwice) {
   for (int i = 0; i < 100'000; ++i) expect_rounded_once(std::bit_cast<double>(random()));
 }
 
-TEST(GpuNarrow, RoundingToOddKeepsSpecialValues) {
+TEST(Narrow, RoundingToOddKeepsSpecialValues) {
   EXPECT_EQ(to_odd_f32(0), 0u);
   EXPECT_EQ(to_odd_f32(0x8000000000000000u), 0x80000000u);
   EXPECT_EQ(to_odd_f32(0x7ff0000000000000u), kBits32Infinity);
@@ -203,5 +211,107 @@ TEST(GpuNarrow, RoundingToOddKeepsSpecialValues) {
   EXPECT_EQ(to_odd_f32(1), 1u) << "the least subnormal is not nothing";
 }
 
+// The bits of binary32 beside every boundary of rounding: for each value of 16 bits, itself, the
+// halfway point to the next, and their neighbours. Among them are infinity and every NaN that has
+// no lower bits.
+std::vector<std::uint32_t> boundaries() {
+  std::vector<std::uint32_t> all;
+  const auto add = [&all](std::uint32_t bits) {
+    for (std::uint32_t around = 0; around < 5; ++around) all.push_back(bits + around - 2);
+  };
+  for (std::uint32_t code = 0; code < 0x10000; ++code) {
+    add(code << 16);           // BF16
+    add(code << 16 | 0x8000);  // halfway
+    const long double here = f16_value(static_cast<std::uint16_t>(code));
+    const long double next = f16_value(static_cast<std::uint16_t>(code + 1));
+    if (std::isnan(here)) continue;
+    add(std::bit_cast<std::uint32_t>(static_cast<float>(here)));
+    if (!std::isfinite(here) || !std::isfinite(next)) continue;
+    add(std::bit_cast<std::uint32_t>(static_cast<float>((here + next) / 2)));
+  }
+  add(std::bit_cast<std::uint32_t>(65520.0F));  // the halfway point to infinity
+  add(std::bit_cast<std::uint32_t>(-65520.0F));
+  for (std::uint32_t head = 0; head < 1U << 19; ++head) {  // each upper part that binary16 keeps
+    for (const std::uint32_t low : {0x0FFFU, 0x1000U, 0x1001U}) all.push_back(head << 13 | low);
+  }
+  return all;
+}
+
+std::vector<std::uint16_t> rounded(Rounding* round, std::span<const std::uint32_t> bits) {
+  std::vector<float> values(bits.size());
+  if (!bits.empty()) std::memcpy(values.data(), bits.data(), bits.size_bytes());
+  std::vector<std::uint16_t> out(bits.size() + 1, 0x5555);
+  round(values.data(), values.size(), std::as_writable_bytes(std::span(out)).data());
+  EXPECT_EQ(out.back(), 0x5555);
+  out.pop_back();
+  return out;
+}
+
+TEST(Narrow, ManyValuesAreRoundedAsOneIsWithAllVectors) {
+  const std::vector<std::uint32_t> bits = boundaries();
+  std::vector<std::uint16_t> f16;
+  std::vector<std::uint16_t> bf16;
+  for (const std::uint32_t value : bits) {
+    f16.push_back(to_f16(value));
+    bf16.push_back(to_bf16(value));
+  }
+  ASSERT_GT(bits.size(), 2'000'000U);
+  std::vector<Roundings> all = all_roundings();
+  all.push_back({f32_to_f16, f32_to_bf16});
+  for (const Roundings& with : all) {
+    EXPECT_TRUE(rounded(with.f16, bits) == f16);
+    EXPECT_TRUE(rounded(with.bf16, bits) == bf16);
+  }
+}
+
+TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
+  const std::vector<std::uint32_t> bits = boundaries();
+  for (std::size_t count = 0; count < 70; ++count) {
+    const std::span some = std::span(bits).subspan(977 * count, count);
+    std::vector<std::uint16_t> f16(count);
+    std::vector<std::uint16_t> bf16(count);
+    std::ranges::transform(some, f16.begin(), to_f16);
+    std::ranges::transform(some, bf16.begin(), to_bf16);
+    for (const Roundings& with : all_roundings()) {
+      EXPECT_EQ(rounded(with.f16, some), f16);
+      EXPECT_EQ(rounded(with.bf16, some), bf16);
+      std::vector<float> values(count + 1);
+      std::vector<char> odd(2 * count + 1);
+      if (count > 0) std::memcpy(values.data(), some.data(), some.size_bytes());
+      with.f16(values.data(), count, std::as_writable_bytes(std::span(odd)).data() + 1);
+      EXPECT_EQ(std::memcmp(odd.data() + 1, f16.data(), 2 * count), 0);
+      with.bf16(values.data(), count, std::as_writable_bytes(std::span(values)).data());
+      EXPECT_EQ(std::memcmp(values.data(), bf16.data(), 2 * count), 0);
+    }
+  }
+}
+
+TEST(Narrow, NothingOutsideOfTheValuesIsRead) {
+  for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 33U, 1000U}) {
+    for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
+      const Guarded in(count * sizeof(float), flush);
+      const Guarded out(count * 2, flush);
+      for (const Roundings& with : all_roundings()) {
+        with.f16(reinterpret_cast<const float*>(in.data()), count, out.data());
+        with.bf16(reinterpret_cast<const float*>(in.data()), count, out.data());
+      }
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(Narrow, ManyValuesAreRoundedToNearestHoweverTheThreadRounds) {
+  const std::vector<std::uint32_t> bits = boundaries();
+  const std::vector<std::uint16_t> f16 = rounded(f32_to_f16, bits);
+  const std::vector<std::uint16_t> bf16 = rounded(f32_to_bf16, bits);
+  const OtherArithmetic other;
+  const bool is_f16 = rounded(f32_to_f16, bits) == f16;
+  const bool is_bf16 = rounded(f32_to_bf16, bits) == bf16;
+
+  EXPECT_TRUE(is_f16);
+  EXPECT_TRUE(is_bf16);
+}
+#endif
+
 }  // namespace
-}  // namespace stfs::gpu::test
+}  // namespace stfs::test

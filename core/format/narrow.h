@@ -15,7 +15,7 @@
 #define STFS_HOST_DEVICE
 #endif
 
-namespace stfs::gpu {
+namespace stfs {
 
 // The bits of a binary32 as the bits of a binary16.
 STFS_HOST_DEVICE constexpr std::uint16_t to_f16(std::uint32_t bits) {
@@ -73,4 +73,4 @@ STFS_HOST_DEVICE constexpr std::uint32_t to_odd_f32(std::uint64_t bits) {
   return sign | static_cast<std::uint32_t>((significand >> shift) | (is_exact ? 0u : 1u));
 }
 
-}  // namespace stfs::gpu
+}  // namespace stfs

@@ -1,0 +1,150 @@
+#include "core/format/from_f32.h"
+
+#include "core/format/ieee.h"
+
+#include <cstdint>
+#include <cstring>
+
+// Highway compiles this file once for each set of instructions and chooses one when the program
+// runs.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/format/from_f32.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace stfs::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Words = hn::RebindToUnsigned<Floats>;
+using SignedWords = hn::RebindToSigned<Floats>;
+using Halves = hn::Rebind<std::uint16_t, Floats>;
+
+constexpr std::uint32_t kInfinity = 0x7F800000;
+
+// Words of at most 16 bits.
+template <class V>
+HWY_INLINE void store(V words, std::byte* out) {
+  hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(SignedWords(), words)), Halves(),
+             reinterpret_cast<std::uint16_t*>(out));
+}
+
+template <class V>
+HWY_INLINE auto is_nan(V magnitude) {
+  return hn::RebindMask(
+      Words(), hn::Gt(hn::BitCast(SignedWords(), magnitude), hn::Set(SignedWords(), kInfinity)));
+}
+
+struct Bf16 {
+  HWY_INLINE static void round(hn::Vec<Floats> values, std::byte* out) {
+    const Words words;
+    const auto bits = hn::BitCast(words, values);
+    const auto magnitude = hn::And(bits, hn::Set(words, 0x7FFFFFFF));
+    const auto last = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
+    const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7FFF)), last);
+    const auto quiet = hn::Or(bits, hn::Set(words, 0x400000));
+    store(hn::ShiftRight<16>(hn::IfThenElse(is_nan(magnitude), quiet, rounded)), out);
+  }
+};
+
+struct F16 {
+  HWY_INLINE static void round(hn::Vec<Floats> values, std::byte* out) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2  // with F16C
+    const hn::Rebind<hwy::float16_t, Floats> halves;
+    hn::StoreU(hn::BitCast(Halves(), hn::DemoteTo(halves, values)), Halves(),
+               reinterpret_cast<std::uint16_t*>(out));
+#else
+    const Words words;
+    const auto bits = hn::BitCast(words, values);
+    const auto magnitude = hn::And(bits, hn::Set(words, 0x7FFFFFFF));
+    const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
+    // The exponent's bias falls by 112; a carry out of the significand is right there too.
+    const auto last = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(words, 1));
+    const auto moved = hn::Add(magnitude, hn::Set(words, 0xC8000FFF));
+    const auto normal = hn::ShiftRight<13>(hn::Add(moved, last));
+    // 0.5 has the unit 2^-24 in its last place, as binary16's subnormal numbers: the sum rounds.
+    const auto half = hn::Set(Floats(), 0.5F);
+    const auto sum = hn::Add(hn::BitCast(Floats(), magnitude), half);
+    const auto subnormal = hn::Sub(hn::BitCast(words, sum), hn::BitCast(words, half));
+    const auto quiet = hn::Or(hn::And(hn::ShiftRight<13>(magnitude), hn::Set(words, 0x1FF)),
+                              hn::Set(words, 0x7E00));
+    const auto below = [&](std::uint32_t limit) HWY_ATTR {
+      return hn::RebindMask(words, hn::Lt(hn::BitCast(SignedWords(), magnitude),
+                                          hn::Set(SignedWords(), static_cast<int>(limit))));
+    };
+    auto result = hn::IfThenElse(below(0x38800000), subnormal, normal);          // 2^-14
+    result = hn::IfThenElse(below(0x47800000), result, hn::Set(words, 0x7C00));  // 2^16
+    result = hn::IfThenElse(is_nan(magnitude), quiet, result);
+    store(hn::Or(result, sign), out);
+#endif
+  }
+};
+
+template <class To>
+void round(const float* in, std::size_t count, std::byte* out) {
+  const Floats floats;
+  const std::size_t lanes = hn::Lanes(floats);
+  if (count >= lanes) {
+    // The last vector overlaps the one before it, which may be written over it.
+    const auto last = hn::LoadU(floats, in + count - lanes);
+    for (std::size_t i = 0; i + lanes < count; i += lanes) {
+      To::round(hn::LoadU(floats, in + i), out + 2 * i);
+    }
+    return To::round(last, out + 2 * (count - lanes));
+  }
+  if (count == 0) return;
+  HWY_ALIGN float few[hn::MaxLanes(floats)] = {};
+  HWY_ALIGN std::byte rounded[2 * hn::MaxLanes(floats)];
+  std::memcpy(few, in, count * sizeof(float));
+  To::round(hn::Load(floats, few), rounded);
+  std::memcpy(out, rounded, count * 2);
+}
+
+Roundings roundings() { return {round<F16>, round<Bf16>}; }
+
+}  // namespace
+}  // namespace stfs::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace stfs {
+namespace {
+
+HWY_EXPORT(roundings);
+
+const Roundings& best() {
+  static const Roundings best = HWY_DYNAMIC_DISPATCH(roundings)();
+  return best;
+}
+
+}  // namespace
+
+void f32_to_f16(const float* in, std::size_t count, std::byte* out) {
+  const IeeeArithmetic ieee;
+  best().f16(in, count, out);
+}
+
+void f32_to_bf16(const float* in, std::size_t count, std::byte* out) {
+  best().bf16(in, count, out);  // integers alone
+}
+
+std::vector<Roundings> all_roundings() {
+  std::vector<Roundings> all;
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    all.push_back(HWY_DYNAMIC_DISPATCH(roundings)());
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  return all;
+}
+
+}  // namespace stfs
+
+#endif

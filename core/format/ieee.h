@@ -1,0 +1,56 @@
+// While it lives, this thread computes as IEEE 754 has it: rounding to nearest, with subnormal
+// numbers, without traps. A program that loads libstfs_gpu may have told its threads otherwise
+// (torch.set_flush_denormal, fesetround, feenableexcept).
+//
+// The compiler may move arithmetic past the change. So a function that makes one must call the
+// arithmetic through a pointer.
+#pragma once
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
+#endif
+
+namespace stfs {
+
+class IeeeArithmetic {
+ public:
+  IeeeArithmetic() : before_(get()) {
+    if ((before_ & kControl) != kDefault) set(kDefault);
+  }
+  ~IeeeArithmetic() {
+    if ((before_ & kControl) != kDefault) set(before_);
+  }
+  IeeeArithmetic(const IeeeArithmetic&) = delete;
+  IeeeArithmetic& operator=(const IeeeArithmetic&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  using Word = unsigned;                    // MXCSR
+  static constexpr Word kControl = 0xFFC0;  // the other bits say what has happened
+  static constexpr Word kDefault = 0x1F80;  // all exceptions masked
+  static Word get() { return _mm_getcsr(); }
+  static void set(Word word) { _mm_setcsr(word); }
+#elif defined(__aarch64__)
+  using Word = std::uint64_t;  // FPCR
+  static constexpr Word kControl = ~Word{0};
+  static constexpr Word kDefault = 0;
+  static Word get() {
+    Word word = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(word));
+    return word;
+  }
+  static void set(Word word) { asm volatile("msr fpcr, %0" : : "r"(word)); }
+#else
+  using Word = unsigned;
+  static constexpr Word kControl = 0;
+  static constexpr Word kDefault = 0;
+  static Word get() { return 0; }
+  static void set(Word) {}
+#endif
+
+  Word before_;
+};
+
+}  // namespace stfs
