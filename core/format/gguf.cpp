@@ -549,6 +549,15 @@ Header read_gguf(const Source& source, const std::string& place) {
   return GgufReader(source, place).read();
 }
 
+std::uint64_t gguf_value_size(ValueType type) { return size_of(type); }
+
+std::string_view value_type_name(ValueType type) {
+  constexpr std::array<std::string_view, 13> kNames{
+      "uint8", "int8",   "uint16", "int16",  "uint32", "int32",  "float32",
+      "bool",  "string", "array",  "uint64", "int64",  "float64"};
+  return kNames[static_cast<std::size_t>(type)];
+}
+
 bool write_gguf_json(const MetadataValue& value, std::span<const std::byte> encoded,
                      TextWriter& out) {
   Encoded rest(encoded);
