@@ -385,6 +385,14 @@ TEST_F(GgufSources, CheckOfADirectoryChecksEachOnce) {
       << result.out;
 }
 
+TEST_F(GgufSources, ADirectoryOfAMountIsASourceWhoseNameIsNotUtf8) {
+  const Mounted mount({write_one("m.gguf", "d\xFF/w")});
+  const Mounted inner({mount / "d\xFF"});
+  const Mounted innermost({inner.path()});
+
+  EXPECT_EQ(read_file(innermost / "d\xFF/w"), "abcd");
+}
+
 TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
   const std::string name = "w\xFF";
   const std::string file = write_one("m.gguf", name);
@@ -399,10 +407,10 @@ TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
   EXPECT_TRUE(Json::accept(read_file(mount / ".stfs/json" / (name + ".json"))));
   EXPECT_EQ(read_file(mount / ".stfs/slice" / name / "1:3"), "bc");
   for (const char* verb : {"list", "show", "hash", "stats"}) {
-    const Outcome result = info({verb, "--json", file});
+    const Outcome result = info({verb, "--json", file, "*"});
     EXPECT_EQ(result.status, 0) << result.err;
     EXPECT_TRUE(Json::accept(result.out)) << result.out;
-    EXPECT_EQ(info({verb, file}).status, 0) << verb;
+    EXPECT_EQ(info({verb, file, "*"}).status, 0) << verb;
   }
   EXPECT_EQ(info({"cat", file, name}).out, "abcd");
 }
