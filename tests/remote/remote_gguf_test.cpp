@@ -108,5 +108,82 @@ TEST_F(RemoteGguf, AMissingPartIsNamed) {
   EXPECT_NE(rest.out.find("b     I8"), std::string::npos) << rest.out;
 }
 
+// Directories elsewhere
+
+// A file with one tensor.
+std::string one_tensor(const std::string& name) {
+  GgufFile file;
+  file.tensor(name, {4}, 24, "abcd");
+  return file.bytes();
+}
+
+class GgufElsewhere : public ::testing::Test {
+ protected:
+  Outcome list(const std::string& source, const std::string& endpoint) const {
+    return run({STFS_INFO_BINARY, "list", source},
+               {.environment = {"STFS_CACHE=" + (dir_ / "cache").string(), endpoint,
+                                "HOME=" + dir_.path().string(), "AWS_EC2_METADATA_DISABLED=true",
+                                "AWS_REGION=us-east-1"}});
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(GgufElsewhere, AModelOfTheHubIsReadAsADirectory) {
+  if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
+  const auto write = [this](const std::string& name) {
+    const std::filesystem::path path = dir_ / ("models/org/" + name);
+    std::filesystem::create_directories(path.parent_path());
+    write_file(path, one_tensor("w"));
+  };
+  write("lone/x.gguf");
+  for (int i = 10; i < 20; ++i) write("many/x-Q" + std::to_string(i) + ".gguf");
+  write("below/Q4/x.gguf");
+  write_file(dir_ / "models/org/below/README.md", "");
+  const Process server({"/usr/bin/python3", STFS_HUB_SERVER, dir_ / "models"});
+  ASSERT_TRUE(eventually([&] { return server.out().find('\n') != std::string::npos; }));
+  const std::string hub = nlohmann::json::parse(server.out()).at("hub");
+  const std::string endpoint = "HF_ENDPOINT=" + hub;
+
+  const Outcome lone = list("hf://org/lone", endpoint);
+  EXPECT_EQ(lone.status, 0) << lone.err;
+  EXPECT_NE(lone.out.find("w     I8"), std::string::npos) << lone.out;
+  const Outcome many = list("hf://org/many", endpoint);
+  EXPECT_EQ(many.status, 3);
+  EXPECT_NE(many.err.find("name one, such as hf://org/many@"), std::string::npos) << many.err;
+  EXPECT_NE(many.err.find("/x-Q19.gguf: x-Q10.gguf, x-Q11.gguf"), std::string::npos) << many.err;
+  EXPECT_TRUE(many.err.ends_with(", x-Q19.gguf\n")) << many.err;
+  EXPECT_EQ(list("hf://org/many/x-Q12.gguf", endpoint).status, 0);
+  EXPECT_EQ(list("hf://org/below/Q4", endpoint).status, 0);
+}
+
+TEST_F(GgufElsewhere, APrefixOfS3IsReadAsADirectory) {
+  std::map<std::string, WebObject> objects;
+  for (const char* key : {"/b/lone/x.gguf", "/b/many/x-Q4.gguf", "/b/many/x-Q8.gguf"}) {
+    objects[key] = {.bytes = one_tensor("w")};
+  }
+  HttpServer server([&](const WebRequest& request) -> WebAnswer {
+    const std::size_t query = request.target.find("list-type=2");
+    if (query == std::string::npos) return answer_object(request, objects);
+    const std::string prefix = request.target.substr(request.target.find("prefix=") + 7);
+    std::string xml = "<ListBucketResult><IsTruncated>false</IsTruncated>";
+    for (const auto& [name, object] : objects) {
+      const std::string key = name.substr(3);
+      const std::string wanted = prefix.substr(0, prefix.find_first_of("%&"));
+      if (key.starts_with(wanted)) xml += "<Contents><Key>" + key + "</Key></Contents>";
+    }
+    return {.body = xml + "</ListBucketResult>"};
+  });
+  const std::string endpoint = "AWS_ENDPOINT_URL=" + server.url("");
+
+  const Outcome lone = list("s3://b/lone/", endpoint);
+  EXPECT_EQ(lone.status, 0) << lone.err;
+  EXPECT_NE(lone.out.find("w     I8"), std::string::npos) << lone.out;
+  const Outcome many = list("s3://b/many/", endpoint);
+  EXPECT_EQ(many.status, 3);
+  EXPECT_TRUE(many.err.ends_with("name one, such as s3://b/many/x-Q8.gguf: x-Q4.gguf, x-Q8.gguf\n"))
+      << many.err;
+}
+
 }  // namespace
 }  // namespace stfs::test
