@@ -123,6 +123,18 @@ TextWriter& TextWriter::json(std::string_view part) {
   return add(json_string(part));
 }
 
+TextWriter& TextWriter::json_inside(std::string_view part) {
+  constexpr std::size_t kQuotes = 2;
+  if (text_ == nullptr) {
+    if (const auto size = json_string_size(part)) {
+      size_ += *size - kQuotes;
+      return *this;
+    }
+  }
+  const std::string quoted = json_string(part);
+  return add(std::string_view(quoted).substr(1, quoted.size() - kQuotes));
+}
+
 TextWriter& TextWriter::printable(std::string_view part) {
   while (!part.empty()) {
     const CodePoint c = decode(part);

@@ -32,8 +32,9 @@ class TextWriter {
 
   TextWriter& add(std::string_view part);
   TextWriter& number(std::uint64_t value);
-  TextWriter& json(std::string_view part);       // json_string(part)
-  TextWriter& printable(std::string_view part);  // printable(part)
+  TextWriter& json(std::string_view part);         // json_string(part)
+  TextWriter& json_inside(std::string_view part);  // json_string(part) without its quotes
+  TextWriter& printable(std::string_view part);    // printable(part)
 
   std::uint64_t size() const { return size_; }  // bytes written or counted
 

@@ -34,9 +34,9 @@ bool is_absent(const fs::path& path) {
 }
 
 bool is_weights_of_another_format(std::string_view name) {
-  constexpr std::array<std::string_view, 12> kSuffixes{".bin",  ".gguf", ".pt",      ".pth",
-                                                       ".ckpt", ".pkl",  ".h5",      ".onnx",
-                                                       ".npz",  ".npy",  ".msgpack", ".tflite"};
+  constexpr std::array<std::string_view, 11> kSuffixes{".bin", ".pt",      ".pth",   ".ckpt",
+                                                       ".pkl", ".h5",      ".onnx",  ".npz",
+                                                       ".npy", ".msgpack", ".tflite"};
   return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
 }
 
@@ -50,7 +50,7 @@ bool is_model_name(std::string_view source) {
   };
   const std::string_view name = source.substr(slash + 1);
   return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
-         std::ranges::all_of(name, is_plain) && !name.ends_with(kFileSuffix) &&
+         std::ranges::all_of(name, is_plain) && !is_checkpoint_name(name) &&
          !name.ends_with(".json") && is_absent(source.substr(0, slash));
 }
 
@@ -99,7 +99,7 @@ std::string found_in(const std::string& directory, const std::vector<std::string
     return "it has " + listed(files) + ", an unfinished download: finish it";
   }
   if (const auto files = those(is_weights_of_another_format); !files.empty()) {
-    return "it has " + listed(files) + "; stfs reads safetensors";
+    return "it has " + listed(files) + "; stfs reads safetensors and GGUF";
   }
   if (!is_local) return "";
   constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls
@@ -126,7 +126,7 @@ void refuse_model_name(const std::string& source) {
 }
 
 std::string no_checkpoint_in(const std::string& directory, std::vector<std::string> names) {
-  const std::string rule = "no .safetensors file and no index in this directory";
+  const std::string rule = "no .safetensors file, no .gguf file and no index in this directory";
   std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
   std::ranges::sort(names);
   const std::string found = found_in(directory, names);

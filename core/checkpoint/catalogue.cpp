@@ -84,14 +84,20 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   }
   close("}");
   out.add(",\n  \"metadata\": {");
-  for (const auto& [key, value] : checkpoint.metadata()) item().json(key).add(": ").json(value);
+  for (std::uint32_t i = 0; i < checkpoint.metadata_count(); ++i) {
+    const MetadataItem value = checkpoint.metadata_item(i);
+    item().json(value.key).add(": ");
+    write_value_json(value, out);
+  }
   close("}");
   out.add(",\n  \"metadata_conflicts\": [");
   for (const std::string& key : checkpoint.metadata_conflicts()) item().json(key);
   close("]");
   out.add(",\n  \"missing\": [");
   for (const MissingTensor& tensor : checkpoint.missing()) {
-    item().add("{\"name\": ").json(tensor.name).add(", \"source\": ").json(tensor.source).add("}");
+    item().add("{\"name\": ");
+    if (tensor.name) out.json(*tensor.name);
+    out.add(tensor.name ? ", \"source\": " : "null, \"source\": ").json(tensor.source).add("}");
   }
   close("]");
   out.add("\n}\n");

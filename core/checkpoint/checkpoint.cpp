@@ -8,6 +8,8 @@
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/names.h"
 #include "core/format/format.h"
+#include "core/format/gguf.h"
+#include "core/format/gguf_split.h"
 #include "core/format/guess.h"
 #include "core/format/index.h"
 #include "core/source/url.h"
@@ -32,11 +34,14 @@ std::string no_choice(const std::string& directory, const std::vector<std::strin
                       const Candidates& candidates) {
   std::vector<std::string> names = candidates.indexes;
   names.insert(names.end(), candidates.files.begin(), candidates.files.end());
+  names.insert(names.end(), candidates.ggufs.begin(), candidates.ggufs.end());
   if (names.empty()) return no_checkpoint_in(directory, all);
-  constexpr std::size_t kShown = 8;
-  std::string text = "more than one checkpoint in this directory, name one: ";
+  constexpr std::size_t kShown = 32;  // a repository has as many quantisations of one model
+  std::string text = "more than one checkpoint in this directory, name one";
+  if (is_url(directory))
+    text += ", such as " + printable(public_name(child_name(directory, names.back())));
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + printable(names[i]);
+    text += (i == 0 ? ": " : ", ") + printable(names[i]);
   }
   if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
   if (candidates.indexes.empty() && std::ranges::all_of(names, is_shard_name)) {
@@ -131,8 +136,26 @@ Part read_part(const std::string& path, std::string label, std::unique_ptr<const
           .label = std::move(label)};
 }
 
-Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
-  return read_part(path, std::move(label), options.sources->open(path));
+// What the header of a part says of its split file; nullopt for a whole file of any format.
+std::optional<GgufSplit> split_of(const Part& part, const std::string& place) {
+  return part.format->name == kGgufName ? gguf_split(part.header, place) : std::nullopt;
+}
+
+// Opens files together, and lets those elsewhere begin to fetch their headers.
+std::vector<Sources::Opened> open_all(std::span<const std::string> files,
+                                      const LoadOptions& options) {
+  std::vector<Sources::Opened> opened = options.sources->open_all(files);
+  for (const Sources::Opened& file : opened) {
+    if (file.source) prefetch_header(*file.source);
+  }
+  return opened;
+}
+
+bool is_absent(const std::string& file, const Sources::Opened& opened) {
+  if (!opened.error) return false;
+  if (is_url(file)) return opened.error->code() == ErrorCode::kAbsent;
+  std::error_code error;
+  return !fs::exists(file, error) && (!error || error.value() == ENOENT);
 }
 
 // ": download it; -o allow_missing mounts the rest"
@@ -146,6 +169,36 @@ std::string more(const std::string& conjunction, std::size_t count, const std::s
   if (count == 0) return "";
   return ", " + conjunction + " " + std::to_string(count) + " more " + noun +
          (count == 1 ? "" : "s");
+}
+
+// The rule that a missing shard or part breaks. `others`: as many more are missing.
+std::string missing_rule(const std::string& noun, const std::string& label, const std::string& file,
+                         const Sources::Opened& opened, std::size_t others,
+                         const LoadOptions& options) {
+  const std::string why = is_url(file) ? opened.error->message() : absence_of(file);
+  const std::string step = is_url(file) ? "" : others == 0 ? "download it" : "download them";
+  return noun + " " + in_quotes(label) + ": " + why + more("and", others, noun) +
+         advice_on_missing(step, options);
+}
+
+// Refuses a tensor that two parts of a split file have.
+void refuse_twice(std::span<const Part> parts) {
+  std::vector<std::string_view> names;
+  for (const Part& part : parts) {
+    for (const TensorRecord& tensor : part.header.tensors)
+      names.push_back(part.header.name(tensor));
+  }
+  const auto [order, any_equal] =
+      sorted_order(names.size(), [&](std::uint32_t i) { return names[i]; });
+  for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
+    if (names[order[i]] != names[order[i - 1]]) continue;
+    auto part = parts.begin();
+    for (std::size_t before = part->header.tensors.size(); before <= order[i]; ++part) {
+      before += std::next(part)->header.tensors.size();
+    }
+    throw Error(ErrorCode::kDuplicateTensor, part->source->path(),
+                "tensor " + in_quotes(names[order[i]]) + ": a part before has it too");
+  }
 }
 
 }  // namespace
@@ -279,24 +332,25 @@ void Checkpoint::keep_within(const std::string& within) {
 void Checkpoint::load_path(const std::string& path, const LoadOptions& options) {
   const std::string name = last_component(public_name(path));
   // A store would have to be asked whether a name is a directory.
-  const bool is_file =
-      is_url(path) && (name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix));
+  const bool is_file = is_url(path) && is_checkpoint_name(name);
   if (const auto names = is_file ? std::nullopt : options.sources->names_in(path)) {
     load_directory(path, *names, options);
   } else if (name.ends_with(kIndexSuffix)) {
     load_index(path, options);
   } else {
-    add_part(open_part(path, name, options));
+    load_file(path, name, options);
   }
 }
 
 void Checkpoint::load_directory(const std::string& path, const std::vector<std::string>& names,
                                 const LoadOptions& options) {
   const Candidates candidates = candidates_of(names);
-  if (const auto index = candidates.index()) {
+  const auto index = candidates.index();
+  const auto file = candidates.file();
+  if (index) {
     load_index(child_name(path, *index), options);
-  } else if (const auto file = candidates.file(); file && candidates.indexes.empty()) {
-    add_part(open_part(child_name(path, *file), *file, options));
+  } else if (file) {
+    load_file(child_name(path, *file), *file, options);
   } else {
     throw Error(ErrorCode::kUnreadable, public_name(path), no_choice(path, names, candidates));
   }
@@ -317,35 +371,28 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
     shards.push_back(i);
     files.push_back(child_name(parent_name(path), index.shards[i]));
   }
-  std::vector<Sources::Opened> opened = options.sources->open_all(files);
-  for (const Sources::Opened& shard : opened) {
-    if (shard.source) prefetch_header(*shard.source);
-  }
-  const auto is_absent = [&](std::size_t i) {
-    if (is_url(path)) return opened[i].error && opened[i].error->code() == ErrorCode::kAbsent;
-    std::error_code error;
-    return opened[i].error && !fs::exists(files[i], error) && (!error || error.value() == ENOENT);
-  };
+  std::vector<Sources::Opened> opened = open_all(files, options);
   const std::size_t first_part = parts_.size();
   const std::size_t first_missing = missing_.size();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string& shard = index.shards[shards[i]];
     const std::vector<std::string_view>& names = mapped[shards[i]];
-    if (is_absent(i)) {
+    if (is_absent(files[i], opened[i])) {
       if (!options.allow_missing) {
         std::size_t others = 0;
-        for (std::size_t j = i + 1; j < shards.size(); ++j) others += is_absent(j) ? 1 : 0;
-        const std::string why = is_url(path) ? opened[i].error->message() : absence_of(files[i]);
-        const std::string step = is_url(path) ? "" : others == 0 ? "download it" : "download them";
+        for (std::size_t j = i + 1; j < shards.size(); ++j) {
+          others += is_absent(files[j], opened[j]) ? 1 : 0;
+        }
         throw Error(ErrorCode::kMissingShard, public_name(path),
-                    "shard " + in_quotes(shard) + ": " + why + more("and", others, "shard") +
-                        advice_on_missing(step, options));
+                    missing_rule("shard", shard, files[i], opened[i], others, options));
       }
       for (const std::string_view name : names) missing_.push_back({std::string(name), shard});
       continue;
     }
     if (opened[i].error) throw Error(*opened[i].error);
-    add_shard(path, read_part(files[i], shard, std::move(opened[i].source)), names, options);
+    Part part = read_part(files[i], shard, std::move(opened[i].source));
+    part.is_split = split_of(part, public_name(files[i])).has_value();
+    add_shard(path, std::move(part), names, options);
   }
   std::uint64_t bytes = 0;
   for (std::size_t i = first_part; i < parts_.size(); ++i) {
@@ -357,6 +404,62 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
                         ", but the tensors have " + std::to_string(bytes) +
                         " bytes (the sum in the index is wrong; no tensor is lost)");
   }
+}
+
+void Checkpoint::load_file(const std::string& path, std::string label, const LoadOptions& options) {
+  Part part = read_part(path, std::move(label), options.sources->open(path));
+  if (split_of(part, public_name(path))) {
+    load_split(path, std::move(part), options);
+  } else {
+    add_part(std::move(part));
+  }
+}
+
+// Adds the parts of a split GGUF file, of which `first` is that at `path`.
+void Checkpoint::load_split(const std::string& path, Part first, const LoadOptions& options) {
+  const std::string place = public_name(path);
+  const GgufSplit split = *split_of(first, place);
+  const std::vector<std::string> labels = gguf_parts(last_component(place), split, place);
+  std::vector<std::string> files;
+  for (const std::string& label : labels) files.push_back(child_name(parent_name(path), label));
+  const auto others = std::span(files).subspan(1);
+  std::vector<Sources::Opened> opened = open_all(others, options);
+
+  const std::size_t first_missing = missing_.size();
+  std::vector<Part> parts;
+  parts.push_back(std::move(first));
+  for (std::size_t i = 0; i < opened.size(); ++i) {
+    const std::string& label = labels[i + 1];
+    if (is_absent(others[i], opened[i])) {
+      if (!options.allow_missing) {
+        std::size_t more_missing = 0;
+        for (std::size_t j = i + 1; j < opened.size(); ++j) {
+          more_missing += is_absent(others[j], opened[j]) ? 1 : 0;
+        }
+        throw Error(ErrorCode::kMissingShard, place,
+                    missing_rule("part", label, others[i], opened[i], more_missing, options));
+      }
+      missing_.push_back({std::nullopt, label});
+      continue;
+    }
+    if (opened[i].error) throw Error(*opened[i].error);
+    Part part = read_part(others[i], label, std::move(opened[i].source));
+    check_gguf_part(part.header, static_cast<std::uint32_t>(i + 1), split, public_name(others[i]));
+    parts.push_back(std::move(part));
+  }
+  std::uint64_t found = 0;
+  for (Part& part : parts) {
+    found += part.header.tensors.size();
+    part.is_split = true;
+  }
+  const bool is_complete = missing_.size() == first_missing;
+  if (is_complete || found > split.tensors) check_gguf_tensors(found, split, place);
+  if (!is_complete) {
+    warnings_.push_back(printable(place) + ": " + std::to_string(split.tensors - found) + " of " +
+                        std::to_string(split.tensors) + " tensors are in parts that are missing");
+  }
+  refuse_twice(parts);
+  for (Part& part : parts) add_part(std::move(part));
 }
 
 // Adds the tensors of a shard that the index at `path` maps to it; `mapped` is sorted.
@@ -424,32 +527,71 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
   return order;
 }
 
+MetadataItem Checkpoint::item_at(ItemPlace place) const {
+  const Part& part = parts_[place.part];
+  const auto [key, text] = part.header.metadata[place.entry];
+  return {.key = key,
+          .text = text,
+          .value = part.header.metadata.value(place.entry),
+          .source = part.source.get()};
+}
+
+MetadataItem Checkpoint::metadata_item(std::uint32_t i) const {
+  MetadataItem item = item_at(items_[i]);
+  const auto kept = item.value.type == ValueType::kArray ? arrays_.find(i) : arrays_.end();
+  if (kept != arrays_.end()) item.array = &kept->second;
+  return item;
+}
+
 void Checkpoint::merge_metadata() {
-  std::vector<Metadata::Entry> all;
   std::size_t count = 0;
   for (const Part& part : parts_) count += part.header.metadata.size();
-  all.reserve(count);
-  for (const Part& part : parts_) {
-    const Metadata& metadata = part.header.metadata;
-    for (std::size_t i = 0; i < metadata.size(); ++i) {
-      if (metadata.value(i).has_text) all.push_back(metadata[i]);
+  items_.reserve(count);
+  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
+    const Metadata& metadata = parts_[i].header.metadata;
+    for (std::uint32_t j = 0; j < metadata.size(); ++j) {
+      if (!parts_[i].is_split || !is_split_key(metadata[j].first)) items_.push_back({i, j});
     }
   }
-  if (parts_.size() > 1) std::ranges::sort(all);
-  // The entries of a key are neighbours, sorted by value: all are equal if the first and last are.
-  auto to = all.begin();
-  for (auto first = all.begin(); first != all.end();) {
-    const std::string_view key = first->first;
-    const auto last = std::find_if(first, all.end(), [&](const auto& e) { return e.first != key; });
-    if (first->second == std::prev(last)->second) {
+  const auto key_of = [this](ItemPlace place) {
+    return parts_[place.part].header.metadata[place.entry].first;
+  };
+  if (parts_.size() > 1) std::ranges::stable_sort(items_, {}, key_of);
+  auto to = items_.begin();
+  for (auto first = items_.begin(); first != items_.end();) {
+    const std::string_view key = key_of(*first);
+    const auto last =
+        std::find_if(first, items_.end(), [&](ItemPlace place) { return key_of(place) != key; });
+    const MetadataItem item = item_at(*first);
+    if (std::all_of(std::next(first), last,
+                    [&](ItemPlace other) { return are_equal(item, item_at(other)); })) {
       *to++ = *first;
     } else {
       metadata_conflicts_.emplace_back(key);
     }
     first = last;
   }
-  all.erase(to, all.end());
-  metadata_ = std::move(all);
+  items_.erase(to, items_.end());
+  for (const ItemPlace& place : items_) {
+    const MetadataItem item = item_at(place);
+    if (item.value.has_text) metadata_.emplace_back(item.key, item.text);
+  }
+  keep_arrays();
+}
+
+// Keeps the texts of arrays that would be read more than once: those of more than one step. Of a
+// source that fetches, all are made ready now: stat(2) of a file waits for no network.
+void Checkpoint::keep_arrays() {
+  for (std::uint32_t i = 0; i < items_.size(); ++i) {
+    const MetadataItem item = item_at(items_[i]);
+    const bool is_remote = !item.source->is_complete();
+    if (item.value.type != ValueType::kArray) continue;
+    if (!is_remote && item.value.encoded.length <= ArrayText::kStep) continue;
+    const ArrayText& array = arrays_.try_emplace(i, *item.source, item.value).first->second;
+    if (const int error = is_remote ? array.prepare() : 0) {
+      throw_read_failure(*item.source, item.source->path(), "key " + in_quotes(item.key), error);
+    }
+  }
 }
 
 std::size_t Checkpoint::part_number(std::uint32_t number) const {

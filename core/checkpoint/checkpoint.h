@@ -1,11 +1,12 @@
-// A checkpoint: the tensors of a safetensors file, of a sharded set, or of several of these in one
-// namespace.
+// A checkpoint: the tensors of a file, safetensors or GGUF, of a sharded or split set, or of
+// several of these in one namespace.
 //
 // Thread safety: a Checkpoint is immutable once constructed; its members may be called from any
 // thread. Lifetime: it owns its sources, names and shapes. Every Tensor, Content and string_view
 // that it returns borrows from it.
 #pragma once
 
+#include "core/checkpoint/metadata.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/tree.h"
 #include "core/format/format.h"
@@ -15,6 +16,7 @@
 
 #include <cstdint>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,7 +35,8 @@ struct Part {
   // The shard's path in the index, or the last component of the path that was loaded. Unique: the
   // second part with a label gets "~2" appended.
   std::string label;
-  bool is_whole = true;  // `header` has all tensors of the source
+  bool is_whole = true;   // `header` has all tensors of the source
+  bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
 };
 
 // A tensor whose bytes are computed when they are read. Thread safety: its members may be called
@@ -65,14 +68,15 @@ struct Tensor {
   int verify() const;  // Source::verify() of its sources
 };
 
-// A tensor that the index names but no shard holds. Only with LoadOptions::allow_missing.
+// What is missing, only with LoadOptions::allow_missing: a tensor that the index names and no shard
+// holds, or a part of a split GGUF file. Such a part alone knows the names of its tensors.
 struct MissingTensor {
-  std::string name;
-  std::string source;  // the label of the shard that should hold it
+  std::optional<std::string> name;  // nullopt: all tensors of the part
+  std::string source;               // the label of the shard or the part
 };
 
 struct LoadOptions {
-  bool allow_missing = false;  // accept an index that names missing shards or tensors
+  bool allow_missing = false;  // accept missing shards, parts and tensors
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
   // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
@@ -82,11 +86,10 @@ struct LoadOptions {
 
 class Checkpoint {
  public:
-  // Loads all sources. A source is a safetensors file, an index file (*.safetensors.index.json), or
-  // a directory; each may be a URL (url.h). In a directory, an index is preferred to a file;
-  // "model" is preferred to other names; any other name must be the only one. A mount of stfs, or a
-  // tensor or directory in it, means its tensors in the mount's sources, which must be the versions
-  // that it shows. Throws Error.
+  // Loads all sources. A source is a safetensors or a GGUF file, the first part of a split GGUF
+  // file, an index file (*.safetensors.index.json), or a directory (directory.h says what it
+  // means); each may be a URL (url.h). A mount of stfs, or a tensor or directory in it, means its
+  // tensors in the mount's sources, which must be the versions that it shows. Throws Error.
   explicit Checkpoint(std::span<const std::string> sources, const LoadOptions& options = {});
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -113,10 +116,14 @@ class Checkpoint {
   // The safetensors file that holds these tensors and no others; null when there is none.
   const Source* single_file() const;
 
-  // `__metadata__` of all parts, sorted by key. Keys to which parts give different values are in
-  // metadata_conflicts() instead.
+  // The metadata of all parts, sorted by key: those with a text (Metadata::Entry). Keys to which
+  // parts give different values are in metadata_conflicts() instead.
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
+  // The same with the types, and with the values that have no text in memory. Without the keys that
+  // say which part of a split GGUF file a part is. `i` < metadata_count().
+  std::uint32_t metadata_count() const { return static_cast<std::uint32_t>(items_.size()); }
+  MetadataItem metadata_item(std::uint32_t i) const;
 
   // The sources, with absolute paths, or with URLs that are pinned and without secrets. A mount
   // stands as its own sources, so loading them again needs no mount.
@@ -124,8 +131,8 @@ class Checkpoint {
 
   const std::vector<MissingTensor>& missing() const { return missing_; }
 
-  // Lines "place: subject: rule" about a wrong total_size and about tensors that an index does not
-  // name. Printable (text.h).
+  // Lines "place: subject: rule" about a wrong total_size, about tensors that an index does not
+  // name, and about tensors in missing parts. Printable (text.h).
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -139,6 +146,8 @@ class Checkpoint {
   void load_directory(const std::string& path, const std::vector<std::string>& names,
                       const LoadOptions& options);
   void load_index(const std::string& path, const LoadOptions& options);
+  void load_file(const std::string& path, std::string label, const LoadOptions& options);
+  void load_split(const std::string& path, Part first, const LoadOptions& options);
   void add_shard(const std::string& path, Part part, std::span<const std::string_view> mapped,
                  const LoadOptions& options);
   void add_part(Part part);
@@ -147,7 +156,13 @@ class Checkpoint {
   void keep_within(const std::string& within);
   std::size_t part_number(std::uint32_t number) const;
   std::vector<std::uint32_t> number_tensors();
+  // The entry of a part's metadata.
+  struct ItemPlace {
+    std::uint32_t part, entry;
+  };
+  MetadataItem item_at(ItemPlace place) const;
   void merge_metadata();
+  void keep_arrays();
 
   std::unique_ptr<Sources> own_sources_;  // of LoadOptions without sources
   std::vector<Origin> origins_;
@@ -157,6 +172,8 @@ class Checkpoint {
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;
   std::vector<std::string> metadata_conflicts_;
+  std::vector<ItemPlace> items_;
+  std::map<std::uint32_t, ArrayText> arrays_;  // by item
   std::vector<MissingTensor> missing_;
   std::vector<std::string> warnings_;
 };

@@ -1,6 +1,7 @@
 #include "core/checkpoint/directory.h"
 
 #include "core/base/error.h"
+#include "core/format/gguf_split.h"
 #include "core/format/guess.h"
 #include "core/source/url.h"
 
@@ -25,8 +26,17 @@ std::optional<std::string> choose(const std::vector<std::string>& names, std::st
 
 }  // namespace
 
+bool is_checkpoint_name(std::string_view name) {
+  return name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix);
+}
+
 std::optional<std::string> Candidates::index() const { return choose(indexes, kIndexSuffix); }
-std::optional<std::string> Candidates::file() const { return choose(files, kFileSuffix); }
+
+std::optional<std::string> Candidates::file() const {
+  if (!indexes.empty()) return std::nullopt;
+  if (!files.empty()) return choose(files, kFileSuffix);
+  return ggufs.size() == 1 ? std::optional(ggufs.front()) : std::nullopt;
+}
 
 Candidates candidates_of(std::span<const std::string> names) {
   Candidates candidates;
@@ -35,10 +45,19 @@ Candidates candidates_of(std::span<const std::string> names) {
       candidates.indexes.push_back(name);
     } else if (name.ends_with(kFileSuffix)) {
       candidates.files.push_back(name);
+    } else if (name.ends_with(kGgufSuffix)) {
+      candidates.ggufs.push_back(name);
     }
   }
   std::ranges::sort(candidates.indexes);
   std::ranges::sort(candidates.files);
+  std::ranges::sort(candidates.ggufs);
+  // Of one split file, the first part stands before the others.
+  std::set<std::string> splits;
+  std::erase_if(candidates.ggufs, [&](const std::string& name) {
+    const std::optional<GgufPartName> part = gguf_part_name(name);
+    return part && !splits.insert(part->of(0)).second;
+  });
   return candidates;
 }
 
@@ -72,8 +91,10 @@ std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, 
     }
   }
   std::vector<std::string> names = std::move(candidates.indexes);
-  std::ranges::copy_if(candidates.files, std::back_inserter(names),
-                       [&](const std::string& name) { return !shards.contains(name); });
+  for (const auto* files : {&candidates.files, &candidates.ggufs}) {
+    std::ranges::copy_if(*files, std::back_inserter(names),
+                         [&](const std::string& name) { return !shards.contains(name); });
+  }
   return names;
 }
 

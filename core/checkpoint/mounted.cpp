@@ -36,6 +36,22 @@ constexpr unsigned kMaxDepth = 16;            // a mount of a directory of a mou
 
 // The text
 
+// A path may be no UTF-8, and JSON must be.
+void write_text(const std::string& text, TextWriter& out) {
+  if (is_utf8(text)) {
+    out.json(text);
+  } else {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    std::string hex;
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      hex += kDigits[byte >> 4U];
+      hex += kDigits[byte & 15U];
+    }
+    out.add("{\"hex\":").json(hex).add("}");
+  }
+}
+
 void write_origin(const Origin& origin, TextWriter& out);
 
 void write_content(const Origin& origin, TextWriter& out) {
@@ -51,18 +67,11 @@ void write_origin(const Origin& origin, TextWriter& out) {
   if (origin.path.empty()) {
     out.add("{");
     write_content(origin, out);
-    out.add(",\"within\":").json(origin.within).add("}");
-  } else if (is_utf8(origin.path)) {
-    out.json(origin.path);
+    out.add(",\"within\":");
+    write_text(origin.within, out);
+    out.add("}");
   } else {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    std::string hex;
-    for (const char c : origin.path) {
-      const auto byte = static_cast<unsigned char>(c);
-      hex += kDigits[byte >> 4U];
-      hex += kDigits[byte & 15U];
-    }
-    out.add("{\"hex\":").json(hex).add("}");
+    write_text(origin.path, out);
   }
 }
 
@@ -90,6 +99,18 @@ const T* member(const Json& object, const char* key) {
   return at == object.end() ? nullptr : at->get_ptr<const T*>();
 }
 
+// What write_text() wrote.
+bool parse_text(const Json& json, std::string& text) {
+  if (const auto* plain = json.get_ptr<const Json::string_t*>()) {
+    text = *plain;
+    return true;
+  }
+  const auto* hex = json.is_object() ? member<Json::string_t>(json, "hex") : nullptr;
+  if (hex == nullptr || json.size() != 1) return false;
+  text = unhex(*hex);
+  return true;
+}
+
 bool parse_origin(const Json& json, unsigned depth, Origin& origin);
 
 bool parse_content(const Json& json, unsigned depth, Origin& origin) {
@@ -104,19 +125,12 @@ bool parse_content(const Json& json, unsigned depth, Origin& origin) {
 
 bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
   if (depth > kMaxDepth) return false;
-  if (const auto* path = json.get_ptr<const Json::string_t*>()) {
-    origin.path = *path;
-    return is_path(origin.path);
-  }
+  if (json.is_string()) return parse_text(json, origin.path) && is_path(origin.path);
   if (!json.is_object()) return false;
-  if (const auto* hex = member<Json::string_t>(json, "hex")) {
-    origin.path = unhex(*hex);
-    return json.size() == 1 && is_path(origin.path);
-  }
-  const auto* within = member<Json::string_t>(json, "within");
-  if (json.size() != 3 || within == nullptr) return false;
-  origin.within = *within;
-  return parse_content(json, depth, origin);
+  if (json.contains("hex")) return parse_text(json, origin.path) && is_path(origin.path);
+  const auto within = json.find("within");
+  return json.size() == 3 && within != json.end() && parse_text(*within, origin.within) &&
+         parse_content(json, depth, origin);
 }
 
 // Recognising a path

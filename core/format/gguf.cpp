@@ -24,6 +24,8 @@ constexpr std::string_view kMagic = "GGUF";
 constexpr std::uint64_t kGgufFirstPiece = 256 << 10;  // bytes, read at once
 constexpr std::uint64_t kSmallestKey = 14;      // bytes: a key of one byte with a value of one byte
 constexpr std::uint64_t kSmallestTensor = 24;   // bytes: no name, no dimensions
+constexpr std::uint64_t kUsualTensor = 80;      // bytes: a name of 32 bytes, three dimensions
+constexpr std::uint64_t kUsualString = 16;      // bytes: a token of a vocabulary
 constexpr std::uint64_t kMaxKey = 65'535;       // bytes, docs/gguf.md
 constexpr std::uint64_t kMaxName = 63;          // bytes, GGML_MAX_NAME less its NUL
 constexpr std::uint32_t kMaxRank = 4;           // GGML_MAX_DIMS
@@ -117,7 +119,15 @@ class Window {
     at_ = held_ = 0;
   }
 
+  // Says that about as many of the next bytes will be taken: fewer requests to a server.
+  void expect(std::uint64_t bytes) const {
+    const std::uint64_t end = position() + std::min({bytes, kMostExpected, left()});
+    const std::uint64_t read = begin_ + held_;
+    if (end > read) source_.want({read, end - read}, [](int) {});
+  }
+
  private:
+  static constexpr std::uint64_t kMostExpected = 8 << 20;
   static constexpr std::uint64_t kFirstPiece = kGgufFirstPiece;
   static constexpr std::uint64_t kLargestPiece = 4 << 20;
 
@@ -228,6 +238,7 @@ class GgufReader {
     if (tensor_count_ > kMost || tensor_count_ > window_.left() / kSmallestTensor) {
       refuse(ErrorCode::kGgufCount, too_many(tensor_count_, "tensors"));
     }
+    window_.expect(tensor_count_ * kUsualTensor);
   }
 
   // --- metadata
@@ -302,6 +313,7 @@ class GgufReader {
       if (value.count > window_.left() / sizeof(std::uint64_t)) {
         refuse(ErrorCode::kGgufCount, too_many(value.count, "strings"));
       }
+      window_.expect(value.count * kUsualString);
       for (std::uint64_t i = 0; i < value.count; ++i) {
         const std::uint64_t length = read_length(" bytes");
         require(length);
@@ -547,6 +559,15 @@ std::uint64_t gguf_header_length(std::span<const std::byte>) { return kGgufFirst
 
 Header read_gguf(const Source& source, const std::string& place) {
   return GgufReader(source, place).read();
+}
+
+std::uint64_t gguf_value_size(ValueType type) { return size_of(type); }
+
+std::string_view value_type_name(ValueType type) {
+  constexpr std::array<std::string_view, 13> kNames{
+      "uint8", "int8",   "uint16", "int16",  "uint32", "int32",  "float32",
+      "bool",  "string", "array",  "uint64", "int64",  "float64"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 bool write_gguf_json(const MetadataValue& value, std::span<const std::byte> encoded,

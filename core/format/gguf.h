@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace stfs {
 
@@ -43,6 +44,11 @@ std::uint64_t gguf_header_length(std::span<const std::byte> first);
 // growing pieces, because the length of a header is not known before. `place` begins the messages
 // of errors. Throws Error: kUnreadable, kDuplicateTensor or kGguf*.
 Header read_gguf(const Source& source, const std::string& place);
+
+// Bytes of an encoded value of a type of one size; 0 for strings and arrays.
+std::uint64_t gguf_value_size(ValueType type);
+// The name of a type, as gguf-py has it in lower case: "uint32", "string".
+std::string_view value_type_name(ValueType type);
 
 // Writes a value as JSON. `encoded` are the bytes of MetadataValue::encoded in the source. NaN and
 // infinity become null; bytes that are not UTF-8 become U+FFFD. Returns false, with a part written,

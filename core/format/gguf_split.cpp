@@ -58,20 +58,46 @@ std::optional<GgufSplit> gguf_split(const Header& header, const std::string& pla
                    static_cast<std::uint64_t>(tensors)};
 }
 
-std::vector<std::string> gguf_parts(const std::string& first, const GgufSplit& split) {
+bool is_split_key(std::string_view key) {
+  return key == kSplitNumber || key == kSplitCount || key == kSplitTensors;
+}
+
+std::string GgufPartName::of(std::uint32_t other) const {
+  return std::string(prefix) + suffix(other, count);
+}
+
+std::optional<GgufPartName> gguf_part_name(std::string_view name) {
+  const std::string pattern = suffix(0, 1);  // of five digits each
+  if (name.size() < pattern.size()) return std::nullopt;
+  const auto number_at = [&](std::size_t from_end) {
+    std::uint32_t number = 0;
+    const char* const digits = name.data() + name.size() - from_end;
+    std::from_chars(digits, digits + 5, number);
+    return number;
+  };
+  const std::uint32_t number = number_at(pattern.size() - 1);
+  const GgufPartName part{name.substr(0, name.size() - pattern.size()), number - 1,
+                          number_at(std::string_view("00001.gguf").size())};
+  if (number == 0 || number > part.count || part.of(number - 1) != name) return std::nullopt;
+  return part;
+}
+
+std::vector<std::string> gguf_parts(const std::string& first, const GgufSplit& split,
+                                    const std::string& place) {
   const std::string count = std::to_string(split.count);
+  const std::optional<GgufPartName> name = gguf_part_name(first);
+  const bool is_named = name && name->number == split.number && name->count == split.count;
   if (split.number != 0) {
-    refuse(first, "part " + std::to_string(split.number + 1) + " of " + count +
-                      ": name the first part, which finds the others");
+    refuse(place, "part " + std::to_string(split.number + 1) + " of " + count + ": name " +
+                      (is_named ? in_quotes(name->of(0)) : "the first part") +
+                      ", which finds the others");
   }
-  const std::string end = suffix(0, split.count);
-  if (!first.ends_with(end)) {
-    refuse(first, "the first of " + count + " parts: its name must end in " + end +
-                      ", so that the others are found");
+  if (!is_named) {
+    refuse(place, "the first of " + count + " parts: its name must end in " +
+                      suffix(0, split.count) + ", so that the others are found");
   }
   std::vector<std::string> parts;
-  const std::string prefix = first.substr(0, first.size() - end.size());
-  for (std::uint32_t i = 0; i < split.count; ++i) parts.push_back(prefix + suffix(i, split.count));
+  for (std::uint32_t i = 0; i < split.count; ++i) parts.push_back(name->of(i));
   return parts;
 }
 

@@ -20,6 +20,7 @@ namespace stfs {
 inline constexpr std::string_view kSplitNumber = "split.no";
 inline constexpr std::string_view kSplitCount = "split.count";
 inline constexpr std::string_view kSplitTensors = "split.tensors.count";
+bool is_split_key(std::string_view key);
 
 struct GgufSplit {
   std::uint32_t number = 0;   // of the part, from 0
@@ -31,9 +32,20 @@ struct GgufSplit {
 // Error kGgufSplit for a key that is missing, of another type or out of its range.
 std::optional<GgufSplit> gguf_split(const Header& header, const std::string& place);
 
-// The paths or URLs of all parts, in their order, from that of the first. Throws Error kGgufSplit
-// when `first` is not part 0 or its name does not end in -00001-of-COUNT.gguf.
-std::vector<std::string> gguf_parts(const std::string& first, const GgufSplit& split);
+// A name as llama.cpp gives it to a part: PREFIX-00002-of-00003.gguf.
+struct GgufPartName {
+  std::string_view prefix;
+  std::uint32_t number = 0;  // from 0
+  std::uint32_t count = 0;
+
+  std::string of(std::uint32_t other) const;  // the name of another part
+};
+std::optional<GgufPartName> gguf_part_name(std::string_view name);
+
+// The names of all parts, in their order, from that of the first. Throws Error kGgufSplit when
+// `first` is not part 0 or does not end in -00001-of-COUNT.gguf.
+std::vector<std::string> gguf_parts(const std::string& first, const GgufSplit& split,
+                                    const std::string& place);
 
 // Checks part `number` (from 0) of a split file against the first part. Throws Error kGgufSplit.
 void check_gguf_part(const Header& part, std::uint32_t number, const GgufSplit& first,

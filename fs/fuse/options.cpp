@@ -106,9 +106,11 @@ constexpr std::array kOwnMountOptions = {
     OptionRow{.flags = "allow_missing",
               .set = set<&Options::allow_missing>,
               .help = "mount without missing shards and tensors of an index",
-              .man = "Mount the rest when a shard of the index is missing, or a tensor of a shard. "
-                     "Without this option both are errors. "
-                     "The file `.stfs/info.json` lists the missing tensors."},
+              .man =
+                  "Mount the rest when a shard of the index is missing, a tensor of a shard, or a "
+                  "part of a split GGUF file. "
+                  "Without this option these are errors. "
+                  "The file `.stfs/info.json` lists what is missing."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
               .help = "restart the server if it crashes; open files survive",

@@ -156,7 +156,10 @@ int FileSystem::lookup(std::uint64_t directory, std::string_view name, Attribute
   if (!parent.is_directory || !nodes_.exists(parent)) return ENOENT;
   if (name.size() > kMaxName) return ENAMETOOLONG;
   Node node{};
-  if (const int error = nodes_.lookup(parent, name, node)) return error;
+  if (const int error = nodes_.lookup(parent, name, node)) {
+    if (error == EIO || error == ESTALE) report_faults();
+    return error;
+  }
   attributes = attributes_of(node);
   return 0;
 }

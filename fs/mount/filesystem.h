@@ -75,7 +75,8 @@ class FileSystem {
   FileSystem& operator=(const FileSystem&) = delete;
   ~FileSystem();
 
-  // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, or for a slice EINVAL or ERANGE. Each success
+  // Fills `attributes`: 0, ENOENT, ENAMETOOLONG, for a slice EINVAL or ERANGE, or the errno of a
+  // source that must be read to know the size. Each success
   // needs a forget: a looked-up name is kept until its count of lookups is 0.
   int lookup(std::uint64_t directory, std::string_view name, Attributes& attributes);
   void forget(std::uint64_t inode, std::uint64_t lookups);

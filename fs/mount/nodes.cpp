@@ -167,7 +167,9 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
   const auto number = data_of(row).names.find(name);
   if (!number) return ENOENT;
   node = {row.id, false, *number};
-  return 0;
+  // The kernel would keep a size of 0 for ever.
+  std::uint64_t bytes = 0;
+  return size_of(row, {checkpoint_, files_, *number}, bytes);
 }
 
 int Nodes::lookup_mirrored(const ViewSpec& row, Node directory, std::string_view name,

@@ -6,9 +6,7 @@ namespace {
 
 const Part& part_of(const ViewFile& file) { return file.checkpoint.parts()[file.number]; }
 
-std::string_view value_of(const ViewFile& file) {
-  return file.checkpoint.metadata()[file.number].second;
-}
+MetadataItem item_of(const ViewFile& file) { return file.checkpoint.metadata_item(file.number); }
 
 }  // namespace
 
@@ -77,17 +75,21 @@ int make_header(const ViewFile& file, Content& content) {
 
 NameList metadata_names(const Checkpoint& checkpoint) {
   NameList names;
-  for (const auto& [key, value] : checkpoint.metadata()) names.add(encode_component(key));
+  for (std::uint32_t i = 0; i < checkpoint.metadata_count(); ++i) {
+    names.add(encode_component(checkpoint.metadata_item(i).key));
+  }
   names.sort();
   return names;
 }
 int metadata_size(const ViewFile& file, std::uint64_t& bytes) {
-  bytes = value_of(file).size();
-  return 0;
+  return text_size(item_of(file), bytes);
+}
+int verify_metadata(const ViewFile& file) {
+  const MetadataItem item = item_of(file);
+  return item.value.has_text ? 0 : item.source->verify();
 }
 int make_metadata(const ViewFile& file, Content& content) {
-  content.borrowed(value_of(file));
-  return 0;
+  return make_text(item_of(file), content);
 }
 
 }  // namespace stfs

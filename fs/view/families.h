@@ -65,6 +65,7 @@ int make_header(const ViewFile& file, Content& content);
 std::optional<Extent> header_extent(const ViewFile& file);
 NameList metadata_names(const Checkpoint& checkpoint);
 int metadata_size(const ViewFile& file, std::uint64_t& bytes);
+int verify_metadata(const ViewFile& file);
 int make_metadata(const ViewFile& file, Content& content);
 
 // computed_views.cpp: texts that need a pass over all values

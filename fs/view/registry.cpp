@@ -25,7 +25,7 @@ constexpr ViewSpec kViews[] = {
     {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
      .make = make_header, .extent = header_extent, .size = header_size, .verify = verify_header, .mtime = header_mtime},
     {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,
-     .make = make_metadata, .size = metadata_size, .verify = needs_no_source},
+     .make = make_metadata, .size = metadata_size, .verify = verify_metadata},
     {.id = View::kJson, .name = "json", .suffix = ".json",
      .make = make_json, .size = json_size, .verify = needs_no_source, .holds_text = true},
 

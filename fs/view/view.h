@@ -102,7 +102,8 @@ struct ViewSpec {
   // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
   // The file's size in bytes, computed without making its texts: 0, EFBIG or ENOTSUP as above, or
-  // EINVAL or ERANGE for a bad expression. Null: make the recipe and take its size.
+  // EINVAL or ERANGE for a bad expression, or for a file of a list the errno of a source. Null: make
+  // the recipe and take its size.
   int (*size)(const ViewFile&, std::uint64_t& bytes) = nullptr;
   // Whether the file can be opened: 0, EFBIG, ENOTSUP, ESTALE, or the errno of the check. Null:
   // make the recipe and verify it.

@@ -16,6 +16,7 @@ import select
 import shutil
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -505,6 +506,26 @@ class Bench:
             say("no ext4 image can be mounted: the peer of the first time is in the kernel's cache")
             return None
 
+    def gguf_of(self, checkpoint):
+        """A GGUF file of bytes with the tensors of a checkpoint in one file; and its first tensor."""
+        source = next(checkpoint.glob("*.safetensors"))
+        with source.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        path = self.directory / "wide.gguf"
+        key, end = b"general.alignment", 0
+        infos = bytearray()
+        names = [name[:63] for name in header]  # GGUF's limit; the names begin with different numbers
+        for name, tensor in zip(names, header.values()):
+            size = tensor["data_offsets"][1] - tensor["data_offsets"][0]
+            infos += struct.pack("<Q", len(name)) + name.encode()
+            infos += struct.pack("<IqIQ", 1, size, 24, end)  # one dimension, I8
+            end += size
+        with path.open("wb") as file:
+            file.write(b"GGUF" + struct.pack("<IQQQ", 3, len(header), 1, len(key)) + key)
+            file.write(struct.pack("<II", 4, 1) + infos + bytes(end))  # a U32 of 1
+        return path, names[0]
+
     def mounting(self):
         table, programs = self.table, self.programs
         wide = self.checkpoint("wide", "--tensors", str(self.size.wide))
@@ -536,6 +557,12 @@ class Bench:
                        lambda: first_byte(source, first), walk_alone)
             table.time(work, "a process that reads the headers and does that", "", lambda: first_byte(source, first),
                        walk_process)
+
+        work = f"mount to first byte, {self.size.wide} tensors of GGUF"
+        if table.wants(work):
+            gguf, tensor = self.gguf_of(wide)
+            table.time(work, "safetensors of as many", "<= 1", lambda: first_byte(gguf, tensor),
+                       lambda: first_byte(wide, first))
 
         header = int.from_bytes(next(wide.glob("*.safetensors")).open("rb").read(8), "little")
         work = f"resident memory of the daemon, {self.size.wide} tensors"

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -167,5 +168,6 @@ int main(int argc, char** argv) {
   app.add_option("--rate", line.rate, "megabytes a second, of a connection");
   app.add_option("--total", line.total, "megabytes a second, of all connections");
   CLI11_PARSE(app, argc, argv);
+  std::signal(SIGPIPE, SIG_IGN);  // a client ends while it is answered
   return stfs::bench::run(line);
 }

@@ -68,22 +68,39 @@ TEST(GgufSplit, NeedsEachKeyInItsTypeAndRange) {
 }
 
 TEST(GgufSplit, NamesThePartsAfterTheFirst) {
-  EXPECT_EQ(gguf_parts("/d/m-00001-of-00003.gguf", {.number = 0, .count = 3}),
-            (std::vector<std::string>{"/d/m-00001-of-00003.gguf", "/d/m-00002-of-00003.gguf",
-                                      "/d/m-00003-of-00003.gguf"}));
-  EXPECT_EQ(gguf_parts("-00001-of-65535.gguf", {.number = 0, .count = 65535}).back(),
+  EXPECT_EQ(gguf_parts("m-00001-of-00003.gguf", {.number = 0, .count = 3}, "p"),
+            (std::vector<std::string>{"m-00001-of-00003.gguf", "m-00002-of-00003.gguf",
+                                      "m-00003-of-00003.gguf"}));
+  EXPECT_EQ(gguf_parts("-00001-of-65535.gguf", {.number = 0, .count = 65535}, "p").back(),
             "-65535-of-65535.gguf");
 }
 
 TEST(GgufSplit, NeedsTheFirstPartUnderItsName) {
-  EXPECT_EQ(refusal([] { gguf_parts("m-00002-of-00003.gguf", {.number = 1, .count = 3}); }),
-            "m-00002-of-00003.gguf: part 2 of 3: name the first part, which finds the others "
-            "(GgufSplit)");
+  const auto refused = [](const char* name, std::uint32_t number) {
+    return refusal([&] { gguf_parts(name, {.number = number, .count = 3}, "/d/x"); });
+  };
+  EXPECT_EQ(
+      refused("m-00002-of-00003.gguf", 1),
+      "/d/x: part 2 of 3: name \"m-00001-of-00003.gguf\", which finds the others (GgufSplit)");
+  EXPECT_EQ(refused("m.gguf", 2),
+            "/d/x: part 3 of 3: name the first part, which finds the others (GgufSplit)");
   for (const char* name : {"m.gguf", "m-00001-of-00004.gguf", "m-00001-of-00003.gguf.bak"}) {
-    EXPECT_NE(refusal([&] {
-                gguf_parts(name, {.number = 0, .count = 3});
-              }).find("its name must end in -00001-of-00003.gguf"),
+    EXPECT_NE(refused(name, 0).find("its name must end in -00001-of-00003.gguf"),
               std::string::npos);
+  }
+}
+
+TEST(GgufSplit, KnowsThePartOfAName) {
+  const auto part = gguf_part_name("a-b-00002-of-00003.gguf");
+  ASSERT_TRUE(part);
+  EXPECT_EQ(part->prefix, "a-b");
+  EXPECT_EQ(part->number, 1U);
+  EXPECT_EQ(part->count, 3U);
+  EXPECT_EQ(part->of(0), "a-b-00001-of-00003.gguf");
+  for (const char* name :
+       {"", "m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-0001-of-00003.gguf",
+        "m-00001-of-0000x.gguf", "m-00001-of-00003.GGUF", "m-+0001-of-00003.gguf"}) {
+    EXPECT_FALSE(gguf_part_name(name)) << name;
   }
 }
 

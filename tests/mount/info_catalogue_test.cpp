@@ -166,7 +166,7 @@ TEST_F(InfoCheckOfADirectory, ChecksEachIndexAndEachFileThatIsNoShard) {
 }
 
 TEST_F(InfoCheckOfADirectory, OfOneCheckpointIsOneLine) {
-  EXPECT_TRUE(has_line(check(3), "\terror\tUnreadable\tno .safetensors file and no index"));
+  EXPECT_TRUE(has_line(check(3), "\terror\tUnreadable\tno .safetensors file, no .gguf file and"));
 
   write("one.safetensors", {random_tensor("a", "U8", {1})});
   EXPECT_EQ(check(0), Words{"\tok\t1 tensors"});

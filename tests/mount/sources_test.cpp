@@ -107,9 +107,9 @@ TEST_F(Sources, ADirectoryWithoutACheckpointIsRefused) {
   write_file(dir_ / "other/pytorch_model.bin", "x");
   expect_refused(mount({dir_ / "other"}), 3,
                  {"other", "it has \"pytorch_model.bin\"; stfs reads safetensors"});
-  write_file(dir_ / "other/model.gguf", "x");
+  write_file(dir_ / "other/model.onnx", "x");
   write_file(dir_ / "other/x.pt", "x");
-  expect_refused(mount({dir_ / "other"}), 3, {"it has \"model.gguf\" and 2 more; stfs reads"});
+  expect_refused(mount({dir_ / "other"}), 3, {"it has \"model.onnx\" and 2 more; stfs reads"});
 }
 
 TEST_F(Sources, ADirectoryWithoutACheckpointIsToldWhereOneIs) {

@@ -165,7 +165,7 @@ TEST_F(CheckpointTest, OfADirectoryIsALoneFile) {
 
 TEST_F(CheckpointTest, OfADirectoryWithNothingIsUnreadable) {
   expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
-                 "no .safetensors file and no index in this directory");
+                 "no .safetensors file, no .gguf file and no index in this directory");
 }
 
 TEST_F(CheckpointTest, OfADirectoryWithSeveralFilesListsThem) {
@@ -371,7 +371,7 @@ TEST_F(CheckpointTest, GoesOnWithoutWhatIsMissingWhenAllowed) {
 
   Strings missing;
   for (const MissingTensor& tensor : checkpoint.missing())
-    missing.push_back(tensor.name + "@" + tensor.source);
+    missing.push_back(tensor.name.value() + "@" + tensor.source);
   EXPECT_EQ(names_of(checkpoint), Strings{"a"});
   EXPECT_EQ(missing, (Strings{"b@1.safetensors", "c@2.safetensors", "d@3.safetensors"}));
   EXPECT_TRUE(checkpoint.warnings().empty()) << "the total cannot be compared";

@@ -97,9 +97,11 @@ TEST(TextWriter, CountsWhatItWouldWrite) {
 
     for (TextWriter* out : {&writer, &counter}) {
       out->add(text).number(0).json(text).number(~std::uint64_t{0}).printable(text);
+      out->add("\"").json_inside(text).add("\"");
     }
 
-    EXPECT_EQ(written, text + "0" + json_string(text) + "18446744073709551615" + printable(text));
+    EXPECT_EQ(written, text + "0" + json_string(text) + "18446744073709551615" + printable(text) +
+                           json_string(text));
     EXPECT_EQ(writer.size(), written.size());
     EXPECT_EQ(counter.size(), written.size()) << written;
   }

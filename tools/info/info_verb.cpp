@@ -2,6 +2,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/metadata.h"
 #include "core/source/source.h"
 #include "core/source/url.h"
 #include "tools/command/terminal.h"
@@ -101,8 +102,9 @@ void print_dtypes(const Terminal& terminal, const Totals& totals) {
 
 void print_metadata(const Terminal& terminal, const Checkpoint& checkpoint) {
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [key, value] : checkpoint.metadata()) {
-    rows.push_back({printable(key), printable(value)});
+  for (std::uint32_t i = 0; i < checkpoint.metadata_count(); ++i) {
+    const MetadataItem item = checkpoint.metadata_item(i);
+    rows.push_back({printable(item.key), printable(shown_value(item))});
   }
   print_rows(terminal, {{.heading = "METADATA", .least = 8}, {.heading = "VALUE", .least = 8}},
              rows);
@@ -131,7 +133,9 @@ void print_remarks(const std::string& kind, const std::vector<std::string>& text
 void print_oddities(const Checkpoint& checkpoint) {
   std::vector<std::string> missing, conflicts, empty;
   for (const MissingTensor& tensor : checkpoint.missing()) {
-    missing.push_back("tensor " + in_quotes(tensor.name) + " of shard " + in_quotes(tensor.source));
+    missing.push_back(tensor.name ? "tensor " + in_quotes(*tensor.name) + " of shard " +
+                                        in_quotes(tensor.source)
+                                  : "part " + in_quotes(tensor.source));
   }
   for (const std::string& key : checkpoint.metadata_conflicts()) {
     conflicts.push_back("metadata " + in_quotes(key) + " has different values in different files");

@@ -146,7 +146,9 @@ constexpr std::array kOwnOptions = {
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
-              .man = "Go on when a shard of the index is missing, or a tensor of a shard."},
+              .man =
+                  "Go on when a shard of the index is missing, a tensor of a shard, or a part of a "
+                  "split GGUF file."},
 };
 
 constexpr std::array kOptions =

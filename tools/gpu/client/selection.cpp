@@ -76,10 +76,6 @@ bool take(std::string_view& text, char c) {
 constexpr std::string_view kForms =
     "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
 
-bool is_checkpoint_name(const std::string& path) {
-  return path.ends_with(kFileSuffix) || path.ends_with(kIndexSuffix);
-}
-
 // Whether a directory outside of a mount holds a checkpoint.
 bool holds_checkpoint(const std::string& directory) {
   return std::ranges::any_of(names_in(directory), [&](const std::string& name) {

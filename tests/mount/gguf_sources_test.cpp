@@ -1,0 +1,419 @@
+// GGUF files as sources: split ones, in directories, in an index; their metadata; stfs-info.
+#include "tests/gguf/gguf_file.h"
+#include "tests/mount/info_tool.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/mounted.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+using Json = nlohmann::json;
+using GgufNames = std::vector<std::string>;
+
+constexpr std::uint32_t kF32Id = 0, kI8Id = 24;
+
+std::uint64_t stat_size(const std::filesystem::path& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : ~0ULL;
+}
+
+// The name of a part, numbered from 1.
+std::string part_name(int number, int count, const std::string& prefix = "m") {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%s-%05d-of-%05d.gguf", prefix.c_str(), number, count);
+  return text.data();
+}
+
+void add_split_keys(GgufFile& file, int number, int count, int tensors) {
+  file.key("split.no", ValueType::kU16, little(static_cast<std::uint16_t>(number - 1)));
+  file.key("split.count", ValueType::kU16, little(static_cast<std::uint16_t>(count)));
+  file.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(tensors));
+}
+
+class GgufSources : public MountTest {
+ protected:
+  std::filesystem::path write(const std::string& name, const GgufFile& file) const {
+    std::filesystem::create_directories((dir_ / name).parent_path());
+    write_file(dir_ / name, file.bytes());
+    return dir_ / name;
+  }
+  // A file with one tensor of four bytes.
+  std::filesystem::path write_one(const std::string& name, const std::string& tensor) const {
+    GgufFile file;
+    file.tensor(tensor, {4}, kI8Id, "abcd");
+    return write(name, file);
+  }
+  // Three parts: metadata and no tensors, then tensors a and b, then c. Returns the first.
+  std::filesystem::path write_split() const {
+    GgufFile first;
+    first.key("general.architecture", "llama");
+    first.key("tokens", ValueType::kArray,
+              gguf_array(ValueType::kString, 2, gguf_string("x") + gguf_string("y")));
+    add_split_keys(first, 1, 3, 3);
+    GgufFile second;
+    add_split_keys(second, 2, 3, 3);
+    second.tensor("a", {4}, kI8Id, "aaaa");
+    second.tensor("b", {2}, kI8Id, "bb");
+    GgufFile third;
+    add_split_keys(third, 3, 3, 3);
+    third.tensor("c", {3}, kI8Id, "ccc");
+    write(part_name(2, 3), second);
+    write(part_name(3, 3), third);
+    return write(part_name(1, 3), first);
+  }
+  static Outcome list(const std::filesystem::path& source) {
+    return run({STFS_INFO_BINARY, "list", source});
+  }
+  static Json info_json(const Mounted& mount) {
+    return Json::parse(read_file(mount / ".stfs/info.json"));
+  }
+
+  TempDir dir_;
+};
+
+// Split files
+
+TEST_F(GgufSources, TheFirstPartMeansAllParts) {
+  const Mounted mount({write_split()});
+
+  EXPECT_EQ(names_in(mount.path()), (GgufNames{"a", "b", "c"}));
+  EXPECT_EQ(read_file(mount / "b"), "bb");
+  EXPECT_EQ(read_file(mount / "c"), "ccc");
+  EXPECT_EQ(xattr(mount / "c", "user.stfs.source"), (dir_ / part_name(3, 3)).string());
+  EXPECT_EQ(names_in(mount / ".stfs/header").size(), 3U);
+  EXPECT_EQ(names_in(mount / ".stfs/metadata"), (GgufNames{"general.architecture", "tokens"}));
+  const Json info = info_json(mount);
+  EXPECT_EQ(info.at("tensors"), 3);
+  EXPECT_EQ(info.at("sources").size(), 3U);
+  EXPECT_EQ(info.at("metadata_conflicts"), Json::array());
+  EXPECT_EQ(info.at("missing"), Json::array());
+}
+
+TEST_F(GgufSources, TheFirstPartIsFoundThroughTheLinksOfTheHubsCache) {
+  write_split();
+  std::filesystem::create_directories(dir_ / "snapshot");
+  for (int i = 1; i <= 3; ++i) {
+    const std::string blob = "blob" + std::to_string(i);
+    std::filesystem::rename(dir_ / part_name(i, 3), dir_ / blob);
+    std::filesystem::create_symlink("../" + blob, dir_ / "snapshot" / part_name(i, 3));
+  }
+  const Mounted mount({dir_ / "snapshot" / part_name(1, 3)});
+  EXPECT_EQ(names_in(mount.path()), (GgufNames{"a", "b", "c"}));
+  const Mounted directory({dir_ / "snapshot"});
+  EXPECT_EQ(names_in(directory.path()), (GgufNames{"a", "b", "c"}));
+}
+
+TEST_F(GgufSources, AMountOfASplitFileIsASource) {
+  const Mounted mount({write_split()});
+
+  const Outcome listed = list(mount.path());
+
+  EXPECT_EQ(listed.status, 0) << listed.err;
+  EXPECT_NE(listed.out.find("\nc "), std::string::npos) << listed.out;
+}
+
+TEST_F(GgufSources, AnotherPartIsAnErrorThatNamesTheFirst) {
+  write_split();
+  expect_one_line(list(dir_ / part_name(2, 3)), 1,
+                  part_name(2, 3) + ": part 2 of 3: name \"" + part_name(1, 3) + "\", which finds");
+  std::filesystem::rename(dir_ / part_name(1, 3), dir_ / "sha256-01");
+  expect_one_line(list(dir_ / "sha256-01"), 1, "its name must end in -00001-of-00003.gguf");
+}
+
+TEST_F(GgufSources, AMissingPartIsNamed) {
+  const std::filesystem::path first = write_split();
+  std::filesystem::remove(dir_ / part_name(3, 3));
+  expect_one_line(list(first), 3,
+                  part_name(1, 3) + ": part \"" + part_name(3, 3) +
+                      "\": missing: download it; --allow-missing reads the rest");
+  std::filesystem::remove(dir_ / part_name(2, 3));
+  expect_one_line(list(first), 3,
+                  "part \"" + part_name(2, 3) + "\": missing, and 1 more part: download them");
+}
+
+TEST_F(GgufSources, AllowMissingMountsTheOtherPartsAndListsThoseThatAreMissing) {
+  const std::filesystem::path first = write_split();
+  std::filesystem::remove(dir_ / part_name(2, 3));
+
+  const Mounted mount({first}, {"-o", "allow_missing"});
+
+  EXPECT_EQ(names_in(mount.path()), GgufNames{"c"});
+  EXPECT_EQ(info_json(mount).at("missing"),
+            Json::array({{{"name", nullptr}, {"source", part_name(2, 3)}}}));
+  const Outcome info = run({STFS_INFO_BINARY, "info", "--allow-missing", first});
+  EXPECT_EQ(info.status, 0) << info.err;
+  EXPECT_NE(info.out.find("missing: part \"" + part_name(2, 3) + "\"\n"), std::string::npos);
+  EXPECT_NE(info.out.find("2 of 3 tensors are in parts that are missing\n"), std::string::npos)
+      << info.out;
+}
+
+TEST_F(GgufSources, PartsThatDoNotBelongTogetherAreRefused) {
+  const std::filesystem::path first = write_split();
+  GgufFile third;
+  add_split_keys(third, 3, 3, 3);
+  third.tensor("a", {3}, kI8Id, "ccc");
+  write(part_name(3, 3), third);
+  expect_one_line(list(first), 1,
+                  part_name(3, 3) + ": tensor \"a\": a part before has it too (DuplicateTensor)");
+  third.tensor("d", {3}, kI8Id, "ddd");
+  write(part_name(3, 3), third);
+  expect_one_line(list(first), 1, "the parts have 4 tensors, split.tensors.count is 3");
+  std::filesystem::copy_file(dir_ / part_name(2, 3), dir_ / part_name(3, 3),
+                             std::filesystem::copy_options::overwrite_existing);
+  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 2");
+  write_file(dir_ / part_name(3, 3), "GGUF");
+  expect_one_line(list(first), 1, part_name(3, 3) + ": header: the file ends here");
+}
+
+// Directories
+
+TEST_F(GgufSources, ADirectoryWithALoneFileTakesIt) {
+  write_one("d/x.gguf", "w");
+  write_file(dir_ / "d/config.json", "{}");
+  const Mounted mount({dir_ / "d"});
+  EXPECT_EQ(names_in(mount.path()), GgufNames{"w"});
+}
+
+TEST_F(GgufSources, ADirectoryWithTheThreePartsOfOneTakesThem) {
+  write_split();
+  const Mounted mount({dir_.path()});
+  EXPECT_EQ(names_in(mount.path()), (GgufNames{"a", "b", "c"}));
+}
+
+TEST_F(GgufSources, ADirectoryWithSafetensorsTakesThat) {
+  write_one("x.gguf", "not this");
+  write_safetensors(dir_ / "adapter.safetensors", {random_tensor("this", "U8", {1})});
+  const Mounted mount({dir_.path()});
+  EXPECT_EQ(names_in(mount.path()), GgufNames{"this"});
+}
+
+TEST_F(GgufSources, ADirectoryWithSeveralIsRefusedAndListsThem) {
+  write_split();
+  for (const char* name : {"q8.gguf", "q4.gguf"}) write_one(name, "w");
+  expect_one_line(list(dir_.path()), 3,
+                  "more than one checkpoint in this directory, name one: " + part_name(1, 3) +
+                      ", q4.gguf, q8.gguf\n");
+  for (const char* name : {"a", "b"}) {
+    write_safetensors(dir_ / (std::string(name) + ".safetensors"), {random_tensor("t", "U8", {1})});
+  }
+  expect_one_line(list(dir_.path()), 3,
+                  "name one: a.safetensors, b.safetensors, " + part_name(1, 3) + ", q4.gguf");
+}
+
+TEST_F(GgufSources, ADirectoryWithoutTheFirstPartIsToldToNameIt) {
+  write_split();
+  std::filesystem::remove(dir_ / part_name(1, 3));
+  expect_one_line(list(dir_.path()), 1, "part 2 of 3: name \"" + part_name(1, 3) + "\"");
+}
+
+TEST_F(GgufSources, AnIndexMayMapTensorsToOne) {
+  write_one("w.gguf", "w");
+  write_safetensors(dir_ / "v.safetensors", {random_tensor("v", "U8", {1})});
+  write_index(dir_ / "model.safetensors.index.json", {{"w", "w.gguf"}, {"v", "v.safetensors"}});
+  const Mounted mount({dir_.path()});
+  EXPECT_EQ(read_file(mount / "w"), "abcd");
+}
+
+// Metadata
+
+TEST_F(GgufSources, MetadataHasEachValueAsTextOfItsExactSize) {
+  const float tenth = 0.1F;
+  const double huge = std::numeric_limits<double>::infinity();
+  GgufFile file;
+  file.key("string", "a\n\xFF");
+  file.key("u64", ValueType::kU64, little(std::numeric_limits<std::uint64_t>::max()));
+  file.key("i8", ValueType::kI8, little<std::int8_t>(-3));
+  file.key("f32", ValueType::kF32, little(tenth));
+  file.key("f64", ValueType::kF64, little(huge));
+  file.key("bool", ValueType::kBool, little<std::uint8_t>(2));
+  file.key("array/f32", ValueType::kArray,
+           gguf_array(ValueType::kF32, 2, little(tenth) + little<float>(-2)));
+  file.key("array/bool", ValueType::kArray,
+           gguf_array(ValueType::kBool, 2, little<std::uint8_t>(0) + little<std::uint8_t>(1)));
+  file.key("array/string", ValueType::kArray,
+           gguf_array(ValueType::kString, 3,
+                      gguf_string("a\"b") + gguf_string("") + gguf_string("\xFF")));
+  file.key("array/empty", ValueType::kArray, gguf_array(ValueType::kU8, 0, ""));
+  const Mounted mount({write("m.gguf", file)});
+
+  const std::vector<std::pair<std::string, std::string>> expected{
+      {"array%2Fbool", "[false,true]"},
+      {"array%2Fempty", "[]"},
+      {"array%2Ff32", "[0.1,-2]"},
+      {"array%2Fstring", "[\"a\\\"b\",\"\",\"\xEF\xBF\xBD\"]"},
+      {"bool", "true"},
+      {"f32", "0.1"},
+      {"f64", "inf"},
+      {"i8", "-3"},
+      {"string", "a\n\xFF"},
+      {"u64", "18446744073709551615"}};
+  GgufNames names;
+  for (const auto& [name, text] : expected) {
+    names.push_back(name);
+    EXPECT_EQ(stat_size(mount / ".stfs/metadata" / name), text.size()) << name;
+    EXPECT_EQ(read_file(mount / ".stfs/metadata" / name), text) << name;
+  }
+  EXPECT_EQ(names_in(mount / ".stfs/metadata"), names);
+  const Json metadata = info_json(mount).at("metadata");
+  EXPECT_EQ(metadata.at("u64"), std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(metadata.at("i8"), -3);
+  EXPECT_EQ(metadata.at("bool"), true);
+  EXPECT_EQ(metadata.at("f32"), 0.1);
+  EXPECT_EQ(metadata.at("f64"), nullptr);
+  EXPECT_EQ(metadata.at("array/string"), (Json{{"array", "string"}, {"length", 3}}));
+}
+
+TEST_F(GgufSources, ALongArrayIsReadInPieces) {
+  std::string elements;
+  Json expected = Json::array();
+  const auto add = [&](const std::string& text) {
+    elements += gguf_string(text);
+    expected.push_back(text);
+  };
+  for (int i = 0; i < 20'000; ++i) add("token " + std::to_string(i));
+  std::string umlauts = "x";
+  while (umlauts.size() < 300'000) umlauts += "\xC3\xA4\"";
+  add(umlauts);  // over several steps
+  for (int i = 0; i < 20'000; ++i) add(std::string(static_cast<std::size_t>(i % 40), '\n'));
+  std::string numbers;
+  Json expected_numbers = Json::array();
+  for (int i = 0; i < 100'000; ++i) {
+    numbers += little<std::int32_t>(i * 12'345);
+    expected_numbers.push_back(static_cast<std::int32_t>(static_cast<std::uint32_t>(i) * 12'345U));
+  }
+  GgufFile file;
+  file.key("tokens", ValueType::kArray, gguf_array(ValueType::kString, expected.size(), elements));
+  file.key("numbers", ValueType::kArray, gguf_array(ValueType::kI32, 100'000, numbers));
+  const Mounted mount({write("m.gguf", file)});
+  const std::filesystem::path tokens = mount / ".stfs/metadata/tokens";
+
+  EXPECT_EQ(stat_size(tokens), expected.dump().size());
+  EXPECT_TRUE(read_file(tokens) == expected.dump());
+  EXPECT_TRUE(read_file(mount / ".stfs/metadata/numbers") == expected_numbers.dump());
+  // From anywhere, past the kernel's cache too.
+  for (const std::uint64_t offset : {1ULL, 65'535ULL, 400'001ULL}) {
+    const Outcome part = run({"dd", "if=" + tokens.string(), "bs=1000", "count=1",
+                              "iflag=skip_bytes", "skip=" + std::to_string(offset), "status=none"});
+    EXPECT_EQ(part.out, expected.dump().substr(offset, 1000)) << offset;
+  }
+}
+
+TEST_F(GgufSources, AStringThatIsNotKeptInMemoryIsReadFromTheFile) {
+  GgufFile file;
+  const std::string text = std::string(20U << 20, 'a') + "z";
+  file.key("long", text);
+  const Mounted mount({write("m.gguf", file)});
+
+  EXPECT_EQ(stat_size(mount / ".stfs/metadata/long"), text.size());
+  EXPECT_TRUE(read_file(mount / ".stfs/metadata/long") == text);
+  EXPECT_EQ(info_json(mount).at("metadata").at("long"), (Json{{"string", text.size()}}));
+}
+
+TEST_F(GgufSources, ValuesOfAnotherTypeOrAnotherArrayAreConflicts) {
+  const auto write_keys = [this](const std::string& name, ValueType type, const std::string& last) {
+    GgufFile file;
+    file.key("alike", ValueType::kU32, little<std::uint32_t>(7));
+    file.key("type", type, little<std::uint32_t>(7));
+    for (const auto& [key, text] :
+         {std::pair<std::string, std::string>{"array", last}, {"same", std::string("x")}}) {
+      file.key(key, ValueType::kArray,
+               gguf_array(ValueType::kString, 2, gguf_string("first") + gguf_string(text)));
+    }
+    file.tensor(name, {1}, kF32Id, "wxyz");
+    return write(name + ".gguf", file);
+  };
+
+  const Mounted mount(
+      {write_keys("a", ValueType::kU32, "x"), write_keys("b", ValueType::kI32, "y")});
+
+  EXPECT_EQ(info_json(mount).at("metadata_conflicts"), (Json{"array", "type"}));
+  EXPECT_EQ(names_in(mount / ".stfs/metadata"), (GgufNames{"alike", "same"}));
+  EXPECT_EQ(read_file(mount / ".stfs/metadata/same"), R"(["first","x"])");
+}
+
+// stfs-info
+
+TEST_F(GgufSources, EveryVerbReadsASplitFile) {
+  const std::string first = write_split();
+  const auto out = [](std::vector<std::string> arguments) {
+    const Outcome result = info(std::move(arguments));
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_NE(
+      out({"info", first}).find("general.architecture  llama\ntokens                [2 string]"),
+      std::string::npos)
+      << out({"info", first});
+  EXPECT_EQ(Json::parse(out({"info", "--json", first})).at("metadata").at("tokens").at("length"),
+            2);
+  EXPECT_NE(out({"list", first}).find("c     I8"), std::string::npos) << out({"list", first});
+  EXPECT_NE(out({"show", first, "c"}).find(part_name(3, 3)), std::string::npos);
+  EXPECT_EQ(out({"cat", first, "b"}), "bb");
+  EXPECT_NE(out({"hash", first, "a"}).find("  a\n"), std::string::npos);
+  EXPECT_NE(out({"stats", first, "c"}).find("99"), std::string::npos) << out({"stats", first, "c"});
+  EXPECT_EQ(out({"check", first}), first + "\tok\t3 tensors\n");
+}
+
+TEST_F(GgufSources, CheckOfADirectoryChecksEachOnce) {
+  write_split();
+  write_one("q4.gguf", "w");
+  write_file(dir_ / "q8.gguf", "GGUF");
+
+  const Outcome result = info({"check", dir_.path()});
+
+  const std::string at = dir_.path().string() + "/";
+  EXPECT_EQ(result.status, 1);
+  EXPECT_TRUE(result.out.starts_with(at + part_name(1, 3) + "\tok\t3 tensors\n" + at +
+                                     "q4.gguf\tok\t1 tensors\n" + at +
+                                     "q8.gguf\terror\tGgufTruncated\t"))
+      << result.out;
+}
+
+TEST_F(GgufSources, ADirectoryOfAMountIsASourceWhoseNameIsNotUtf8) {
+  const Mounted mount({write_one("m.gguf", "d\xFF/w")});
+  const Mounted inner({mount / "d\xFF"});
+  const Mounted innermost({inner.path()});
+
+  EXPECT_EQ(read_file(innermost / "d\xFF/w"), "abcd");
+}
+
+TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
+  const std::string name = "w\xFF";
+  const std::string file = write_one("m.gguf", name);
+  const Mounted mount({file});
+
+  EXPECT_EQ(names_in(mount.path()), GgufNames{name});
+  EXPECT_EQ(read_file(mount / name), "abcd");
+  EXPECT_EQ(xattr(mount / name, "user.stfs.name"), name);
+  for (const std::string path : {".stfs/tensors.json", ".stfs/info.json"}) {
+    EXPECT_TRUE(Json::accept(read_file(mount / path))) << path;
+  }
+  EXPECT_TRUE(Json::accept(read_file(mount / ".stfs/json" / (name + ".json"))));
+  EXPECT_EQ(read_file(mount / ".stfs/slice" / name / "1:3"), "bc");
+  for (const char* verb : {"list", "show", "hash", "stats"}) {
+    const Outcome result = info({verb, "--json", file, "*"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_TRUE(Json::accept(result.out)) << result.out;
+    EXPECT_EQ(info({verb, file, "*"}).status, 0) << verb;
+  }
+  EXPECT_EQ(info({"cat", file, name}).out, "abcd");
+}
+
+}  // namespace
+}  // namespace stfs::test
