@@ -54,6 +54,10 @@ void compact(Header& header) {
   for (TensorRecord& tensor : header.tensors) {
     const std::string_view name = header.name(tensor);
     const std::span shape = header.shape(tensor);
+    if (tensor.stored_rank != TensorRecord::kStoredAsShape) {
+      const std::span stored = header.stored_shape(tensor);
+      dims.insert(dims.end(), stored.begin(), stored.end());
+    }
     tensor.name_begin = names.size();
     tensor.shape_begin = dims.size();
     names += name;
@@ -133,6 +137,37 @@ Part read_part(const std::string& path, std::string label, std::unique_ptr<const
 
 Part open_part(const std::string& path, std::string label, const LoadOptions& options) {
   return read_part(path, std::move(label), options.sources->open(path));
+}
+
+// Whether two entries of metadata have equal values. Reads those that have no text. Throws Error
+// kUnreadable.
+bool is_same_value(const Part& a, std::size_t in_a, const Part& b, std::size_t in_b) {
+  const MetadataValue& x = a.header.metadata.value(in_a);
+  const MetadataValue& y = b.header.metadata.value(in_b);
+  if (x.type != y.type) return false;
+  if (x.has_text && y.has_text) {
+    return a.header.metadata[in_a].second == b.header.metadata[in_b].second;
+  }
+  if (x.encoded.length != y.encoded.length) return false;
+  constexpr std::uint64_t kMost = 256 << 10;
+  const auto most = static_cast<std::size_t>(std::min(kMost, x.encoded.length));
+  std::vector<std::byte> bytes_a(most), bytes_b(most);
+  for (std::uint64_t at = 0; at < x.encoded.length; at += most) {
+    const auto length =
+        static_cast<std::size_t>(std::min<std::uint64_t>(most, x.encoded.length - at));
+    const auto read = [&](const Part& part, const MetadataValue& value,
+                          std::vector<std::byte>& to) {
+      const int error = part.source->read(std::span(to).first(length), value.encoded.offset + at);
+      if (error != 0) throw_read_failure(*part.source, part.source->path(), "metadata", error);
+    };
+    read(a, x, bytes_a);
+    read(b, y, bytes_b);
+    if (!std::equal(bytes_a.begin(), bytes_a.begin() + static_cast<std::ptrdiff_t>(length),
+                    bytes_b.begin())) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // ": download it; -o allow_missing mounts the rest"
@@ -398,9 +433,9 @@ void Checkpoint::add_part(Part part) {
   parts_.push_back(std::move(part));
 }
 
-const Source* Checkpoint::single_file() const {
-  const bool is_single = parts_.size() == 1 && parts_.front().is_whole &&
-                         parts_.front().format->name == kSafetensorsName;
+const Source* Checkpoint::single_file(std::string_view format) const {
+  const bool is_single =
+      parts_.size() == 1 && parts_.front().is_whole && parts_.front().format->name == format;
   return is_single ? parts_.front().source.get() : nullptr;
 }
 
@@ -425,31 +460,33 @@ std::vector<std::uint32_t> Checkpoint::number_tensors() {
 }
 
 void Checkpoint::merge_metadata() {
-  std::vector<Metadata::Entry> all;
+  struct Place {
+    std::uint32_t part, entry;
+  };
+  std::vector<Place> all;
   std::size_t count = 0;
   for (const Part& part : parts_) count += part.header.metadata.size();
   all.reserve(count);
-  for (const Part& part : parts_) {
-    const Metadata& metadata = part.header.metadata;
-    for (std::size_t i = 0; i < metadata.size(); ++i) {
-      if (metadata.value(i).has_text) all.push_back(metadata[i]);
-    }
+  for (std::uint32_t i = 0; i < parts_.size(); ++i) {
+    const std::size_t entries = parts_[i].header.metadata.size();
+    for (std::uint32_t j = 0; j < entries; ++j) all.push_back({i, j});
   }
-  if (parts_.size() > 1) std::ranges::sort(all);
-  // The entries of a key are neighbours, sorted by value: all are equal if the first and last are.
-  auto to = all.begin();
+  const auto entry = [&](Place at) { return parts_[at.part].header.metadata[at.entry]; };
+  const auto key_of = [&](Place at) { return entry(at).first; };
+  if (parts_.size() > 1) std::ranges::stable_sort(all, {}, key_of);
   for (auto first = all.begin(); first != all.end();) {
-    const std::string_view key = first->first;
-    const auto last = std::find_if(first, all.end(), [&](const auto& e) { return e.first != key; });
-    if (first->second == std::prev(last)->second) {
-      *to++ = *first;
-    } else {
+    const std::string_view key = key_of(*first);
+    const auto last = std::find_if(first, all.end(), [&](Place at) { return key_of(at) != key; });
+    const bool is_same = std::all_of(std::next(first), last, [&](Place at) {
+      return is_same_value(parts_[first->part], first->entry, parts_[at.part], at.entry);
+    });
+    if (!is_same) {
       metadata_conflicts_.emplace_back(key);
+    } else if (parts_[first->part].header.metadata.value(first->entry).has_text) {
+      metadata_.push_back(entry(*first));
     }
     first = last;
   }
-  all.erase(to, all.end());
-  metadata_ = std::move(all);
 }
 
 std::size_t Checkpoint::part_number(std::uint32_t number) const {
@@ -458,6 +495,11 @@ std::size_t Checkpoint::part_number(std::uint32_t number) const {
 }
 
 const Part& Checkpoint::part_of(std::uint32_t number) const { return parts_[part_number(number)]; }
+
+const TensorRecord& Checkpoint::record(std::uint32_t number) const {
+  const std::size_t part = part_number(number);
+  return parts_[part].header.tensors[number - first_[part]];
+}
 
 std::string_view Checkpoint::name(std::uint32_t number) const {
   const std::size_t part = part_number(number);

@@ -204,7 +204,7 @@ Meaning meaning_of(std::string_view within, bool is_directory) {
   if (!is_at_or_below(within, kControlDirectory)) return Meaning::kTensors;
   if (is_at_or_below(within, kTreeView)) return Meaning::kTensors;
   const bool holds_files =
-      is_at_or_below(within, ".stfs/safetensors") || is_at_or_below(within, ".stfs/model");
+      is_at_or_below(within, kSafetensorsView) || is_at_or_below(within, ".stfs/model");
   return is_directory && !holds_files ? Meaning::kOtherForms : Meaning::kFile;
 }
 
@@ -300,6 +300,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
                     ", or a directory of it outside .stfs");
   }
   if (meaning == Meaning::kFile) {
+    if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each is a checkpoint
     if (shows_values(path)) {
       throw Error(ErrorCode::kUsage, source,
                   "shows a tensor in another form: name its file outside of " + printable(root) +
