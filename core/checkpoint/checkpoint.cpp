@@ -471,6 +471,7 @@ void Checkpoint::merge_metadata() {
     const std::size_t entries = parts_[i].header.metadata.size();
     for (std::uint32_t j = 0; j < entries; ++j) all.push_back({i, j});
   }
+  metadata_.reserve(count);
   const auto entry = [&](Place at) { return parts_[at.part].header.metadata[at.entry]; };
   const auto key_of = [&](Place at) { return entry(at).first; };
   if (parts_.size() > 1) std::ranges::stable_sort(all, {}, key_of);

@@ -210,9 +210,11 @@ Meaning meaning_of(std::string_view within, bool is_directory) {
 
 // The next step when the sources of a mount are no longer the versions that it shows.
 std::string advice(const std::string& mountpoint) {
-  const std::string merged = mountpoint + "/.stfs/merged.safetensors";
-  // The mount refuses to open a file with bytes that it no longer has.
-  if (const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC)); fd) {
+  for (const char* name : {"merged.gguf", "merged.safetensors"}) {
+    const std::string merged = mountpoint + "/.stfs/" + name;
+    // The mount refuses to open a file with bytes that it no longer has.
+    const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) continue;
     return "name " + printable(merged) + ", which still shows what was mounted, or mount it again";
   }
   return "unmount it and mount it again";

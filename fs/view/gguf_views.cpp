@@ -1,9 +1,20 @@
 #include "core/format/gguf.h"
+#include "core/format/gguf_split.h"
 #include "fs/view/families.h"
 
 #include <algorithm>
 
 namespace stfs {
+namespace {
+
+// Whether a file says that it is one of several parts.
+bool is_one_of_several(const Header& header) {
+  const auto at = header.metadata.find(kSplitCount);
+  const std::string_view count = at ? header.metadata[*at].second : "1";
+  return count != "0" && count != "1";
+}
+
+}  // namespace
 
 bool has_gguf(const Checkpoint& checkpoint) {
   return std::ranges::any_of(checkpoint.parts(), is_gguf_part);
@@ -26,10 +37,14 @@ std::vector<std::uint32_t> merged_gguf_tensors(const ViewFile& file) {
   return file.checkpoint.match({});
 }
 
-// As of safetensors, a single file is its own merged file.
+// As of safetensors, a single file is its own merged file. But a part of a split file, mounted
+// without the others, would ask a reader for them.
 std::optional<Extent> merged_gguf_extent(const ViewFile& file) {
   const Source* const source = file.checkpoint.single_file(kGgufName);
-  return source != nullptr ? std::optional(Extent{source, 0, source->size()}) : std::nullopt;
+  if (source == nullptr || is_one_of_several(file.checkpoint.parts().front().header)) {
+    return std::nullopt;
+  }
+  return Extent{source, 0, source->size()};
 }
 
 int merged_gguf_size(const ViewFile& file, std::uint64_t& bytes) {

@@ -146,6 +146,38 @@ TEST_F(GgufFiles, MergedOfOneFileIsThatFile) {
   EXPECT_EQ(read_file(mount / ".stfs/subset/*.gguf").substr(4, 1), "\3");
 }
 
+TEST_F(GgufFiles, MergedOfAPartAloneIsAWholeFile) {
+  GgufFile part, whole;
+  part.key("split.no", ValueType::kU16, little<std::uint16_t>(0));
+  part.key("split.count", ValueType::kU16, little<std::uint16_t>(2));
+  part.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(2));
+  for (GgufFile* file : {&part, &whole}) file->tensor("w", {1}, kF32, "wwww");
+  GgufFile second;
+  second.key("split.no", ValueType::kU16, little<std::uint16_t>(1));
+  second.key("split.count", ValueType::kU16, little<std::uint16_t>(2));
+  second.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(2));
+  second.tensor("x", {1}, kF32, "xxxx");
+  write("m-00002-of-00002.gguf", second);
+  const Mounted mount({write("m-00001-of-00002.gguf", part)});
+
+  EXPECT_EQ(read_file(mount / ".stfs/subset/w.gguf"), whole.bytes());
+  EXPECT_EQ(read_file(mount / ".stfs/merged.gguf").find("split."), std::string::npos);
+}
+
+TEST_F(GgufFiles, ASourceReplacedByRenameIsAnErrorThatNamesTheMergedFile) {
+  const std::vector<std::string> sources = two();
+  const Mounted mount({sources[1]});
+  std::filesystem::rename(sources[0], sources[1]);
+
+  const Outcome list = run({STFS_INFO_BINARY, "list", mount.path()});
+
+  EXPECT_EQ(list.status, 3);
+  const std::string merged = mount / ".stfs/merged.gguf";
+  EXPECT_NE(list.err.find("has changed since it was mounted: name " + merged), std::string::npos)
+      << list.err;
+  EXPECT_EQ(run({STFS_INFO_BINARY, "check", merged}).status, 0);
+}
+
 TEST_F(GgufFiles, MergedOfSeveralShowsTheSameTensorsAndMetadata) {
   const Mounted mount({two()});
   const std::filesystem::path merged = mount / ".stfs/merged.gguf";
