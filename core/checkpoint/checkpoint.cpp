@@ -158,7 +158,7 @@ bool is_same_value(const Part& a, std::size_t in_a, const Part& b, std::size_t i
     const auto read = [&](const Part& part, const MetadataValue& value,
                           std::vector<std::byte>& to) {
       const int error = part.source->read(std::span(to).first(length), value.encoded.offset + at);
-      if (error != 0) throw_read_failure(*part.source, part.source->path(), "metadata", error);
+      if (error != 0) throw_read_failure(*part.source, part.source->path(), "header", error);
     };
     read(a, x, bytes_a);
     read(b, y, bytes_b);
