@@ -17,6 +17,7 @@ constexpr const char* kSource = R"SH(    source)
         compgen -d -- "$word"
         compgen -f -X '!*.safetensors' -- "$word"
         compgen -f -X '!*.safetensors.index.json' -- "$word"
+        compgen -f -X '!*.gguf' -- "$word"
       )
       ;;
 )SH";

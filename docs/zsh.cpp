@@ -74,7 +74,7 @@ std::string action_of(const OptionRow& row) {
     case Value::kChoice:
       return "(" + joined(parts_of(row.argument, '|'), " ") + ")";
     case Value::kSource:
-      return R"SH(_files -g "*.safetensors(|.index.json)(-.)")SH";
+      return R"SH(_files -g "*.(safetensors(|.index.json)|gguf)(-.)")SH";
     case Value::kPath:
       return "_files";
     case Value::kTensor:

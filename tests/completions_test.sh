@@ -13,7 +13,7 @@ failures=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/checkpoint"
-touch "$work/a.safetensors" "$work/a.safetensors.index.json" "$work/notes.txt" "$work/a:b.safetensors"
+touch "$work/a.safetensors" "$work/a.safetensors.index.json" "$work/notes.txt" "$work/a:b.safetensors" "$work/q.gguf"
 cd "$work" || exit 1
 for program in stfs stfs-info stfs-gpu; do
   # shellcheck source=/dev/null
@@ -52,7 +52,7 @@ expect() {
   failures=$((failures + 1))
 }
 
-checkpoints=(a.safetensors a.safetensors.index.json a:b.safetensors checkpoint)
+checkpoints=(a.safetensors a.safetensors.index.json a:b.safetensors checkpoint q.gguf)
 
 expect 'stfs ' "${checkpoints[@]}"
 expect 'stfs a.safetensors ' "${checkpoints[@]}"

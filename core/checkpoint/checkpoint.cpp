@@ -59,6 +59,10 @@ void compact(Header& header) {
   for (TensorRecord& tensor : header.tensors) {
     const std::string_view name = header.name(tensor);
     const std::span shape = header.shape(tensor);
+    if (tensor.stored_rank != TensorRecord::kStoredAsShape) {
+      const std::span stored = header.stored_shape(tensor);
+      dims.insert(dims.end(), stored.begin(), stored.end());
+    }
     tensor.name_begin = names.size();
     tensor.shape_begin = dims.size();
     names += name;
@@ -501,9 +505,9 @@ void Checkpoint::add_part(Part part) {
   parts_.push_back(std::move(part));
 }
 
-const Source* Checkpoint::single_file() const {
-  const bool is_single = parts_.size() == 1 && parts_.front().is_whole &&
-                         parts_.front().format->name == kSafetensorsName;
+const Source* Checkpoint::single_file(std::string_view format) const {
+  const bool is_single =
+      parts_.size() == 1 && parts_.front().is_whole && parts_.front().format->name == format;
   return is_single ? parts_.front().source.get() : nullptr;
 }
 
@@ -600,6 +604,11 @@ std::size_t Checkpoint::part_number(std::uint32_t number) const {
 }
 
 const Part& Checkpoint::part_of(std::uint32_t number) const { return parts_[part_number(number)]; }
+
+const TensorRecord& Checkpoint::record(std::uint32_t number) const {
+  const std::size_t part = part_number(number);
+  return parts_[part].header.tensors[number - first_[part]];
+}
 
 std::string_view Checkpoint::name(std::uint32_t number) const {
   const std::size_t part = part_number(number);

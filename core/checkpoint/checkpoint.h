@@ -101,6 +101,7 @@ class Checkpoint {
   std::string_view name(std::uint32_t number) const;
   std::optional<Extent> locator(std::uint32_t number) const;  // Tensor::locator, nothing else
   const Part& part_of(std::uint32_t number) const;            // the part with its header
+  const TensorRecord& record(std::uint32_t number) const;     // in that header
 
   // The number of the tensor with this name; nullopt when there is none.
   std::optional<std::uint32_t> find(std::string_view tensor_name) const;
@@ -113,11 +114,11 @@ class Checkpoint {
 
   const std::vector<Part>& parts() const { return parts_; }
 
-  // The safetensors file that holds these tensors and no others; null when there is none.
-  const Source* single_file() const;
+  // The file of this format that holds these tensors and no others; null when there is none.
+  const Source* single_file(std::string_view format = kSafetensorsName) const;
 
   // The metadata of all parts, sorted by key: those with a text (Metadata::Entry). Keys to which
-  // parts give different values are in metadata_conflicts() instead.
+  // parts give different values are in metadata_conflicts() instead, sorted too.
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
   // The same with the types, and with the values that have no text in memory. Without the keys that

@@ -218,15 +218,17 @@ Meaning meaning_of(std::string_view within, bool is_directory) {
   if (!is_at_or_below(within, kControlDirectory)) return Meaning::kTensors;
   if (is_at_or_below(within, kTreeView)) return Meaning::kTensors;
   const bool holds_files =
-      is_at_or_below(within, ".stfs/safetensors") || is_at_or_below(within, ".stfs/model");
+      is_at_or_below(within, kSafetensorsView) || is_at_or_below(within, ".stfs/model");
   return is_directory && !holds_files ? Meaning::kOtherForms : Meaning::kFile;
 }
 
 // The next step when the sources of a mount are no longer the versions that it shows.
 std::string advice(const std::string& mountpoint) {
-  const std::string merged = mountpoint + "/.stfs/merged.safetensors";
-  // The mount refuses to open a file with bytes that it no longer has.
-  if (const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC)); fd) {
+  for (const char* name : {"merged.gguf", "merged.safetensors"}) {
+    const std::string merged = mountpoint + "/.stfs/" + name;
+    // The mount refuses to open a file with bytes that it no longer has.
+    const UniqueFd fd(::open(merged.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) continue;
     return "name " + printable(merged) + ", which still shows what was mounted, or mount it again";
   }
   return "unmount it and mount it again";
@@ -314,6 +316,7 @@ std::optional<MountedPath> find_mounted(const std::string& source) {
                     ", or a directory of it outside .stfs");
   }
   if (meaning == Meaning::kFile) {
+    if (is_at_or_below(within, kSafetensorsView)) return std::nullopt;  // each is a checkpoint
     if (shows_values(path)) {
       throw Error(ErrorCode::kUsage, source,
                   "shows a tensor in another form: name its file outside of " + printable(root) +

@@ -18,6 +18,7 @@ class Checkpoint;
 // The extended attribute of a mount's root: mount_json().
 inline constexpr const char* kMountAttribute = "user.stfs.mount";
 inline constexpr std::string_view kTreeView = ".stfs/tree";
+inline constexpr std::string_view kSafetensorsView = ".stfs/safetensors";
 
 // A recipe for loading some tensors: the source at `path`; or, if `path` is empty, the tensors that
 // a mount of `sources` shows at or below `within`.

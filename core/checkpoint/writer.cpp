@@ -3,9 +3,11 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/format/safetensors.h"
+#include "core/recipe/convert.h"
 #include "core/recipe/table.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,31 +17,46 @@ namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kAlignment = 4096;
+// A file's size is a signed number. Leaves room for the header.
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max() - 2 * kMaxJsonLength;
 
-// The JSON up to the first tensor.
-void write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
+// The JSON up to the first tensor. Returns whether it has `__metadata__`.
+bool write_metadata(const Checkpoint& checkpoint, TextWriter& out) {
   out.add("{");
-  if (checkpoint.metadata().empty()) return;
-  out.add("\"__metadata__\":{");
-  const char* separator = "";
+  const std::string_view begin = "\"__metadata__\":{";
+  std::string_view separator = begin;
   for (const auto& [key, value] : checkpoint.metadata()) {
+    if (!is_utf8(key) || !is_utf8(value)) continue;  // only GGUF has such
     out.add(separator).json(key).add(":").json(value);
     separator = ",";
   }
+  if (separator == begin) return false;
   out.add("}");
+  return true;
+}
+
+// Bytes of a tensor in a new file; nullopt when their bits overflow 64 bits, a rule of the format.
+std::optional<std::uint64_t> stored_bytes(const Tensor& tensor) {
+  const DType type = type_in_safetensors(tensor);
+  if (type == tensor.dtype) return tensor.length;
+  return type_info(type).bytes_of(tensor.elements());
 }
 
 // The rest of the JSON: a row for each tensor, and a last row that closes the object.
 struct HeaderRows {
-  HeaderRows(const Checkpoint& of, std::vector<std::uint32_t> numbers)
-      : checkpoint(&of), tensors(std::move(numbers)) {
+  HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers)
+      : checkpoint(&of), follows_metadata(has_metadata), tensors(std::move(numbers)) {
     std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
-      return type_info(checkpoint->tensor(number).dtype).bits();
+      return type_info(type_in_safetensors(checkpoint->tensor(number))).bits();
     });
     begins.reserve(tensors.size() + 1);
     begins.push_back(0);
     for (const std::uint32_t number : tensors) {
-      begins.push_back(begins.back() + checkpoint->tensor(number).length);
+      const std::optional<std::uint64_t> bytes = stored_bytes(checkpoint->tensor(number));
+      std::uint64_t end = 0;
+      fits = fits && bytes && !__builtin_add_overflow(begins.back(), *bytes, &end) &&
+             end <= kMostBytes;
+      begins.push_back(end);
     }
   }
 
@@ -52,14 +69,16 @@ struct HeaderRows {
       return;
     }
     const Tensor tensor = checkpoint->tensor(tensors[i]);
-    if (i > 0 || !checkpoint->metadata().empty()) out.add(",");
-    out.json(tensor.name).add(":{\"dtype\":\"").add(dtype_name(tensor.dtype));
+    if (i > 0 || follows_metadata) out.add(",");
+    out.json(tensor.name).add(":{\"dtype\":\"").add(dtype_name(type_in_safetensors(tensor)));
     out.add("\",\"shape\":");
     write_shape(tensor.shape, out);
     out.add(",\"data_offsets\":[").number(begins[i]).add(",").number(begins[i + 1]).add("]}");
   }
 
   const Checkpoint* checkpoint;
+  bool follows_metadata;
+  bool fits = true;  // the data is at most kMostBytes; else `begins` has no meaning
   std::vector<std::uint32_t> tensors;
   std::vector<std::uint64_t> begins;  // offset of each tensor in the data; then the data's length
 };
@@ -73,9 +92,15 @@ std::optional<std::uint64_t> padded(std::uint64_t json) {
 
 }  // namespace
 
+DType type_in_safetensors(const Tensor& tensor) {
+  return type_info(tensor.dtype).kind == TypeKind::kQuantized ? DType::kF32 : tensor.dtype;
+}
+
+bool fits_safetensors(const Tensor& tensor) { return is_utf8(tensor.name); }
+
 SafetensorsFiles::SafetensorsFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
   TextWriter counted;
-  write_metadata(checkpoint_, counted);
+  has_metadata_ = write_metadata(checkpoint_, counted);
   metadata_size_ = counted.size();
 }
 
@@ -91,7 +116,8 @@ const std::string& SafetensorsFiles::metadata() const {
 }
 
 std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> tensors) const {
-  const HeaderRows rows(checkpoint_, std::move(tensors));
+  const HeaderRows rows(checkpoint_, has_metadata_, std::move(tensors));
+  if (!rows.fits) return std::nullopt;
   TextWriter counted;
   for (std::uint64_t row = 0; row < rows.count(); ++row) rows.write(row, counted);
   const auto length = padded(metadata_size_ + counted.size());
@@ -100,7 +126,9 @@ std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> t
 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors) const {
   // Shared: a std::function is copyable, and its copies must not copy the rows.
-  const auto rows = std::make_shared<const HeaderRows>(checkpoint_, std::move(tensors));
+  const auto rows =
+      std::make_shared<const HeaderRows>(checkpoint_, has_metadata_, std::move(tensors));
+  if (!rows->fits) return std::nullopt;
   auto table = std::make_unique<Table>(
       rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });
   const std::uint64_t json = metadata_size_ + table->size();
@@ -117,7 +145,10 @@ std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors
   content.production(std::move(table));
   content.literal(std::string(static_cast<std::size_t>(*length - json), ' '));
   for (const std::uint32_t number : rows->tensors) {
-    content.append(checkpoint_.tensor(number).content());
+    const Tensor tensor = checkpoint_.tensor(number);
+    content.append(type_in_safetensors(tensor) == tensor.dtype
+                       ? tensor.content()
+                       : f32_content(tensor.content(), tensor.dtype, tensor.elements()));
   }
   return content;
 }

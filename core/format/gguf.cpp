@@ -32,8 +32,6 @@ constexpr std::uint32_t kMaxRank = 4;           // GGML_MAX_DIMS
 constexpr std::uint64_t kMaxLength = 1 << 30;   // of a string and of an array, in the reference
 constexpr std::uint64_t kMaxTexts = 16 << 20;   // bytes of strings that are kept in memory
 constexpr std::uint64_t kMaxOriginalRank = 64;  // NumPy's limit
-constexpr std::string_view kAlignmentKey = "general.alignment";
-constexpr std::string_view kOriginalShape = "comfy.gguf.orig_shape.";
 
 template <class T>
 T little(const std::byte* at) {
@@ -265,9 +263,9 @@ class GgufReader {
       const std::byte* const at = take(size_of(value.type));
       bool is_finite = false;
       text = text_of(value.type, at, buffer, is_finite);
-      if (key_ == kAlignmentKey) set_alignment(value.type, at);
+      if (key_ == kGgufAlignment) set_alignment(value.type, at);
     }
-    if (key_ == kAlignmentKey && value.type != ValueType::kU32) {
+    if (key_ == kGgufAlignment && value.type != ValueType::kU32) {
       refuse(ErrorCode::kGgufAlignment, "must be a 32-bit unsigned integer");
     }
     value.encoded.length = window_.position() - value.encoded.offset;
@@ -324,10 +322,10 @@ class GgufReader {
     const std::uint64_t bytes = value.count * size_of(value.element);  // at most 2^33
     require(bytes);
     const bool is_shape = value.element == ValueType::kI32 && value.count <= kMaxOriginalRank &&
-                          std::string_view(key_).starts_with(kOriginalShape);
+                          std::string_view(key_).starts_with(kGgufOriginalShape);
     if (!is_shape) return window_.skip(bytes);
     OriginalShape& original = original_shapes_.emplace_back();
-    original.name = key_.substr(kOriginalShape.size());
+    original.name = key_.substr(kGgufOriginalShape.size());
     for (std::uint64_t i = 0; i < value.count; ++i) {
       const auto dim = number<std::int32_t>();
       // No tensor has such a dimension, so the shape fits none.
@@ -492,6 +490,10 @@ class GgufReader {
       if (__builtin_mul_overflow(product, dim, &product)) return;
     }
     if (product != elements) return;
+    const std::span<const std::uint64_t> shape = header_.shape(tensor);
+    const std::vector<std::uint64_t> stored(shape.begin(), shape.end());
+    tensor.stored_rank = static_cast<std::uint8_t>(stored.size());
+    header_.dims.insert(header_.dims.end(), stored.begin(), stored.end());
     tensor.shape_begin = header_.dims.size();
     tensor.rank = static_cast<std::uint32_t>(original.dims.size());
     header_.dims.insert(header_.dims.end(), original.dims.begin(), original.dims.end());

@@ -34,6 +34,9 @@
 namespace stfs {
 
 inline constexpr std::string_view kGgufName = "GGUF";
+inline constexpr std::string_view kGgufAlignment = "general.alignment";
+// The beginning of a key that gives a tensor a shape other than the stored one; its name follows.
+inline constexpr std::string_view kGgufOriginalShape = "comfy.gguf.orig_shape.";
 
 bool is_gguf(std::span<const std::byte> first);
 

@@ -28,6 +28,10 @@ struct TensorRecord {
   std::uint32_t name_length = 0;  // bytes
   std::uint32_t rank = 0;
   DType dtype = DType::kBool;
+  // The dimensions of the shape that the file stores, where that is not the tensor's (GGUF); they
+  // stand before the shape's in Header::dims.
+  std::uint8_t stored_rank = kStoredAsShape;
+  static constexpr std::uint8_t kStoredAsShape = 255;
 };
 
 // The types of values of metadata, with GGUF's numbers. safetensors has strings alone.
@@ -105,6 +109,11 @@ struct Header {
   }
   std::span<const std::uint64_t> shape(const TensorRecord& tensor) const {
     return std::span(dims).subspan(tensor.shape_begin, tensor.rank);
+  }
+  // The shape as the file stores it, row-major.
+  std::span<const std::uint64_t> stored_shape(const TensorRecord& tensor) const {
+    if (tensor.stored_rank == TensorRecord::kStoredAsShape) return shape(tensor);
+    return std::span(dims).subspan(tensor.shape_begin - tensor.stored_rank, tensor.stored_rank);
   }
 };
 

@@ -74,6 +74,7 @@ Nodes::Nodes(const Checkpoint& checkpoint, std::span<const ViewSpec> views,
       registry_(views),
       control_(control),
       files_(checkpoint),
+      gguf_files_(checkpoint),
       looked_up_(ledger),
       row_data_(views.size()) {
   for (const Part& part : checkpoint.parts()) {
@@ -114,13 +115,13 @@ bool Nodes::exists(Node node) const {
   if (node.view != kRootNode.view && control_ == ControlDirectory::kOff) return false;
   if (node == kControlNode) return true;
   const ViewSpec* const row = registry_.find(node);
-  if (row == nullptr) return false;
+  if (row == nullptr || !has(*row)) return false;
   if (is_looked_up(node)) return name_of(node) != nullptr;
   switch (row->names) {
     case Names::kFile:
       return true;
     case Names::kGlobs:
-      return node.number == 0;
+      return node.number == 0 && !row->beside;
     case Names::kList:
       return node.number < (node.is_directory ? 1 : data_of(*row).names.size());
     default:
@@ -150,7 +151,7 @@ const LookedUpNames::Name* Nodes::name_of(Node node) const {
 int Nodes::lookup(Node directory, std::string_view name, Node& node) {
   if (directory == kControlNode) {
     const ViewSpec* const found = registry_.find(name);
-    if (found == nullptr) return ENOENT;
+    if (found == nullptr || !has(*found)) return ENOENT;
     node = node_of(*found);
     return 0;
   }
@@ -159,7 +160,15 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
     return 0;
   }
   const ViewSpec& row = *registry_.find(directory);
-  if (row.names == Names::kGlobs) return look_up_name(row, 0, name, node);
+  if (row.names == Names::kGlobs) {
+    for (const ViewSpec& other : registry_.rows()) {
+      const bool is_here = other.id == row.id || other.beside == row.id;
+      if (is_here && has(other) && without_suffix(name, other.suffix)) {
+        return look_up_name(other, 0, name, node);
+      }
+    }
+    return ENOENT;
+  }
   if (is_tensor_directory(directory)) {
     return look_up_name(row, index_of(directory.number), name, node);
   }
@@ -169,7 +178,7 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
   node = {row.id, false, *number};
   // The kernel would keep a size of 0 for ever.
   std::uint64_t bytes = 0;
-  return size_of(row, {checkpoint_, files_, *number}, bytes);
+  return size_of(row, {checkpoint_, files_, gguf_files_, *number}, bytes);
 }
 
 int Nodes::lookup_mirrored(const ViewSpec& row, Node directory, std::string_view name,
@@ -190,7 +199,7 @@ int Nodes::look_up_name(const ViewSpec& row, std::uint32_t tensor, std::string_v
   int error = 0;
   const auto size = [&]() -> std::optional<std::uint64_t> {
     std::uint64_t bytes = 0;
-    error = size_of(row, {checkpoint_, files_, tensor, *expression}, bytes);
+    error = size_of(row, {checkpoint_, files_, gguf_files_, tensor, *expression}, bytes);
     if (error == EFBIG) error = 0;  // the file exists, but open() fails
     return error == 0 ? std::optional(bytes) : std::nullopt;
   };
@@ -251,10 +260,10 @@ std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
                                         std::uint64_t& next) const {
   next = cursor + 1;
   if (directory == kControlNode) {
-    // Only the row of the root has no name: skip it.
     const auto rows = registry_.rows();
     std::uint64_t at = cursor;
-    while (at < rows.size() && rows[static_cast<std::size_t>(at)].name.empty()) ++at;
+    const auto is_listed = [&](const ViewSpec& row) { return !row.name.empty() && has(row); };
+    while (at < rows.size() && !is_listed(rows[static_cast<std::size_t>(at)])) ++at;
     next = at + 1;
     if (at >= rows.size()) return std::nullopt;
     const ViewSpec& row = rows[static_cast<std::size_t>(at)];
@@ -289,19 +298,18 @@ std::optional<Nodes::Entry> Nodes::list_mirrored(const ViewSpec& row, Node direc
 // Files
 
 std::optional<ViewFile> Nodes::file_of(Node file) const {
-  if (!is_looked_up(file)) return ViewFile{checkpoint_, files_, index_of(file.number)};
+  if (!is_looked_up(file)) return ViewFile{checkpoint_, files_, gguf_files_, index_of(file.number)};
   const LookedUpNames::Name* name = name_of(file);
   if (name == nullptr) return std::nullopt;
-  return ViewFile{checkpoint_, files_, name->tensor, name->expression};
+  return ViewFile{checkpoint_, files_, gguf_files_, name->tensor, name->expression};
 }
 
-const std::optional<Content>& Nodes::permanent_content(const ViewSpec& row,
-                                                       const ViewFile& file) const {
-  return once(data_of(row).content, [&]() -> std::optional<Content> {
+const Nodes::Made& Nodes::permanent_content(const ViewSpec& row, const ViewFile& file) const {
+  return *once(data_of(row).content, [&]() -> std::optional<Made> {
     std::vector<std::uint32_t> tensors;
-    Content content;
-    if (row.make(with_tensors(row, file, tensors), content) != 0) return std::nullopt;
-    return content;
+    Made made;
+    made.error = row.make(with_tensors(row, file, tensors), made.content);
+    return made;
   });
 }
 
@@ -311,9 +319,9 @@ int Nodes::content(Node node, Recipe& recipe) const {
   const std::optional<ViewFile> file = file_of(node);
   if (!file) return ENOENT;
   if (row.names == Names::kFile) {
-    const std::optional<Content>& permanent = permanent_content(row, *file);
-    if (permanent) recipe.permanent = &*permanent;
-    return permanent ? 0 : EFBIG;
+    const Made& permanent = permanent_content(row, *file);
+    if (permanent.error == 0) recipe.permanent = &permanent.content;
+    return permanent.error;
   }
   std::vector<std::uint32_t> tensors;
   if (row.names == Names::kGlobs) {
@@ -335,7 +343,7 @@ int Nodes::content(Node node, Recipe& recipe) const {
 std::optional<Extent> Nodes::extent(Node node) const {
   const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
   if (row == nullptr || row->extent == nullptr || !exists(node)) return std::nullopt;
-  return row->extent({checkpoint_, files_, index_of(node.number)});
+  return row->extent({checkpoint_, files_, gguf_files_, index_of(node.number)});
 }
 
 int Nodes::verify(Node node) const {
@@ -395,8 +403,8 @@ std::uint64_t Nodes::size(Node node) const {
     return bytes;
   }
   if (row.size == nullptr) {
-    const std::optional<Content>& permanent = permanent_content(row, file);
-    return permanent ? permanent->size() : 0;
+    const Made& permanent = permanent_content(row, file);
+    return permanent.error == 0 ? permanent.content.size() : 0;
   }
   return *once(data_of(row).size, [&]() -> std::optional<std::uint64_t> {
     size_of(row, file, bytes);
@@ -417,7 +425,8 @@ std::optional<Nodes::Shown> Nodes::shown(Node node) const {
   if (row == nullptr || !row->shows_values) return std::nullopt;
   const std::optional<ViewFile> file = file_of(node);
   if (!file) return std::nullopt;
-  Shown shown{file->tensor(), file->expression, row->as};
+  Shown shown{file->tensor(), file->expression, std::nullopt};
+  if (row->as != nullptr) shown.as = row->as(shown.tensor);
   if (shown.as == shown.tensor.dtype) shown.as.reset();
   return shown;
 }

@@ -64,13 +64,14 @@ class Nodes {
   // Pass nodes that exist to all members below. They return ENOENT if a looked-up name was
   // forgotten meanwhile.
 
-  // Fills `recipe`, which must be empty: 0, or EFBIG if the file exceeds the limit of its format.
+  // Fills `recipe`, which must be empty: 0, EFBIG if the file exceeds the limit of its format, or
+  // ENOTSUP if the format cannot hold a tensor.
   // A recipe may hold a name or shape of a hundred megabytes; such recipes are made one at a time
   // (Recipe::turn), which bounds the memory of many readers.
   int content(Node node, Recipe& recipe) const;
   // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> extent(Node node) const;
-  // Whether a file can be read: 0, EFBIG as above, or ESTALE if a source of it has changed.
+  // Whether a file can be read: 0, EFBIG or ENOTSUP as above, or ESTALE if a source has changed.
   int verify(Node node) const;
 
   // The file of the next tensor in the same view, in the order of the checkpoint; nullopt for the
@@ -106,11 +107,15 @@ class Nodes {
     std::once_flag flag;
     std::optional<T> value;
   };
+  struct Made {
+    Content content;
+    int error = 0;  // of ViewSpec::make
+  };
   // The data of a row, kept as long as the mount.
   struct RowData {
     NameList names;            // kList
     Once<std::uint64_t> size;  // kFile
-    Once<Content> content;     // kFile
+    Once<Made> content;        // kFile
   };
 
   template <class T, class Make>
@@ -118,6 +123,7 @@ class Nodes {
   RowData& data_of(const ViewSpec& row) const {
     return row_data_[static_cast<std::size_t>(&row - registry_.rows().data())];
   }
+  bool has(const ViewSpec& row) const { return row.exists == nullptr || row.exists(checkpoint_); }
   const PathTree* tree_of(const ViewSpec& row) const;
   const LookedUpNames::Name* name_of(Node node) const;
   std::optional<ViewFile> file_of(Node file) const;  // nullopt if its name is not kept
@@ -126,13 +132,14 @@ class Nodes {
   int lookup_mirrored(const ViewSpec& row, Node directory, std::string_view name, Node& node) const;
   std::optional<Entry> list_mirrored(const ViewSpec& row, Node directory, std::uint64_t cursor,
                                      std::uint64_t& next) const;
-  const std::optional<Content>& permanent_content(const ViewSpec& row, const ViewFile& file) const;
+  const Made& permanent_content(const ViewSpec& row, const ViewFile& file) const;
 
   const Checkpoint& checkpoint_;
   Registry registry_;
   ControlDirectory control_;
   timespec newest_{};
   SafetensorsFiles files_;
+  GgufFiles gguf_files_;
   LookedUpNames looked_up_;
   mutable Recipes subsets_;
   mutable std::binary_semaphore turn_{1};

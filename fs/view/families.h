@@ -22,6 +22,8 @@ int make_f32(const ViewFile& file, Content& content);
 int npy_f32_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_f32(const ViewFile& file, Content& content);
 
+DType float32(const Tensor& tensor);  // the type, for every tensor
+
 // slice_views.cpp: a part of a tensor
 
 bool can_be_sliced(const Tensor& tensor);
@@ -37,7 +39,6 @@ int make_npy_f32_slice(const ViewFile& file, Content& content);
 
 // safetensors_views.cpp: some tensors as a safetensors file
 
-bool is_storable(const Tensor& tensor);  // safetensors has its type: no blocks with scales
 std::vector<std::uint32_t> single_tensor(const ViewFile& file);
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
 std::vector<std::uint32_t> merged_tensors(const ViewFile& file);
@@ -47,6 +48,17 @@ int make_safetensors(const ViewFile& file, Content& content);
 std::optional<Extent> merged_extent(const ViewFile& file);
 int merged_size(const ViewFile& file, std::uint64_t& bytes);
 int make_merged(const ViewFile& file, Content& content);
+
+// gguf_views.cpp: some tensors as a GGUF file
+
+bool has_gguf(const Checkpoint& checkpoint);
+bool is_gguf_alone(const Checkpoint& checkpoint);  // all sources are GGUF files
+int gguf_size(const ViewFile& file, std::uint64_t& bytes);
+int make_gguf(const ViewFile& file, Content& content);
+std::vector<std::uint32_t> merged_gguf_tensors(const ViewFile& file);
+std::optional<Extent> merged_gguf_extent(const ViewFile& file);
+int merged_gguf_size(const ViewFile& file, std::uint64_t& bytes);
+int make_merged_gguf(const ViewFile& file, Content& content);
 
 // catalogue_views.cpp: headers, metadata and listings of the checkpoint
 

@@ -10,17 +10,13 @@ std::vector<std::uint32_t> tensors_in(const ViewFile& file) {
   return {file.tensors.begin(), file.tensors.end()};
 }
 
-bool are_storable(const ViewFile& file) {
+bool can_hold(const ViewFile& file) {
   return std::ranges::all_of(file.tensors, [&](std::uint32_t number) {
-    return is_storable(file.checkpoint.tensor(number));
+    return fits_safetensors(file.checkpoint.tensor(number));
   });
 }
 
 }  // namespace
-
-bool is_storable(const Tensor& tensor) {
-  return type_info(tensor.dtype).kind != TypeKind::kQuantized;
-}
 
 std::vector<std::uint32_t> single_tensor(const ViewFile& file) { return {file.number}; }
 
@@ -42,14 +38,14 @@ int verify_safetensors(const ViewFile& file) {
 }
 
 int safetensors_size(const ViewFile& file, std::uint64_t& bytes) {
-  if (!are_storable(file)) return ENOTSUP;
+  if (!can_hold(file)) return ENOTSUP;
   const auto size = file.files.size(tensors_in(file));
   bytes = size.value_or(0);
   return size ? 0 : EFBIG;
 }
 
 int make_safetensors(const ViewFile& file, Content& content) {
-  if (!are_storable(file)) return ENOTSUP;
+  if (!can_hold(file)) return ENOTSUP;
   auto recipe = file.files.make(tensors_in(file));
   if (!recipe) return EFBIG;
   content = std::move(*recipe);

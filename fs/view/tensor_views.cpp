@@ -24,6 +24,8 @@ bool is_floating_and_fits_numpy(const Tensor& tensor) {
   return is_floating(tensor) && tensor.shape.size() <= kNpyMaxRank;
 }
 
+DType float32(const Tensor&) { return DType::kF32; }
+
 int verify_tensor(const ViewFile& file) { return file.tensor().verify(); }
 
 int raw_size(const ViewFile& file, std::uint64_t& bytes) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/gguf_writer.h"
 #include "core/checkpoint/names.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/content.h"
@@ -46,6 +47,7 @@ enum class View : std::uint8_t {
   kSha256,
   kF32Slice,
   kNpyF32Slice,
+  kSubsetGguf,
 };
 
 struct Node {
@@ -77,6 +79,7 @@ enum class Names : std::uint8_t {
 struct ViewFile {
   const Checkpoint& checkpoint;
   const SafetensorsFiles& files;
+  const GgufFiles& gguf_files;
   std::uint32_t number;                         // of its tensor, or in its NameList
   std::string_view expression = {};             // the looked-up name without the suffix
   std::span<const std::uint32_t> tensors = {};  // the result of ViewSpec::tensors
@@ -87,17 +90,19 @@ struct ViewFile {
 struct ViewSpec {
   View id;
   std::uint8_t file = 0;         // kFile: the number of the file; `id` is then View::kControl
-  std::string_view name;         // in `.stfs`; empty for the root
+  std::string_view name;         // in `.stfs`; empty for the root, and with `beside`
   std::string_view suffix = {};  // of the files' names
   Names names = Names::kTensors;
   PathStyle style = PathStyle::kSlashes;          // kTensors, kExpressions: of the tree
+  std::optional<View> beside = {};                // kGlobs: its files are in this view's directory
+  bool (*exists)(const Checkpoint&) = nullptr;    // whether a checkpoint has the view; null: yes
   bool (*shows)(const Tensor&) = nullptr;         // whether it has a file for a tensor; null: yes
   NameList (*list)(const Checkpoint&) = nullptr;  // kList
-  // The numbers of the tensors in a safetensors file. A glob without tensors is ENOENT.
+  // The numbers of the tensors in a safetensors or GGUF file. A glob without tensors is ENOENT.
   std::vector<std::uint32_t> (*tensors)(const ViewFile&) = nullptr;
 
   // Makes the recipe: 0, EFBIG if the file exceeds the limit of its format, or ENOTSUP if the
-  // format lacks the type of a tensor. Null if `compute` is set.
+  // format cannot hold a tensor. Null if `compute` is set.
   int (*make)(const ViewFile&, Content&) = nullptr;
   // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
@@ -115,9 +120,9 @@ struct ViewSpec {
   // Null: the mtime of the tensor's source; without a tensor, of the newest source.
   timespec (*mtime)(const ViewFile&) = nullptr;
 
-  bool shows_values = false;     // a file shows values of one tensor: it gets user.stfs.* xattrs
-  std::optional<DType> as = {};  // the type that the values are converted to
-  bool holds_text = false;       // the recipe holds the tensor's name or shape, which may be long
+  bool shows_values = false;  // a file shows values of one tensor: it gets user.stfs.* xattrs
+  DType (*as)(const Tensor&) = nullptr;  // the type that the values have; null: the tensor's
+  bool holds_text = false;  // the recipe holds the tensor's name or shape, which may be long
 };
 
 }  // namespace stfs

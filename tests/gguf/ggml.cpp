@@ -36,11 +36,16 @@ Ggml load(std::string& why) {
   get(api.set_name, "ggml_set_name");
   get(api.get_data, "ggml_get_data");
   get(api.nbytes, "ggml_nbytes");
+  get(api.nelements, "ggml_nelements");
+  get(api.nrows, "ggml_nrows");
+  get(api.n_dims, "ggml_n_dims");
+  get(api.get_tensor, "ggml_get_tensor");
   get(api.gguf_init_empty, "gguf_init_empty");
   get(api.gguf_init_from_file, "gguf_init_from_file");
   get(api.gguf_free, "gguf_free");
   get(api.gguf_get_n_tensors, "gguf_get_n_tensors");
   get(api.gguf_get_n_kv, "gguf_get_n_kv");
+  get(api.gguf_get_key, "gguf_get_key");
   get(api.gguf_get_tensor_name, "gguf_get_tensor_name");
   get(api.gguf_get_tensor_type, "gguf_get_tensor_type");
   get(api.gguf_get_tensor_offset, "gguf_get_tensor_offset");

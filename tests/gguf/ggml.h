@@ -43,12 +43,17 @@ struct Ggml {
   void* (*set_name)(void* tensor, const char* name);
   void* (*get_data)(const void* tensor);
   std::size_t (*nbytes)(const void* tensor);
+  std::int64_t (*nelements)(const void* tensor);
+  std::int64_t (*nrows)(const void* tensor);
+  int (*n_dims)(const void* tensor);
+  void* (*get_tensor)(void* context, const char* name);
 
   void* (*gguf_init_empty)();
   void* (*gguf_init_from_file)(const char* path, GgufParams);
   void (*gguf_free)(void*);
   std::int64_t (*gguf_get_n_tensors)(const void*);
   std::int64_t (*gguf_get_n_kv)(const void*);
+  const char* (*gguf_get_key)(const void*, std::int64_t);
   const char* (*gguf_get_tensor_name)(const void*, std::int64_t);
   int (*gguf_get_tensor_type)(const void*, std::int64_t);
   std::size_t (*gguf_get_tensor_offset)(const void*, std::int64_t);
@@ -57,7 +62,6 @@ struct Ggml {
   const std::int64_t* (*gguf_get_tensor_ne)(const void*, std::int64_t);
   std::size_t (*gguf_get_alignment)(const void*);
   std::uint32_t (*gguf_get_version)(const void*);
-  const char* (*gguf_get_key)(const void*, std::int64_t);
   int (*gguf_get_kv_type)(const void*, std::int64_t);
   const void* (*gguf_get_val_data)(const void*, std::int64_t);  // neither strings nor arrays
   const char* (*gguf_get_val_str)(const void*, std::int64_t);

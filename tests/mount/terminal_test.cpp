@@ -277,6 +277,23 @@ TEST_F(TablesOnATerminal, DiffSaysInWordsWhatDiffers) {
                    "  only in B", "4 of 4 tensors differ: 3 changed, 1 only", " in B"}));
 }
 
+TEST_F(TablesOnATerminal, DiffSaysHowFarTheValuesOfTwoTypesAreApart) {
+  using namespace std::string_literals;
+  // 1, 2, 3, 4 and 1, 2, 3.5, 4
+  write_safetensors(a_, {{"same", "F32", {1}, "\0\0\x80\x3f"s},
+                         {"w", "F32", {2, 2}, "\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40"s}});
+  write_safetensors(b_, {{"same", "BF16", {1}, "\x80\x3f"s},
+                         {"w", "BF16", {2, 2}, "\x80\x3f\0\x40\x60\x40\x80\x40"s}});
+
+  EXPECT_EQ(
+      rows({"diff", a_, b_}, 80, "C.UTF-8", 1),
+      (Words{"NAME  DIFFERENCE", "same  dtype F32 → BF16, equal values",
+             "w     dtype F32 → BF16, up to 0.5 at [1,0]", "2 of 2 tensors differ: 2 changed"}));
+  EXPECT_EQ(rows({"diff", a_, b_}, 40, "C", 1),
+            (Words{"NAME  DIFFERENCE", "same  F32 -> BF16, same", "w     F32 -> BF16, 0.5",
+                   "2 of 2 tensors differ: 2 changed"}));
+}
+
 TEST_F(TablesOnATerminal, DiffOfTheSameSaysSo) {
   EXPECT_EQ(rows({"diff", a_, a_}, 80, "C"), Words{"4 tensors, no difference"});
   EXPECT_EQ(rows({"diff", "--json", a_, a_}, 80, "C"), (Words{"[", "]"}));

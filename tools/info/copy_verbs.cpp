@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/gguf_writer.h"
 #include "core/checkpoint/writer.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
@@ -89,6 +90,42 @@ void write_with_bar(const Checkpoint& checkpoint, const Content& content, int fd
   if (failure) std::rethrow_exception(failure);
 }
 
+[[noreturn]] void refuse_tensor(const Arguments& arguments, const Tensor& tensor,
+                                const std::string& rule) {
+  throw Error(ErrorCode::kUsage, public_name(arguments.source),
+              "tensor " + in_quotes(tensor.name) + ": " + rule);
+}
+
+// The new files of `extract`. They throw Error kUsage for what the format cannot hold.
+Content new_safetensors(const Checkpoint& checkpoint, const SafetensorsFiles& files,
+                        const std::vector<std::uint32_t>& tensors, const Arguments& arguments) {
+  for (const std::uint32_t number : tensors) {
+    const Tensor tensor = checkpoint.tensor(number);
+    if (fits_safetensors(tensor)) continue;
+    refuse_tensor(
+        arguments, tensor,
+        "its name is not UTF-8, as safetensors needs: leave it out, or write a .gguf file");
+  }
+  std::optional<Content> content = files.make(tensors);
+  if (content) return *std::move(content);
+  throw Error(
+      ErrorCode::kUsage, arguments.output,
+      "the header would exceed the format's limit of 100000000 bytes: extract fewer tensors");
+}
+
+Content new_gguf(const Checkpoint& checkpoint, const GgufFiles& files,
+                 const std::vector<std::uint32_t>& tensors, const Arguments& arguments) {
+  for (const std::uint32_t number : tensors) {
+    if (files.can_hold(number)) continue;
+    refuse_tensor(arguments, checkpoint.tensor(number),
+                  "not from a GGUF file: write a .safetensors file");
+  }
+  Content content;
+  if (files.make(tensors, content) == 0) return content;
+  throw Error(ErrorCode::kUsage, arguments.output,
+              "the file would have more than 2^63 bytes: extract fewer tensors");
+}
+
 }  // namespace
 
 int cat(const Arguments& arguments) {
@@ -146,34 +183,24 @@ int cat(const Arguments& arguments) {
 int extract(const Arguments& arguments) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
-  std::vector<std::uint32_t> tensors =
+  const std::vector<std::uint32_t> tensors =
       select_tensors(checkpoint, arguments.source, arguments.globs);
-  const std::size_t count = tensors.size();
-  for (const std::uint32_t number : tensors) {
-    const Tensor tensor = checkpoint.tensor(number);
-    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) continue;
-    throw Error(ErrorCode::kUsage, arguments.source,
-                "tensor " + in_quotes(tensor.name) + ": safetensors has no type " +
-                    std::string(dtype_name(tensor.dtype)) + " (cat --as f32 converts it)");
-  }
-  const SafetensorsFiles files(checkpoint);
-  const std::optional<Content> content = files.make(std::move(tensors));
-  if (!content) {
-    throw Error(
-        ErrorCode::kUsage, arguments.output,
-        "the header would exceed the format's limit of 100000000 bytes: extract fewer tensors");
-  }
+  const SafetensorsFiles safetensors_files(checkpoint);
+  const GgufFiles gguf_files(checkpoint);
+  const Content content = arguments.output.ends_with(".gguf")
+                              ? new_gguf(checkpoint, gguf_files, tensors, arguments)
+                              : new_safetensors(checkpoint, safetensors_files, tensors, arguments);
   if (arguments.output == "-" || arguments.output == "/dev/stdout") {
     refuse_terminal("name a file");
-    write_with_bar(checkpoint, *content, STDOUT_FILENO, arguments.source, kStandardOutput);
+    write_with_bar(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
     return 0;
   }
   NewFile file(arguments.output);
-  write_with_bar(checkpoint, *content, file.fd(), arguments.source, arguments.output);
+  write_with_bar(checkpoint, content, file.fd(), arguments.source, arguments.output);
   file.commit();
   if (Terminal().is_terminal) {
-    print(printable(arguments.output) + ": " + std::to_string(count) +
-          (count == 1 ? " tensor, " : " tensors, ") + human_bytes(content->size()) + "\n");
+    print(printable(arguments.output) + ": " + std::to_string(tensors.size()) +
+          (tensors.size() == 1 ? " tensor, " : " tensors, ") + human_bytes(content.size()) + "\n");
   }
   return 0;
 }

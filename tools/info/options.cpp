@@ -16,7 +16,7 @@ constexpr std::array kVerbs = {
     VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
-    VerbRow{"extract", "write some tensors to a new safetensors file", run_verb<extract>},
+    VerbRow{"extract", "write some tensors to a new safetensors or GGUF file", run_verb<extract>},
     VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
 };
@@ -75,7 +75,8 @@ constexpr std::array kOwnOptions = {
               .set = set<&Arguments::output>,
               .help = "the file to write, - for standard output",
               .man =
-                  "The file to write. An existing file is replaced once the new one is complete. "
+                  "The file to write: a GGUF file if its name ends in `.gguf`, else a safetensors "
+                  "file. An existing file is replaced once the new one is complete. "
                   "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",

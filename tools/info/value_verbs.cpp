@@ -5,6 +5,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/recipe/arrival.h"
+#include "core/recipe/convert.h"
 #include "core/recipe/digest.h"
 #include "core/recipe/stats.h"
 #include "tools/command/terminal.h"
@@ -17,12 +18,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
+#include <cmath>
 #include <compare>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -194,20 +198,94 @@ std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
 
 // A tensor that `diff` compares.
 struct Pair {
-  std::optional<Tensor> a, b;  // nullopt: not in this checkpoint
+  std::optional<Tensor> a, b;    // nullopt: not in this checkpoint
+  bool is_of_one_format = true;  // both are of safetensors files, or of GGUF files
+};
+
+// The largest absolute difference of two values, and the first element that has it.
+struct Largest {
+  double difference = 0;
+  std::uint64_t element = 0;
 };
 
 struct Difference {
   const char* kind;
   std::string in_a = {}, in_b = {};  // of a dtype or a shape
   std::uint64_t first_byte = 0;
+  std::optional<Largest> largest = {};  // of a dtype, where values can be compared
 };
 
-// The difference that the headers show; nullopt where the bytes must be compared.
+bool have_equal_shapes(const Pair& pair) {
+  return std::ranges::equal(pair.a->shape, pair.b->shape);
+}
+
+// Whether the dtypes differ, and the values can be compared as float32.
+bool is_compared_by_value(const Pair& pair) {
+  return pair.a && pair.b && pair.a->dtype != pair.b->dtype && have_equal_shapes(pair) &&
+         type_info(pair.a->dtype).to_f32 != nullptr && type_info(pair.b->dtype).to_f32 != nullptr;
+}
+
+// The largest difference of the values as float32. Two NaNs do not differ; a NaN and a number, and
+// an infinity and another value, differ by infinity.
+Largest largest_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
+                           const Progress& progress) {
+  const std::uint64_t elements = a.elements();
+  const Content values_a = f32_content(a.content(), a.dtype, elements);
+  const Content values_b = f32_content(b.content(), b.dtype, elements);
+  SequentialReader reader_a(values_a, &stop);
+  SequentialReader reader_b(values_b, &stop);
+  constexpr std::uint64_t kChunk = 64 << 10;  // elements: whole blocks of every type
+  std::vector<float> chunk_a(static_cast<std::size_t>(std::min(kChunk, elements)));
+  std::vector<float> chunk_b(chunk_a.size());
+  Largest largest;
+  for (std::uint64_t first = 0; first < elements && !stop; first += kChunk) {
+    const auto count = static_cast<std::size_t>(std::min(kChunk, elements - first));
+    const auto read = [&](SequentialReader& reader, const Tensor& tensor, std::vector<float>& to) {
+      const std::span out = std::as_writable_bytes(std::span(to).first(count));
+      const int error = reader.copy(first * sizeof(float), out);
+      if (error != 0 && !stop) fail(tensor, error);
+    };
+    read(reader_a, a, chunk_a);
+    read(reader_b, b, chunk_b);
+    for (std::size_t i = 0; i < count && !stop; ++i) {
+      const float x = chunk_a[i];
+      const float y = chunk_b[i];
+      double difference = std::abs(double{x} - double{y});
+      if (std::isnan(difference)) {
+        const bool is_same = x == y || (std::isnan(x) && std::isnan(y));
+        difference = is_same ? 0 : std::numeric_limits<double>::infinity();
+      }
+      if (difference > largest.difference) largest = {difference, first + i};
+    }
+    const TypeInfo& type = type_info(a.dtype);
+    progress(std::min(a.length, type.offset_of(first + kChunk)) - type.offset_of(first));
+  }
+  return largest;
+}
+
+// The position of an element: "[3,17]".
+std::string position_json(std::uint64_t element, std::span<const std::uint64_t> shape) {
+  std::vector<std::uint64_t> position(shape.size());
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    position[i] = element % shape[i];
+    element /= shape[i];
+  }
+  return shape_json(position);
+}
+
+// "0.0625", as short as it stands for this number alone; "inf".
+std::string number_text(double number) {
+  std::array<char, 32> text{};
+  const char* const end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), static_cast<std::size_t>(end - text.data())};
+}
+
+// The difference that the headers show; nullopt where the bytes must be compared. Two formats have
+// other types: between them a difference of types alone is not one, where the values are equal.
 std::optional<Difference> difference_of_headers(const Pair& pair) {
   if (!pair.b) return Difference{"removed"};
   if (!pair.a) return Difference{"added"};
-  if (pair.a->dtype != pair.b->dtype) {
+  if (pair.a->dtype != pair.b->dtype && (pair.is_of_one_format || have_equal_shapes(pair))) {
     return Difference{"dtype", std::string(dtype_name(pair.a->dtype)),
                       std::string(dtype_name(pair.b->dtype))};
   }
@@ -228,9 +306,12 @@ class DiffRows {
                                   {.heading = "NAME", .least = 8, .is_name = true},
                                   {.heading = "DIFFERENCE", .least = is_narrow() ? 22U : 28U}});
     for (const Pair& pair : pairs) {
-      const Difference difference = difference_of_headers(pair).value_or(
+      Difference difference = difference_of_headers(pair).value_or(
           Difference{"bytes", "", "", pair.a ? pair.a->length : 0});
-      table_->measure(std::vector{printable(name_of(pair)), words(difference)});
+      if (is_compared_by_value(pair) && pair.a->elements() > 0) {
+        difference.largest = {1.23e-10, pair.a->elements() - 1};  // as long as any
+      }
+      table_->measure(std::vector{printable(name_of(pair)), words(pair, difference)});
     }
   }
 
@@ -238,13 +319,18 @@ class DiffRows {
 
   std::string line(const Pair& pair, const Difference& difference) const {
     const std::string_view name = name_of(pair);
-    const auto& [kind, in_a, in_b, first_byte] = difference;
+    const auto& [kind, in_a, in_b, first_byte, largest] = difference;
+    const bool has_place = largest && largest->difference > 0;
+    const std::string place = has_place ? position_json(largest->element, pair.a->shape) : "";
     const bool is_bytes = std::string_view(kind) == "bytes";
-    if (table_) return without_end(table_->line(std::vector{printable(name), words(difference)}));
+    if (table_)
+      return without_end(table_->line(std::vector{printable(name), words(pair, difference)}));
     if (!json_) {
       std::string line = std::string(kind) + "\t" + printable(name);
       if (is_bytes) line += "\t" + std::to_string(first_byte);
       if (!in_a.empty()) line += "\t" + in_a + "\t" + in_b;
+      if (largest) line += "\t" + number_text(largest->difference);
+      if (has_place) line += "\t" + place;
       return line;
     }
     std::string object = "{\"change\":\"" + std::string(kind) + "\",\"name\":" + json_string(name);
@@ -254,6 +340,12 @@ class DiffRows {
       object += ",\"a\":" + (is_shape ? in_a : json_string(in_a));
       object += ",\"b\":" + (is_shape ? in_b : json_string(in_b));
     }
+    if (largest) {
+      const bool is_finite = std::isfinite(largest->difference);
+      object +=
+          ",\"largest_difference\":" + (is_finite ? number_text(largest->difference) : "null");
+    }
+    if (has_place) object += ",\"at\":" + place;
     return object + "}";
   }
 
@@ -264,7 +356,7 @@ class DiffRows {
     return line;
   }
 
-  std::string words(const Difference& difference) const {
+  std::string words(const Pair& pair, const Difference& difference) const {
     const std::string_view kind = difference.kind;
     if (kind == "removed") return "only in A";
     if (kind == "added") return "only in B";
@@ -272,8 +364,15 @@ class DiffRows {
       return (is_narrow() ? "from byte " : "bytes differ from byte ") +
              std::to_string(difference.first_byte);
     }
-    return (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
-           (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
+    std::string text = (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
+                       (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
+    if (!difference.largest) return text;
+    const auto& [largest, element] = *difference.largest;
+    if (largest == 0) return text + (is_narrow() ? ", same" : ", equal values");
+    std::array<char, 32> number{};
+    std::snprintf(number.data(), number.size(), "%.3g", largest);
+    text += (is_narrow() ? ", " : ", up to ") + std::string(number.data());
+    return is_narrow() ? text : text + " at " + position_json(element, pair.a->shape);
   }
   bool is_narrow() const { return terminal_.width < 60; }
 
@@ -322,6 +421,9 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
     Pair pair;
     if (a_first) pair.a = a.tensor(in_a[i++]);
     if (b_first) pair.b = b.tensor(in_b[j++]);
+    if (a_first && b_first) {
+      pair.is_of_one_format = a.part_of(in_a[i - 1]).format == b.part_of(in_b[j - 1]).format;
+    }
     pairs.push_back(pair);
   }
   return pairs;
@@ -380,12 +482,16 @@ int diff(const Arguments& arguments) {
   add_in_order(out, pairs.size(), arguments.jobs,
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
+                 const auto progress = [&](std::uint64_t n) { bar.add(n); };
                  std::optional<Difference> difference = difference_of_headers(pair);
                  if (!difference) {
-                   const auto at = first_difference(*pair.a, *pair.b, stop,
-                                                    [&](std::uint64_t n) { bar.add(n); });
+                   const auto at = first_difference(*pair.a, *pair.b, stop, progress);
                    if (!at) return "";
                    difference = Difference{"bytes", "", "", *at};
+                 } else if (is_compared_by_value(pair)) {
+                   const Largest largest = largest_difference(*pair.a, *pair.b, stop, progress);
+                   if (stop || (largest.difference == 0 && !pair.is_of_one_format)) return "";
+                   difference->largest = largest;
                  }
                  ++found[!pair.b ? 1 : !pair.a ? 2 : 0];
                  return rows.line(pair, *difference);

@@ -1,0 +1,224 @@
+#include "core/checkpoint/gguf_writer.h"
+
+#include "core/base/text.h"
+#include "core/format/gguf.h"
+#include "core/format/gguf_split.h"
+#include "core/recipe/table.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint32_t kVersion = 3;
+constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, numbers of tensors and keys
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kDefaultAlignment = 32;
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+  static_assert(std::endian::native == std::endian::little);
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+// Rounds up to a multiple of a power of two; false when that exceeds kMostBytes.
+bool pad(std::uint64_t& offset, std::uint64_t alignment) {
+  if (offset > kMostBytes - (alignment - 1)) return false;
+  offset = (offset + alignment - 1) & ~(alignment - 1);
+  return true;
+}
+
+class Zeros : public Producer {
+ public:
+  explicit Zeros(std::uint64_t size) : size_(size) {}
+  std::uint64_t size() const override { return size_; }
+  int produce(std::uint64_t, std::span<std::byte> out) const override {
+    std::ranges::fill(out, std::byte{0});
+    return 0;
+  }
+  void missing(std::uint64_t, std::uint64_t, std::vector<Extent>&) const override {}
+
+ private:
+  std::uint64_t size_;
+};
+
+void add_zeros(std::uint64_t count, Content& content) {
+  static constexpr std::array<char, 4096> kZeros{};
+  if (count <= kZeros.size()) {
+    content.borrowed({kZeros.data(), static_cast<std::size_t>(count)});
+  } else {
+    content.production(std::make_unique<Zeros>(count));
+  }
+}
+
+bool is_of_split(std::string_view key) {
+  return key == kSplitNumber || key == kSplitCount || key == kSplitTensors;
+}
+
+// The bytes of a key, the type of its value and the value, in the source.
+ByteRange record_of(std::string_view key, const MetadataValue& value) {
+  const std::uint64_t before = sizeof(std::uint64_t) + key.size() + sizeof(std::uint32_t);
+  return {value.encoded.offset - before, before + value.encoded.length};
+}
+
+std::uint64_t number_in(std::string_view text) {
+  std::uint64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+void write_info(const Header& header, const TensorRecord& tensor, std::uint64_t offset,
+                TextWriter& out) {
+  const std::string_view name = header.name(tensor);
+  const std::span shape = header.stored_shape(tensor);
+  out.add(bytes_of(std::uint64_t{name.size()})).add(name);
+  out.add(bytes_of(static_cast<std::uint32_t>(shape.size())));
+  for (std::size_t i = shape.size(); i-- > 0;) out.add(bytes_of(shape[i]));
+  out.add(bytes_of(std::uint32_t{type_info(tensor.dtype).gguf}));
+  out.add(bytes_of(offset));
+}
+
+}  // namespace
+
+bool is_gguf_part(const Part& part) { return part.format->name == kGgufName; }
+
+struct GgufFiles::Layout {
+  std::vector<std::uint32_t> tensors;
+  std::vector<std::uint64_t> begins;  // of each tensor in the data; then the data's length
+  std::uint64_t infos = 0;            // bytes
+  std::uint64_t data = 0;             // where it begins in the file
+};
+
+bool GgufFiles::can_hold(std::uint32_t number) const {
+  return is_gguf_part(checkpoint_.part_of(number)) && checkpoint_.locator(number).has_value();
+}
+
+const GgufFiles::Keys& GgufFiles::keys() const {
+  std::call_once(keys_found_, [this] { keys_ = find_keys(); });
+  return keys_;
+}
+
+GgufFiles::Keys GgufFiles::find_keys() const {
+  const std::vector<Part>& parts = checkpoint_.parts();
+  const std::vector<std::string>& conflicts = checkpoint_.metadata_conflicts();
+  Keys keys;
+  std::optional<Extent> alignment;  // the record with the largest
+  for (const Part& part : parts) {
+    const Metadata& metadata = part.header.metadata;
+    const auto at = is_gguf_part(part) ? metadata.find(kGgufAlignment) : std::nullopt;
+    if (!at || number_in(metadata[*at].second) <= keys.alignment) continue;
+    keys.alignment = number_in(metadata[*at].second);
+    const ByteRange record = record_of(kGgufAlignment, metadata.value(*at));
+    alignment = Extent{part.source.get(), record.offset, record.length};
+  }
+  if (!alignment) keys.alignment = kDefaultAlignment;
+
+  const auto is_wanted = [&](const Part& part, std::string_view key) {
+    if (is_of_split(key)) return false;
+    if (key.starts_with(kGgufOriginalShape)) {
+      const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShape.size()));
+      if (tensor) return &checkpoint_.part_of(*tensor) == &part;
+    }
+    for (const Part* other = parts.data(); other != &part; ++other) {
+      if (is_gguf_part(*other) && other->header.metadata.find(key)) return false;  // has it already
+    }
+    return key == kGgufAlignment || !std::ranges::binary_search(conflicts, key);
+  };
+  for (const Part& part : parts) {
+    if (!is_gguf_part(part)) continue;
+    const Metadata& metadata = part.header.metadata;
+    std::vector<std::uint32_t> order(metadata.size());
+    std::iota(order.begin(), order.end(), 0U);
+    std::ranges::sort(order, {}, [&](std::uint32_t i) { return metadata.value(i).encoded.offset; });
+    for (const std::uint32_t i : order) {
+      const std::string_view key = metadata[i].first;
+      if (!is_wanted(part, key)) continue;
+      const ByteRange range = record_of(key, metadata.value(i));
+      const Extent record = key == kGgufAlignment
+                                ? *alignment
+                                : Extent{part.source.get(), range.offset, range.length};
+      ++keys.count;
+      keys.bytes += record.length;
+      if (!keys.records.empty() && keys.records.back().source == record.source &&
+          keys.records.back().offset + keys.records.back().length == record.offset) {
+        keys.records.back().length += record.length;
+      } else {
+        keys.records.push_back(record);
+      }
+    }
+  }
+  return keys;
+}
+
+int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) const {
+  const std::uint64_t alignment = keys().alignment;
+  layout.begins.reserve(tensors.size() + 1);
+  layout.begins.push_back(0);
+  TextWriter counted;
+  for (const std::uint32_t number : tensors) {
+    if (!can_hold(number)) return ENOTSUP;
+    const TensorRecord& tensor = checkpoint_.record(number);
+    write_info(checkpoint_.part_of(number).header, tensor, 0, counted);
+    std::uint64_t end = layout.begins.back();
+    if (tensor.length > kMostBytes - end) return EFBIG;
+    end += tensor.length;
+    if (!pad(end, alignment)) return EFBIG;
+    layout.begins.push_back(end);
+  }
+  layout.infos = counted.size();
+  // Headers in memory and keys in files cannot overflow this sum.
+  layout.data = kFirstBytesOfFile + keys().bytes + layout.infos;
+  if (!tensors.empty() && !pad(layout.data, alignment)) return EFBIG;
+  return layout.begins.back() > kMostBytes - layout.data ? EFBIG : 0;
+}
+
+int GgufFiles::size(std::span<const std::uint32_t> tensors, std::uint64_t& bytes) const {
+  Layout layout;
+  const int error = lay_out(tensors, layout);
+  bytes = error == 0 ? layout.data + layout.begins.back() : 0;
+  return error;
+}
+
+int GgufFiles::make(std::span<const std::uint32_t> tensors, Content& content) const {
+  // Shared: a std::function is copyable, and its copies must not copy the layout.
+  const auto layout = std::make_shared<Layout>();
+  if (const int error = lay_out(tensors, *layout)) return error;
+  layout->tensors.assign(tensors.begin(), tensors.end());
+
+  std::string first = "GGUF";
+  first += bytes_of(kVersion);
+  first += bytes_of(std::uint64_t{tensors.size()});
+  first += bytes_of(keys().count);
+  content.literal(std::move(first));
+  for (const Extent& record : keys().records) {
+    content.extent(*record.source, record.offset, record.length);
+  }
+  content.production(
+      std::make_unique<Table>(tensors.size(), [this, layout](std::uint64_t row, TextWriter& out) {
+        const auto i = static_cast<std::size_t>(row);
+        const std::uint32_t number = layout->tensors[i];
+        write_info(checkpoint_.part_of(number).header, checkpoint_.record(number),
+                   layout->begins[i], out);
+      }));
+  add_zeros(layout->data - content.size(), content);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Extent bytes = *checkpoint_.locator(tensors[i]);
+    content.extent(*bytes.source, bytes.offset, bytes.length);
+    add_zeros(layout->begins[i + 1] - layout->begins[i] - bytes.length, content);
+  }
+  return 0;
+}
+
+}  // namespace stfs

@@ -1,0 +1,64 @@
+#include "core/format/gguf.h"
+#include "core/format/gguf_split.h"
+#include "fs/view/families.h"
+
+#include <algorithm>
+
+namespace stfs {
+namespace {
+
+// Whether a file says that it is one of several parts.
+bool is_one_of_several(const Header& header) {
+  const auto at = header.metadata.find(kSplitCount);
+  const std::string_view count = at ? header.metadata[*at].second : "1";
+  return count != "0" && count != "1";
+}
+
+}  // namespace
+
+bool has_gguf(const Checkpoint& checkpoint) {
+  return std::ranges::any_of(checkpoint.parts(), is_gguf_part);
+}
+
+bool is_gguf_alone(const Checkpoint& checkpoint) {
+  return has_gguf(checkpoint) && std::ranges::all_of(checkpoint.parts(), is_gguf_part);
+}
+
+int gguf_size(const ViewFile& file, std::uint64_t& bytes) {
+  return file.gguf_files.size(file.tensors, bytes);
+}
+
+int make_gguf(const ViewFile& file, Content& content) {
+  return file.gguf_files.make(file.tensors, content);
+}
+
+std::vector<std::uint32_t> merged_gguf_tensors(const ViewFile& file) {
+  if (merged_gguf_extent(file)) return {};  // not asked for
+  return file.checkpoint.match({});
+}
+
+// As of safetensors, a single file is its own merged file. But a part of a split file, mounted
+// without the others, would ask a reader for them.
+std::optional<Extent> merged_gguf_extent(const ViewFile& file) {
+  const Source* const source = file.checkpoint.single_file(kGgufName);
+  if (source == nullptr || is_one_of_several(file.checkpoint.parts().front().header)) {
+    return std::nullopt;
+  }
+  return Extent{source, 0, source->size()};
+}
+
+int merged_gguf_size(const ViewFile& file, std::uint64_t& bytes) {
+  const std::optional<Extent> whole = merged_gguf_extent(file);
+  if (!whole) return gguf_size(file, bytes);
+  bytes = whole->length;
+  return 0;
+}
+
+int make_merged_gguf(const ViewFile& file, Content& content) {
+  const std::optional<Extent> whole = merged_gguf_extent(file);
+  if (!whole) return make_gguf(file, content);
+  content.extent(*whole->source, whole->offset, whole->length);
+  return 0;
+}
+
+}  // namespace stfs
