@@ -117,24 +117,24 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   std::optional<Extent> alignment;  // the record with the largest
   for (const Part& part : parts) {
     const Metadata& metadata = part.header.metadata;
-    const auto at = is_gguf_part(part) ? metadata.find(kGgufAlignment) : std::nullopt;
+    const auto at = is_gguf_part(part) ? metadata.find(kGgufAlignmentKey) : std::nullopt;
     if (!at || number_in(metadata[*at].second) <= keys.alignment) continue;
     keys.alignment = number_in(metadata[*at].second);
-    const ByteRange record = record_of(kGgufAlignment, metadata.value(*at));
+    const ByteRange record = record_of(kGgufAlignmentKey, metadata.value(*at));
     alignment = Extent{part.source.get(), record.offset, record.length};
   }
   if (!alignment) keys.alignment = kDefaultAlignment;
 
   const auto is_wanted = [&](const Part& part, std::string_view key) {
     if (is_of_split(key)) return false;
-    if (key.starts_with(kGgufOriginalShape)) {
-      const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShape.size()));
+    if (key.starts_with(kGgufOriginalShapeKey)) {
+      const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShapeKey.size()));
       if (tensor) return &checkpoint_.part_of(*tensor) == &part;
     }
     for (const Part* other = parts.data(); other != &part; ++other) {
       if (is_gguf_part(*other) && other->header.metadata.find(key)) return false;  // has it already
     }
-    return key == kGgufAlignment || !std::ranges::binary_search(conflicts, key);
+    return key == kGgufAlignmentKey || !std::ranges::binary_search(conflicts, key);
   };
   for (const Part& part : parts) {
     if (!is_gguf_part(part)) continue;
@@ -146,7 +146,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
       const std::string_view key = metadata[i].first;
       if (!is_wanted(part, key)) continue;
       const ByteRange range = record_of(key, metadata.value(i));
-      const Extent record = key == kGgufAlignment
+      const Extent record = key == kGgufAlignmentKey
                                 ? *alignment
                                 : Extent{part.source.get(), range.offset, range.length};
       ++keys.count;

@@ -263,9 +263,9 @@ class GgufReader {
       const std::byte* const at = take(size_of(value.type));
       bool is_finite = false;
       text = text_of(value.type, at, buffer, is_finite);
-      if (key_ == kGgufAlignment) set_alignment(value.type, at);
+      if (key_ == kGgufAlignmentKey) set_alignment(value.type, at);
     }
-    if (key_ == kGgufAlignment && value.type != ValueType::kU32) {
+    if (key_ == kGgufAlignmentKey && value.type != ValueType::kU32) {
       refuse(ErrorCode::kGgufAlignment, "must be a 32-bit unsigned integer");
     }
     value.encoded.length = window_.position() - value.encoded.offset;
@@ -322,10 +322,10 @@ class GgufReader {
     const std::uint64_t bytes = value.count * size_of(value.element);  // at most 2^33
     require(bytes);
     const bool is_shape = value.element == ValueType::kI32 && value.count <= kMaxOriginalRank &&
-                          std::string_view(key_).starts_with(kGgufOriginalShape);
+                          std::string_view(key_).starts_with(kGgufOriginalShapeKey);
     if (!is_shape) return window_.skip(bytes);
     OriginalShape& original = original_shapes_.emplace_back();
-    original.name = key_.substr(kGgufOriginalShape.size());
+    original.name = key_.substr(kGgufOriginalShapeKey.size());
     for (std::uint64_t i = 0; i < value.count; ++i) {
       const auto dim = number<std::int32_t>();
       // No tensor has such a dimension, so the shape fits none.

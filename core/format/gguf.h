@@ -22,6 +22,7 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/format/header.h"
 
@@ -34,9 +35,9 @@
 namespace stfs {
 
 inline constexpr std::string_view kGgufName = "GGUF";
-inline constexpr std::string_view kGgufAlignment = "general.alignment";
+inline constexpr std::string_view kGgufAlignmentKey = "general.alignment";
 // The beginning of a key that gives a tensor a shape other than the stored one; its name follows.
-inline constexpr std::string_view kGgufOriginalShape = "comfy.gguf.orig_shape.";
+inline constexpr std::string_view kGgufOriginalShapeKey = "comfy.gguf.orig_shape.";
 
 bool is_gguf(std::span<const std::byte> first);
 

@@ -107,9 +107,10 @@ TEST(GgufWriter, OfSeveralFilesHasTheKeysOfAllInTheirOrderAndTheTensorsAnew) {
 }
 
 TEST(GgufWriter, OfPartsHasNoneOfTheKeysOfParts) {
+  // One that says that it is alone is read by itself.
   const auto part = [](GgufFile& file, int number) {
     file.key(kSplitNumber, ValueType::kU16, little(static_cast<std::uint16_t>(number)));
-    file.key(kSplitCount, ValueType::kU16, little<std::uint16_t>(3));
+    file.key(kSplitCount, ValueType::kU16, little<std::uint16_t>(1));
     file.key(kSplitTensors, ValueType::kI32, little(2));
   };
   GgufFile first, second, third, expected;
@@ -155,18 +156,18 @@ TEST(GgufWriter, TakesTheLargestAlignmentThatASourceNames) {
     GgufFile file;
     file.key("before", name);
     file.alignment = alignment;
-    file.key(kGgufAlignment, ValueType::kU32, little(alignment));
+    file.key(kGgufAlignmentKey, ValueType::kU32, little(alignment));
     file.tensor(name, {1}, kF32Type, "1234");
     return file.bytes();
   };
   GgufFile plain, expected, small;
   plain.tensor("c", {1}, kF32Type, "1234");
   expected.alignment = 8192;
-  expected.key(kGgufAlignment, ValueType::kU32, little<std::uint32_t>(8192));
+  expected.key(kGgufAlignmentKey, ValueType::kU32, little<std::uint32_t>(8192));
   for (const char* name : {"a", "b", "c"}) expected.tensor(name, {1}, kF32Type, "1234");
   small.alignment = 8;
   small.key("before", "a");
-  small.key(kGgufAlignment, ValueType::kU32, little<std::uint32_t>(8));
+  small.key(kGgufAlignmentKey, ValueType::kU32, little<std::uint32_t>(8));
   for (const char* name : {"c", "a"}) small.tensor(name, {1}, kF32Type, "1234");
 
   EXPECT_EQ(Sources({aligned(16, "a"), aligned(8192, "b"), plain.bytes()}).merged(),
@@ -251,7 +252,7 @@ TEST(GgufWriter, RefusesTensorsOfASafetensorsFile) {
 TEST(GgufWriter, OfALargeAlignmentTakesNoMemoryForItsZeros) {
   GgufFile plain, wide;
   for (int i = 0; i < 5; ++i) plain.tensor("t" + std::to_string(i), {1}, kF32Type, "1234");
-  wide.key(kGgufAlignment, ValueType::kU32, little(std::uint32_t{1} << 31));
+  wide.key(kGgufAlignmentKey, ValueType::kU32, little(std::uint32_t{1} << 31));
   const Sources sources({plain.bytes(), wide.bytes()});
   const GgufFiles files(*sources);
   // Two gibibytes a tensor.
@@ -403,7 +404,7 @@ TEST_F(GgufWriterOfGgml, FilesOfAllTypesInPartsAreReadAsOneWholeFile) {
   add_keys(parts[0]);
   for (int i = 0; i < 3; ++i) {
     parts[i].key(kSplitNumber, ValueType::kU16, little(static_cast<std::uint16_t>(i)));
-    parts[i].key(kSplitCount, ValueType::kU16, little<std::uint16_t>(3));
+    parts[i].key(kSplitCount, ValueType::kU16, little<std::uint16_t>(1));
     parts[i].key(kSplitTensors, ValueType::kI32, little(36));
     if (i > 0) fill(parts[i], 2, i - 1);  // the first part has no tensors
   }
@@ -423,7 +424,7 @@ TEST_F(GgufWriterOfGgml, SubsetsAreRead) {
   GgufFile file;
   add_keys(file);
   file.alignment = 64;
-  file.key(kGgufAlignment, ValueType::kU32, little<std::uint32_t>(64));
+  file.key(kGgufAlignmentKey, ValueType::kU32, little<std::uint32_t>(64));
   fill(file, 1, 0);
   const Sources sources({file.bytes()});
   for (const char* glob : {"*", "type.1?", "type.8"}) {
