@@ -36,7 +36,7 @@ TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {
 # (file, list) of lines that are printed as they are.
 NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
 # Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
-OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm'}
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm', 'volatile'}
 # file: its functions, or texts, that are output or a part of a message that cannot be seen.
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
