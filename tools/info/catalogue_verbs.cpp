@@ -71,6 +71,15 @@ void print_properties(const Terminal& terminal, const Tensor& tensor) {
   line("shape", shape_json(tensor.shape));
   line("elements", std::to_string(tensor.elements()));
   line("bytes", std::to_string(tensor.length));
+  if (tensor.computed != nullptr) {
+    line("quantised", std::string(tensor.computed->scheme()));
+    for (const Tensor& input : tensor.computed->inputs()) {
+      line("from", printable(input.name) + " " + std::string(dtype_name(input.dtype)) + " " +
+                       shape_json(input.shape));
+      line("source", printable(input.locator->source->path()));
+      line("offset", std::to_string(input.locator->offset));
+    }
+  }
   if (!tensor.locator) return;
   line("source", printable(tensor.locator->source->path()));
   line("offset", std::to_string(tensor.locator->offset));
