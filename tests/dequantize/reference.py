@@ -1,7 +1,7 @@
 """Unpacks quantised checkpoints from their files with PyTorch, as the formats' own libraries do.
 
-A second way to the values of schemes.py, which computes them from the codes before they are packed. Everything
-is float32 with one rounding at the end; where a library works in another type, docs/SEMANTICS.md says so.
+A second way to the values of schemes.py, which computes them from the codes before they are packed. All of it is
+float32 with one rounding at the end, also where a library works in the type of the scales.
 """
 
 import json
