@@ -348,6 +348,11 @@ def divided(model, draw, module):
 
     def factor(values):
         whole = np.float32(draw.rng.uniform(100, 30000))
+        for _ in range(100):  # one whose reciprocal would give other values
+            finite = np.nan_to_num(values)
+            if np.any(finite / whole != finite * (np.float32(1) / whole)):
+                break
+            whole = np.float32(draw.rng.uniform(100, 30000))
         name = model.put(f"{module}.weight_global_scale", floats("F32", [whole]))
         model.put(f"{module}.input_global_scale", floats("F32", [1.5]))
         return (values / whole).astype(np.float32), [name]
