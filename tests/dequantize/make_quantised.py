@@ -6,7 +6,7 @@ make_quantised.py make NAME DIR [SEED]      writes DIR/checkpoint, and DIR/expec
                                             and expected.json (vanished, passes, from, config)
 make_quantised.py random SEED DIR           the same of a random scheme with random shapes
 make_quantised.py broken                    prints the names of the checkpoints that must be refused
-make_quantised.py broken NAME DIR           writes DIR/checkpoint and DIR/expected.json (words of the message)
+make_quantised.py broken NAME DIR           writes DIR/checkpoint and DIR/expected.json (outcome, words)
 """
 
 import json
@@ -41,7 +41,7 @@ def main(words):
         model, expected = broken.make(words[1])
         directory = pathlib.Path(words[2])
         model.write(directory / "checkpoint")
-        (directory / "expected.json").write_text(json.dumps({"words": expected}, indent=2))
+        (directory / "expected.json").write_text(json.dumps(expected, indent=2))
     else:
         sys.exit(__doc__)
 
