@@ -160,10 +160,15 @@ class Dequantizer {
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
   Dequantized run() {
+    refuse_known();
+    finder_.refuse_unknown_methods();
     fetch_ahead();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
-    if (tensors_->is_empty()) return {};
+    if (tensors_->is_empty()) {
+      finder_.refuse_any_method();
+      return {};
+    }
     tensors_->finish();
     std::string text = "dequantize=" + std::string(dequantized_word(to_)) + '\0';
     text += finder_.config_texts();
@@ -186,12 +191,16 @@ class Dequantizer {
     }
   }
 
+  void refuse_known() const {
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const std::string reason = reason_to_refuse(checkpoint_.name(i));
+      if (!reason.empty()) Finder::refuse(checkpoint_.tensor(i), reason);
+    }
+  }
+
   void find_scheme(std::uint32_t number) {
     const Tensor tensor = checkpoint_.tensor(number);
     if (!is_stored(tensor)) return;
-    if (const std::string reason = reason_to_refuse(tensor.name); !reason.empty()) {
-      Finder::refuse(tensor, reason);
-    }
     QuantizedWeight found;
     for (const Scheme& scheme : schemes()) {
       if (!scheme.find(finder_, number, tensor, found)) continue;
@@ -252,7 +261,7 @@ class Dequantizer {
         add(plain_scheme(), i, tensor, found);
       } else if (is_quantized && vanishes(tensor.name)) {
         fates_[i] = Dequantized::kGone;
-      } else if (const std::string reason = reason_if_left(tensor); !reason.empty()) {
+      } else if (const std::string reason = reason_if_left(finder_, tensor); !reason.empty()) {
         Finder::refuse(tensor, reason);
       }
     }

@@ -94,16 +94,19 @@ class ConfigReader {
   const std::string& file_;
 };
 
-const Json* object_at(const Json& object, const char* key) {
+// The object at a key; null when there is none.
+const Json* object_at(const Json& object, const char* key, const std::string& file) {
   const auto at = object.find(key);
-  return at != object.end() && at->is_object() ? &*at : nullptr;
+  if (at == object.end() || at->is_null()) return nullptr;
+  if (!at->is_object()) ConfigReader(object, file).refuse(key, "an object is expected");
+  return &*at;
 }
 
 QuantizationConfig::Group group_of(const Json& json, const std::string& file) {
   const ConfigReader group(json, file);
   QuantizationConfig::Group out;
   out.format = group.text("format");
-  const Json* const weights = object_at(json, "weights");
+  const Json* const weights = object_at(json, "weights", file);
   if (weights == nullptr) return out;
   const ConfigReader about(*weights, file);
   out.type = about.text("type");
@@ -135,7 +138,7 @@ void read_config(const Json& json, QuantizationConfig& out) {
         part->is_object() ? ConfigReader(*part, out.file).text("format") : "";
     if (format != "dense") out.refused = key;
   }
-  if (const Json* const groups = object_at(json, "config_groups")) {
+  if (const Json* const groups = object_at(json, "config_groups", out.file)) {
     for (const Json& group : *groups) {
       if (!group.is_object()) config.refuse("config_groups", "objects are expected");
       out.groups.push_back(group_of(group, out.file));
@@ -162,15 +165,15 @@ void read_mlx(const Json& json, QuantizationConfig& out) {
 
 // The quantisation in config.json; false when it says nothing.
 bool read_main(const Json& json, QuantizationConfig& out) {
-  const Json* const text = object_at(json, "text_config");
-  if (const Json* const mlx = object_at(json, "quantization")) {
+  const Json* const text = object_at(json, "text_config", out.file);
+  if (const Json* const mlx = object_at(json, "quantization", out.file)) {
     read_mlx(*mlx, out);
     return true;
   }
   for (const Json* const at : {&json, text}) {
     if (at == nullptr) continue;
     for (const char* const key : {"quantization_config", "compression_config"}) {
-      const Json* const config = object_at(*at, key);
+      const Json* const config = object_at(*at, key, out.file);
       if (config == nullptr) continue;
       read_config(*config, out);
       if (out.method.empty() && std::string_view(key) == "compression_config") {

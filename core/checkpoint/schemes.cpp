@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 namespace stfs {
@@ -31,37 +32,18 @@ bool find_plain(const Finder&, std::uint32_t, const Tensor&, QuantizedWeight&);
 constexpr Scheme kPlain{"FP8 without scales", find_plain};
 
 // The endings of names that rows ask for.
-constexpr std::array<std::string_view, 31> kEndings{".weight",
-                                                    "_scale_inv",
-                                                    "_scale",
-                                                    ".scale",
-                                                    "_scale_2",
-                                                    ".scales",
-                                                    ".biases",
-                                                    ".qbiases",
-                                                    "_zero_point",
-                                                    "_g_idx",
-                                                    "_shape",
-                                                    "_global_scale",
-                                                    ".absmax",
-                                                    ".nested_absmax",
-                                                    ".nested_quant_map",
-                                                    ".quant_map",
-                                                    ".SCB",
-                                                    "_blocks",
-                                                    "_scales",
-                                                    ".blocks",
-                                                    ".qweight",
-                                                    ".qzeros",
-                                                    ".g_idx",
-                                                    ".weight_format",
-                                                    ".weight_packed",
-                                                    ".quant_state.bitsandbytes__nf4",
-                                                    ".quant_state.bitsandbytes__fp4",
-                                                    ".pre_quant_scale",
-                                                    ".weight_scale",
-                                                    "_packed",
-                                                    ".input_scale"};
+// clang-format off
+constexpr std::string_view kEndings[] = {
+    ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
+    "_zero_point", "_g_idx", "_shape", "_global_scale",             // compressed-tensors
+    ".scales", ".biases", ".qbiases",                               // MLX
+    ".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", ".SCB", ".weight_format",
+    ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
+    "_scales",                                                      // gpt-oss
+    ".qzeros", ".g_idx",                                            // GPTQ, AWQ
+};
+static_assert(std::size(kEndings) <= 64, "a bit each");
+// clang-format on
 
 struct Named {
   std::string_view ending;
@@ -173,11 +155,15 @@ bool vanishes(std::string_view name) {
   return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
 }
 
-std::string reason_if_left(const Tensor& tensor) {
+std::string reason_if_left(const Finder& finder, const Tensor& tensor) {
   std::string_view reason;
   if (has_ending_of(tensor.name, kLeft, reason)) {
     return std::string(reason) + " of a quantised weight that is not there, or not quantised";
   }
+  const bool is_of_gpt_oss = tensor.dtype == DType::kU8 && tensor.name.ends_with("_scales");
+  const bool is_of_mlx = tensor.name.ends_with(".scales") &&
+                         finder.find(without_ending(tensor.name, ".scales"), ".biases");
+  if (is_of_gpt_oss || is_of_mlx) return "holds scales of a quantised weight that is not there";
   if (is_fp8(tensor.dtype)) return "is FP8, and has no scale, while other weights have one";
   if (tensor.dtype == DType::kF8E8M0) return "holds scales of a weight that is not there";
   return "";
@@ -189,7 +175,7 @@ Finder::Finder(const Checkpoint& checkpoint, Sources& sources)
     : checkpoint_(checkpoint), sources_(sources) {
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     const std::string_view name = checkpoint.name(i);
-    for (std::size_t k = 0; k < kEndings.size(); ++k) {
+    for (std::size_t k = 0; k < std::size(kEndings); ++k) {
       if (name.ends_with(kEndings[k])) endings_ |= std::uint64_t{1} << k;
     }
   }
@@ -197,8 +183,8 @@ Finder::Finder(const Checkpoint& checkpoint, Sources& sources)
 
 std::optional<std::uint32_t> Finder::find(std::string_view base, std::string_view ending) const {
   const auto known = std::ranges::find(kEndings, ending);
-  const auto bit = static_cast<unsigned>(known - kEndings.begin());
-  if (known == kEndings.end() || (endings_ >> bit & 1) == 0) return std::nullopt;
+  const auto bit = static_cast<unsigned>(known - std::begin(kEndings));
+  if (known == std::end(kEndings) || (endings_ >> bit & 1) == 0) return std::nullopt;
   std::string name(base);
   name += ending;
   return checkpoint_.find(name);
@@ -209,6 +195,43 @@ const QuantizationConfig& Finder::config(std::uint32_t number) const {
   const auto known = configs_.find(directory);
   if (known != configs_.end()) return known->second;
   return configs_.emplace(directory, read_quantization_config(directory, sources_)).first->second;
+}
+
+const QuantizationConfig* Finder::first_with(bool (*is_wanted)(const QuantizationConfig&)) const {
+  for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
+    const DType dtype = checkpoint_.tensor(i).dtype;
+    const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
+                          dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
+    if (is_plain || type_info(dtype).kind == TypeKind::kQuantized) continue;
+    if (is_wanted(config(i))) return &config(i);
+  }
+  return nullptr;
+}
+
+void Finder::refuse_unknown_methods() const {
+  const auto is_unknown = [](const QuantizationConfig& config) {
+    constexpr std::string_view kKnown[] = {
+        "",      "fp8",        "fbgemm_fp8",       "compressed-tensors", "modelopt", "gptq",
+        "awq",   "auto-round", "intel/auto-round", "bitsandbytes",       "mlx",      "mxfp4",
+        "metal", "quark"};
+    return std::ranges::find(kKnown, config.method) == std::end(kKnown) &&
+           !config.method.starts_with("modelopt");
+  };
+  if (const QuantizationConfig* const config = first_with(is_unknown)) {
+    throw Error(ErrorCode::kQuantized, config->file,
+                "quant_method " + in_quotes(config->method) +
+                    " is not supported: convert the checkpoint with the library that made it");
+  }
+}
+
+void Finder::refuse_any_method() const {
+  const auto has_method = [](const QuantizationConfig& config) { return !config.method.empty(); };
+  if (const QuantizationConfig* const config = first_with(has_method)) {
+    throw Error(ErrorCode::kQuantized, config->file,
+                "quant_method " + in_quotes(config->method) +
+                    (config->format.empty() ? "" : " (" + printable(config->format) + ")") +
+                    ": no tensor is stored in a way of this method that is known");
+  }
 }
 
 std::string Finder::config_texts() const {

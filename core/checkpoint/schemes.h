@@ -55,6 +55,11 @@ class Finder {
   const QuantizationConfig& config(std::uint32_t number) const;
   // All texts that were read.
   std::string config_texts() const;
+  // Throws Error kQuantized for a quant_method that stfs does not know, of a checkpoint that has
+  // other tensors than those of plain numbers.
+  void refuse_unknown_methods() const;
+  // The same for any method; for a checkpoint in which no row has found a weight.
+  void refuse_any_method() const;
 
   // Reads all bytes of a small tensor.
   std::string bytes_of(const Tensor& tensor) const;
@@ -62,6 +67,8 @@ class Finder {
   [[noreturn]] static void refuse(const Tensor& tensor, const std::string& rule);
 
  private:
+  const QuantizationConfig* first_with(bool (*is_wanted)(const QuantizationConfig&)) const;
+
   const Checkpoint& checkpoint_;
   Sources& sources_;
   std::uint64_t endings_ = 0;  // bits: which of the known endings names have
@@ -85,9 +92,9 @@ std::string reason_to_refuse(std::string_view name);
 // Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
 // activations and of the cache of keys and values.
 bool vanishes(std::string_view name);
-// The weight that a tensor with this name belongs to, in words: "no quantised weight for this
-// scale"; "" for any other name.
-std::string reason_if_left(const Tensor& tensor);
+// Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
+// there"; "" for one that can.
+std::string reason_if_left(const Finder& finder, const Tensor& tensor);
 
 // --- for the functions of rows
 

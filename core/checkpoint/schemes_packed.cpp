@@ -186,6 +186,7 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
       refuse_companion(tensor, finder.tensor(*index));
     }
     found.input(Role::kIndex) = *index;
+    layout.index_may_be_unused = true;
   }
   return true;
 }
@@ -264,10 +265,15 @@ bool find_gpt_oss(const Finder& finder, std::uint32_t number, const Tensor& tens
                   QuantizedWeight& found) {
   const bool is_turned = tensor.name.ends_with("_blocks");
   if (!is_turned && !tensor.name.ends_with(".blocks")) return false;
-  if (tensor.dtype != DType::kU8 || tensor.shape.size() != 4 || tensor.shape[3] != 16) return false;
   const std::string_view base = tensor.name.substr(0, tensor.name.size() - 7);
-  const std::uint32_t scale_number = need(finder, tensor, base, is_turned ? "_scales" : ".scales");
+  const std::string_view ending = is_turned ? "_scales" : ".scales";
+  const bool has_blocks =
+      tensor.dtype == DType::kU8 && has_rank(tensor, 4) && tensor.shape[3] == 16;
+  const auto scales = finder.find(base, ending);
+  if (!has_blocks && !scales) return false;
+  const std::uint32_t scale_number = need(finder, tensor, base, ending);
   const Tensor scale = finder.tensor(scale_number);
+  if (!has_blocks) refuse_companion(tensor, scale, "blocks of 16 bytes, U8, are expected");
   if (scale.dtype != DType::kU8 || !std::ranges::equal(scale.shape, tensor.shape.first(3))) {
     refuse_companion(tensor, scale, "a scale for each block of 32 is expected");
   }

@@ -62,14 +62,7 @@ bool set_grid(const Tensor& scale, const Matrices& all, std::size_t rank,
   if (wanted) {
     const std::uint64_t rows = block_along(all.rows, scales.rows, wanted->first);
     const std::uint64_t columns = block_along(all.columns, scales.columns, wanted->second);
-    if (rows != 0 && columns != 0) return grid(scales.rows, scales.columns, rows, columns);
-    // Rows, columns or the tensor share a scale; or the microscaling blocks beside larger ones.
-    const auto is_plain = [](std::uint64_t size, std::uint64_t count) {
-      return count == 1 || count == size;
-    };
-    const bool is_plain_grid =
-        is_plain(all.rows, scales.rows) && is_plain(all.columns, scales.columns);
-    if (!is_plain_grid && scale_type(scale.dtype) != DType::kF8E8M0) return false;
+    return rows != 0 && columns != 0 && grid(scales.rows, scales.columns, rows, columns);
   }
   return grid(scales.rows, scales.columns, block_along(all.rows, scales.rows, 0),
               block_along(all.columns, scales.columns, 0));
@@ -101,11 +94,12 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   const QuantizationConfig& config = finder.config(number);
   const std::size_t rank = weight.shape.size();
   const std::vector<QuantizationConfig::Block> blocks = blocks_in(config);
-  bool fits = blocks.empty() && set_grid(scale, all, rank, std::nullopt, layout);
+  bool fits = false;
   for (const QuantizationConfig::Block& block : blocks) {
     fits = fits || set_grid(scale, all, rank, block, layout);
   }
-  if (fits) return;
+  // Checkpoints mix sizes of blocks, and the config may name one: the grid tells the others.
+  if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;
   const bool lacks = blocks.empty() && config.text.empty();
   refuse_companion(weight, scale,
                    lacks ? "no blocks of equal size have such scales; config.json, which may tell "
@@ -129,6 +123,7 @@ std::optional<std::uint32_t> scale_of(const Finder& finder, const Tensor& weight
   };
   add(weight.name, "_scale_inv");
   add(weight.name, "_scale");
+  add(weight.name, "_weight_scale");  // of experts in one tensor, whose names have no ".weight"
   if (weight.name.ends_with(".weight")) add(without_ending(weight.name, ".weight"), ".scale");
   return found;
 }
@@ -176,6 +171,48 @@ void set_groups(const Tensor& weight, const Tensor& scale, const Matrices& all, 
   set_scale(weight, scale, type, layout);
 }
 
+// Llama 4's experts of fbgemm: the scales are of the last dimension, whatever their own shape is.
+bool is_of_last_dimension(const QuantizationConfig& config, const Tensor& weight,
+                          const Tensor& scale) {
+  if (config.method != "fbgemm_fp8" || weight.shape.size() != 3 || scale.shape.size() != 3) {
+    return false;
+  }
+  const std::uint64_t columns = weight.shape[2];
+  return scale.shape[0] == weight.shape[0] && ((scale.shape[1] == columns && scale.shape[2] == 1) ||
+                                               (scale.shape[1] == 1 && scale.shape[2] == columns));
+}
+
+void set_last_dimension(const Tensor& weight, QuantizedLayout& layout) {
+  const Matrices all = matrices_of(weight.shape);
+  layout.matrices = all.matrices;
+  layout.rows = all.rows;
+  layout.columns = all.columns;
+  layout.grid_rows = 1;
+  layout.grid_columns = all.columns;
+  layout.block_rows = std::max<std::uint64_t>(all.rows, 1);
+}
+
+// ModelOpt's NVFP4 experts that are packed along the rows: [E,in/2,out] with scales [E,in/16,out].
+bool set_down(const Tensor& weight, const Tensor& scale, QuantizedWeight& found) {
+  const Matrices bytes = matrices_of(weight.shape);
+  const Matrices scales = matrices_of(scale.shape);
+  std::uint64_t rows = 0;
+  if (weight.shape.size() != 3 || scale.shape.size() != 3 || scales.matrices != bytes.matrices ||
+      scales.columns != bytes.columns || __builtin_mul_overflow(bytes.rows, 2, &rows) ||
+      rows % 16 != 0 || scales.rows != rows / 16) {
+    return false;
+  }
+  found.shape = {bytes.matrices, rows, bytes.columns};
+  found.layout.matrices = bytes.matrices;
+  found.layout.rows = rows;
+  found.layout.columns = bytes.columns;
+  found.layout.grid_rows = scales.rows;
+  found.layout.grid_columns = scales.columns;
+  found.layout.block_rows = 16;
+  set_scale(weight, scale, DType::kF8E4M3, found.layout);
+  return true;
+}
+
 }  // namespace
 
 bool find_fp8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
@@ -187,7 +224,11 @@ bool find_fp8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   const auto type = scale_type(scale.dtype);
   if (!type) refuse_companion(tensor, scale, "no type of a scale");
   fill(tensor, number, *scale_number, tensor.shape, found);
-  set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
+  if (is_of_last_dimension(finder.config(number), tensor, scale)) {
+    set_last_dimension(tensor, found.layout);
+  } else {
+    set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
+  }
   set_scale(tensor, scale, *type, found.layout);
   pack_weight(tensor, typed(tensor.dtype), found.layout);
   return true;
@@ -228,11 +269,14 @@ bool find_fp4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   const std::vector<std::uint64_t> shape = unpacked_shape(tensor);
   fill(tensor, number, *scale_number, shape, found);
   const Matrices all = matrices_of(shape);
+  bool is_down = false;
   if (scale.dtype == DType::kU8 || scale.dtype == DType::kF8E8M0) {
     set_groups(tensor, scale, all, 32, DType::kF8E8M0, found.layout);
   } else if (scale.dtype == DType::kF8E4M3) {
-    set_groups(tensor, scale, all, 16, DType::kF8E4M3, found.layout);
-    const auto factor_number = finder.find(tensor.name, "_scale_2");
+    is_down = set_down(tensor, scale, found);
+    if (!is_down) set_groups(tensor, scale, all, 16, DType::kF8E4M3, found.layout);
+    auto factor_number = finder.find(tensor.name, "_scale_2");
+    if (!factor_number) factor_number = finder.find(tensor.name, "_weight_scale_2");
     if (!factor_number) {
       Finder::refuse(
           tensor, "NVFP4 without its second scale, \"" + std::string(tensor.name) + "_scale_2\"");
@@ -250,7 +294,7 @@ bool find_fp4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
                      "bytes with such scales are no FP4; ModelOpt's INT4, which is packed along "
                      "the rows, is not supported");
   }
-  pack_weight(tensor, typed(DType::kF4), found.layout);
+  pack_weight(tensor, is_down ? fields(Codes::kF4Down, 4) : typed(DType::kF4), found.layout);
   return true;
 }
 

@@ -19,7 +19,9 @@ constexpr std::size_t kRun = 4096;         // elements of a row that are decoded
 
 // --- packings
 
-bool is_down(Codes codes) { return codes == Codes::kDown || codes == Codes::kWordsDown; }
+bool is_down(Codes codes) {
+  return codes == Codes::kDown || codes == Codes::kWordsDown || codes == Codes::kF4Down;
+}
 
 std::uint64_t fields_in_word(const Packing& p) { return 32U / p.bits; }
 
@@ -46,6 +48,7 @@ std::uint64_t lead(const Packing& p, std::uint64_t column) {
     case Codes::kTyped:
       return type_info(p.type).offset_of(column);
     case Codes::kSigned:
+    case Codes::kF4Down:
       return column;
     case Codes::kFields:
       return column / 8 * p.bits;
@@ -92,6 +95,7 @@ std::pair<std::uint64_t, std::uint64_t> stored_rows(const Packing& p, std::uint6
   if (p.codes == Codes::kWordsDown) {
     return {begin / fields_in_word(p), (end + fields_in_word(p) - 1) / fields_in_word(p)};
   }
+  if (p.codes == Codes::kF4Down) return {begin / 2, (end + 1) / 2};
   return {begin, end};
 }
 
@@ -163,6 +167,15 @@ void unpack_down(const Packing& p, const std::byte* in, std::uint64_t pitch, std
   }
 }
 
+void unpack_f4_down(const std::byte* in, std::uint64_t row, std::size_t count, float* out) {
+  constexpr std::array<float, 16> kValues{0,     0.5F,  1,     1.5F,  2,     3,     4,     6,
+                                          -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+  const unsigned shift = row % 2 == 0 ? 0 : 4;
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = kValues[std::to_integer<unsigned>(in[i]) >> shift & 15U];
+  }
+}
+
 // --- windows: the bytes of an input that a part of the stored matrix needs
 
 // Runs of bytes at equal distances.
@@ -224,6 +237,8 @@ void unpack(const Packing& p, const Window& window, std::uint64_t row, std::uint
         out[i] = as_value(i % 2 == 0 ? pair >> 4U : pair & 15U, p);
       }
       return;
+    case Codes::kF4Down:
+      return unpack_f4_down(in, row, count, out);
     default:
       return unpack_down(p, in, window.run, row, count, out);
   }
@@ -658,7 +673,9 @@ class Dequantized : public Producer {
     work.index.resize(static_cast<std::size_t>(index.length / sizeof(std::int32_t)));
     const std::span bytes = std::as_writable_bytes(std::span(work.index));
     if (const int error = index.source->read_unverified(bytes, index.offset)) return error;
-    if (std::ranges::find(work.index, -1) != work.index.end()) work.index.clear();
+    if (layout_.index_may_be_unused && std::ranges::find(work.index, -1) != work.index.end()) {
+      work.index.clear();
+    }
     return 0;
   }
 

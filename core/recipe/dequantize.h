@@ -49,6 +49,7 @@ enum class Codes : std::uint8_t {
                  // (AWQ)
   kHighFirst,    // two fields of 4 bits in a byte, the first in the high bits
   kDown,         // fields as a stream down each column, in rows of words of 32 bits
+  kF4Down,       // two F4 in a byte, of neighbouring rows, the first in the low bits
   kWordsDown,    // 32 / bits fields in each word, down each column; the upper bits are unused
 };
 
@@ -77,7 +78,7 @@ enum class Role : std::uint8_t {
   kScale,
   kShape,  // read when the checkpoint is loaded; gives no bytes here
   kZero,
-  kIndex,  // I32, the block of each row or column; -1 in any place: as if it were absent
+  kIndex,  // I32, the block of each row or column
   kBias,
   kFactor,
   kNestedScale,  // scale = levels[field] * nested[block / nested_block] + nested_offset
@@ -96,6 +97,7 @@ struct QuantizedLayout {
   std::uint64_t grid_rows = 0, grid_columns = 0;    // 0: no grid
   Packing scale, zero, bias;                        // of the grid, where there is such an input
   bool index_is_of_rows = false;                    // kIndex has a block a row, not a column
+  bool index_may_be_unused = false;                 // -1 in any place: as if it were absent
 
   enum class Factor : std::uint8_t { kMultiplies, kDivides };  // the scales
   Factor factor = Factor::kMultiplies;
