@@ -160,6 +160,8 @@ class Dequantizer {
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
   Dequantized run() {
+    for (const MissingTensor& missing : checkpoint_.missing()) lost_.push_back(missing.name);
+    std::ranges::sort(lost_);
     refuse_known();
     finder_.refuse_unknown_methods();
     fetch_ahead();
@@ -191,6 +193,25 @@ class Dequantizer {
     }
   }
 
+  // Whether a part of the same weight is in a shard that is missing (LoadOptions::allow_missing):
+  // what is left of it shows nothing.
+  bool is_half_of_lost(const Tensor& tensor) const {
+    if (lost_.empty() || !is_name_of_part(tensor.name)) return false;
+    const std::string_view module = tensor.name.substr(0, tensor.name.rfind('.') + 1);
+    const auto is_lost = [&](std::string_view prefix) {
+      for (auto at = std::ranges::lower_bound(lost_, prefix);
+           at != lost_.end() && at->starts_with(prefix); ++at) {
+        if (is_name_of_part(*at) && at->find('.', prefix.size()) == std::string::npos) return true;
+      }
+      return false;
+    };
+    const bool is_plain_number =
+        tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32;
+    // A bias or a norm is no weight that lost its scales.
+    if (is_plain_number && tensor.name.ends_with(".weight")) return false;
+    return is_lost(module);
+  }
+
   void refuse_known() const {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string reason = reason_to_refuse(checkpoint_.name(i));
@@ -200,7 +221,11 @@ class Dequantizer {
 
   void find_scheme(std::uint32_t number) {
     const Tensor tensor = checkpoint_.tensor(number);
-    if (!is_stored(tensor)) return;
+    if (fates_[number] != Dequantized::kKept || !is_stored(tensor)) return;
+    if (is_half_of_lost(tensor)) {
+      fates_[number] = Dequantized::kGone;
+      return;
+    }
     QuantizedWeight found;
     for (const Scheme& scheme : schemes()) {
       if (!scheme.find(finder_, number, tensor, found)) continue;
@@ -270,6 +295,7 @@ class Dequantizer {
   const Checkpoint& checkpoint_;
   DType to_;
   Finder finder_;
+  std::vector<std::string> lost_;  // names of missing tensors, sorted
   std::vector<std::uint32_t> fates_;
   std::unique_ptr<QuantizedTensors> tensors_;
 };

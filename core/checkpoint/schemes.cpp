@@ -155,6 +155,13 @@ bool vanishes(std::string_view name) {
   return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
 }
 
+bool is_name_of_part(std::string_view name) {
+  constexpr std::string_view kWeights[] = {".weight", ".weight_packed", ".qweight", "_blocks",
+                                           ".blocks"};
+  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
+  return std::ranges::any_of(kEndings, ends) || std::ranges::any_of(kWeights, ends);
+}
+
 std::string reason_if_left(const Finder& finder, const Tensor& tensor) {
   std::string_view reason;
   if (has_ending_of(tensor.name, kLeft, reason)) {

@@ -99,71 +99,92 @@ std::pair<std::uint64_t, std::uint64_t> stored_rows(const Packing& p, std::uint6
   return {begin, end};
 }
 
-float as_value(std::uint64_t field, const Packing& p) {
-  const std::uint64_t mask = (std::uint64_t{1} << p.bits) - 1;
-  return static_cast<float>(static_cast<std::int32_t>((field + p.added) & mask) - p.offset);
-}
-
 std::uint32_t load_word(const std::byte* at) {
   std::uint32_t word = 0;
   std::memcpy(&word, at, sizeof word);
   return word;
 }
 
+// What a field means. By value in the loops: a compiler must assume that stores of floats change
+// the bytes of a Packing.
+struct Meaning {
+  explicit Meaning(const Packing& p) : mask((1U << p.bits) - 1), added(p.added), offset(p.offset) {}
+  float operator()(std::uint32_t field) const {
+    return static_cast<float>(static_cast<std::int32_t>((field + added) & mask) - offset);
+  }
+  std::uint32_t mask, added;
+  std::int32_t offset;
+};
+
 // --- decoding a run of a row
 
 void unpack_fields(const Packing& p, const std::byte* in, std::size_t count, float* out) {
+  const Meaning value(p);
+  const std::size_t bits = p.bits;
   // Eight fields are `bits` bytes.
   for (std::size_t i = 0; i < count; i += 8) {
     const std::size_t some = std::min<std::size_t>(8, count - i);
     std::uint64_t stream = 0;
-    std::memcpy(&stream, in, (some * p.bits + 7) / 8);
-    for (std::size_t k = 0; k < some; ++k) out[i + k] = as_value(stream >> (k * p.bits), p);
-    in += p.bits;
+    std::memcpy(&stream, in, (some * bits + 7) / 8);
+    for (std::size_t k = 0; k < some; ++k) {
+      out[i + k] = value(static_cast<std::uint32_t>(stream >> (k * bits)));
+    }
+    in += bits;
   }
 }
 
-void unpack_nibbles(const Packing& p, const std::byte* in, std::size_t count, float* out) {
-  for (std::size_t i = 0; i + 1 < count; i += 2) {
-    const auto pair = std::to_integer<unsigned>(in[i / 2]);
-    out[i] = as_value(pair & 15U, p);
-    out[i + 1] = as_value(pair >> 4U, p);
+void unpack_bytes(const Packing& p, const std::byte* in, std::size_t count, float* out) {
+  const Meaning value(p);
+  for (std::size_t i = 0; i < count; ++i) out[i] = value(std::to_integer<unsigned>(in[i]));
+}
+
+// `first` and `second` are the places of the fields of a byte.
+void unpack_nibbles(const Packing& p, unsigned first, unsigned second, const std::byte* in,
+                    std::size_t count, float* out) {
+  const Meaning value(p);
+  for (std::size_t i = 0; i < count / 2; ++i) {
+    const auto pair = std::to_integer<unsigned>(in[i]);
+    out[2 * i] = value(pair >> first);
+    out[2 * i + 1] = value(pair >> second);
   }
-  if (count % 2 != 0) {
-    out[count - 1] = as_value(std::to_integer<unsigned>(in[count / 2]) & 15U, p);
-  }
+  if (count % 2 != 0) out[count - 1] = value(std::to_integer<unsigned>(in[count / 2]) >> first);
 }
 
 void unpack_words(const Packing& p, const std::byte* in, std::size_t count, float* out) {
-  const auto each = static_cast<std::size_t>(fields_in_word(p));
+  const Meaning value(p);
+  const std::size_t bits = p.bits;
+  const std::size_t each = 32 / bits;
   for (std::size_t i = 0; i < count; i += each, in += kWord) {
     const std::uint32_t word = load_word(in);
-    for (std::size_t k = 0; k < std::min(each, count - i); ++k) {
-      out[i + k] = as_value(word >> (k * p.bits), p);
-    }
+    const std::size_t some = std::min(each, count - i);
+    for (std::size_t k = 0; k < some; ++k) out[i + k] = value(word >> (k * bits));
   }
 }
 
 void unpack_interleaved(const Packing& p, const std::byte* in, std::size_t count, float* out) {
   constexpr std::array<unsigned, 8> kPlace{0, 4, 1, 5, 2, 6, 3, 7};
+  const Meaning value(p);
   for (std::size_t i = 0; i < count; i += 8, in += kWord) {
     const std::uint32_t word = load_word(in);
-    for (std::size_t k = 0; k < std::min<std::size_t>(8, count - i); ++k) {
-      out[i + k] = as_value(word >> (4 * kPlace[k]), p);
-    }
+    const std::size_t some = std::min<std::size_t>(8, count - i);
+    for (std::size_t k = 0; k < some; ++k) out[i + k] = value(word >> (4 * kPlace[k]));
   }
 }
 
 // `in` is the first word of the column; `pitch` leads to the next word of the same column.
 void unpack_down(const Packing& p, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
                  std::size_t count, float* out) {
-  const std::uint64_t in_word =
-      p.codes == Codes::kDown ? row % 32 * p.bits % 32 : row % fields_in_word(p) * p.bits;
-  const bool is_split = in_word + p.bits > 32;
+  const Meaning value(p);
+  const auto shift = static_cast<unsigned>(
+      p.codes == Codes::kDown ? row % 32 * p.bits % 32 : row % fields_in_word(p) * p.bits);
+  if (shift + p.bits <= 32) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = value(load_word(in + i * kWord) >> shift);
+    return;
+  }
+  const std::byte* const next = in + pitch;
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint64_t field = load_word(in + i * kWord);
-    if (is_split) field |= static_cast<std::uint64_t>(load_word(in + i * kWord + pitch)) << 32;
-    out[i] = as_value(field >> in_word, p);
+    out[i] =
+        value(load_word(in + i * kWord) >> shift | load_word(next + i * kWord) << (32 - shift));
   }
 }
 
@@ -226,17 +247,15 @@ void unpack(const Packing& p, const Window& window, std::uint64_t row, std::uint
       }
       return;
     case Codes::kFields:
-      return p.bits == 4 ? unpack_nibbles(p, in, count, out) : unpack_fields(p, in, count, out);
+      return p.bits == 4   ? unpack_nibbles(p, 0, 4, in, count, out)
+             : p.bits == 8 ? unpack_bytes(p, in, count, out)
+                           : unpack_fields(p, in, count, out);
     case Codes::kWords:
       return unpack_words(p, in, count, out);
     case Codes::kInterleaved:
       return unpack_interleaved(p, in, count, out);
     case Codes::kHighFirst:
-      for (std::size_t i = 0; i < count; ++i) {
-        const auto pair = std::to_integer<unsigned>(in[i / 2]);
-        out[i] = as_value(i % 2 == 0 ? pair >> 4U : pair & 15U, p);
-      }
-      return;
+      return unpack_nibbles(p, 4, 0, in, count, out);
     case Codes::kF4Down:
       return unpack_f4_down(in, row, count, out);
     default:
@@ -749,6 +768,7 @@ class Dequantized : public Producer {
     {
       const std::lock_guard lock(kept->mutex);
       if (!kept->is_ready) {
+        const TileCache::Turn turn(tiles_);
         kept->bytes.resize(bytes);
         if (const int error = compute(work, tile, kept->bytes.data())) return error;
         kept->is_ready = true;
@@ -762,7 +782,8 @@ class Dequantized : public Producer {
 
   int compute(Work& work, const Tile& tile, std::byte* out) const {
     const auto height = static_cast<std::size_t>(tile.rows);
-    std::vector<float> stripe(kStripe * height + 256);
+    const std::size_t pitch = height + 16;  // rows that are turned must not share the cache's sets
+    std::vector<float> stripe(kStripe * pitch + 256);
     std::array<float, kStripe> turned{};
     for (std::uint64_t done = 0; done < tile.columns; done += kStripe) {
       const Part part = stripe_of(tile, done);
@@ -771,11 +792,11 @@ class Dequantized : public Producer {
       if (const int error = work.decoder.read()) return error;
       for (std::size_t i = 0; i < width; ++i) {
         const int error =
-            work.decoder.decode(part.row + i, part.column, height, stripe.data() + i * height);
+            work.decoder.decode(part.row + i, part.column, height, stripe.data() + i * pitch);
         if (error != 0) return error;
       }
       for (std::size_t row = 0; row < height; ++row) {
-        for (std::size_t i = 0; i < width; ++i) turned[i] = stripe[i * height + row];
+        for (std::size_t i = 0; i < width; ++i) turned[i] = stripe[i * pitch + row];
         round_(turned.data(), width, out + (row * tile.columns + done) * width_);
       }
     }

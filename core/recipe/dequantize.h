@@ -26,7 +26,6 @@
 #include "core/recipe/content.h"
 
 #include <array>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -34,6 +33,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <semaphore>
 #include <utility>
 #include <vector>
 
@@ -115,7 +115,8 @@ struct QuantizedLayout {
 // producer may be made only then. Returns the first role for which it is not so.
 std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs& inputs);
 
-// The tiles of transposed results that were read last, at most kMost bytes of them.
+// The tiles of transposed results that were read last, at most kMost bytes of them, and those that
+// are computed, at most kAtOnce.
 class TileCache {
  public:
   static constexpr std::size_t kMost = std::size_t{64} << 20;
@@ -133,6 +134,19 @@ class TileCache {
   std::shared_ptr<Tile> get(const Key& key, std::size_t bytes);
   bool has(const Key& key) const;
 
+  // Whoever computes a tile has one; the constructor waits for it. No one waits for a tile with it.
+  static constexpr std::ptrdiff_t kAtOnce = 8;
+  class Turn {
+   public:
+    explicit Turn(TileCache& cache) : cache_(cache) { cache.turns_.acquire(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { cache_.turns_.release(); }
+
+   private:
+    TileCache& cache_;
+  };
+
  private:
   struct Kept {
     Key key;
@@ -143,6 +157,7 @@ class TileCache {
   std::list<Kept> kept_;  // the last used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
   std::size_t bytes_ = 0;
+  std::counting_semaphore<kAtOnce> turns_{kAtOnce};
 };
 
 // A producer of the values as BF16, F16 or F32, row-major. misfit() is nullopt. `tiles` is for a
