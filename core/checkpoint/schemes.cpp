@@ -292,17 +292,10 @@ Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset) {
 }
 
 std::optional<DType> scale_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kF8E8M0:
-      return dtype;
-    case DType::kU8:
-      return DType::kF8E8M0;
-    default:
-      return std::nullopt;
-  }
+  constexpr DType kScales[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E8M0};
+  if (dtype == DType::kU8) return DType::kF8E8M0;
+  return std::ranges::find(kScales, dtype) != std::end(kScales) ? std::optional(dtype)
+                                                                : std::nullopt;
 }
 
 void refuse_companion(const Tensor& weight, const Tensor& companion, const std::string& rule) {

@@ -355,13 +355,17 @@ class Decoder {
 
   void missing(std::vector<Extent>& missing) const {
     for (std::size_t i = 0; i < kRoles; ++i) {
-      const Window& window = windows_[i];
-      for_runs(window, [&](std::uint64_t begin, std::uint64_t length) {
-        const std::uint64_t at = inputs_[i].offset + begin;
-        if (!inputs_[i].source->has({at, length}))
-          missing.push_back({inputs_[i].source, at, length});
-        return 0;
-      });
+      Window window = windows_[i];
+      if (window.run == 0 || window.count == 0) continue;
+      if (window.stride <= Source::kFetchUnit) {  // the runs touch every block between them
+        window.run += (window.count - 1) * window.stride;
+        window.count = 1;
+      }
+      for (std::uint64_t k = 0; k < window.count; ++k) {
+        const Extent run{inputs_[i].source, inputs_[i].offset + window.begin + k * window.stride,
+                         window.run};
+        if (!run.source->has({run.offset, run.length})) missing.push_back(run);
+      }
     }
   }
 
@@ -603,6 +607,10 @@ class Dequantized : public Producer {
 
   void missing(std::uint64_t offset, std::uint64_t length,
                std::vector<Extent>& missing) const override {
+    const auto is_complete = [](const Extent& input) {
+      return !is_there(input) || input.source->is_complete();
+    };
+    if (std::ranges::all_of(inputs_, is_complete)) return;
     const Extent& index = inputs_[static_cast<std::size_t>(Role::kIndex)];
     if (is_there(index) && index.length > 0 && !index.source->has({index.offset, index.length})) {
       missing.push_back(index);
@@ -812,10 +820,13 @@ class Dequantized : public Producer {
       const Tile tile = tile_of(first, row, column);
       const TileCache::Key key = key_of(tile);
       if (before != key && !tiles_.has(key)) {
-        for (std::uint64_t done = 0; done < tile.columns; done += kStripe) {
-          decoder.aim(stripe_of(tile, done), {});
-          decoder.missing(missing);
-        }
+        decoder.aim({.matrix = tile.matrix,
+                     .row = tile.column,
+                     .rows = tile.columns,
+                     .column = tile.row,
+                     .columns = tile.rows},
+                    {});
+        decoder.missing(missing);
       }
       before = key;
       first += std::min(end - first, tile.column + tile.columns - column);
