@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <utility>
@@ -167,7 +168,7 @@ class Dequantizer {
     fetch_ahead();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
-    if (tensors_->is_empty()) {
+    if (std::ranges::count(fates_, Dequantized::kKept) == std::ssize(fates_)) {
       finder_.refuse_any_method();
       return {};
     }

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string bytes_of(const std::vector<float>& values) {
+std::string packed_floats(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
@@ -48,7 +48,7 @@ class DequantizeTest : public ::testing::Test {
                       {{"w.weight", "F8_E4M3", {4, 256}, std::string(1024, '\x38')},
                        {"w.bias", "BF16", {1}, "xy"}});
     write_safetensors(dir_ / "b.safetensors",
-                      {{"w.weight_scale_inv", "F32", {2, 2}, bytes_of({1, 2, 3, 4})}});
+                      {{"w.weight_scale_inv", "F32", {2, 2}, packed_floats({1, 2, 3, 4})}});
     write_index(dir_ / "model.safetensors.index.json",
                 {{"w.weight", "a.safetensors"},
                  {"w.bias", "a.safetensors"},
@@ -77,7 +77,7 @@ TEST_F(DequantizeTest, AComputedTensorStandsInPlaceOfItsInputs) {
   write_fp8();
   const auto checkpoint = load(DType::kF32);
   ASSERT_EQ(checkpoint->tensor_count(), 2U);
-  const Tensor tensor = checkpoint->tensor(0);
+  const stfs::Tensor tensor = checkpoint->tensor(0);
   EXPECT_EQ(tensor.name, "w.weight");
   EXPECT_EQ(tensor.path, "w.weight");
   EXPECT_EQ(tensor.dtype, DType::kF32);
