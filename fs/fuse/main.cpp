@@ -139,6 +139,7 @@ struct LoadedSources {
 
 LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
+          .dequantize = options.dequantize,
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -321,7 +322,7 @@ int mount(Options options) {
     options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
   }
 
-  const std::string content = mount_json(checkpoint, options.allow_missing);
+  const std::string content = mount_json(checkpoint, options.allow_missing, options.dequantize);
 
   ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);

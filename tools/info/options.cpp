@@ -1,3 +1,4 @@
+#include "core/checkpoint/dequantize.h"
 #include "core/source/source_rows.h"
 #include "tools/info/verbs.h"
 
@@ -143,6 +144,18 @@ constexpr std::array kOwnOptions = {
               .help = "prune until SIZE bytes are left (default: 0)",
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{.flags = "--dequantize",
+              .verbs = "info list show cat stats hash diff extract",
+              .argument = kDequantizedWords,
+              .value = Value::kChoice,
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<Arguments*>(to)->dequantize = dequantized_type(value);
+                  },
+              .help = "read quantised weights as their values, in this type",
+              .man =
+                  "Read each quantised weight as a tensor of its values, as `stfs -o dequantize` "
+                  "shows it."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,

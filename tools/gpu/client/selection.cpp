@@ -362,6 +362,11 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
 
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                     const std::string& place, std::vector<Item>& items) {
+  if (!tensor.locator) {
+    refuse(place, "tensor " + in_quotes(tensor.name) +
+                      ": its values are computed, and this command loads stored ones: name the "
+                      "source of the mount");
+  }
   ItemRequest request;
   request.path = tensor.locator->source->path();
   request.tensor = tensor.name;
