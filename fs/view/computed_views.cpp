@@ -9,7 +9,7 @@ namespace stfs {
 
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text) {
   ValueStats stats;
-  if (const int error = value_stats(file.tensor().content(), file.tensor().dtype, stop, stats))
+  if (const int error = value_stats(file.tensor().content(), file.tensor().dtype, {stop}, stats))
     return error;
   text = stats_json(stats) + "\n";
   return 0;

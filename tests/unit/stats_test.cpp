@@ -43,8 +43,8 @@ class LoadedTensor {
 ValueStats stats_of(const Tensor& tensor) {
   const LoadedTensor loaded(tensor);
   ValueStats stats;
-  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
-                        stats),
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                        {std::atomic<bool>(false)}, stats),
             0);
   return stats;
 }
@@ -303,11 +303,13 @@ TEST(ValueStats, EndWithEintrWhenStopped) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  const int error = value_stats(loaded.tensor().content(), loaded.tensor().dtype, stop, stats,
-                                [&](std::uint64_t bytes) {
-                                  seen += bytes;
-                                  stop = true;
-                                });
+  const int error = value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                                {stop,
+                                 [&](std::uint64_t bytes) {
+                                   seen += bytes;
+                                   stop = true;
+                                 }},
+                                stats);
 
   EXPECT_EQ(error, EINTR);
   EXPECT_LT(seen, 5'000'000U);
@@ -318,8 +320,8 @@ TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false), stats,
-              [&](std::uint64_t bytes) { seen += bytes; });
+  value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+              {std::atomic<bool>(false), [&](std::uint64_t bytes) { seen += bytes; }}, stats);
 
   EXPECT_EQ(seen, 1'000'000U);
 }
@@ -329,8 +331,8 @@ TEST(ValueStats, PassOnTheErrnoOfARead) {
   std::filesystem::resize_file(loaded.path(), 20);
   ValueStats stats;
 
-  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
-                        stats),
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                        {std::atomic<bool>(false)}, stats),
             ESTALE);
 }
 

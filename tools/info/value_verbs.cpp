@@ -64,6 +64,11 @@ class Lines {
   std::optional<std::string> last_;
 };
 
+// The number of threads.
+unsigned jobs_of(const Arguments& arguments) {
+  return arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
+}
+
 // Calls `make` for the numbers 0 to count-1 on `jobs` threads and adds the lines in the order of
 // the numbers. When a call throws, sets `stop` for the others, adds the lines up to the first that
 // is not done, and throws the first exception.
@@ -89,7 +94,6 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       line_done.notify_one();
     }
   };
-  if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
   {
     std::vector<std::jthread> threads;
     try {
@@ -142,7 +146,7 @@ int for_selected(const Arguments& arguments,
   ProgressBar bar(bytes_of(checkpoint, tensors));
   const std::vector<std::uint32_t> order = stats ? stats->begin(checkpoint, tensors) : tensors;
   Lines out(arguments.json, bar, stats ? stats->heading() : "");
-  add_in_order(out, order.size(), arguments.jobs,
+  add_in_order(out, order.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) {
                  return line_of(checkpoint.tensor(order[i]), stop,
                                 [&bar](std::uint64_t bytes) { bar.add(bytes); });
@@ -331,11 +335,13 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
 
 int stats(const Arguments& arguments) {
   StatsRows rows(arguments);
+  const unsigned threads = jobs_of(arguments);
   return for_selected(
       arguments,
       [&](const Tensor& tensor, const std::atomic<bool>& stop, const Progress& progress) {
         ValueStats values;
-        if (const int error = value_stats(tensor.content(), tensor.dtype, stop, values, progress)) {
+        if (const int error =
+                value_stats(tensor.content(), tensor.dtype, {stop, progress, threads}, values)) {
           fail(tensor, error);
         }
         return rows.line(tensor, values);
@@ -377,7 +383,7 @@ int diff(const Arguments& arguments) {
   std::array<std::atomic<std::size_t>, 3> found = {};  // changed, only in A, only in B
   ProgressBar bar(bytes);
   Lines out(arguments.json, bar, rows.heading());
-  add_in_order(out, pairs.size(), arguments.jobs,
+  add_in_order(out, pairs.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
                  std::optional<Difference> difference = difference_of_headers(pair);
