@@ -38,6 +38,15 @@ HWY_INLINE Vectors zero_vectors() {
   return vectors;
 }
 
+// How many values are added by vectors; the lane of one of the others.
+constexpr std::size_t in_lanes(std::size_t count) {
+  constexpr std::size_t kFew = 64;
+  return count < kFew ? 0 : count / kLanes * kLanes;
+}
+constexpr std::size_t lane_of(std::size_t value, std::size_t whole) {
+  return whole == 0 ? 0 : value - whole;
+}
+
 using LaneSums = std::array<double, kLanes>;
 
 HWY_INLINE LaneSums stored(const Vectors& vectors) {
@@ -95,14 +104,14 @@ template <class T>
 RunSums sums(const T* HWY_RESTRICT x, std::size_t count) {
   RunSums result;
   Vectors sum = zero_vectors();
-  const std::size_t whole = count / kLanes * kLanes;
+  const std::size_t whole = in_lanes(count);
   for (std::size_t i = 0; i < whole; i += kLanes) {
     for (std::size_t v = 0; v < kVectors; ++v) {
       sum[v] = hn::Add(sum[v], load(x + i + v * kInVector));
     }
   }
   LaneSums lanes = stored(sum);
-  for (std::size_t i = whole; i < count; ++i) lanes[i - whole] += static_cast<double>(x[i]);
+  for (std::size_t i = whole; i < count; ++i) lanes[lane_of(i, whole)] += static_cast<double>(x[i]);
   result.sum = sum_of_lanes(lanes);
   extremes_of(x, count, result);
   return result;
@@ -113,7 +122,7 @@ RunDeviations deviations(const T* HWY_RESTRICT x, std::size_t count, double mean
   Vectors squares = zero_vectors();
   Vectors sum = zero_vectors();
   const auto center = hn::Set(Doubles(), mean);
-  const std::size_t whole = count / kLanes * kLanes;
+  const std::size_t whole = in_lanes(count);
   for (std::size_t i = 0; i < whole; i += kLanes) {
     for (std::size_t v = 0; v < kVectors; ++v) {
       const auto deviation = hn::Sub(load(x + i + v * kInVector), center);
@@ -125,8 +134,8 @@ RunDeviations deviations(const T* HWY_RESTRICT x, std::size_t count, double mean
   LaneSums lanes = stored(sum);
   for (std::size_t i = whole; i < count; ++i) {
     const double deviation = static_cast<double>(x[i]) - mean;
-    square_lanes[i - whole] += deviation * deviation;
-    lanes[i - whole] += deviation;
+    square_lanes[lane_of(i, whole)] += deviation * deviation;
+    lanes[lane_of(i, whole)] += deviation;
   }
   return {sum_of_lanes(square_lanes), sum_of_lanes(lanes)};
 }

@@ -2,8 +2,8 @@
 //
 // A run is at most kRun values, which stay in the first-level cache between the two passes over
 // them. Each function adds in sixteen lanes, value i in lane i % 16, and then adds the lanes in a
-// fixed order. No operation is fused. So the result does not depend on the vectors of the
-// processor.
+// fixed order; fewer than 64 values it adds one after the other. No operation is fused. So the
+// result does not depend on the vectors of the processor.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

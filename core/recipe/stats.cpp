@@ -59,8 +59,8 @@ struct Summary {
     const auto before = static_cast<double>(finite);
     const auto added = static_cast<double>(other.finite);
     const double difference = other.mean - mean;
-    mean += difference * (added / (before + added));
-    squares += other.squares + difference * difference * (before * (added / (before + added)));
+    mean += difference * added / (before + added);
+    squares += other.squares + difference * difference * before * added / (before + added);
     finite += other.finite;
   }
 
@@ -92,7 +92,7 @@ Summary summary_of_finite(std::span<const T> values, RunSums sums) {
     const RunDeviations deviations = deviations_of(scaled, mean);
     // The sum of the deviations corrects the rounding of the mean.
     part.mean = mean + deviations.sum / count;
-    part.squares = std::max(0.0, deviations.squares - deviations.sum * (deviations.sum / count));
+    part.squares = std::max(0.0, deviations.squares - deviations.sum * deviations.sum / count);
   };
   if constexpr (std::is_same_v<T, double>) {
     part.exponent = exponent_for(std::max(-sums.min, sums.max));
@@ -254,9 +254,10 @@ class ValuePass {
       run.doubles.resize(count);
       to_doubles_(bytes.first(static_cast<std::size_t>(info_.offset_of(count))), run.doubles);
       if (wants_stats_) part = summary_of(std::span<const double>(run.doubles));
-      if (!sinks_.empty()) std::ranges::transform(run.doubles, floats.begin(), narrow);
+      for (ValueSink* sink : sinks_) sink->see(first, std::span<const double>(run.doubles), thread);
+      return part;
     }
-    for (ValueSink* sink : sinks_) sink->see(first, floats, thread);
+    for (ValueSink* sink : sinks_) sink->see(first, std::span<const float>(floats), thread);
     return part;
   }
 
@@ -270,6 +271,12 @@ class ValuePass {
 };
 
 }  // namespace
+
+void ValueSink::see(std::uint64_t first, std::span<const double> values, unsigned thread) {
+  std::vector<float> narrowed(values.size());
+  std::ranges::transform(values, narrowed.begin(), narrow);
+  see(first, std::span<const float>(narrowed), thread);
+}
 
 int value_stats(const Content& content, DType dtype, const PassOptions& options, ValueStats& stats,
                 std::initializer_list<ValueSink*> sinks) {

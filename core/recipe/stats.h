@@ -36,8 +36,8 @@ struct ValueStats {
   std::uint64_t inf = 0;
 };
 
-// Sees the values that a pass reads, as binary32: F64 and integers are rounded, finite values to
-// finite ones. Runs of values come in any order, from PassOptions::threads threads.
+// Sees the values that a pass reads. Runs of values come in any order, from PassOptions::threads
+// threads.
 class ValueSink {
  public:
   ValueSink() = default;
@@ -47,6 +47,10 @@ class ValueSink {
 
   // `first` is the number of the first value; `thread` is that of PassBlock.
   virtual void see(std::uint64_t first, std::span<const float> values, unsigned thread) = 0;
+
+  // Values of F64, BOOL and integers; I64 and U64 are rounded. By default rounds them to binary32,
+  // finite values to finite ones, and calls the other.
+  virtual void see(std::uint64_t first, std::span<const double> values, unsigned thread);
 };
 
 // Reads the elements of type `dtype` in `content` once and sets `stats`; the sinks see all values

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cfloat>
@@ -16,7 +17,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -334,6 +337,75 @@ TEST(ValueStats, PassOnTheErrnoOfARead) {
   EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
                         {std::atomic<bool>(false)}, stats),
             ESTALE);
+}
+
+// Values that are k / 2^20 have exact sums in integers.
+TEST(ValueStats, OfAnyValuesKeepTheirBoundAgainstExactArithmetic) {
+  RandomBytes random(9);
+  for (const std::size_t count : {1U, 15U, 4097U, 1'000'000U}) {
+    for (const std::int64_t offset : {0, 1 << 23, -(1 << 24)}) {
+      std::vector<float> values;
+      __int128 sum = 0;
+      __int128 squares = 0;
+      std::int64_t largest = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t k = offset + static_cast<std::int64_t>(random.next() % 8192) - 4096;
+        const auto exact = static_cast<std::int64_t>(static_cast<float>(k));
+        values.push_back(std::ldexp(static_cast<float>(k), -20));
+        sum += exact;
+        squares += static_cast<__int128>(exact) * exact;
+        largest = std::max(largest, std::abs(exact));
+      }
+      const auto n = static_cast<__int128>(count);
+      const long double mean = static_cast<long double>(sum) / static_cast<long double>(n);
+      const long double std = std::sqrt(static_cast<long double>(n * squares - sum * sum)) /
+                              static_cast<long double>(n);
+      const ValueStats found = stats_of("F32", values);
+      const double bound = std::ldexp(static_cast<double>(largest), -20 - 40);
+
+      EXPECT_NEAR(*found.mean, static_cast<double>(mean * 0x1p-20L), bound) << count;
+      EXPECT_NEAR(*found.std, static_cast<double>(std * 0x1p-20L), bound) << count;
+    }
+  }
+}
+
+TEST(ValueStats, DoNotDependOnTheNumberOfThreads) {
+  for (const char* dtype : {"BF16", "F32", "F64", "I32", "F8_E4M3", "F6_E2M3", "C64"}) {
+    const LoadedTensor loaded(random_tensor("t", dtype, {1000, 3004}));
+    std::string first;
+    for (const unsigned threads : {1U, 2U, 3U, 16U}) {
+      ValueStats stats;
+      ASSERT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                            {.stop = std::atomic<bool>(false), .threads = threads}, stats),
+                0);
+      if (first.empty()) first = stats_json(stats);
+      EXPECT_EQ(stats_json(stats), first) << dtype << " " << threads;
+    }
+  }
+}
+
+TEST(OrderedSum, IsTheSameInEveryOrder) {
+  struct Text {
+    std::string text;
+    void add(const Text& right) { text = "(" + text + right.text + ")"; }
+  };
+  for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 8U, 21U}) {
+    std::string expected;
+    std::vector<std::size_t> order(count);
+    for (std::size_t i = 0; i < count; ++i) order[i] = i;
+    RandomBytes random(count);
+    for (int round = 0; round < 20; ++round) {
+      OrderedSum<Text> sum;
+      for (const std::size_t i : order) {
+        sum.add(i, {std::string(1, static_cast<char>('a' + i))});
+      }
+      if (round == 0) expected = sum.result().text;
+      EXPECT_EQ(sum.result().text, expected);
+      for (std::size_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.next() % i]);
+    }
+    std::erase_if(expected, [](char c) { return c == '(' || c == ')'; });
+    EXPECT_TRUE(std::ranges::is_sorted(expected) && expected.size() == count);
+  }
 }
 
 TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {

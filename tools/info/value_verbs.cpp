@@ -135,10 +135,11 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
 
 // Prints `line_of` of each selected tensor, for `stats` in the order and below the heading that it
 // gives.
-int for_selected(const Arguments& arguments,
-                 const std::function<std::string(const Tensor&, const std::atomic<bool>&,
-                                                 const Progress&)>& line_of,
-                 StatsRows* stats = nullptr) {
+int for_selected(
+    const Arguments& arguments,
+    const std::function<std::string(std::size_t position, const Tensor&, const std::atomic<bool>&,
+                                    const Progress&)>& line_of,
+    StatsRows* stats = nullptr) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const std::vector<std::uint32_t> tensors =
@@ -148,10 +149,13 @@ int for_selected(const Arguments& arguments,
   Lines out(arguments.json, bar, stats ? stats->heading() : "");
   add_in_order(out, order.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) {
-                 return line_of(checkpoint.tensor(order[i]), stop,
+                 return line_of(i, checkpoint.tensor(order[i]), stop,
                                 [&bar](std::uint64_t bytes) { bar.add(bytes); });
                });
   bar.end();
+  if (stats) {
+    for (std::string& line : stats->sorted_lines()) out.add(std::move(line));
+  }
   out.end();
   return stats ? stats->end() : 0;
 }
@@ -338,21 +342,22 @@ int stats(const Arguments& arguments) {
   const unsigned threads = jobs_of(arguments);
   return for_selected(
       arguments,
-      [&](const Tensor& tensor, const std::atomic<bool>& stop, const Progress& progress) {
+      [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
+          const Progress& progress) {
         ValueStats values;
         if (const int error =
                 value_stats(tensor.content(), tensor.dtype, {stop, progress, threads}, values)) {
           fail(tensor, error);
         }
-        return rows.line(tensor, values);
+        return rows.line(position, tensor, values);
       },
       &rows);
 }
 
 int hash(const Arguments& arguments) {
   const bool for_people = ::isatty(STDOUT_FILENO) == 1;
-  return for_selected(arguments, [&](const Tensor& tensor, const std::atomic<bool>& stop,
-                                     const Progress& progress) {
+  return for_selected(arguments, [&](std::size_t, const Tensor& tensor,
+                                     const std::atomic<bool>& stop, const Progress& progress) {
     std::string hex;
     if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
     if (!arguments.json) {

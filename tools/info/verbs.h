@@ -31,6 +31,8 @@ struct Arguments {
   bool npy = false;
   bool json = false;
   bool nonfinite = false;  // stats: only tensors with NaN or infinity
+  std::string sort_by;     // stats: a column; "": the order of the tensors
+  unsigned top = 0;        // stats: only so many; 0: all
   bool allow_missing = false;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
