@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <type_traits>
+#include <cstdint>
+#include <functional>
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs. Sixteen lanes need arrays of vectors, which vectors without a constant size cannot be in.
@@ -176,6 +177,16 @@ RunDeviations deviations_of(std::span<const float> values, double mean) {
 }
 RunDeviations deviations_of(std::span<const double> values, double mean) {
   return HWY_DYNAMIC_DISPATCH(double_deviations)(values.data(), values.size(), mean);
+}
+
+void with_each_target(const std::function<void()>& use) {
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    use();
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 }  // namespace stfs

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 namespace stfs {
@@ -34,5 +35,9 @@ struct RunDeviations {
 
 RunDeviations deviations_of(std::span<const float> values, double mean);
 RunDeviations deviations_of(std::span<const double> values, double mean);
+
+// For tests: calls `use` once with each set of instructions that the processor has. Not
+// thread-safe.
+void with_each_target(const std::function<void()>& use);
 
 }  // namespace stfs

@@ -3,7 +3,9 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
+#include "core/recipe/moments.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -17,6 +19,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -381,6 +384,43 @@ TEST(ValueStats, DoNotDependOnTheNumberOfThreads) {
       if (first.empty()) first = stats_json(stats);
       EXPECT_EQ(stats_json(stats), first) << dtype << " " << threads;
     }
+  }
+}
+
+TEST(ValueStats, DoNotDependOnTheVectorsOfTheProcessor) {
+  for (const char* dtype : {"BF16", "F16", "F32", "F64", "I16"}) {
+    for (const std::uint64_t count : {1U, 63U, 64U, 79U, 4095U, 300'001U}) {
+      const LoadedTensor loaded(random_tensor("t", dtype, {count}, count));
+      std::set<std::string> found;
+      with_each_target([&] {
+        ValueStats stats;
+        EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                              {std::atomic<bool>(false)}, stats),
+                  0);
+        found.insert(stats_json(stats));
+      });
+      EXPECT_EQ(found.size(), 1U) << dtype << " " << count;
+    }
+  }
+}
+
+TEST(ValueStats, OfBytesThatComeLateAreTheSame) {
+  const LoadedTensor loaded(random_tensor("t", "BF16", {10'000'000}));
+  ValueStats here;
+  ASSERT_EQ(value_stats(loaded.tensor().content(), DType::kBF16, {std::atomic<bool>(false)}, here),
+            0);
+  for (const std::uint64_t kept : {std::uint64_t{2} << 20, std::uint64_t{1} << 40}) {
+    LateSource source(loaded.path());
+    Content content;
+    content.extent(source, loaded.tensor().locator->offset, loaded.tensor().length);
+    source.take_bytes_away();
+    source.deliver_at_once();
+    source.keep_at_most(kept);
+    ValueStats late;
+    EXPECT_EQ(
+        value_stats(content, DType::kBF16, {.stop = std::atomic<bool>(false), .threads = 4}, late),
+        0);
+    EXPECT_EQ(stats_json(late), stats_json(here)) << kept;
   }
 }
 
