@@ -15,8 +15,9 @@
 namespace stfs {
 namespace {
 
+// Several files are computed at a time, and each thread of one may need megabytes.
 PassOptions options_for(const std::atomic<bool>& stop) {
-  return {.stop = stop, .threads = std::clamp(std::thread::hardware_concurrency(), 1U, 8U)};
+  return {.stop = stop, .threads = std::clamp(std::thread::hardware_concurrency(), 1U, 4U)};
 }
 
 // A file's expression, parsed for its tensor.

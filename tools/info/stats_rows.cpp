@@ -109,7 +109,10 @@ void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::u
   std::vector<TextTable::Column> columns = {{.heading = "  NAME", .least = 10, .is_name = true}};
   std::vector<std::string> measured = {""};
   for (const std::size_t i : shown()) {
-    columns.push_back({.heading = kFields[i], .is_right_aligned = true, .drop = kDropped[i]});
+    std::string column = kFields[i];
+    std::ranges::transform(column, column.begin(), [](char c) { return c | 0x20; });  // ASCII
+    const int drop = column == arguments_.sort_by ? 0 : kDropped[i];
+    columns.push_back({.heading = kFields[i], .is_right_aligned = true, .drop = drop});
     measured.emplace_back(widths[i], ' ');
   }
   table_.emplace(terminal_, std::move(columns));
