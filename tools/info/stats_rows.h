@@ -27,7 +27,8 @@ class StatsRows {
   // table does not. Throws Error kUsage when --nonfinite has nothing to read.
   std::vector<std::uint32_t> begin(const Checkpoint& checkpoint,
                                    std::span<const std::uint32_t> tensors);
-  std::string heading() const;  // of the table; "" without one
+  std::size_t tensors() const { return tensors_; }  // after begin()
+  std::string heading() const;                      // of the table; "" without one
   // Without a line end; "" for a tensor that --nonfinite does not list. `position` is that in the
   // order of begin(). With --sort or --top it returns "" and keeps the values for sorted_lines().
   std::string line(std::size_t position, const Tensor& tensor, const ValueStats& values);

@@ -339,12 +339,15 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
 
 int stats(const Arguments& arguments) {
   StatsRows rows(arguments);
-  const unsigned threads = jobs_of(arguments);
+  const std::size_t jobs = jobs_of(arguments);
   return for_selected(
       arguments,
       [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
           const Progress& progress) {
         ValueStats values;
+        // The last tensors share the threads that find no other one.
+        const std::size_t left = std::clamp<std::size_t>(rows.tensors() - position, 1, jobs);
+        const auto threads = static_cast<unsigned>(jobs / left);
         if (const int error =
                 value_stats(tensor.content(), tensor.dtype, {stop, progress, threads}, values)) {
           fail(tensor, error);
