@@ -77,7 +77,7 @@ std::string escaped(std::string_view text) {
 // At most about `most` bytes of a name; the rest is left out in the middle.
 std::string shortened(std::string_view name, std::size_t most) {
   if (name.size() <= 2 * most) {
-    const std::string text = printable(name);
+    std::string text = printable(name);
     if (text.size() <= most) return text;
   }
   const std::size_t head = utf8_floor(name, most / 2);

@@ -77,7 +77,7 @@ std::uint64_t pixels_for(std::uint64_t elements, std::uint64_t block) {
 
 // --- the file (PNG, third edition; RFC 1950; RFC 1951)
 
-constexpr std::array<std::uint32_t, 256> kCrc = [] {
+constexpr std::array<std::uint32_t, 256> crc_table() {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
     std::uint32_t crc = byte;
@@ -85,7 +85,8 @@ constexpr std::array<std::uint32_t, 256> kCrc = [] {
     table[byte] = crc;
   }
   return table;
-}();
+}
+constexpr std::array<std::uint32_t, 256> kCrc = crc_table();
 
 std::uint32_t crc32(std::string_view bytes) {
   std::uint32_t crc = ~0U;
