@@ -41,6 +41,9 @@ OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'st
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
     'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
+    'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
+                                   "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
+                                   'draw_counts', 'draw_numbers', 'histogram_svg'},
     'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
     'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
     'core/source/http.cpp': {'set_headers', 'no memory'},

@@ -234,7 +234,7 @@ void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
 
 bool FileSystem::is_computed(std::uint64_t inode) const {
   const Node node = node_of(inode);
-  return nodes_.is_computed(node) && nodes_.exists(node);
+  return nodes_.is_computed(node) && !nodes_.has_size(node) && nodes_.exists(node);
 }
 
 void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
@@ -248,7 +248,7 @@ void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
   counters_.reads.fetch_add(1, std::memory_order_relaxed);
   const Node file = node_of(request.inode);
-  if (is_computed(request.inode)) {
+  if (nodes_.is_computed(file) && nodes_.exists(file)) {
     if (nodes_.is_snapshot(file)) return answer_snapshot(request, done);
     return compute_and_answer(request, will_wait, std::move(done));
   }

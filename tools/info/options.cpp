@@ -115,6 +115,23 @@ constexpr std::array kOwnOptions = {
               .man =
                   "The order of the list: by name (the default), by size (the largest first), or "
                   "by the position of the bytes."},
+    OptionRow{.flags = "--sort",
+              .verbs = "stats",
+              .argument = "name|count|min|max|mean|std|zeros|nan|inf",
+              .value = Value::kChoice,
+              .set = set<&Arguments::sort_by>,
+              .help = "the column to sort by, the largest first",
+              .man = "The order of the statistics: `name` and `min` ascending, any other column "
+                     "with the largest first. Tensors without the value come last."},
+    OptionRow{.flags = "--top",
+              .verbs = "stats",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&Arguments::top>,
+              .help = "only the first N",
+              .man = "Print only the first <n> tensors of the order.",
+              .least = 1,
+              .most = 1'000'000'000},
     OptionRow{.flags = "--nonfinite",
               .verbs = "stats",
               .set = set<&Arguments::nonfinite>,

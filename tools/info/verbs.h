@@ -33,6 +33,8 @@ struct Arguments {
   bool npy = false;
   bool json = false;
   bool nonfinite = false;  // stats: only tensors with NaN or infinity
+  std::string sort_by;     // stats: a column; "": the order of the tensors
+  unsigned top = 0;        // stats: only so many; 0: all
   bool allow_missing = false;
   std::optional<DType> dequantize;
   Sort sort = Sort::kName;
