@@ -161,7 +161,9 @@ class Dequantizer {
         tensors_(std::make_unique<QuantizedTensors>(to)) {}
 
   Dequantized run() {
-    for (const MissingTensor& missing : checkpoint_.missing()) lost_.push_back(missing.name);
+    for (const MissingTensor& missing : checkpoint_.missing()) {
+      if (missing.name) lost_.push_back(*missing.name);
+    }
     std::ranges::sort(lost_);
     refuse_known();
     finder_.refuse_unknown_methods();

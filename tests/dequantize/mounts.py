@@ -24,11 +24,6 @@ def run(*command):
     return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG)
 
 
-if b"dequantize" not in run(STFS, "--help").stdout:
-    print("skipped: this stfs has no -o dequantize")
-    sys.exit(SKIPPED)
-
-
 def info(verb, *words):
     """What stfs-info prints. An exit status other than 0 is an error."""
     done = run(INFO, verb, *words)
