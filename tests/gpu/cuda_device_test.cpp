@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(EachFunction, CudaFailure, testing::ValuesIn(kFunctions
 TEST_F(CudaDevice, AFailureThatMattersIsNeverOvercome) {
   const std::vector<std::byte> bytes = pattern(8, 7 * kTile);
   for (const char* function :
-       {"cuDeviceGetCount", "cuDeviceGetUuid", "cuDevicePrimaryCtxRetain", "cuMemCreate",
+       {"cuDeviceGetCount", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuMemCreate",
         "cuMemAddressReserve", "cuMemMap", "cuMemExportToShareableHandle",
         "cuMemImportFromShareableHandle", "cuMemHostAlloc", "cuMemcpyHtoDAsync", "cuStreamCreate",
         "cuMemcpyDtoHAsync", "cuEventCreate", "cuEventRecord", "cuStreamSynchronize",

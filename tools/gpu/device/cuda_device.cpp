@@ -236,7 +236,7 @@ DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device) {
   info.name = text.data();
 
   CUuuid uuid{};
-  cuda.check(cuda.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
+  cuda.check(cuda.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
   // A MIG instance has its own UUID; only the name tells it from a whole GPU.
   info.uuid = (info.name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-") + hexadecimal(uuid);
 
