@@ -2,6 +2,9 @@
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
+#include "tests/support/files.h"
+#include "tools/gpu/copier/item.h"
+#include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
 
@@ -19,6 +22,9 @@
 #include <vector>
 
 namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Environment = std::map<std::string, std::string>;
@@ -240,6 +246,43 @@ TEST_F(CudaDevice, AFaultInTheMiddleOfALoadLeavesNothingBehind) {
       EXPECT_EQ(fake_driver_report(), "");
     }
   }
+}
+
+// --- machine code
+
+TEST_F(CudaDevice, WithoutMachineCodeForItLeavesConversionsToTheHostAndSaysWhy) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_CODE", "none"}});
+
+  const auto device = open_cuda(cuda_infos().at(0));
+
+  EXPECT_FALSE(device->converts());
+  EXPECT_NE(device->why_host_converts(), "");
+}
+
+TEST_F(CudaDevice, WithoutMachineCodeForItEveryTypeIsConverted) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_CODE", "none"}});
+  const TempDir dir;
+  const std::string path = dir / "m";
+  write_file(path, std::string("\x80\x3f\x00\x40", 4));  // 1, 2 as BF16
+  const std::unique_ptr<const Source> source = Sources().open(path);
+  const std::vector<Item> items{Item({.path = path,
+                                      .tensor = "w",
+                                      .version = source->version().token,
+                                      .source_size = 4,
+                                      .dtype = DType::kBF16,
+                                      .shape = {2},
+                                      .slice = "",
+                                      .as = DType::kF32})};
+  const auto device = open_cuda(cuda_infos().at(0));
+
+  const Transferred result =
+      transfer(*device, items, lay_out(std::vector<std::uint64_t>{8}), {.verify = true});
+
+  EXPECT_TRUE(result.note.starts_with("1 tensor was converted on the host, which is slower: stfs"))
+      << result.note;
+  const auto mapped = map_cuda_segment(cuda_infos().at(0), result.segments[0].get(), 2 << 20);
+  const std::vector<std::byte> found = read_device(mapped->address(), 8);
+  EXPECT_EQ(std::memcmp(found.data(), "\0\0\x80\x3f\0\0\0\x40", 8), 0);
 }
 
 // --- lack of device memory

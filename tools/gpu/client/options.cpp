@@ -78,9 +78,11 @@ constexpr std::array kOwnOptions = {
                                           : type == "f16" ? DType::kF16
                                                           : DType::kBF16;
                   },
-              .help = "convert floating types",
+              .help = "convert floating and block types",
               .man =
-                  "Convert floating-point elements, rounded to nearest, ties to even. "
+                  "Convert floating-point elements, and the block types of GGUF, rounded to "
+                  "nearest, ties to even. "
+                  "A warning says where the host must convert for a GPU, which is slower. "
                   "Values that become infinite and NaNs are counted, and the counts go to standard "
                   "error. "
                   "Of many tensors, those of other types keep their type, and the command counts "
@@ -99,7 +101,8 @@ constexpr std::array kOwnOptions = {
                   "Of many tensors, those without the dimension are loaded whole, and the command "
                   "counts them as `replicated`. "
                   "For a tensor named alone this is an error. "
-                  "A dimension that cannot be divided into equal parts is always an error."},
+                  "A dimension that cannot be divided into equal parts, or only inside of the "
+                  "blocks of a type of GGUF, is always an error."},
     OptionRow{.flags = "--verify",
               .verbs = "load run",
               .set = set<&GpuArguments::verify>,

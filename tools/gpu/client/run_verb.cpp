@@ -71,6 +71,8 @@ int run(const GpuArguments& arguments) {
   for (const Item& item : items) sizes.push_back(item.bytes());
   const Layout layout = lay_out(sizes);
   Transferred transferred = copy(info, items, layout, options);
+  if (!transferred.note.empty())
+    std::fprintf(stderr, "stfs-gpu: warning: %s\n", printable(transferred.note).c_str());
 
   std::vector<int> descriptors;
   for (UniqueFd& segment : transferred.segments) descriptors.push_back(inherit(std::move(segment)));

@@ -158,7 +158,7 @@ class Copier {
         counts.push_back({{"out_of_range", count.out_of_range}, {"nan", count.nan}});
       }
       descriptors = std::move(result.segments);
-      return {{"load", id}, {"counts", std::move(counts)}};
+      return {{"load", id}, {"counts", std::move(counts)}, {"note", to_json_text(result.note)}};
     } catch (const OutOfDeviceMemory& error) {
       return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
     } catch (const Error& error) {

@@ -11,7 +11,9 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -147,6 +149,7 @@ class Transfer {
     }
     work(&Transfer::copy);
     Transferred result;
+    result.note = note();
     result.counts = device_counts_;
     for (std::size_t i = 0; i < items_.size(); ++i) result.counts[i] += host_counts_[i].total();
     if (options_.verify) work(&Transfer::compare);
@@ -167,8 +170,7 @@ class Transfer {
       const Item& item = items_[i];
       const Source& source = sources_.of(item);
       std::vector<Run>& runs = runs_[segment];
-      const bool is_float = type_info(item.request().dtype).kind == TypeKind::kFloat;
-      const bool converts = item.converts() && is_float && device_.converts();
+      const bool converts = item.converts() && is_for_device(item);
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
       Run& run = joins ? runs.back() : runs.emplace_back();
       if (!joins) {
@@ -186,6 +188,32 @@ class Transfer {
     for (std::size_t segment = 0; segment < runs_.size(); ++segment) {
       for (const Run& run : runs_[segment]) cut(run, segment);
     }
+  }
+
+  // Whether the device converts an item of this type; otherwise the host does.
+  bool is_for_device(const Item& item) const {
+    return device_.converts() && type_info(item.request().dtype).kind == TypeKind::kFloat;
+  }
+
+  // What the host converted although a device would be faster.
+  std::string note() const {
+    std::size_t count = 0;
+    std::set<std::string_view> blocks;  // types that no device converts
+    for (const Item& item : items_) {
+      if (!item.converts() || is_for_device(item)) continue;
+      ++count;
+      const DType from = item.request().dtype;
+      if (type_info(from).kind == TypeKind::kQuantized) blocks.insert(dtype_name(from));
+    }
+    std::string why = device_.why_host_converts();
+    if (count == 0 || (device_.info().id == "cpu" && why.empty())) return "";
+    if (why.empty()) {
+      for (const std::string_view type : blocks)
+        why += (why.empty() ? "" : ", ") + std::string(type);
+      why = "no device converts " + why;
+    }
+    return std::to_string(count) + (count == 1 ? " tensor was" : " tensors were") +
+           " converted on the host, which is slower: " + why;
   }
 
   void cut(const Run& run, std::size_t segment) {

@@ -68,6 +68,7 @@ struct TransferOptions {
 struct Transferred {
   std::vector<UniqueFd> segments;        // one descriptor per segment, as in Layout
   std::vector<ConversionCounts> counts;  // one per item
+  std::string note;                      // one line about work that was slow; empty without any
 };
 
 // The sum of all `progress` calls of a transfer, bytes; UINT64_MAX on overflow.

@@ -337,14 +337,22 @@ class CudaSegment : public DeviceSegment {
   std::optional<MappedRange> range_;
 };
 
+// Results of cuModuleLoadData for a fat binary without code for the device: too old a GPU, or a
+// driver that is older than the compiler.
+bool lacks_code(CUresult result) {
+  return result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_IMAGE ||
+         result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+         result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
+         result == CUDA_ERROR_JIT_COMPILATION_DISABLED;
+}
+
 // The conversion kernel and its lookup tables on the device.
 class Converter {
  public:
-  explicit Converter(const CudaDriver& cuda) : cuda_(cuda) {
-    CUmodule module = nullptr;
-    cuda_.check(cuda_.cuModuleLoadData(&module, embedded_kernels().data()), "cuModuleLoadData");
-    module_ = {cuda_, module};
-    cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module, kConvertKernel), "cuModuleGetFunction");
+  // `module` is of embedded_kernels().
+  Converter(const CudaDriver& cuda, Module module) : cuda_(cuda), module_(std::move(module)) {
+    cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module_.get(), kConvertKernel),
+                "cuModuleGetFunction");
   }
 
   CUfunction kernel() const { return kernel_; }
@@ -402,7 +410,8 @@ class CudaDevice : public Device {
   }
 
   DeviceInfo info() const override;
-  bool converts() const override { return !embedded_kernels().empty(); }
+  bool converts() const override { return converter_.has_value(); }
+  std::string why_host_converts() const override { return why_host_converts_; }
   // Half of the processors: they only read. More than eight do not fill the bus faster.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
@@ -414,21 +423,19 @@ class CudaDevice : public Device {
   const std::string& id() const { return info_.id; }
   CUcontext context() const { return context_.get(); }
 
-  // Loaded on first use. The caller makes the context current.
-  Converter& converter() {
-    const std::scoped_lock lock(mutex_);
-    if (!converter_) converter_.emplace(cuda_);
-    return *converter_;
-  }
+  // Only if converts().
+  Converter& converter() { return *converter_; }
 
  private:
+  void load_kernels();
+
   const CudaDriver& cuda_;
   CUdevice device_;
   DeviceInfo info_;
   PrimaryContext context_;
   CUmemAllocationProp properties_;
-  std::mutex mutex_;  // converter_
   std::optional<Converter> converter_;
+  std::string why_host_converts_;
 };
 
 class CudaLane : public Lane {
@@ -670,6 +677,24 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
   if (granularity == 0 || kSegmentGranularity % granularity != 0)
     fail(info.id, "its driver allocates in units of " + std::to_string(granularity) +
                       " bytes, stfs in units of " + std::to_string(kSegmentGranularity));
+  load_kernels();
+}
+
+void CudaDevice::load_kernels() {
+  if (embedded_kernels().empty()) {
+    why_host_converts_ = "stfs was built without nvcc";
+    return;
+  }
+  const Current current(cuda_, context_.get());
+  CUmodule module = nullptr;
+  const CUresult result = cuda_.cuModuleLoadData(&module, embedded_kernels().data());
+  if (lacks_code(result)) {
+    why_host_converts_ =
+        "stfs has no machine code for " + info_.name + ", or its driver refuses it";
+    return;
+  }
+  cuda_.check(result, "cuModuleLoadData");
+  converter_.emplace(cuda_, Module(cuda_, module));
 }
 
 DeviceInfo CudaDevice::info() const {
@@ -777,7 +802,8 @@ std::vector<std::string> cuda_findings() {
   std::vector<std::string> findings;
   findings.emplace_back(embedded_kernels().empty()
                             ? "kernels: none in this build (no nvcc): --as converts on the host"
-                            : "kernels: in this build: --as converts on the device");
+                            : "kernels: in this build: --as converts on the device, unless a load "
+                              "warns that there is no machine code for it");
   for (const char* node : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
     findings.push_back(std::string(node) + ": " +
                        (access(node, R_OK | W_OK) == 0 ? "may be used" : errno_text(errno)));

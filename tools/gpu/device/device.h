@@ -126,8 +126,10 @@ class Device {
 
   virtual DeviceInfo info() const = 0;
 
-  // Whether lanes can convert: this build has kernels for the device.
+  // Whether lanes can convert. Otherwise the host does, and why_host_converts() says why; it is
+  // empty where nothing else would be faster.
   virtual bool converts() const = 0;
+  virtual std::string why_host_converts() const { return ""; }
 
   // The number of workers when TransferOptions names none.
   virtual unsigned default_workers() const = 0;

@@ -283,6 +283,8 @@ void Residency::publish(Load& load, Message message) {
   for (const Json& count : counts) {
     converted.push_back({number_of(count, "out_of_range"), number_of(count, "nan")});
   }
+  const std::string note = message.body().contains("note") ? text_of(message.body(), "note") : "";
+  if (!note.empty()) load.warnings.push_back(to_json_text(note));
   // The answer is valid: nothing below fails, so the load is published whole.
   std::vector<std::uint64_t> segments;
   for (std::size_t i = 0; i < message.descriptors.size(); ++i) {

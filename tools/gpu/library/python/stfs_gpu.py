@@ -295,7 +295,7 @@ class Tensor:
             raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
         code = _CODES.get(self.dtype)
         if code is None and self.dtype not in _ML_DTYPES:
-            raise TypeError(f'{self.dtype} has elements smaller than a byte: use '
+            raise TypeError(f'{self.dtype} has elements that share bytes: use '
                             'numpy(as_="f32"), raw() or DLPack')
         if code is not None:
             return self._array(numpy, code, self.shape)
