@@ -394,6 +394,37 @@ TEST_F(ResidencyTest, WhenTheDeviceIsFullForGoodTheLoadEnds) {
   EXPECT_EQ(record_.orders.size(), 2u);
 }
 
+TEST_F(ResidencyTest, ARefusalByAGpuEvictsAlsoWhereEnoughWasPromised) {
+  const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
+  loaded({item(1)}, gpu);
+  ask(2, {item(3)}, gpu);
+
+  residency_->answer("GPU-1", {wire({{"load", record_.orders.back().body["load"]},
+                                     {"needed", kLarge},
+                                     {"free", 3 * kLarge}}),
+                               {}});
+
+  ASSERT_EQ(record_.orders.size(), 3u);
+  EXPECT_EQ(record_.orders.back().body["wait_for_room"], true);
+  EXPECT_EQ(resident(), Names{});
+}
+
+TEST_F(ResidencyTest, OfAFullGpuTheCopierWaitsOnceForMemoryThatGoesLate) {
+  const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
+  ask(2, {item(3)}, gpu);
+  EXPECT_EQ(record_.orders.back().body["wait_for_room"], false);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(error(2), "");
+    residency_->answer(
+        "GPU-1",
+        {wire({{"load", record_.orders.back().body["load"]}, {"needed", kLarge}, {"free", 0}}),
+         {}});
+  }
+
+  EXPECT_EQ(record_.orders.size(), 2u);
+  EXPECT_NE(error(2).find("out of memory"), std::string::npos) << error(2);
+}
+
 TEST_F(ResidencyTest, WhatALoadHasAlreadyIsNotEvictedForItsRest) {
   start(2 * kLarge);
   loaded({item(1)});

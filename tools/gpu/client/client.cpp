@@ -251,19 +251,19 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                     const LoadRequest& request) {
   Json list = Json::array();
   for (const Item& item : items) list.push_back(to_json(item));
-  Message answer = ask({{"request", "load"},
-                        {"uuid", device.uuid},
-                        {"device", device.id},
-                        {"items", std::move(list)},
-                        {"verify", request.verify},
-                        {"pin", request.pin},
-                        {"lease", request.lease},
-                        {"only_resident", request.only_resident},
-                        {"keep_free", request.keep_free},
-                        {"workers", request.workers},
-                        {"tile_bytes", request.tile_bytes},
-                        {"sources", to_json(resolved(request.sources))}},
-                       &request);
+  Json body{{"request", "load"},
+            {"uuid", device.uuid},
+            {"device", device.id},
+            {"items", std::move(list)},
+            {"verify", request.verify},
+            {"pin", request.pin},
+            {"lease", request.lease},
+            {"only_resident", request.only_resident},
+            {"workers", request.workers},
+            {"tile_bytes", request.tile_bytes},
+            {"sources", to_json(resolved(request.sources))}};
+  if (request.keep_free) body["keep_free"] = *request.keep_free;
+  Message answer = ask(body, &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());
   if (answer.lacks_descriptors) {

@@ -30,12 +30,12 @@ std::string holder_socket_path();
 struct LoadRequest {
   bool verify = false;
   bool pin = false;
-  bool lease = false;           // lease the tensors to this connection and send descriptors
-  bool only_resident = false;   // fail if a tensor must be copied
-  std::uint64_t keep_free = 0;  // bytes of the device to leave free
-  unsigned workers = 0;         // 0: the device's default
-  std::size_t tile_bytes = 0;   // 0: the default
-  SourceOptions sources = {};   // for the copier, with what this process's environment adds
+  bool lease = false;          // lease the tensors to this connection and send descriptors
+  bool only_resident = false;  // fail if a tensor must be copied
+  std::optional<std::uint64_t> keep_free = {};  // bytes to leave free; empty: the default
+  unsigned workers = 0;                         // 0: the device's default
+  std::size_t tile_bytes = 0;                   // 0: the default
+  SourceOptions sources = {};  // for the copier, with what this process's environment adds
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes
 };
 

@@ -108,14 +108,18 @@ constexpr std::array kOwnOptions = {
               .set = set<&GpuArguments::verify>,
               .help = "read everything back and compare it with the source",
               .man = "Read everything back from the device and compare it with the source."},
-    OptionRow{.flags = "--keep-free",
-              .verbs = "plan load run",
-              .argument = "SIZE",
-              .value = Value::kSize,
-              .set = set<&GpuArguments::keep_free>,
-              .help = "bytes of the device that stay free",
-              .man = "Leave <size> of the device's memory free. "
-                     "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{
+        .flags = "--keep-free",
+        .verbs = "plan load run",
+        .argument = "SIZE",
+        .value = Value::kSize,
+        .set = [](void* to,
+                  const std::string& value) { of(to).keep_free = std::stoull(value, nullptr, 0); },
+        .help = "bytes of the device that stay free (default of a GPU: 1 GiB)",
+        .man = "Leave <size> of the device's memory free. "
+               "The default is 1 GiB for a GPU, for the contexts of the programs that use the "
+               "tensors, and 0 for `cpu`. "
+               "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--workers",
               .verbs = "load run bench",
               .argument = "N",

@@ -60,7 +60,8 @@ int run(const GpuArguments& arguments) {
   }
   TransferOptions options;
   options.verify = arguments.verify;
-  options.keep_free = arguments.keep_free;
+  options.keep_free = arguments.keep_free.value_or(default_keep_free(info.id));
+  if (info.id != "cpu") options.wait_for_room = kRoomTime;
   options.workers = arguments.workers;
   Sources sources(arguments.sources);
   options.sources = &sources;

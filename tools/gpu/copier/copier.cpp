@@ -56,7 +56,7 @@ class Copier {
           holder_version_ = number_of(message->body(), "hello");
         if (!message->body().contains("load")) continue;
         serve(message->body());
-        if (holder_is_gone_) return 0;
+        if (holder_is_gone_ || is_broken_) return 0;
         timeout_ms = static_cast<int>(idle.count() * 1000);
       }
       const int ready = wait(-1, timeout_ms);
@@ -133,7 +133,8 @@ class Copier {
             ErrorCode::kDeviceFailed, "",
             version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
       }
-      if (!device_) device_ = open_device(find_device(device_name_));
+      const DeviceInfo info = find_device(device_name_);
+      if (!device_) device_ = open_device(info);
       std::vector<Item> items;
       std::vector<std::uint64_t> sizes;
       for (const Json& item : list_of(order, "items")) {
@@ -142,7 +143,8 @@ class Copier {
       }
       TransferOptions options;
       options.verify = flag_of(order, "verify");
-      options.keep_free = number_of(order, "keep_free");
+      options.keep_free = number_of(order, "keep_free", default_keep_free(info.id));
+      if (flag_of(order, "wait_for_room")) options.wait_for_room = kRoomTime;
       options.workers = static_cast<unsigned>(std::min<std::uint64_t>(
           number_of(order, "workers"), std::numeric_limits<unsigned>::max()));
       if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
@@ -161,6 +163,9 @@ class Copier {
       return {{"load", id}, {"counts", std::move(counts)}, {"note", to_json_text(result.note)}};
     } catch (const OutOfDeviceMemory& error) {
       return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
+    } catch (const DriverError& error) {
+      is_broken_ = true;
+      return error_answer(id, exit_status(error.code()), error.what());
     } catch (const Error& error) {
       return error_answer(id, exit_status(error.code()), error.what() + advice(error));
     } catch (const std::bad_alloc&) {
@@ -204,6 +209,7 @@ class Copier {
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
+  bool is_broken_ = false;  // the driver has failed
 };
 
 }  // namespace

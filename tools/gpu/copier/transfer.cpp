@@ -28,6 +28,8 @@ constexpr unsigned kMaxWorkers = 64;
 
 constexpr std::size_t kAhead = 64 << 20;  // bytes of tiles whose bytes are fetched ahead
 
+constexpr std::chrono::milliseconds kRoomPause{20};  // between two looks for room
+
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
 // Rounds up; near overflow, to the largest multiple.
@@ -141,12 +143,7 @@ class Transfer {
   }
 
   Transferred run() {
-    const std::uint64_t free = device_.info().free_bytes;
-    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
-    if (needed > free) throw OutOfDeviceMemory(device_.info().id, needed, free);
-    for (const std::uint64_t bytes : layout_.segment_bytes) {
-      segments_.push_back(device_.allocate(bytes));
-    }
+    allocate();
     work(&Transfer::copy);
     Transferred result;
     result.note = note();
@@ -161,6 +158,36 @@ class Transfer {
  private:
   using Step = void (Transfer::*)(Lane&, const Tile&, std::span<std::byte> compared,
                                   std::vector<ConversionCounts>& counts);
+
+  void allocate() {
+    const auto deadline = std::chrono::steady_clock::now() + options_.wait_for_room;
+    const DeviceInfo info = device_.info();
+    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
+    for (;;) {
+      try {
+        return allocate_now(needed);
+      } catch (const OutOfDeviceMemory&) {
+        if (needed > info.total_bytes || std::chrono::steady_clock::now() >= deadline) throw;
+      }
+      if (stop_) was_stopped();
+      std::this_thread::sleep_for(kRoomPause);
+    }
+  }
+
+  void allocate_now(std::uint64_t needed) {
+    const DeviceInfo info = device_.info();
+    if (needed > info.free_bytes) throw OutOfDeviceMemory(info.id, needed, info.free_bytes);
+    std::uint64_t had = 0;
+    try {
+      for (const std::uint64_t bytes : layout_.segment_bytes) {
+        segments_.push_back(device_.allocate(bytes));
+        had += bytes;
+      }
+    } catch (const OutOfDeviceMemory&) {
+      segments_.clear();
+      throw OutOfDeviceMemory(info.id, layout_.bytes(), had);  // less than info() has promised
+    }
+  }
 
   void plan() {
     runs_.resize(layout_.segment_bytes.size());

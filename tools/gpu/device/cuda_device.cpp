@@ -32,8 +32,12 @@ namespace {
 // are valid for them too.
 class PrimaryContext {
  public:
-  PrimaryContext(const CudaDriver& cuda, CUdevice device) : cuda_(cuda), device_(device) {
-    cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  // Throws also OutOfDeviceMemory.
+  PrimaryContext(const CudaDriver& cuda, const std::string& device_id, CUdevice device)
+      : cuda_(cuda), device_(device) {
+    const CUresult result = cuda_.cuDevicePrimaryCtxRetain(&context_, device_);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfDeviceMemory(device_id);
+    cuda_.check(result, "cuDevicePrimaryCtxRetain");
   }
   PrimaryContext(const PrimaryContext&) = delete;
   PrimaryContext& operator=(const PrimaryContext&) = delete;
@@ -664,7 +668,7 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
     : cuda_(cuda),
       device_(device_of(cuda, info)),
       info_(info),
-      context_(cuda, device_),
+      context_(cuda, info.id, device_),
       properties_(allocation_properties(cuda, device_)) {
   if (attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 ||
       attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) ==
@@ -726,7 +730,7 @@ std::unique_ptr<Lane> CudaDevice::lane(std::size_t tile_bytes) {
 class MappedCudaSegment : public MappedSegment {
  public:
   MappedCudaSegment(const CudaDriver& cuda, const DeviceInfo& info, int fd, std::uint64_t bytes)
-      : cuda_(cuda), device_(device_of(cuda, info)), context_(cuda, device_) {
+      : cuda_(cuda), device_(device_of(cuda, info)), context_(cuda, info.id, device_) {
     const Current current(cuda_, context_.get());
     CUmemGenericAllocationHandle handle = 0;
     // The parameter holds the descriptor itself, not its address.

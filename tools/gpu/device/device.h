@@ -14,9 +14,9 @@
 //   3  the device, when the copy is done; drain() waits for all. A tile that was handed out and not
 //      sent is handed out again by the next tile().
 //
-// Every function throws Error kDeviceFailed. Thread safety: a Device is for many threads, a Lane
-// for one at a time. Lifetime: a device outlives its segments and lanes; a segment outlives the
-// lanes that used it, or their next drain().
+// Every function throws Error kDeviceFailed: a DriverError where the driver failed. Thread safety:
+// a Device is for many threads, a Lane for one at a time. Lifetime: a device outlives its segments
+// and lanes; a segment outlives the lanes that used it, or their next drain().
 #pragma once
 
 #include "core/base/posix.h"
@@ -44,14 +44,24 @@ struct DeviceInfo {
 // An allocation failed for lack of device memory. The holder may evict and try again.
 class OutOfDeviceMemory : public Error {
  public:
+  // `free` is what could be had, which may be less than the driver reports.
   OutOfDeviceMemory(std::string_view place, std::uint64_t needed, std::uint64_t free);
+  // There is no room for a context: its size is not known, and any room may be enough.
+  explicit OutOfDeviceMemory(std::string_view place);
 
-  std::uint64_t needed() const { return needed_; }  // bytes
+  std::uint64_t needed() const { return needed_; }  // bytes; 0: for a context
   std::uint64_t free() const { return free_; }      // bytes
 
  private:
-  std::uint64_t needed_;
-  std::uint64_t free_;
+  std::uint64_t needed_ = 0;
+  std::uint64_t free_ = 0;
+};
+
+// A call of the driver failed, and not for lack of memory. After some of these errors each later
+// call of the process fails: a process that can be replaced should end.
+class DriverError : public Error {
+ public:
+  using Error::Error;
 };
 
 // Segment sizes are multiples of this on every device, bytes: a huge page of the host, and a
@@ -157,6 +167,10 @@ class MappedSegment {
 // All usable devices, the host last. Sets `why_no_cuda`, if given, to one line when the CUDA driver
 // fails.
 std::vector<DeviceInfo> list_devices(std::string* why_no_cuda = nullptr);
+
+// Bytes that a load leaves free unless it is told otherwise: on a GPU, for the contexts of the
+// processes that use what is loaded. The driver reports more than it gives, too.
+std::uint64_t default_keep_free(std::string_view device_id);
 
 // Finds the device for --device: "cuda:N", a UUID ("GPU-...") or an unambiguous prefix of one, or
 // "cpu". Throws Error kUsage for a malformed or ambiguous name, kDeviceFailed for an absent device.

@@ -73,7 +73,7 @@ struct CudaDriver {
   STFS_CUDA_FUNCTIONS(STFS_MEMBER)
 #undef STFS_MEMBER
 
-  // Unless `result` is CUDA_SUCCESS, throws Error kDeviceFailed, "what: CUDA_ERROR_...:
+  // Unless `result` is CUDA_SUCCESS, throws DriverError, "what: CUDA_ERROR_...:
   // description".
   void check(CUresult result, std::string_view what) const;
 };

@@ -14,9 +14,10 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr unsigned kMaxAttempts = 3;     // to send an order that no copier has read
-constexpr std::size_t kMaxNamed = 8;     // tensors named in one error text
-constexpr std::size_t kMaxDevices = 64;  // with loads at a time
+constexpr unsigned kMaxAttempts = 3;         // to send an order that no copier has read
+constexpr std::size_t kMaxNamed = 8;         // tensors named in one error text
+constexpr std::size_t kMaxDevices = 64;      // with loads at a time
+constexpr std::uint64_t kContext = 1 << 30;  // bytes; more than a context takes
 constexpr const char* kNoMemory = "the holder is out of memory";
 constexpr const char* kNoDescriptors =
     "too many open files in the holder: end it and start it with a higher ulimit -n";
@@ -109,7 +110,7 @@ void Residency::load(ClientId client, const Json& body) {
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
   load.verify = flag_of(body, "verify");
-  load.keep_free = number_of(body, "keep_free", 0);
+  if (body.contains("keep_free")) load.keep_free = number_of(body, "keep_free");
   load.workers = number_of(body, "workers", 0);
   load.tile_bytes = number_of(body, "tile_bytes", 0);
   if (body.contains("sources")) load.sources = source_options_from_json(body.at("sources"));
@@ -204,14 +205,28 @@ void Residency::order(Load& load) {
   ++load.attempts;
   Json items = Json::array();
   for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  outlet_.order(load.uuid, load.device,
-                {{"load", load.id},
-                 {"items", std::move(items)},
-                 {"verify", load.verify},
-                 {"keep_free", load.keep_free},
-                 {"workers", load.workers},
-                 {"tile_bytes", load.tile_bytes},
-                 {"sources", to_json(load.sources)}});
+  Json body{{"load", load.id},
+            {"items", std::move(items)},
+            {"verify", load.verify},
+            {"wait_for_room", load.waits_for_room},
+            {"workers", load.workers},
+            {"tile_bytes", load.tile_bytes},
+            {"sources", to_json(load.sources)}};
+  if (load.keep_free) body["keep_free"] = *load.keep_free;
+  outlet_.order(load.uuid, load.device, body);
+}
+
+bool Residency::order_again(Load& load, std::uint64_t needed, std::uint64_t free) {
+  if (load.client == 0) return false;
+  // What was refused lacks, whatever was promised.
+  std::uint64_t lacking = needed > free ? needed - free : needed;
+  if (needed == 0) lacking = std::min(kContext, room(load.uuid).evictable);
+  if (lacking == 0 || !make_room(load.uuid, lacking)) {
+    if (load.device == "cpu" || load.waits_for_room) return false;
+  }
+  load.waits_for_room = load.device != "cpu";
+  order(load);
+  return true;
 }
 
 void Residency::answer(const std::string& uuid, Message message) {
@@ -233,10 +248,7 @@ void Residency::answer(const std::string& uuid, Message message) {
     if (message.body().contains("needed")) {
       const std::uint64_t needed = number_of(message.body(), "needed");
       const std::uint64_t free = number_of(message.body(), "free");
-      if (needed > free && load.client != 0 && make_room(uuid, needed - free)) {
-        order(load);
-        return;
-      }
+      if (order_again(load, needed, free)) return;
       no_room(load, needed, free);
     } else if (message.body().contains("error")) {
       const Json& error = message.body().at("error");
@@ -372,10 +384,16 @@ void Residency::fail(const Load& load, int status, const std::string& text) {
 
 void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t free) {
   const Room held = room(load.uuid);
+  const std::uint64_t stays_free = load.keep_free.value_or(default_keep_free(load.device));
+  const std::string what =
+      needed == 0 ? "no room for a context"
+                  : "needed " + human_bytes(needed) + ", free " + human_bytes(free) +
+                        (stays_free > 0 && needed > stays_free
+                             ? ", " + human_bytes(stays_free) + " stay free (--keep-free)"
+                             : "");
   fail(load, device_failed(),
-       load.device + ": out of memory: needed " + human_bytes(needed) + ", free " +
-           human_bytes(free) + ", held " + human_bytes(held.held) + " (evictable " +
-           human_bytes(held.evictable) + ")" +
+       load.device + ": out of memory: " + what + ", held " + human_bytes(held.held) +
+           " (evictable " + human_bytes(held.evictable) + ")" +
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : "") +
            " (stfs-gpu ls shows who holds it)");
 }

@@ -20,8 +20,10 @@
 //   3  the copier's first answer: progress
 //   4  the copier's last answer: what it copied is published, and the client gets it
 //   5  the copier's error or end, or no room on the device: the client gets the reason
-//   6  make_room(), when the device is full: other tensors are evicted, and it is ordered again. So
-//      it is when an idle copier left while the order was on its way, at most kMaxAttempts times
+//   6  order_again(), when the device is full: other tensors are evicted, and it is ordered again;
+//      once more when there are none, because the memory of a process that was killed goes later
+//      than its lease. So it is when a copier left while the order was on its way, at most
+//      kMaxAttempts times
 //
 // A client that goes away takes its waiting loads with it; the copier is told to stop the one under
 // way, and its answer goes to nobody.
@@ -121,7 +123,7 @@ class Residency {
     bool lease = false;
     bool only_resident = false;
     bool verify = false;  // verify to sources: for the copier
-    std::uint64_t keep_free = 0;
+    std::optional<std::uint64_t> keep_free = {};
     std::uint64_t workers = 0;
     std::uint64_t tile_bytes = 0;
     SourceOptions sources = {};
@@ -129,7 +131,8 @@ class Residency {
     Layout layout;                    // of the copied items
     std::uint64_t id = 0;             // of the order; 0: none was sent
     unsigned attempts = 0;
-    bool begun = false;               // the copier has sent a message about it
+    bool waits_for_room = false;  // the copier tries for a moment before it says that there is none
+    bool begun = false;           // the copier has sent a message about it
     std::vector<std::uint64_t> held;  // resident tensors that must stay until the load ends
     std::vector<std::string> warnings;
     std::uint64_t copied_bytes = 0;
@@ -158,6 +161,8 @@ class Residency {
   void let_go(Load& load);
   bool begin(Load& load);  // false: the load has ended
   void order(Load& load);
+  // `needed` and `free` are of OutOfDeviceMemory. False: there is no room to be made.
+  bool order_again(Load& load, std::uint64_t needed, std::uint64_t free);
   void finish(Load& load);
   void publish(Load& load, Message message);
   void fail(const Load& load, int status, const std::string& text);
