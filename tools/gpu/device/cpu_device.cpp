@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -118,14 +119,18 @@ class CpuDevice : public Device {
 
 class MappedCpuSegment : public MappedSegment {
  public:
-  MappedCpuSegment(int fd, std::uint64_t bytes) : mapped_(fd, bytes, PROT_READ) {}
+  MappedCpuSegment(int fd, std::uint64_t bytes) : mapped_(std::in_place, fd, bytes, PROT_READ) {}
 
+  bool unmap() noexcept override {
+    mapped_.reset();
+    return true;
+  }
   std::uint64_t address() const override {
-    return reinterpret_cast<std::uintptr_t>(mapped_.data());
+    return reinterpret_cast<std::uintptr_t>(mapped_->data());
   }
 
  private:
-  Mapped mapped_;
+  std::optional<Mapped> mapped_;
 };
 
 }  // namespace

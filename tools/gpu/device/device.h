@@ -158,7 +158,13 @@ class MappedSegment {
   MappedSegment() = default;
   MappedSegment(const MappedSegment&) = delete;
   MappedSegment& operator=(const MappedSegment&) = delete;
-  virtual ~MappedSegment() = default;  // unmaps
+  // Calls unmap(). If that has to be put off, the segment stays mapped until the process ends.
+  virtual ~MappedSegment() = default;
+
+  // Waits for all work of this process on the device, which may use the memory, then unmaps. Puts
+  // it off and returns false while a stream captures a graph. Once it has returned true, the
+  // address is invalid.
+  virtual bool unmap() noexcept = 0;
 
   // The first byte: a host address or a CUdeviceptr.
   virtual std::uint64_t address() const = 0;

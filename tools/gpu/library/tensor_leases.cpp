@@ -100,6 +100,7 @@ TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
   const Sender sender{*this};
   Tensors tensors;
   const std::lock_guard call(calls_);
+  mappings_.retry();
   const std::vector<Wanted> wanted = resolve(request);
   lease(device_of(wanted, request), wanted, request, tensors);
   return tensors;
@@ -211,7 +212,7 @@ std::shared_ptr<const MappedSegment> TensorLeases::map(const DeviceInfo& device,
   std::weak_ptr<const MappedSegment>& known = segments_[{device.uuid, segment}];
   std::shared_ptr<const MappedSegment> mapped = known.lock();
   if (mapped == nullptr) {
-    mapped = map_segment(device, fd, bytes);
+    mapped = mappings_.adopt(map_segment(device, fd, bytes));
     known = mapped;
   }
   return mapped;
