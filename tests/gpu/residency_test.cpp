@@ -839,6 +839,26 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   EXPECT_EQ(held(), 0u);
 }
 
+TEST_F(ResidencyTest, DescriptorsOfALeaseComeInBatchesToItsClientAlone) {
+  std::vector<Item> items;
+  for (int i = 1; i <= 100; ++i) items.push_back(item(i));
+  loaded(items, {{"lease", true}});
+  const Json numbers = last(1)["segments"];
+  ASSERT_EQ(numbers.size(), 100u);
+  EXPECT_EQ(record_.replies.back().descriptors.size(), kSegmentsAtOnce);
+  const Json rest = std::vector(numbers.begin() + kSegmentsAtOnce, numbers.end());
+
+  request(1, {{"request", "segments"}, {"numbers", rest}});
+  EXPECT_EQ(record_.replies.back().descriptors.size(), 100 - kSegmentsAtOnce);
+
+  request(2, {{"request", "segments"}, {"numbers", rest}});
+  EXPECT_NE(error(2), "") << "it has no lease";
+  request(1, {{"request", "segments"}, {"numbers", numbers}});
+  EXPECT_NE(error(1), "") << "too many at once";
+  request(1, {{"request", "segments"}, {"numbers", {"x", -1, 0}}});
+  EXPECT_NE(error(1), "");
+}
+
 TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {
   ask(1, {item(1)});
   std::vector<UniqueFd> segments;

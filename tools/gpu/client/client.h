@@ -58,10 +58,11 @@ struct Resident {
 };
 
 struct Loaded {
-  std::vector<Resident> tensors;               // in request order
-  std::map<std::uint64_t, UniqueFd> segments;  // by Resident::segment; empty without a lease
-  std::uint64_t copied_bytes = 0;              // of tensors that were not resident
-  std::vector<std::string> warnings;           // one line each, about conversions
+  std::vector<Resident> tensors;                  // in request order
+  std::vector<std::uint64_t> segments;            // all that a lease is on, each once
+  std::map<std::uint64_t, UniqueFd> descriptors;  // of the first of them: see Client::descriptors()
+  std::uint64_t copied_bytes = 0;                 // of tensors that were not resident
+  std::vector<std::string> warnings;              // one line each, about conversions
 };
 
 // Selects resident tensors.
@@ -97,6 +98,9 @@ class Client {
   static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
+  // Descriptors of at most kSegmentsAtOnce segments that this client leases, by number. Raises the
+  // soft limit of this process to its open files where they do not fit into it.
+  std::map<std::uint64_t, UniqueFd> descriptors(std::span<const std::uint64_t> segments);
   // Ends one lease for each id (Resident::id). Allocates nothing, because destructors call it. Does
   // nothing after the connection has ended: the holder has ended its leases then.
   void release(std::span<const std::uint64_t> ids) noexcept;

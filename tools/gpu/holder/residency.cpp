@@ -77,6 +77,7 @@ void Residency::dispatch(ClientId client, const Json& body) {
                 version_error(kProtocolVersion, ::getpid(), "this program", 1, true));
   }
   if (verb == "load") return load(client, body);
+  if (verb == "segments") return segments(client, body);
   if (verb == "release") return release(client, body);
   if (verb == "evict") return evict(client, body);
   if (verb == "pin") return pin(client, body);
@@ -351,11 +352,10 @@ void Residency::finish(Load& load) {
   for (const std::uint64_t id : ids) {
     const std::uint64_t number = tensors_.at(id).segment;
     if (!load.lease || number == 0 || !segments.insert(number).second) continue;
-    descriptors.emplace_back(::fcntl(segments_.at(number).fd.get(), F_DUPFD_CLOEXEC, 0));
     numbers.push_back(number);
-    if (!descriptors.back()) {
-      return fail(load, device_failed(), kNoDescriptors);
-    }
+    if (numbers.size() > kSegmentsAtOnce) continue;  // the client asks for the rest
+    descriptors.push_back(copy_of(number));
+    if (!descriptors.back()) return fail(load, device_failed(), kNoDescriptors);
   }
   ++uses_;
   Json rows = Json::array();
@@ -396,6 +396,32 @@ void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t fr
            " (evictable " + human_bytes(held.evictable) + ")" +
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : "") +
            " (stfs-gpu ls shows who holds it)");
+}
+
+UniqueFd Residency::copy_of(std::uint64_t segment) const {
+  return UniqueFd(::fcntl(segments_.at(segment).fd.get(), F_DUPFD_CLOEXEC, 0));
+}
+
+// The next batch of descriptors of a lease.
+void Residency::segments(ClientId client, const Json& body) {
+  const Json& numbers = list_of(body, "numbers");
+  if (numbers.size() > kSegmentsAtOnce) {
+    throw Error(ErrorCode::kUsage, "", "malformed message: too many segments");
+  }
+  const auto& leases = clients_.at(client).leases;
+  std::vector<UniqueFd> descriptors;
+  for (const Json& number : numbers) {
+    const auto segment =
+        segments_.find(number.is_number_unsigned() ? number.get<std::uint64_t>() : 0);
+    if (segment == segments_.end() ||
+        std::ranges::none_of(segment->second.tenants,
+                             [&](std::uint64_t id) { return leases.contains(id); })) {
+      throw Error(ErrorCode::kUsage, "", "malformed message: a segment without a lease");
+    }
+    descriptors.push_back(copy_of(segment->first));
+    if (!descriptors.back()) throw Error(ErrorCode::kDeviceFailed, "", kNoDescriptors);
+  }
+  outlet_.reply(client, {{"segments", numbers}}, std::move(descriptors));
 }
 
 // Leases are found by tensor id: the key may name a newer tensor.

@@ -150,6 +150,7 @@ class Residency {
   void dispatch(ClientId client, const Json& body);
   void hello(ClientId client, const Json& body);
   void load(ClientId client, const Json& body);
+  void segments(ClientId client, const Json& body);
   void release(ClientId client, const Json& body);
   void evict(ClientId client, const Json& body);
   void pin(ClientId client, const Json& body);
@@ -179,6 +180,7 @@ class Residency {
   bool make_room(const std::string& uuid, std::uint64_t bytes);
   bool evictable(const Segment& segment, std::uint64_t& last_used) const;
   Json row(std::uint64_t id) const;
+  UniqueFd copy_of(std::uint64_t segment) const;  // of its descriptor; empty without room
 
   Outlet& outlet_;
   std::uint64_t memory_limit_;

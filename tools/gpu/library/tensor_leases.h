@@ -142,6 +142,8 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   DeviceInfo device_of(std::span<const Wanted> wanted, const AcquireRequest& request);
   std::shared_ptr<const MappedSegment> map(const DeviceInfo& device, std::int64_t segment, int fd,
                                            std::uint64_t bytes);
+  using Segments = std::map<std::uint64_t, std::shared_ptr<const MappedSegment>>;  // by number
+  Segments map_all(const DeviceInfo& device, Loaded& loaded);
   void lease(const DeviceInfo& device, std::span<const Wanted> wanted,
              const AcquireRequest& request, Tensors& tensors);
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
