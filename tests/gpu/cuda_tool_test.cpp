@@ -6,9 +6,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -91,6 +95,42 @@ TEST_F(GpuCuda, AfterAFaultTheNextLoadGetsANewCopier) {
   const Outcome next = load(source + "::b");
   EXPECT_EQ(next.status, 0) << next.err;
   EXPECT_EQ(resident(), Names{"b"});
+}
+
+TEST_F(GpuCuda, TheNextLoadOfACopierPinsNothing) {
+  set("STFS_FAKE_CUDA_REPORT", file("report"));
+  const std::string path = source();
+  for (const char* name : {"a", "b", "c"})
+    ASSERT_EQ(load(path + "::" + name, {"--workers", "1"}).status, 0);
+
+  kill_and_wait(holder());  // its copier leaves
+
+  EXPECT_TRUE(eventually([&] {
+    return read_file(file("report")).find("pinned 3 times") != std::string::npos;
+  })) << read_file(file("report"));
+}
+
+// The teardown of a context takes long on a GPU; here it takes until the test lets it go on.
+TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
+  ASSERT_EQ(::mkfifo(file("gate").c_str(), 0600), 0);
+  set("STFS_FAKE_CUDA_END", file("gate"));
+  start_holder({"--copier-idle", "0"});
+  const std::string path = source();
+  const auto loading = start({"load", "--device", "cuda:0", path + "::a"});
+  pid_t ending = 0;
+  ASSERT_TRUE(eventually([&] {
+    ending = std::max(ending, copier());
+    return ending > 0 && !std::filesystem::exists("/proc/" + std::to_string(ending) + "/fd/3");
+  }));
+  ASSERT_EQ(loading->wait().status, 0);
+
+  EXPECT_EQ(resident(), Names{"a"});
+  EXPECT_EQ(::kill(ending, 0), 0) << "the holder has answered before its copier ended";
+  const auto next = start({"load", "--device", "cuda:0", path + "::b"});
+  EXPECT_TRUE(eventually([&] { return resident() == Names{"a", "b"}; }));
+
+  const UniqueFd gate(::open(file("gate").c_str(), O_RDWR | O_CLOEXEC));  // and the next one's
+  EXPECT_EQ(next->wait().status, 0);
 }
 
 TEST_F(GpuCuda, ARefusalEvictsWhateverWasPromised) {

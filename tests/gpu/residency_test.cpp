@@ -53,8 +53,13 @@ class Record : public Outlet {
     orders.push_back({uuid, device, body});
   }
 
+  void discard(std::vector<UniqueFd> descriptors) override {
+    discarded += descriptors.size();
+  }
+
   std::vector<Reply> replies;
   std::vector<Order> orders;
+  std::size_t discarded = 0;  // descriptors
   bool throws_at_orders = false;
 };
 
@@ -459,6 +464,15 @@ TEST_F(ResidencyTest, EvictedMemoryIsGivenBack) {
 
   EXPECT_EQ(open_descriptors(), before - 2);
   EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, MemoryThatNobodyNeedsIsClosedElsewhere) {
+  loaded({item(1)});
+  EXPECT_EQ(record_.discarded, 0u);
+
+  evict(all());
+
+  EXPECT_EQ(record_.discarded, 1u);
 }
 
 TEST_F(ResidencyTest, PinnedOnesAreEvictedByForceAlone) {

@@ -152,6 +152,7 @@ class Copier {
       }
       options.stop = &stop;
       options.sources = &sources_for(order);
+      options.lanes = &lanes_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
       Transferred result = transfer(*device_, items, lay_out(sizes), options);
@@ -206,6 +207,7 @@ class Copier {
   Json source_options_;  // of sources_
   std::unique_ptr<Sources> sources_;
   std::unique_ptr<Device> device_;
+  Lanes lanes_;                       // of device_
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;

@@ -15,6 +15,7 @@
 #include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
+#include "tools/gpu/device/lanes.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <atomic>
@@ -62,6 +63,7 @@ struct TransferOptions {
   // For how long to try again without room: memory of a process that was killed, and what the
   // holder evicts, goes a moment later.
   std::chrono::milliseconds wait_for_room{0};
+  Lanes* lanes = nullptr;  // kept for the next transfer; null: its own
   // transfer() throws once this is true, and sets it itself when a worker fails.
   std::atomic<bool>* stop = nullptr;
   Sources* sources = nullptr;  // opens the source files; null: its own

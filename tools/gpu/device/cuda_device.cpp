@@ -6,6 +6,7 @@
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
 #include "tools/gpu/device/kernels.h"
+#include "tools/gpu/device/processors.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -117,7 +119,9 @@ Stream make_stream(const CudaDriver& cuda) {
 
 Event make_event(const CudaDriver& cuda) {
   CUevent event = nullptr;
-  cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  // Whoever waits for it sleeps: the other workers need the processors.
+  cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC),
+             "cuEventCreate");
   return {cuda, event};
 }
 
@@ -420,6 +424,7 @@ class CudaDevice : public Device {
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
   }
+  std::span<const int> processors() const override { return processors_; }
   std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override;
   std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
 
@@ -440,6 +445,7 @@ class CudaDevice : public Device {
   CUmemAllocationProp properties_;
   std::optional<Converter> converter_;
   std::string why_host_converts_;
+  const std::vector<int> processors_;
 };
 
 class CudaLane : public Lane {
@@ -447,9 +453,10 @@ class CudaLane : public Lane {
   CudaLane(CudaDevice& device, std::size_t tile_bytes)
       : device_(device), cuda_(device.cuda()), tile_bytes_(tile_bytes) {
     stream_ = make_stream(cuda_);
+    all_ = make_event(cuda_);
     for (Tile& tile : tiles_) {
       tile.buffer = make_pinned(cuda_, tile_bytes_);
-      tile.sent = make_event(cuda_);
+      tile.copied = make_event(cuda_);
     }
   }
 
@@ -459,6 +466,7 @@ class CudaLane : public Lane {
     counters_ = {};
     raw_ = {};
     for (Tile& tile : tiles_) tile = {};
+    all_ = {};
     stream_ = {};
   }
 
@@ -482,33 +490,45 @@ class CudaLane : public Lane {
 
   void send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) override;
 
-  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
-    const std::span<std::byte> buffer = hand_out(segment, offset, out.size(), out.size());
-    segment_ = nullptr;
-    const Current current(cuda_, device_.context());
-    guarded([&] {
-      cuda_.check(cuda_.cuMemcpyDtoHAsync(buffer.data(), of(segment).at(offset, out.size()),
-                                          out.size(), stream_.get()),
+  void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) override {
+    if (reads_.size() + 1 >= tiles_.size()) fail(device_.id(), "lane: too many reads");
+    const std::span<std::byte> buffer = hand_out(segment, offset, length, length);
+    const std::size_t tile = next_;
+    submit([&](Tile&) {
+      cuda_.check(cuda_.cuMemcpyDtoHAsync(buffer.data(), segment_->at(offset, length), length,
+                                          stream_.get()),
                   "cuMemcpyDtoHAsync");
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
     });
-    std::memcpy(out.data(), buffer.data(), out.size());
+    reads_.push_back({tile, length});
+  }
+
+  std::span<const std::byte> read_back() override {
+    if (reads_.empty()) fail(device_.id(), "lane: nothing is read");
+    const Read read = reads_.front();
+    reads_.pop_front();
+    Tile& tile = tiles_[read.tile];
+    await(tile.copied);
+    tile.is_being_copied = false;
+    return {static_cast<const std::byte*>(tile.buffer.get()), read.length};
   }
 
   void drain() override {
+    wait_for_all();
     const Current current(cuda_, device_.context());
-    guarded([&] {
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
-      collect();
-    });
-    for (Tile& tile : tiles_) tile.is_being_copied = false;
+    guarded([&] { collect(); });
+    reads_.clear();
+    segment_ = nullptr;
   }
 
  private:
   struct Tile {
     PinnedBuffer buffer;
-    Event sent;
-    bool is_being_copied = false;  // a copy may still read it
+    Event copied;
+    bool is_being_copied = false;  // a copy may still use it
+  };
+  struct Read {
+    std::size_t tile;
+    std::size_t length;
   };
 
   // Pairs of counters on the device. When all are taken, collect() frees them.
@@ -523,12 +543,8 @@ class CudaLane : public Lane {
     CudaSegment& target = of(segment);
     target.at(offset, length);
     Tile& tile = tiles_[next_];
-    if (tile.is_being_copied) {
-      const Current current(cuda_, device_.context());
-      guarded(
-          [&] { cuda_.check(cuda_.cuEventSynchronize(tile.sent.get()), "cuEventSynchronize"); });
-      tile.is_being_copied = false;
-    }
+    if (tile.is_being_copied) await(tile.copied);
+    tile.is_being_copied = false;
     segment_ = &target;
     offset_ = offset;
     length_ = bytes;
@@ -543,11 +559,23 @@ class CudaLane : public Lane {
     Tile& tile = tiles_[next_];
     guarded([&] {
       work(tile);
-      cuda_.check(cuda_.cuEventRecord(tile.sent.get(), stream_.get()), "cuEventRecord");
+      cuda_.check(cuda_.cuEventRecord(tile.copied.get(), stream_.get()), "cuEventRecord");
     });
     tile.is_being_copied = true;
     segment_ = nullptr;
     next_ = (next_ + 1) % tiles_.size();
+  }
+
+  void await(const Event& event) {
+    const Current current(cuda_, device_.context());
+    guarded([&] { cuda_.check(cuda_.cuEventSynchronize(event.get()), "cuEventSynchronize"); });
+  }
+
+  void wait_for_all() {
+    const Current current(cuda_, device_.context());
+    guarded([&] { cuda_.check(cuda_.cuEventRecord(all_.get(), stream_.get()), "cuEventRecord"); });
+    await(all_);
+    for (Tile& tile : tiles_) tile.is_being_copied = false;
   }
 
   // Runs `work`. If it throws, waits for the stream first: the caller may free the memory.
@@ -566,6 +594,7 @@ class CudaLane : public Lane {
     wait_for(cuda_, stream_.get());
     for (Tile& tile : tiles_) tile.is_being_copied = false;
     slots_.clear();
+    reads_.clear();
   }
 
   CUdeviceptr slot_for(ConversionCounts& counts);
@@ -575,8 +604,10 @@ class CudaLane : public Lane {
   const CudaDriver& cuda_;
   std::size_t tile_bytes_;
   Stream stream_;
+  Event all_;  // of the stream, when a caller waits for it
   std::array<Tile, 3> tiles_;
   std::size_t next_ = 0;
+  std::deque<Read> reads_;
 
   // The tile that is handed out: its target.
   CudaSegment* segment_ = nullptr;
@@ -638,7 +669,7 @@ CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
   auto known = std::ranges::find(slots_, &counts);
   if (known == slots_.end()) {
     if (slots_.size() == kSlots) {
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+      wait_for_all();
       collect();
     }
     if (slots_.empty()) {
@@ -669,7 +700,8 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
       device_(device_of(cuda, info)),
       info_(info),
       context_(cuda, info.id, device_),
-      properties_(allocation_properties(cuda, device_)) {
+      properties_(allocation_properties(cuda, device_)),
+      processors_(local_processors(info.pci)) {
   if (attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 ||
       attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) ==
           0)

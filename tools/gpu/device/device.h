@@ -14,6 +14,8 @@
 //   3  the device, when the copy is done; drain() waits for all. A tile that was handed out and not
 //      sent is handed out again by the next tile().
 //
+// read_ahead() takes a free tile too, and the device copies into it; read_back() frees it.
+//
 // Every function throws Error kDeviceFailed: a DriverError where the driver failed. Thread safety:
 // a Device is for many threads, a Lane for one at a time. Lifetime: a device outlives its segments
 // and lanes; a segment outlives the lanes that used it, or their next drain().
@@ -119,11 +121,15 @@ class Lane {
   virtual void send_converted(DType from, DType to, std::uint64_t count,
                               ConversionCounts& counts) = 0;
 
-  // Fills `out` (at most one tile) from the segment, after all sent tiles have arrived.
-  virtual void read_back(DeviceSegment& segment, std::uint64_t offset,
-                         std::span<std::byte> out) = 0;
+  // Starts to read `length` bytes of the segment (at most one tile) as they are when all sent tiles
+  // have arrived. At most two reads are under way at a time.
+  virtual void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) = 0;
 
-  // Waits until all sent tiles have arrived. Throws the error of any of them.
+  // The bytes of the oldest read_ahead(), after waiting for them. Valid until the next read_back().
+  virtual std::span<const std::byte> read_back() = 0;
+
+  // Waits until all sent tiles have arrived. Throws the error of any of them. Forgets reads and the
+  // tile that was handed out.
   virtual void drain() = 0;
 };
 
@@ -140,6 +146,9 @@ class Device {
   // empty where nothing else would be faster.
   virtual bool converts() const = 0;
   virtual std::string why_host_converts() const { return ""; }
+
+  // The processors near the device, on which workers should run (processors.h); empty: any.
+  virtual std::span<const int> processors() const { return {}; }
 
   // The number of workers when TransferOptions names none.
   virtual unsigned default_workers() const = 0;

@@ -259,6 +259,8 @@ void Residency::answer(const std::string& uuid, Message message) {
     } else if (load.client != 0) {
       publish(load, std::move(message));
       finish(load);
+    } else {
+      outlet_.discard(std::move(message.descriptors));
     }
   } catch (const std::bad_alloc&) {
     fail(load, device_failed(), kNoMemory);
@@ -503,6 +505,11 @@ bool Residency::is_idle() const {
          std::ranges::all_of(loads_, [](const auto& entry) { return entry.second.empty(); });
 }
 
+bool Residency::is_loading(const std::string& uuid) const {
+  const auto loads = loads_.find(uuid);
+  return loads != loads_.end() && !loads->second.empty();
+}
+
 std::optional<std::uint64_t> Residency::find(const std::string& uuid,
                                              const std::string& key) const {
   const auto found = index_.find({uuid, key});
@@ -527,9 +534,18 @@ void Residency::drop_if_unused(std::uint64_t id) {
   if (tensor.indexed || tensor.users > 0) return;
   if (const auto segment = segments_.find(tensor.segment); segment != segments_.end()) {
     segment->second.tenants.erase(id);
-    if (segment->second.tenants.empty()) segments_.erase(segment);
+    if (segment->second.tenants.empty()) {
+      discard(std::move(segment->second.fd));
+      segments_.erase(segment);
+    }
   }
   tensors_.erase(id);
+}
+
+void Residency::discard(UniqueFd descriptor) {
+  std::vector<UniqueFd> one;
+  one.push_back(std::move(descriptor));
+  outlet_.discard(std::move(one));
 }
 
 Residency::Room Residency::room(const std::string& uuid) const {

@@ -69,6 +69,8 @@ class Outlet {
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // Sends an order to the copier of a device ("cuda:0"). Starts the copier if it does not run.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
+  // Closes the descriptors of memory that nobody needs. It takes long where it frees device memory.
+  virtual void discard(std::vector<UniqueFd> descriptors) = 0;
 };
 
 class Residency {
@@ -91,6 +93,8 @@ class Residency {
 
   // No tensors, no clients, no loads.
   bool is_idle() const;
+  // Whether a copier of the device has an order.
+  bool is_loading(const std::string& uuid) const;
 
  private:
   struct Segment {
@@ -174,6 +178,7 @@ class Residency {
   void remove(std::uint64_t id);                                // from the index
   void unlease(std::uint64_t id, std::uint64_t count);
   void drop_if_unused(std::uint64_t id);
+  void discard(UniqueFd descriptor);
   Room room(const std::string& uuid) const;
   // Evicts least recently used segments until `bytes` are free. Returns false, and evicts nothing,
   // when too few bytes are evictable.
