@@ -295,12 +295,12 @@ TEST_F(CudaDevice, ASecondLoadPinsNothing) {
   const auto device = open_cuda(cuda_infos().at(0));
   Lanes lanes;
 
-  source.load(*device, {.workers = 2, .verify = true, .lanes = &lanes});
+  source.load(*device, {.workers = 1, .verify = true, .lanes = &lanes});
   const std::size_t pinned = fake_driver_calls("cuMemHostAlloc");
-  source.load(*device, {.workers = 2, .verify = true, .lanes = &lanes});
+  source.load(*device, {.workers = 1, .verify = true, .lanes = &lanes});
 
   EXPECT_EQ(fake_driver_calls("cuMemHostAlloc"), pinned);
-  EXPECT_LE(pinned, 2U * 3);
+  EXPECT_EQ(pinned, 3U);
 }
 
 TEST_F(CudaDevice, ALaneSurvivesTheSegmentsOfItsLastLoad) {
@@ -525,6 +525,25 @@ TEST_F(CudaDevice, TheHostCannotTouchItsAddresses) {
         static_cast<void>(*address);
       },
       testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(CudaDevice, FindingsSayThatOneProcessAtATimeMayUseIt) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_MODE", "exclusive"}});
+
+  EXPECT_NE(cuda_findings().back().find("one process at a time"), std::string::npos)
+      << cuda_findings().back();
+}
+
+TEST_F(CudaDevice, InstancesOfAGpuHaveTheirOwnUuids) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_MIG", "2"}});
+  ASSERT_EQ(cuda_infos().size(), 1U) << "a process sees one";
+  const DeviceInfo first = cuda_infos()[0];
+  configure_fake_driver({{"STFS_FAKE_CUDA_MIG", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}});
+  const DeviceInfo second = cuda_infos().at(0);
+
+  EXPECT_TRUE(first.uuid.starts_with("MIG-")) << first.uuid;
+  EXPECT_NE(first.uuid, second.uuid);
+  EXPECT_EQ(first.pci, second.pci);
 }
 
 TEST_F(CudaDevice, FindingsNameTheDriverAndEachDevice) {

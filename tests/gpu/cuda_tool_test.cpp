@@ -49,13 +49,14 @@ class GpuCuda : public GpuToolTest {
   }
   void set(const std::string& name, std::uint64_t value) { set(name, std::to_string(value)); }
 
-  // A source with tensors of 50 MiB, "a" to "f".
+  // A sparse source with tensors of 50 MiB, "a" to "f".
   std::string source() const {
-    const std::string bytes(50 * kMiB, 'x');
-    std::vector<stfs::test::Tensor> tensors;
+    HeaderBuilder header;
     for (const char* name : {"a", "b", "c", "d", "e", "f"})
-      tensors.push_back({name, "U8", {bytes.size()}, bytes});
-    write_safetensors(file("m.safetensors"), tensors);
+      header.add(name, "U8", {50 * kMiB}, 50 * kMiB);
+    const std::string head = safetensors_bytes(header.finish(), "");
+    write_file(file("m.safetensors"), head);
+    std::filesystem::resize_file(file("m.safetensors"), head.size() + 6 * 50 * kMiB);
     return file("m.safetensors");
   }
 
@@ -131,6 +132,21 @@ TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
 
   const UniqueFd gate(::open(file("gate").c_str(), O_RDWR | O_CLOEXEC));  // and the next one's
   EXPECT_EQ(next->wait().status, 0);
+}
+
+TEST_F(GpuCuda, AnyInstanceOfAGpuIsLoadedToByItsUuid) {
+  set("STFS_FAKE_CUDA_MIG", "3");
+  const std::string path = source();
+  set("CUDA_VISIBLE_DEVICES", "1");
+  const auto uuid = gpu_json({"devices"})[0]["uuid"].get<std::string>();
+  ASSERT_TRUE(uuid.starts_with("MIG-")) << uuid;
+
+  EXPECT_EQ(load(path + "::a").status, 0) << "as cuda:0 of a client that sees it";
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  const json loaded = gpu_json({"load", "--device", uuid, path + "::a", path + "::b"});
+
+  EXPECT_EQ(loaded["uuid"], uuid);
+  EXPECT_EQ(loaded["copied_bytes"], 50 * kMiB) << "the other one was there";
 }
 
 TEST_F(GpuCuda, ARefusalEvictsWhateverWasPromised) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace stfs::gpu {
@@ -42,6 +43,12 @@ constexpr std::array kVerbs = {
 
 GpuArguments& of(void* arguments) { return *static_cast<GpuArguments*>(arguments); }
 
+// CUDA shows an instance of a GPU (MIG) only to a process that asks for it before it begins.
+void set_device(void* to, const std::string& device) {
+  of(to).device = device;
+  if (device.starts_with("MIG-")) ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 0);
+}
+
 std::chrono::seconds seconds(const std::string& value) {
   return std::chrono::seconds(std::stoll(value, nullptr, 0));
 }
@@ -55,9 +62,10 @@ constexpr std::array kOwnOptions = {
               .verbs = "plan! load! ls get! evict pin unpin run! bench! copier!",
               .argument = "DEVICE",
               .value = Value::kDevice,
-              .set = set<&GpuArguments::device>,
+              .set = set_device,
               .help = "cuda:N, a UUID of a GPU, or cpu",
-              .man = "The device: `cuda:N`, a UUID of a GPU, or `cpu`."},
+              .man = "The device: `cuda:N`, a UUID of a GPU or of an instance of one (MIG), or "
+                     "`cpu`."},
     OptionRow{.flags = "TENSOR...",
               .verbs = "plan! load! get! evict pin unpin run! bench!",
               .value = Value::kTensorPath,

@@ -133,7 +133,8 @@ class Copier {
             ErrorCode::kDeviceFailed, "",
             version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
       }
-      const DeviceInfo info = find_device(device_name_);
+      DeviceInfo info = find_device(device_name_);
+      if (info.id != "cpu") info.id = info.uuid;  // clients number devices in their own ways
       if (!device_) device_ = open_device(info);
       std::vector<Item> items;
       std::vector<std::uint64_t> sizes;
@@ -217,8 +218,9 @@ class Copier {
 }  // namespace
 
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
-  // `device` is a UUID: find it even if the client's CUDA_VISIBLE_DEVICES hides it.
-  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  // `device` is a UUID or "cpu". CUDA hides all instances of a GPU but the first unless one is
+  // named so, and the environment is that of the client that started the holder.
+  ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 1);
   return Copier(std::move(socket), device).run(idle);
 }
 

@@ -841,6 +841,15 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+std::string mode_finding(int compute_mode) {
+  if (compute_mode == CU_COMPUTEMODE_PROHIBITED) return ", but its compute mode prohibits use";
+  if (compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS) {
+    return ", but its compute mode is for one process at a time: a load fails while a program uses "
+           "it, and no program can use what is loaded during a load (nvidia-smi -c DEFAULT)";
+  }
+  return "";
+}
+
 std::string finding_of(const CudaDriver& cuda, int ordinal) {
   const CUdevice device = device_at(cuda, ordinal);
   const DeviceInfo info = describe(cuda, ordinal, device);
@@ -857,9 +866,7 @@ std::string finding_of(const CudaDriver& cuda, int ordinal) {
                    has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) +
          ", for network cards " +
          yes_or_no(has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) +
-         (attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED
-              ? ", but its compute mode prohibits use"
-              : "");
+         mode_finding(attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
 }
 
 }  // namespace
