@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -113,7 +112,7 @@ TEST_F(GpuCuda, TheNextLoadOfACopierPinsNothing) {
 
 // The teardown of a context takes long on a GPU; here it takes until the test lets it go on.
 TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
-  ASSERT_EQ(::mkfifo(file("gate").c_str(), 0600), 0);
+  write_file(file("gate"), "");
   set("STFS_FAKE_CUDA_END", file("gate"));
   start_holder({"--copier-idle", "0"});
   const std::string path = source();
@@ -130,7 +129,7 @@ TEST_F(GpuCuda, WhileACopierEndsTheHolderAnswersAndLoads) {
   const auto next = start({"load", "--device", "cuda:0", path + "::b"});
   EXPECT_TRUE(eventually([&] { return resident() == Names{"a", "b"}; }));
 
-  const UniqueFd gate(::open(file("gate").c_str(), O_RDWR | O_CLOEXEC));  // and the next one's
+  std::filesystem::remove(file("gate"));
   EXPECT_EQ(next->wait().status, 0);
 }
 

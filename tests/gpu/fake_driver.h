@@ -26,8 +26,7 @@
 //   STFS_FAKE_CUDA_READ_ONLY=refused  cuMemSetAccess refuses read-only access
 //   STFS_FAKE_CUDA_CODE=none          no binary has machine code for the device
 //   STFS_FAKE_CUDA_MODE=exclusive     the compute mode: one process at a time
-//   STFS_FAKE_CUDA_END=FIFO           a process that had a context ends only when a writer of the
-//                                     FIFO has come and gone
+//   STFS_FAKE_CUDA_END=FILE           a process that had a context ends when this file is gone
 //   STFS_FAKE_CUDA_REPORT=FILE        file to which the report is appended at process exit
 #pragma once
 
