@@ -6,6 +6,7 @@
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"
+#include "tools/gpu/device/lanes.h"
 #include "tools/gpu/device/processors.h"
 
 #include <fcntl.h>

@@ -6,6 +6,7 @@
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
+#include "tools/gpu/device/lanes.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/eventfd.h>

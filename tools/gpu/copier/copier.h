@@ -13,10 +13,9 @@
 //   2  the worker, when transfer() returns or throws; the copier then sends the segments or the
 //      error. The holder's "stop" makes transfer() throw.
 //   3  the copier, after `idle` without an order
-//   5  the worker: the driver has failed, not for lack of memory: later calls of the process may
-//   fail too. The
-//      copier sends the error and leaves; the next order gets a new one
 //   4  the holder, by closing the socket. The copier stops transfer() and joins the worker first.
+//   5  the worker, when the driver has failed, and not for lack of memory: later calls of this
+//      process may fail too. The copier sends the error and leaves; the next order gets a new one.
 #pragma once
 
 #include "core/base/posix.h"

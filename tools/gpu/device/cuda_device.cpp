@@ -16,10 +16,13 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace stfs::gpu {
 namespace {

@@ -1,5 +1,6 @@
 #include "tools/gpu/holder/closer.h"
 
+#include <exception>
 #include <iterator>
 #include <utility>
 

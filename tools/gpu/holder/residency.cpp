@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "tools/gpu/device/device.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
