@@ -135,6 +135,15 @@ std::string shard_of(const SelectionOptions& options, const std::string& slice,
     }
     range.count /= shard.world;
     range.start += shard.rank * range.count * range.step;
+    Slice part;
+    const TypeInfo& type = type_info(tensor.dtype);
+    if (slice_of(ranges, type, tensor.shape, part) != 0) {
+      refuse(place, "tensor " + in_quotes(tensor.name) + ": " + std::string(type.name) +
+                        " lies in blocks of " + std::to_string(type.block_elements) +
+                        " elements, and a part of 1/" + std::to_string(shard.world) +
+                        " of dimension " + std::to_string(shard.dimension) +
+                        " cuts them: choose another dimension or number of ranks");
+    }
     return canonical_expression(ranges, tensor.shape);
   }
   if (options.is_one_of_many) return slice;
