@@ -27,6 +27,10 @@ STFS_SERVER_PACKAGES=(
 STFS_GGML_PACKAGES=()
 command -v npm >/dev/null || STFS_GGML_PACKAGES+=(npm)
 
+# To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
+# shellcheck disable=SC2034
+STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ make patch)
+
 # To build the fuzz preset.
 # shellcheck disable=SC2034
 STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)
