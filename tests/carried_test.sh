@@ -90,7 +90,7 @@ for release in bullseye bookworm; do
   same_as_source 'the mount'
   expect 0 '' stfs -u /mnt
   # Its threads are cancelled, which takes libgcc_s of the system.
-  in_root stfs -f /model.safetensors /mnt &
+  chroot "$rootfs" /opt/stfs/bin/stfs -f /model.safetensors /mnt &
   served=$!
   wait_for_mount "$served"
   same_as_source 'the mount in the foreground'
