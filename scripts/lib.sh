@@ -29,7 +29,7 @@ command -v npm >/dev/null || STFS_GGML_PACKAGES+=(npm)
 
 # To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
 # shellcheck disable=SC2034
-STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ make patch)
+STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring)
 
 # To build the fuzz preset.
 # shellcheck disable=SC2034

@@ -41,9 +41,10 @@ OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'st
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
     'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
+    'core/source/build.cpp': {'version_text'},
     'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
     'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
-    'core/source/http.cpp': {'set_headers', 'no memory'},
+    'core/source/http.cpp': {'set_headers', 'no memory', 'http_libraries'},
     'core/source/http_retry.cpp': {'parse_http_date'},
     'core/source/hub_api.cpp': {'Invalid credentials in Authorization header'},  # the Hub's own
     'core/source/s3_credentials.cpp': {'Content-Type: application/x-www-form-urlencoded'},

@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
-# carried_test.sh TARBALL ROOTS MIRROR: the carried build works in clean chroots of Debian 11 and 12,
-# where nothing is installed: it mounts, serves a mount that was handed over, reads, fetches over
-# TLS. As root, with /dev/fuse. ROOTS keeps the chroots' archives. scripts/package --test runs it.
+# packages_test.sh DIRECTORY ROOTS MIRROR: what scripts/package made works in clean chroots: the build
+# to carry in Debian 11 and 12 with nothing installed, the .deb (if it is there) in Debian 12. They
+# mount, serve a mount that was handed over, read, and fetch over TLS. As root, with /dev/fuse. ROOTS
+# keeps the chroots' archives. scripts/package --test runs it.
 set -euo pipefail
 
-tarball=${1:?usage: carried_test.sh TARBALL ROOTS MIRROR}
+directory=${1:?usage: packages_test.sh DIRECTORY ROOTS MIRROR}
 roots=${2:?}
 mirror=${3:?}
 tests=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fail() {
-  printf 'carried_test: %s\n' "$1" >&2
+  printf 'packages_test: %s\n' "$1" >&2
   exit 1
 }
 ((EUID == 0)) || fail 'only root may make a chroot'
 [[ -c /dev/fuse ]] || fail 'there is no /dev/fuse'
-[[ -f $tarball ]] || fail "$tarball is missing: make it with scripts/package carried"
+shopt -s nullglob
+tarball=("$directory"/stfs-*-linux-x86_64.tar.gz) deb=("$directory"/stfs_*_amd64.deb)
+((${#tarball[@]} == 1)) || fail "no .tar.gz in $directory: make it with scripts/package carried"
 # All mounts made here end with the namespace.
-if [[ ${STFS_CARRIED_TEST:-} != inside ]]; then
-  STFS_CARRIED_TEST=inside exec unshare --mount --propagation private -- "${BASH_SOURCE[0]}" "$@"
+if [[ ${STFS_PACKAGES_TEST:-} != inside ]]; then
+  STFS_PACKAGES_TEST=inside exec unshare --mount --propagation private -- "${BASH_SOURCE[0]}" "$@"
 fi
 
 work=$(mktemp -d)
@@ -34,7 +37,7 @@ tensor=tokens
 
 # in_root COMMAND...: runs it in the chroot with an empty environment.
 in_root() {
-  chroot "$rootfs" /usr/bin/env -i PATH=/opt/stfs/bin:/usr/bin:/bin "${variables[@]}" "$@"
+  chroot "$rootfs" /usr/bin/env -i PATH=/opt/stfs/bin:/usr/sbin:/usr/bin:/sbin:/bin "${variables[@]}" "$@"
 }
 # expect STATUS TEXT COMMAND...: ends with the status, and prints the text.
 expect() {
@@ -62,24 +65,29 @@ eval "$started"
 cp "$model" "$NGINX_ROOT/model.safetensors"
 url=https://127.0.0.1:$NGINX_TLS_PORT/model.safetensors
 
-for release in bullseye bookworm; do
-  printf '== %s\n' "$release"
-  archive=$roots/$release.tar
+# make_root NAME: a clean chroot of $release, in $rootfs.
+make_root() {
+  local archive=$roots/$release.tar
+  printf '== %s: %s\n' "$release" "$1"
   if [[ ! -f $archive ]]; then
     mkdir -p "$roots"
     mmdebstrap --quiet --variant=minbase "$release" "$archive.part" "deb $mirror $release main"
     mv "$archive.part" "$archive"
   fi
-  rootfs=$work/$release
+  rootfs=$work/$release-$1
   variables=()
-  mkdir "$rootfs"
+  mkdir -p "$rootfs"/{dev,mnt,opt/stfs,proc}
   tar -C "$rootfs" --exclude='./dev/*' -xf "$archive"
-  mkdir -p "$rootfs/opt/stfs" "$rootfs/proc" "$rootfs/dev" "$rootfs/mnt"
-  tar -C "$rootfs/opt/stfs" --strip-components=1 -xzf "$tarball"
-  touch "$rootfs"/dev/{null,fuse,urandom}
-  for device in null fuse urandom; do mount --bind "/dev/$device" "$rootfs/dev/$device"; done
+  mknod -m 666 "$rootfs/dev/fuse" c 10 229
+  touch "$rootfs"/dev/{null,urandom}
+  for device in null urandom; do mount --bind "/dev/$device" "$rootfs/dev/$device"; done
   mount -t proc proc "$rootfs/proc"
   cp "$model" "$rootfs/model.safetensors"
+}
+
+for release in bullseye bookworm; do
+  make_root carried
+  tar -C "$rootfs/opt/stfs" --strip-components=1 -xzf "${tarball[0]}"
 
   for program in stfs stfs-info stfs-gpu; do expect 0 'carried, built with GCC 12' "$program" --version; done
   expect 0 'libfuse 3.' stfs --version
@@ -132,4 +140,23 @@ for release in bullseye bookworm; do
     rm "$rootfs$place"
   done
 done
-printf 'carried_test: passed\n'
+
+if ((${#deb[@]} == 1)); then
+  make_root deb
+  cp "${deb[0]}" "$rootfs/stfs.deb"
+  cp -L /etc/resolv.conf "$rootfs/etc/resolv.conf"
+  { in_root apt-get update && in_root DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y --no-install-recommends /stfs.deb; } >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "the .deb cannot be installed"; }
+  expect 0 $'\nbuilt with GCC 12' stfs --version
+  expect 0 '' stfs /model.safetensors /mnt
+  same_as_source 'the mount'
+  expect 0 '' stfs -u /mnt
+  # Another user mounts through fusermount3.
+  chown 65534:65534 "$rootfs/mnt"
+  ln -s ../proc/self/mounts "$rootfs/etc/mtab"  # an init makes it
+  expect 0 '' setpriv --reuid 65534 --regid 65534 --clear-groups stfs /model.safetensors /mnt
+  expect 0 259248 setpriv --reuid 65534 --regid 65534 --clear-groups stat -c %s /mnt/tokens
+  expect 0 '' setpriv --reuid 65534 --regid 65534 --clear-groups stfs -u /mnt
+fi
+printf 'packages_test: passed\n'
