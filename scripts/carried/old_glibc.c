@@ -11,9 +11,13 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-// glibc 2.34
+// glibc 2.34. Systems with an old C library may have a kernel before Linux 5.9, which lacks the call.
 HIDDEN int close_range(unsigned first, unsigned last, int flags) {
-  return (int)syscall(__NR_close_range, first, last, flags);
+  if (syscall(__NR_close_range, first, last, flags) == 0) return 0;
+  if (errno != ENOSYS || flags != 0) return -1;
+  const long limit = sysconf(_SC_OPEN_MAX);
+  for (long fd = first; fd < limit && fd <= (long)last; ++fd) close((int)fd);
+  return 0;
 }
 
 // Debian 12's libstdc++ calls these two.
