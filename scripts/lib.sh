@@ -27,6 +27,10 @@ STFS_SERVER_PACKAGES=(
 STFS_ORACLE_PACKAGES=(python3-torch)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
+# To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
+# shellcheck disable=SC2034
+STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring)
+
 # To build the fuzz preset.
 # shellcheck disable=SC2034
 STFS_FUZZ_PACKAGES=(clang libclang-rt-dev)

@@ -44,9 +44,10 @@ OUTPUT = {
     'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
                                    "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
                                    'draw_counts', 'draw_numbers', 'histogram_svg'},
+    'core/source/build.cpp': {'version_text'},
     'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
     'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
-    'core/source/http.cpp': {'set_headers', 'no memory'},
+    'core/source/http.cpp': {'set_headers', 'no memory', 'http_libraries'},
     'core/source/http_retry.cpp': {'parse_http_date'},
     'core/source/hub_api.cpp': {'Invalid credentials in Authorization header'},  # the Hub's own
     'core/source/s3_credentials.cpp': {'Content-Type: application/x-www-form-urlencoded'},

@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
+#include "core/source/build.h"
 #include "core/source/cache.h"
 #include "core/source/counters.h"
 #include "core/source/sources.h"
@@ -379,7 +380,7 @@ int run(int argc, char** argv) {
       std::fputs(help_text(mount_command()).c_str(), stdout);
       break;
     case Options::Command::kVersion:
-      std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());
+      std::fputs(version_text("stfs", std::string("libfuse ") + fuse_pkgversion()).c_str(), stdout);
       break;
     case Options::Command::kUnmount:
       unmount(
