@@ -142,7 +142,7 @@ def places(file, errors):
             continue
         bracket = i + 1
         arguments = split(tokens[bracket + 1:match[bracket]], ',')
-        if token.text == 'Error':
+        if token.text in ('Error', 'DriverError'):
             if following.text == '{' or len(arguments) == 1:
                 continue  # the class, or a copy
             if len(arguments) != 3:
@@ -214,7 +214,7 @@ def messages():
     files = [File(path) for path in paths]
     reader = Reader(files)
     found, failures = [], reader.failures
-    errors = {'Error', 'OutOfDeviceMemory'} | {
+    errors = {'Error', 'DriverError', 'OutOfDeviceMemory'} | {
         name.text for file in files for error, name, bracket in zip(file.tokens, file.tokens[1:], file.tokens[2:])
         if error.text == 'Error' and name.kind == 'id' and is_op(bracket, '(')}
     for file in files:
