@@ -34,6 +34,7 @@ MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.sa
 EXPECTED = {
     "stfs": [],
     "From the Hub, from S3, from the web": ["lm_head.weight", "hf://org/model@", "s3://bucket/model", "/models/model"],
+    "Quantised weights": ["token_embd.weight", "BF16"],
     "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
     "Check": ["ok", "lm_head.weight: OK", '"nan"'],
     "Slice": [],
@@ -74,7 +75,8 @@ def model(seed):
     return tensors
 
 
-def make_checkpoints(work):
+def make_checkpoints(work, source):
+    (work / "fp8").mkdir()
     good = model(4)
     bad = dict(good)
     bad["model.norm.weight"] = ("BF16", [64], b"\xc0\x7f" + bf16(63, 4))  # begins with a NaN
@@ -84,6 +86,12 @@ def make_checkpoints(work):
     write_safetensors(work / "base.safetensors", good)
     write_safetensors(work / "adapter.safetensors", {"lora.a": ("F32", [4], struct.pack("<4f", 1, 2, 3, 4))})
     write_safetensors(work / "w.safetensors", {"w": ("F32", [16, 4096], os.urandom(16 * 4096 * 4))})
+    write_safetensors(work / "fp8/model.safetensors", {
+        "lm_head.weight": ("F8_E4M3", [128, 64], os.urandom(128 * 64)),
+        "lm_head.weight_scale_inv": ("F32", [1, 1], struct.pack("<f", 0.5))})
+    (work / "fp8/config.json").write_text(json.dumps({"quantization_config": {
+        "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}))
+    shutil.copy(source / "tests/data/gguf/llama-2-tiny-random.gguf", work / "model.gguf")
     snapshot = work / ".cache/huggingface/hub/models--x--y/snapshots/0123abcd"
     snapshot.mkdir(parents=True)
     names = sorted(good)
@@ -108,6 +116,7 @@ def start_servers(work, source, environment):
         directory.mkdir(parents=True)
         for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
             shutil.copy(work / name, directory)
+    shutil.copytree(work / "fp8", work / "hub/org/model-FP8")
     hub = subprocess.Popen([sys.executable, "-B", source / "tests/remote/servers/hub.py", work / "hub"],
                            stdout=subprocess.PIPE, text=True)
     for name in [name for name in environment if ELSEWHERE.match(name)]:
@@ -235,7 +244,8 @@ class Readme:
                 seen.add(heading)
                 self.expect(heading, output)
                 continue
-            self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
+            if heading != "Quantised weights":
+                self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
             self.mount("old.safetensors", "a")
             self.mount("new.safetensors", "b")
             output = self.run(heading, language, lines)
@@ -258,7 +268,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         work = pathlib.Path(name).resolve()
         test = Readme(build, source, work)
-        make_checkpoints(work)
+        make_checkpoints(work, source)
         hub, test.web = start_servers(work, source, test.environment)
         holder = subprocess.Popen([str(test.programs["stfs-gpu"]), "holder"], env=test.environment, cwd=work)
         try:
