@@ -163,9 +163,9 @@ bool is_name_of_part(std::string_view name) {
 }
 
 std::string reason_if_left(const Finder& finder, const Tensor& tensor) {
-  std::string_view reason;
-  if (has_ending_of(tensor.name, kLeft, reason)) {
-    return std::string(reason) + " of a quantised weight that is not there, or not quantised";
+  std::string_view part;
+  if (has_ending_of(tensor.name, kLeft, part)) {
+    return std::string(part) + " of a quantised weight that is not there, or not quantised";
   }
   const bool is_of_gpt_oss = tensor.dtype == DType::kU8 && tensor.name.ends_with("_scales");
   const bool is_of_mlx = tensor.name.ends_with(".scales") &&
@@ -296,6 +296,10 @@ std::optional<DType> scale_type(DType dtype) {
   if (dtype == DType::kU8) return DType::kF8E8M0;
   return std::ranges::find(kScales, dtype) != std::end(kScales) ? std::optional(dtype)
                                                                 : std::nullopt;
+}
+
+void refuse_companion(const Tensor& weight, const Tensor& companion) {
+  refuse_companion(weight, companion, "");
 }
 
 void refuse_companion(const Tensor& weight, const Tensor& companion, const std::string& rule) {

@@ -116,8 +116,9 @@ Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset = 0);
 std::optional<DType> scale_type(DType dtype);
 
 // "scale "x": shape [1,2] does not fit": a companion of a weight that does not fit it.
+[[noreturn]] void refuse_companion(const Tensor& weight, const Tensor& companion);
 [[noreturn]] void refuse_companion(const Tensor& weight, const Tensor& companion,
-                                   const std::string& rule = "");
+                                   const std::string& rule);
 
 std::string_view without_ending(std::string_view name, std::string_view ending);
 

@@ -551,7 +551,8 @@ void set_turned(const Tensor& tensor, std::uint32_t number, const Qweight& parts
   if (group == 0 && rows % groups == 0) group = rows / groups;
   group = std::clamp<std::uint64_t>(group, 1, std::max<std::uint64_t>(rows, 1));
   if (parts.scale.shape[1] != columns || (rows + group - 1) / group != groups) {
-    refuse_companion(tensor, parts.scale, has_index ? "it has another number of groups" : "");
+    if (has_index) refuse_companion(tensor, parts.scale, "it has another number of groups");
+    refuse_companion(tensor, parts.scale);
   }
   layout.block_rows = group;
   layout.grid_rows = groups;

@@ -100,13 +100,14 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   }
   // Checkpoints mix sizes of blocks, and the config may name one: the grid tells the others.
   if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;
-  const bool lacks = blocks.empty() && config.text.empty();
-  refuse_companion(weight, scale,
-                   lacks ? "no blocks of equal size have such scales; config.json, which may tell "
-                           "their size, is " +
-                               (config.unreadable.empty() ? std::string("not there")
-                                                          : "not readable: " + config.unreadable)
-                         : "");
+  if (blocks.empty() && config.text.empty()) {
+    refuse_companion(weight, scale,
+                     "no blocks of equal size have such scales; config.json, which may tell their "
+                     "size, is " +
+                         (config.unreadable.empty() ? std::string("not there")
+                                                    : "not readable: " + config.unreadable));
+  }
+  refuse_companion(weight, scale);
 }
 
 // The companion with scales; nullopt when there is none.

@@ -30,16 +30,21 @@ SINKS = {('tools/gpu/holder/residency.cpp', 'error_body'): (0, 1),
          ('tools/gpu/library/library.cpp', 'fail'): (0, 1)}
 # (file, variable that keeps a text): the error that it becomes, and its place where the text has none.
 STORED = {('core/format/index.cpp', 'error'): ('InvalidIndex', 'place'),
-          ('core/source/cache.cpp', 'unusable_'): ('Unreadable', '')}
+          ('core/source/cache.cpp', 'unusable_'): ('Unreadable', ''),
+          ('tools/gpu/copier/transfer.cpp', 'note'): ('warning', ''),
+          ('tools/gpu/device/cuda_device.cpp', 'why_host_converts_'):
+              ('warning', '"N tensors were converted on the host, which is slower"')}
 # Rows of a constant table with two texts: the error, and what a message makes of the texts.
-TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {} ({}): RULE')}
+TABLES = {('core/checkpoint/schemes.cpp', 'kRefused'): ('Quantized', 'tensor "NAME{}": {}'),
+          ('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {} ({}): RULE')}
 # (file, list) of lines that are printed as they are.
 NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
 # Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
 OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm', 'volatile'}
-# file: its functions, or texts, that are output or a part of a message that cannot be seen.
+# file: its functions, tables, or texts, that are output or a part of a message that cannot be seen.
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
+    'core/checkpoint/schemes.cpp': {'kSchemes', 'kPlain', 'kLeft'},
     'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
     'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
                                    "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
@@ -56,7 +61,7 @@ OUTPUT = {
     'fs/fuse/mount.cpp': {'with_advice'},
     'tools/gpu/client/device_verbs.cpp': {'doctor', 'bench'},
     'tools/gpu/device/cpu_device.cpp': {'cpu_info'},
-    'tools/gpu/device/cuda_device.cpp': {'finding_of', 'cuda_findings'},
+    'tools/gpu/device/cuda_device.cpp': {'finding_of', 'mode_finding', 'cuda_findings'},
     'tools/info/cache_verb.cpp': {'text_of'},
     'tools/info/copy_verbs.cpp': {'standard output'},
     'tools/info/info_verb.cpp': {'print_oddities'},
@@ -201,7 +206,8 @@ def check_literals(file):
         function = file.function_at(i)
         if function is None and re.search('options|/command|error', file.path):
             continue  # the tables of the commands
-        title = function.title() if function else ''
+        title = function.title() if function else next(
+            (t.text for t in reversed(file.tokens[:i]) if re.match('k[A-Z]', t.text)), '')
         if OUTPUT_CALLS.intersection(calls) or {title, token.text} & OUTPUT.get(file.path, set()):
             continue
         failures.append(f'{file.path}:{token.line}: is "{token.text}" in {title} a message?')

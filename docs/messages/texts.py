@@ -21,12 +21,15 @@ NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('malformed', 'what'): 'TEXT'
                     ('checked', 'what'): 'ARGUMENT'}
 # Clearer names for what a variable's name says badly.
 RENAMED = {'OF THE MOUNT': 'OPTION', 'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
+           'UNREADABLE': 'REASON', 'REFUSED': 'KEY', 'WHY HOST CONVERTS': 'REASON',
            'EXPRESSION': 'SLICE', 'BECAUSE': ': REASON', 'SAID': 'TEXT', 'UNUSABLE': 'MESSAGE', 'PUBLIC NAME': 'URL'}
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
     'core/checkpoint/checkpoint.cpp': {'PATH: WHY'},
+    'core/checkpoint/dequantize.cpp': {'PATH: tensor "NAME": REASON', 'tensor "NAME": REASON'},  # TABLES has the reasons
     'core/checkpoint/metadata.cpp': {'PATH: WHY'},
+    'core/checkpoint/schemes.cpp': {'PATH: WHY'},
     'core/base/command_parser.cpp': {'NAME VALUE: MESSAGE', 'NAME "VALUE": MESSAGE'},
     'core/format/index.cpp': {'PLACE: ERROR'},
     'core/source/fetcher.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT'},
@@ -51,10 +54,10 @@ PASSED_ON = {
     'tools/command/command_line.cpp': {'PROGRAM: TEXT'},
     'tools/gpu/client/client.cpp': {'SAID', 'TEXT OF', 'WARNING'},
     'tools/gpu/client/resident_verbs.cpp': {'warning: WARNING'},
-    'tools/gpu/client/run_verb.cpp': {'LINE'},
+    'tools/gpu/client/run_verb.cpp': {'LINE', 'warning: NOTE'},
     'tools/gpu/copier/copier.cpp': {'TEXT'},
-    'tools/gpu/holder/holder.cpp': {'holder: TEXT'},
-    'tools/gpu/holder/residency.cpp': {'TEXT', 'TEXT OF'},
+    'tools/gpu/holder/holder.cpp': {'holder: TEXT', 'USELESS'},
+    'tools/gpu/holder/residency.cpp': {'TEXT', 'TEXT OF', 'NOTE'},
     'tools/gpu/library/library.cpp': {'TEXT'},
 }
 CODE_OF = {'device_failed': 'DeviceFailed', 'usage': 'Usage', 'STFS_GPU_DEVICE': 'DeviceFailed'}
@@ -347,7 +350,9 @@ class Reader:
             return True
         if file is function.file:
             return False
-        return bool(function.scope) and not is_member
+        if is_op(file.tokens[position - 1], '::'):
+            return file.tokens[position - 2].text + '::' != function.scope
+        return bool(function.scope) and (not is_member or any(f.name == function.name for f in file.functions))
 
     # --- messages
 
@@ -386,6 +391,7 @@ class Reader:
     def finished(file, where, codes, places, texts):
         caller, at = where
         found, function = [], caller.function_at(at)
+        places = [p for p in places if p[0]] or places  # PLACE may be lacking
         for code, place, text in ((c, p, t) for c in codes for p in places for t in texts):
             if not joined([[code], [place], [text]]):
                 continue  # their conditions exclude each other

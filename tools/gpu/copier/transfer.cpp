@@ -233,15 +233,14 @@ class Transfer {
       const DType from = item.request().dtype;
       if (type_info(from).kind == TypeKind::kQuantized) blocks.insert(dtype_name(from));
     }
-    std::string why = device_.why_host_converts();
+    const std::string why = device_.why_host_converts();
     if (count == 0 || (device_.info().id == "cpu" && why.empty())) return "";
-    if (why.empty()) {
-      for (const std::string_view type : blocks)
-        why += (why.empty() ? "" : ", ") + std::string(type);
-      why = "no device converts " + why;
-    }
+    std::string types;
+    for (const std::string_view type : blocks)
+      types += (types.empty() ? "" : ", ") + std::string(type);
     return std::to_string(count) + (count == 1 ? " tensor was" : " tensors were") +
-           " converted on the host, which is slower: " + why;
+           " converted on the host, which is slower: " +
+           (why.empty() ? "no device converts " + types : why);
   }
 
   void cut(const Run& run, std::size_t segment) {
