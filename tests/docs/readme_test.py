@@ -34,7 +34,7 @@ MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.sa
 EXPECTED = {
     "stfs": [],
     "From the Hub, from S3, from the web": ["lm_head.weight", "hf://org/model@", "s3://bucket/model", "/models/model"],
-    "Quantised weights": ["token_embd.weight", "BF16"],
+    "Quantised weights": ["lm_head.weight", "BF16", "8196"],
     "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
     "Check": ["ok", "lm_head.weight: OK", '"nan"'],
     "Slice": [],
