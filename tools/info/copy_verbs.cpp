@@ -104,7 +104,9 @@ Content new_safetensors(const Checkpoint& checkpoint, const SafetensorsFiles& fi
     if (fits_safetensors(tensor)) continue;
     refuse_tensor(
         arguments, tensor,
-        "its name is not UTF-8, as safetensors needs: leave it out, or write a .gguf file");
+        std::string(is_utf8(tensor.name) ? "in safetensors this names the metadata"
+                                         : "its name is not UTF-8, as safetensors needs") +
+            ": leave it out, or write a .gguf file");
   }
   std::optional<Content> content = files.make(tensors);
   if (content) return *std::move(content);
