@@ -1,6 +1,8 @@
 #include "docs/documents.h"
 #include <algorithm>
+#include <cstddef>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -215,9 +217,26 @@ std::string kind_function(const CommandRow& command) {
   std::string out =
       "# Sets `kind` to the kind of a flag's value; fails for a flag without a value.\n"
       "_@F@_kind() {\n  case $1 in\n";
-  for (const OptionRow& row : options_of(command)) {
-    if (row.argument.empty()) continue;
-    out += "    " + joined(parts_of(row.flags, ','), " | ") + ") kind=" + kind_of(row) + " ;;\n";
+  const std::vector<OptionRow> rows = options_of(command);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const OptionRow& row = rows[i];
+    const auto has_its_flags = [&row](const OptionRow& other) { return other.flags == row.flags; };
+    const auto others = std::span(rows).subspan(i + 1);
+    if (row.argument.empty() ||
+        std::ranges::any_of(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(i),
+                            has_its_flags))
+      continue;
+    out += "    " + joined(parts_of(row.flags, ','), " | ") + ") ";
+    // A flag may have other values with another verb.
+    for (const OptionRow& other : others) {
+      if (!has_its_flags(other)) continue;
+      std::string verbs = joined(parts_of(other.verbs, ' '), " | ");
+      std::erase(verbs, '!');
+      out += "case $form in " + verbs + ") kind=" + kind_of(other) + " ;; *) kind=" + kind_of(row) +
+             " ;; esac ;;\n";
+      break;
+    }
+    if (std::ranges::none_of(others, has_its_flags)) out += "kind=" + kind_of(row) + " ;;\n";
   }
   return out + "    *) return 1 ;;\n  esac\n}\n";
 }

@@ -12,7 +12,7 @@ STFS_BUILD_PACKAGES=(
 # To run the tests: tools that read the mounts, and tools that build and check the package.
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
-  attr python3 python3-numpy perl-base tar findutils diffutils coreutils man-db
+  attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
   dpkg-dev file e2fsprogs mount util-linux
 )
 
@@ -22,10 +22,14 @@ STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# To compare with ggml's own library, which comes from npm: also for `test --all`.
+# To compare with others' values, also for `test --all`: PyTorch, and ggml's library, which npm gets.
 # shellcheck disable=SC2034
-STFS_GGML_PACKAGES=()
-command -v npm >/dev/null || STFS_GGML_PACKAGES+=(npm)
+STFS_ORACLE_PACKAGES=(python3-torch)
+command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
+
+# To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
+# shellcheck disable=SC2034
+STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring)
 
 # To build the fuzz preset.
 # shellcheck disable=SC2034

@@ -88,6 +88,9 @@ expect 'stfs-info list --sort ' name size offset
 expect 'stfs-info list --sort=' name size offset
 expect 'stfs-info list --sort=na' name
 expect 'stfs-info list --sort size ch' checkpoint
+expect 'stfs-info stats --sort ' name count min max mean std zeros nan inf
+expect 'stfs-info stats --sort=st' std
+expect 'stfs-info stats --top '
 expect 'stfs-info list a.safetensors '
 expect 'stfs-info cat --as ' f32
 expect 'stfs-info hash -j 2 ch' checkpoint

@@ -53,6 +53,7 @@ share/doc/stfs/SEMANTICS.md
 share/doc/stfs/TROUBLESHOOTING.md
 share/doc/stfs/examples/acquire.c
 share/doc/stfs/examples/example.conf
+share/doc/stfs/examples/hand_over.py
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1

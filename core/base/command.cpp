@@ -11,8 +11,9 @@ constexpr std::size_t kWidth = 80;
 constexpr OptionRow kHelpRow{.flags = "-h,--help",
                              .help = "print this help",
                              .man = "Print a summary of the usage; after a verb, of that verb."};
-constexpr OptionRow kVersionRow{
-    .flags = "-V,--version", .help = "print the version", .man = "Print the version."};
+constexpr OptionRow kVersionRow{.flags = "-V,--version",
+                                .help = "print the version",
+                                .man = "Print the version, and what it was built with."};
 
 // "-j, --jobs N", "threads=N", "GLOB..."
 std::string left_side(const OptionRow& row) {

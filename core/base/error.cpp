@@ -56,6 +56,8 @@ std::string_view error_name(ErrorCode code) {
       return "GgufData";
     case ErrorCode::kGgufSplit:
       return "GgufSplit";
+    case ErrorCode::kQuantized:
+      return "Quantized";
     case ErrorCode::kInvalidIndex:
       return "InvalidIndex";
     case ErrorCode::kMissingTensor:

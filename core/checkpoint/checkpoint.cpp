@@ -5,6 +5,7 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/absent.h"
+#include "core/checkpoint/dequantize.h"
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/names.h"
 #include "core/format/format.h"
@@ -228,6 +229,8 @@ int Tensor::verify() const {
   return computed != nullptr ? computed->content().verify() : locator->source->verify();
 }
 
+std::vector<Tensor> ComputedTensor::inputs() const { return {}; }
+
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
   LoadOptions complete = options;
   if (complete.sources == nullptr) {
@@ -235,15 +238,54 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     complete.sources = own_sources_.get();
   }
   for (const std::string& source : sources) load(source, complete);
+  if (options.dequantize) derive(*options.dequantize, *complete.sources);
   order_tensors();
   merge_metadata();
 }
 
 Checkpoint::Checkpoint(std::span<const Origin> origins, const LoadOptions& options) {
   for (const Origin& origin : origins) load(origin, options);
+  if (options.dequantize) derive(*options.dequantize, *options.sources);
+}
+
+// Shows the stored tensors that were added last as they are.
+void Checkpoint::complete_derivation() {
+  if (!derivation_) return;
+  while (derivation_->stored < first_.back()) {
+    derivation_->shown.push_back({.stored = derivation_->stored++});
+  }
+}
+
+void Checkpoint::derive(DType type, Sources& sources) {
+  complete_derivation();
+  by_name_ = number_tensors();
+  Dequantized result = dequantize(*this, type, sources);
+  if (result.tensors == nullptr) return;
+  if (!derivation_) {
+    derivation_ = std::make_unique<Derivation>();
+    complete_derivation();
+  }
+  const auto set = static_cast<std::uint32_t>(derivation_->sets.size());
+  std::vector<Derivation::Shown> shown;
+  for (std::size_t i = 0; i < result.fates.size(); ++i) {
+    const std::uint32_t fate = result.fates[i];
+    const Derivation::Shown& before = derivation_->shown[i];
+    if (fate == Dequantized::kKept) shown.push_back(before);
+    if (fate < Dequantized::kGone) shown.push_back({before.stored, set, fate});
+  }
+  derivation_->shown = std::move(shown);
+  result.tensors->move_to(*this, 0);
+  derivation_->sets.push_back(std::move(result.tensors));
+  derivation_->texts.push_back(std::move(result.text));
+}
+
+std::span<const std::string> Checkpoint::derivation_texts() const {
+  return derivation_ ? std::span<const std::string>(derivation_->texts)
+                     : std::span<const std::string>();
 }
 
 void Checkpoint::order_tensors() {
+  complete_derivation();
   by_name_ = number_tensors();
   const bool all_plain = std::ranges::all_of(
       by_name_, [this](std::uint32_t number) { return is_plain_name(name(number)); });
@@ -269,8 +311,9 @@ void Checkpoint::load(const std::string& source, const LoadOptions& options) {
 
 void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
   if (!origin.path.empty()) return load_path(origin.path, options);
-  Checkpoint whole(origin.sources,
-                   {.allow_missing = origin.allow_missing, .sources = options.sources});
+  Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing,
+                                    .dequantize = origin.dequantize,
+                                    .sources = options.sources});
   whole.keep_within(origin.within);
   add_parts(whole);
 }
@@ -280,8 +323,9 @@ void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& opt
   bool is_current = false;
   const auto load_it = [&](bool with_copies) {
     options.sources->use_hub_copies(with_copies);
-    Checkpoint whole(origin.sources,
-                     {.allow_missing = origin.allow_missing, .sources = options.sources});
+    Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing,
+                                      .dequantize = origin.dequantize,
+                                      .sources = options.sources});
     is_current = version_of(whole) == mounted.version;
     if (!is_current) return;
     whole.keep_within(origin.within);
@@ -297,7 +341,8 @@ void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& opt
     refuse_lost(mounted, error);
   }
   if (!is_current) refuse_changed(mounted);
-  if (origin.within.empty() && origin.allow_missing == options.allow_missing) {
+  if (origin.within.empty() && origin.allow_missing == options.allow_missing &&
+      !origin.dequantize) {
     origins_.insert(origins_.end(), origin.sources.begin(), origin.sources.end());
   } else {
     origins_.push_back(origin);
@@ -317,11 +362,22 @@ void Checkpoint::keep_within(const std::string& within) {
     path.erase(0, kTreeView.size() + 1);
   }
   const PathTree& tree = dotted ? *dotted : *tree_;
+  const auto is_kept = [&](std::uint32_t number) {
+    return path.empty() || is_at_or_below(tree.path(number), path);
+  };
+  missing_.clear();
+  warnings_.clear();
+  if (derivation_) {  // the parts stay whole: a computed tensor may need any tensor of them
+    std::vector<Derivation::Shown> shown;
+    for (std::uint32_t i = 0; i < tensor_count(); ++i) {
+      if (is_kept(i)) shown.push_back(derivation_->shown[i]);
+    }
+    derivation_->shown = std::move(shown);
+    return;
+  }
   std::vector<std::vector<std::string_view>> kept(parts_.size());
   for (const std::uint32_t number : by_name_) {
-    if (path.empty() || is_at_or_below(tree.path(number), path)) {
-      kept[part_number(number)].push_back(name(number));
-    }
+    if (is_kept(number)) kept[part_number(number)].push_back(name(number));
   }
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::size_t others = 0;
@@ -329,20 +385,23 @@ void Checkpoint::keep_within(const std::string& within) {
     parts_[i].is_whole = parts_[i].is_whole && others == 0;
   }
   std::erase_if(parts_, [](const Part& part) { return part.header.tensors.empty(); });
-  missing_.clear();
-  warnings_.clear();
 }
 
 void Checkpoint::load_path(const std::string& path, const LoadOptions& options) {
+  const std::size_t first = parts_.size();
   const std::string name = last_component(public_name(path));
   // A store would have to be asked whether a name is a directory.
   const bool is_file = is_url(path) && is_checkpoint_name(name);
-  if (const auto names = is_file ? std::nullopt : options.sources->names_in(path)) {
+  const auto names = is_file ? std::nullopt : options.sources->names_in(path);
+  if (names) {
     load_directory(path, *names, options);
   } else if (name.ends_with(kIndexSuffix)) {
     load_index(path, options);
   } else {
     load_file(path, name, options);
+  }
+  for (std::size_t i = first; i < parts_.size(); ++i) {
+    parts_[i].directory = names ? path : parent_name(path);
   }
 }
 
@@ -506,19 +565,37 @@ void Checkpoint::add_part(Part part) {
 }
 
 const Source* Checkpoint::single_file(std::string_view format) const {
-  const bool is_single =
-      parts_.size() == 1 && parts_.front().is_whole && parts_.front().format->name == format;
+  const bool is_single = !derivation_ && parts_.size() == 1 && parts_.front().is_whole &&
+                         parts_.front().format->name == format;
   return is_single ? parts_.front().source.get() : nullptr;
 }
 
 void Checkpoint::add_parts(Checkpoint& other) {
+  if (other.derivation_) {
+    other.complete_derivation();
+    if (!derivation_) derivation_ = std::make_unique<Derivation>();
+    complete_derivation();
+    const std::uint32_t first = first_.back();
+    const auto sets = static_cast<std::uint32_t>(derivation_->sets.size());
+    for (Derivation::Shown shown : other.derivation_->shown) {
+      shown.stored += first;
+      if (shown.set != Derivation::kStored) shown.set += sets;
+      derivation_->shown.push_back(shown);
+    }
+    derivation_->stored = first + other.derivation_->stored;
+    for (auto& set : other.derivation_->sets) {
+      set->move_to(*this, first);
+      derivation_->sets.push_back(std::move(set));
+    }
+    std::ranges::move(other.derivation_->texts, std::back_inserter(derivation_->texts));
+  }
   for (Part& part : other.parts_) add_part(std::move(part));
   std::ranges::move(other.missing_, std::back_inserter(missing_));
   std::ranges::move(other.warnings_, std::back_inserter(warnings_));
 }
 
 std::vector<std::uint32_t> Checkpoint::number_tensors() {
-  if (parts_.size() == 1) return parts_.front().header.by_name;
+  if (parts_.size() == 1 && !derivation_) return parts_.front().header.by_name;
   auto [order, any_equal] =
       sorted_order(tensor_count(), [this](std::uint32_t number) { return name(number); });
   for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
@@ -598,40 +675,69 @@ void Checkpoint::keep_arrays() {
   }
 }
 
-std::size_t Checkpoint::part_number(std::uint32_t number) const {
-  return static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, number)) -
+std::size_t Checkpoint::part_number(std::uint32_t stored) const {
+  return static_cast<std::size_t>(std::prev(std::ranges::upper_bound(first_, stored)) -
                                   first_.begin());
 }
 
-const Part& Checkpoint::part_of(std::uint32_t number) const { return parts_[part_number(number)]; }
+const Part& Checkpoint::part_of(std::uint32_t number) const {
+  return parts_[part_number(stored_number(number))];
+}
 
 const TensorRecord& Checkpoint::record(std::uint32_t number) const {
-  const std::size_t part = part_number(number);
-  return parts_[part].header.tensors[number - first_[part]];
+  const std::uint32_t stored = stored_number(number);
+  const std::size_t part = part_number(stored);
+  return parts_[part].header.tensors[stored - first_[part]];
 }
 
 std::string_view Checkpoint::name(std::uint32_t number) const {
-  const std::size_t part = part_number(number);
+  if (derivation_ && derivation_->shown[number].set != Derivation::kStored) {
+    const Derivation::Shown& shown = derivation_->shown[number];
+    return derivation_->sets[shown.set]->name(shown.number);
+  }
+  const std::uint32_t stored = stored_number(number);
+  const std::size_t part = part_number(stored);
   const Header& header = parts_[part].header;
-  return header.name(header.tensors[number - first_[part]]);
+  return header.name(header.tensors[stored - first_[part]]);
 }
 
 std::optional<Extent> Checkpoint::locator(std::uint32_t number) const {
-  const std::size_t at = part_number(number);
-  const TensorRecord& record = parts_[at].header.tensors[number - first_[at]];
+  if (derivation_ && derivation_->shown[number].set != Derivation::kStored) return std::nullopt;
+  const std::uint32_t stored = stored_number(number);
+  const std::size_t at = part_number(stored);
+  const TensorRecord& record = parts_[at].header.tensors[stored - first_[at]];
   return Extent{parts_[at].source.get(), record.offset, record.length};
 }
 
-Tensor Checkpoint::tensor(std::uint32_t number) const {
-  const std::size_t at = part_number(number);
+Tensor Checkpoint::stored_tensor(std::uint32_t stored) const {
+  const std::size_t at = part_number(stored);
   const Header& header = parts_[at].header;
-  const TensorRecord& record = header.tensors[number - first_[at]];
+  const TensorRecord& record = header.tensors[stored - first_[at]];
   return {.name = header.name(record),
-          .path = tree_ ? tree_->path(number) : std::string_view{},
+          .path = {},
           .dtype = record.dtype,
           .shape = header.shape(record),
           .length = record.length,
-          .locator = locator(number)};
+          .locator = Extent{parts_[at].source.get(), record.offset, record.length}};
+}
+
+Tensor Checkpoint::tensor(std::uint32_t number) const {
+  Tensor tensor{};
+  if (derivation_ && derivation_->shown[number].set != Derivation::kStored) {
+    const Derivation::Shown& shown = derivation_->shown[number];
+    const ComputedTensors& set = *derivation_->sets[shown.set];
+    tensor = {.name = set.name(shown.number),
+              .path = {},
+              .dtype = set.dtype(shown.number),
+              .shape = set.shape(shown.number),
+              .length = set.length(shown.number),
+              .locator = std::nullopt,
+              .computed = &set.tensor(shown.number)};
+  } else {
+    tensor = stored_tensor(stored_number(number));
+  }
+  if (tree_) tensor.path = tree_->path(number);
+  return tensor;
 }
 
 std::optional<std::uint32_t> Checkpoint::find(std::string_view tensor_name) const {

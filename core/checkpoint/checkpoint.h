@@ -1,11 +1,13 @@
 // A checkpoint: the tensors of a file, safetensors or GGUF, of a sharded or split set, or of
-// several of these in one namespace.
+// several of these in one namespace; as they are stored, or some of them computed from those
+// (derivation.h).
 //
 // Thread safety: a Checkpoint is immutable once constructed; its members may be called from any
 // thread. Lifetime: it owns its sources, names and shapes. Every Tensor, Content and string_view
 // that it returns borrows from it.
 #pragma once
 
+#include "core/checkpoint/derivation.h"
 #include "core/checkpoint/metadata.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/tree.h"
@@ -37,7 +39,11 @@ struct Part {
   std::string label;
   bool is_whole = true;   // `header` has all tensors of the source
   bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
+  // Where the files lie that belong to the checkpoint of this part, such as config.json.
+  std::string directory = {};
 };
+
+struct Tensor;
 
 // A tensor whose bytes are computed when they are read. Thread safety: its members may be called
 // from any thread.
@@ -50,6 +56,10 @@ class ComputedTensor {
 
   virtual Content content() const = 0;  // Tensor::length bytes
   virtual timespec mtime() const = 0;   // of the newest source that it reads
+  // The stored tensors that it is made of, the one with most of its bytes first.
+  virtual std::vector<Tensor> inputs() const;
+  // How it is computed, in words for a user: "block FP8".
+  virtual std::string_view scheme() const { return ""; }
 };
 
 // One tensor. Has either a `locator` or a `computed`.
@@ -77,6 +87,8 @@ struct MissingTensor {
 
 struct LoadOptions {
   bool allow_missing = false;  // accept missing shards, parts and tensors
+  // Shows quantised tensors as BF16, F16 or F32 (dequantize.h).
+  std::optional<DType> dequantize = {};
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
   // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
@@ -94,14 +106,25 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // Tensors are numbered in the order of their bytes: by part, then by offset. A `number` must be
-  // less than tensor_count().
-  std::uint32_t tensor_count() const { return first_.back(); }
+  // Tensors are numbered in the order of their bytes: by part, then by offset; a computed one by
+  // those of its first input. A `number` must be less than tensor_count().
+  std::uint32_t tensor_count() const {
+    return derivation_ ? static_cast<std::uint32_t>(derivation_->shown.size()) : first_.back();
+  }
   Tensor tensor(std::uint32_t number) const;
   std::string_view name(std::uint32_t number) const;
   std::optional<Extent> locator(std::uint32_t number) const;  // Tensor::locator, nothing else
-  const Part& part_of(std::uint32_t number) const;            // the part with its header
-  const TensorRecord& record(std::uint32_t number) const;     // in that header
+  // The part with its header; of a computed tensor, that of its first input.
+  const Part& part_of(std::uint32_t number) const;
+  // In that header; of a computed tensor, that of its first input.
+  const TensorRecord& record(std::uint32_t number) const;
+
+  // The tensors of all parts, as they are stored: also those that are shown as others. They have
+  // numbers of their own, and no path.
+  Tensor stored_tensor(std::uint32_t stored) const;
+  std::uint32_t stored_number(std::uint32_t number) const {
+    return derivation_ ? derivation_->shown[number].stored : number;
+  }
 
   // The number of the tensor with this name; nullopt when there is none.
   std::optional<std::uint32_t> find(std::string_view tensor_name) const;
@@ -113,6 +136,10 @@ class Checkpoint {
   const PathTree& tree() const { return *tree_; }
 
   const std::vector<Part>& parts() const { return parts_; }
+
+  // Whether some tensors are computed from others; and what decided how, for version_of().
+  bool is_derived() const { return derivation_ != nullptr; }
+  std::span<const std::string> derivation_texts() const;
 
   // The file of this format that holds these tensors and no others; null when there is none.
   const Source* single_file(std::string_view format = kSafetensorsName) const;
@@ -155,7 +182,9 @@ class Checkpoint {
   void add_parts(Checkpoint& other);  // takes them
   void order_tensors();
   void keep_within(const std::string& within);
-  std::size_t part_number(std::uint32_t number) const;
+  void derive(DType type, Sources& sources);
+  void complete_derivation();
+  std::size_t part_number(std::uint32_t stored) const;
   std::vector<std::uint32_t> number_tensors();
   // The entry of a part's metadata.
   struct ItemPlace {
@@ -168,8 +197,10 @@ class Checkpoint {
   std::unique_ptr<Sources> own_sources_;  // of LoadOptions without sources
   std::vector<Origin> origins_;
   std::vector<Part> parts_;
-  std::vector<std::uint32_t> first_{0};  // the first tensor of each part; then tensor_count()
-  std::vector<std::uint32_t> by_name_;   // numbers, bytewise by name
+  // The first stored tensor of each part; then the number of them all.
+  std::vector<std::uint32_t> first_{0};
+  std::unique_ptr<Derivation> derivation_;  // null: all tensors are shown as they are stored
+  std::vector<std::uint32_t> by_name_;      // numbers, bytewise by name
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;
   std::vector<std::string> metadata_conflicts_;

@@ -4,6 +4,7 @@
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/dequantize.h"
 #include "core/source/url.h"
 
 #include <fcntl.h>
@@ -61,6 +62,9 @@ void write_content(const Origin& origin, TextWriter& out) {
     write_origin(source, out);
   }
   out.add("],\"allow_missing\":").add(origin.allow_missing ? "true" : "false");
+  if (origin.dequantize) {
+    out.add(",\"dequantize\":").json(dequantized_word(*origin.dequantize));
+  }
 }
 
 void write_origin(const Origin& origin, TextWriter& out) {
@@ -118,6 +122,11 @@ bool parse_content(const Json& json, unsigned depth, Origin& origin) {
   const auto* allow_missing = member<Json::boolean_t>(json, "allow_missing");
   if (sources == nullptr || allow_missing == nullptr || sources->empty()) return false;
   origin.allow_missing = *allow_missing;
+  if (json.contains("dequantize")) {
+    const auto* word = member<Json::string_t>(json, "dequantize");
+    if (word != nullptr) origin.dequantize = dequantized_type(*word);
+    if (!origin.dequantize) return false;
+  }
   return std::ranges::all_of(*sources, [&](const Json& source) {
     return parse_origin(source, depth + 1, origin.sources.emplace_back());
   });
@@ -129,8 +138,8 @@ bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
   if (!json.is_object()) return false;
   if (json.contains("hex")) return parse_text(json, origin.path) && is_path(origin.path);
   const auto within = json.find("within");
-  return json.size() == 3 && within != json.end() && parse_text(*within, origin.within) &&
-         parse_content(json, depth, origin);
+  return within != json.end() && parse_text(*within, origin.within) &&
+         parse_content(json, depth, origin) && json.size() == (origin.dequantize ? 4U : 3U);
 }
 
 // Recognising a path
@@ -236,21 +245,25 @@ std::string advice(const std::string& mountpoint) {
 
 }  // namespace
 
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing) {
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing,
+                       std::optional<DType> dequantize) {
   std::string text;
   TextWriter out(text);
   out.add("{");
-  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing}, out);
+  write_content(
+      {.sources = checkpoint.origins(), .allow_missing = allow_missing, .dequantize = dequantize},
+      out);
   out.add(",\"version\":").json(version_of(checkpoint)).add("}");
   return text;
 }
 
 std::optional<MountContent> parse_mount_json(std::string_view json) {
   const Json parsed = Json::parse(json, nullptr, false);
-  if (!parsed.is_object() || parsed.size() != 3) return std::nullopt;
+  if (!parsed.is_object()) return std::nullopt;
   const auto* version = member<Json::string_t>(parsed, "version");
   MountContent content;
   if (version == nullptr || !parse_content(parsed, 0, content.origin)) return std::nullopt;
+  if (parsed.size() != (content.origin.dequantize ? 4U : 3U)) return std::nullopt;
   content.version = *version;
   return content;
 }
@@ -270,6 +283,7 @@ std::string version_of(const Checkpoint& checkpoint) {
       add({"\0", 1});
     }
   }
+  for (const std::string& text : checkpoint.derivation_texts()) add(text);
   return hash.hex();
 }
 

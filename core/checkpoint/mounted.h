@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/base/error.h"
+#include "core/format/types.h"
 
 #include <optional>
 #include <string>
@@ -26,7 +27,8 @@ struct Origin {
   std::string path = {};  // absolute, or a URL
   std::vector<Origin> sources = {};
   bool allow_missing = false;
-  std::string within = {};  // relative to the mount's root; "" for all tensors
+  std::string within = {};               // relative to the mount's root; "" for all tensors
+  std::optional<DType> dequantize = {};  // of the mount: LoadOptions::dequantize
 
   bool operator==(const Origin&) const = default;
 };
@@ -39,15 +41,17 @@ struct MountContent {
 
 // {"sources":["/a","/b"],"allow_missing":false,"version":"<64 hex digits>"}. A source that was
 // itself a part of a mount is an object {"sources":[..],"allow_missing":..,"within":".."}; a path
-// that is not UTF-8 is an object {"hex":".."}.
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing);
+// that is not UTF-8 is an object {"hex":".."}. Of a mount with -o dequantize, also
+// "dequantize":"bf16" behind allow_missing, in the object of a source too.
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing,
+                       std::optional<DType> dequantize = {});
 
 // Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
 // mean something else by it.
 std::optional<MountContent> parse_mount_json(std::string_view json);
 
-// SHA-256 in hex over the paths and version tokens of all parts, in their order, and over the names
-// of the tensors of a part that is not whole.
+// SHA-256 in hex over the paths and version tokens of all parts, in their order, over the names of
+// the tensors of a part that is not whole, and over what decided how tensors are computed.
 std::string version_of(const Checkpoint& checkpoint);
 
 // A path in a mount of stfs.

@@ -4,17 +4,13 @@
 #pragma once
 
 #include "core/recipe/content.h"
+#include "core/recipe/pass.h"
 
 #include <atomic>
-#include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 
 namespace stfs {
-
-// Called after each chunk, with the number of bytes in it.
-using Progress = std::function<void(std::uint64_t bytes)>;
 
 // Reads all bytes and sets `hex` to their digest, 64 lower-case digits. Returns 0, EINTR soon after
 // `stop` was set, ESTALE when a source changed, or the errno of a read. `hex` is valid only with 0.

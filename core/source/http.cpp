@@ -666,6 +666,13 @@ void Http::Impl::end_all() {
   } while (!waiting_.empty());
 }
 
+std::string http_libraries() {
+  const curl_version_info_data* const curl = curl_version_info(CURLVERSION_NOW);
+  std::string tls = curl->ssl_version != nullptr ? curl->ssl_version : "no TLS";
+  std::ranges::replace(tls, '/', ' ');
+  return std::string("libcurl ") + curl->version + ", " + tls;
+}
+
 Http::Http(const Options& options)
     : impl_(std::make_unique<Impl>(options)),
       counters_(options.counters),

@@ -134,6 +134,9 @@ class Http {
   std::chrono::milliseconds patience_;
 };
 
+// The libraries behind it, as they are loaded: "libcurl 7.88.1, OpenSSL 3.0.22".
+std::string http_libraries();
+
 // Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and
 // 509; also the 400 and 403 of S3 that mean so (SlowDown, RequestTimeout), which its body tells.
 bool is_temporary(int status);

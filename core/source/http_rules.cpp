@@ -1,8 +1,11 @@
 #include "core/source/http_rules.h"
 
+#include "core/source/build.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -38,6 +41,19 @@ Place place_of_v6(const in6_addr& address) {
   return is_link_local || std::memcmp(&address, kRolesOfEc2.data(), kRolesOfEc2.size()) == 0
              ? Place::kLinkLocal
              : Place::kElsewhere;
+}
+
+// Where distributions keep the certificates that they trust. A build to carry does not know on
+// which one it runs.
+std::string system_ca_file() {
+  for (const char* const path :
+       {"/etc/ssl/certs/ca-certificates.crt",                          // Debian, Arch
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",           // Red Hat
+        "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",  // older ones, SUSE
+        "/etc/ssl/cert.pem"}) {                                        // Alpine
+    if (::access(path, R_OK) == 0) return path;
+  }
+  return "";
 }
 
 std::string variable(std::initializer_list<const char*> names) {
@@ -130,6 +146,7 @@ HttpEnvironment environment_of_http() {
   environment.https_proxy = variable({"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
   environment.no_proxy = variable({"no_proxy", "NO_PROXY"});
   environment.ca_file = variable({"CURL_CA_BUNDLE", "SSL_CERT_FILE"});
+  if (kIsCarried && environment.ca_file.empty()) environment.ca_file = system_ca_file();
   environment.ca_directory = variable({"SSL_CERT_DIR"});
   environment.netrc = variable({"NETRC"});
   if (const std::string home = variable({"HOME"}); environment.netrc.empty() && !home.empty()) {

@@ -30,7 +30,7 @@ Place place_of(const std::string& host);
 // What the environment says about connections, as curl(1) reads it.
 struct HttpEnvironment {
   std::string http_proxy, https_proxy, no_proxy;
-  std::string ca_file, ca_directory;  // CURL_CA_BUNDLE, SSL_CERT_FILE; SSL_CERT_DIR
+  std::string ca_file, ca_directory;  // CURL_CA_BUNDLE, SSL_CERT_FILE; SSL_CERT_DIR; "": libcurl's
   std::string netrc;                  // NETRC, else ~/.netrc; "" without a HOME
 
   // The proxy for a URL; "" for none. Loopback addresses never have one.

@@ -36,14 +36,18 @@ TABLES = {('core/format/guess.cpp', 'kFileKinds'): ('InvalidHeader', 'the file {
 # (file, list) of lines that are printed as they are.
 NOTES = {('tools/gpu/client/selection.cpp', 'lines')}
 # Calls whose text is a command's output, and not a message; or a part that NAMED_PARAMETERS names.
-OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm'}
+OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'starts_with', 'static_assert', 'asm', 'volatile'}
 # file: its functions, or texts, that are output or a part of a message that cannot be seen.
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
     'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
+    'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
+                                   "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
+                                   'draw_counts', 'draw_numbers', 'histogram_svg'},
+    'core/source/build.cpp': {'version_text'},
     'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
     'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
-    'core/source/http.cpp': {'set_headers', 'no memory'},
+    'core/source/http.cpp': {'set_headers', 'no memory', 'http_libraries'},
     'core/source/http_retry.cpp': {'parse_http_date'},
     'core/source/hub_api.cpp': {'Invalid credentials in Authorization header'},  # the Hub's own
     'core/source/s3_credentials.cpp': {'Content-Type: application/x-www-form-urlencoded'},
@@ -138,7 +142,7 @@ def places(file, errors):
             continue
         bracket = i + 1
         arguments = split(tokens[bracket + 1:match[bracket]], ',')
-        if token.text == 'Error':
+        if token.text in ('Error', 'DriverError'):
             if following.text == '{' or len(arguments) == 1:
                 continue  # the class, or a copy
             if len(arguments) != 3:
@@ -210,7 +214,7 @@ def messages():
     files = [File(path) for path in paths]
     reader = Reader(files)
     found, failures = [], reader.failures
-    errors = {'Error', 'OutOfDeviceMemory'} | {
+    errors = {'Error', 'DriverError', 'OutOfDeviceMemory'} | {
         name.text for file in files for error, name, bracket in zip(file.tokens, file.tokens[1:], file.tokens[2:])
         if error.text == 'Error' and name.kind == 'id' and is_op(bracket, '(')}
     for file in files:

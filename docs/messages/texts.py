@@ -20,11 +20,13 @@ NAMED_PARAMETERS = {('check', 'what'): 'FUNCTION', ('malformed', 'what'): 'TEXT'
                     ('load_index', 'path'): 'PLACE', ('scalar', 'kind'): 'VALUE', ('fail', 'subject'): 'SUBJECT',
                     ('checked', 'what'): 'ARGUMENT'}
 # Clearer names for what a variable's name says badly.
-RENAMED = {'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
+RENAMED = {'OF THE MOUNT': 'OPTION', 'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS': 'TYPE', 'MISSING': 'NAME', 'STFS TEXT': 'FUNCTION',
            'EXPRESSION': 'SLICE', 'BECAUSE': ': REASON', 'SAID': 'TEXT', 'UNUSABLE': 'MESSAGE', 'PUBLIC NAME': 'URL'}
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
+    'core/checkpoint/checkpoint.cpp': {'PATH: WHY'},
+    'core/checkpoint/metadata.cpp': {'PATH: WHY'},
     'core/base/command_parser.cpp': {'NAME VALUE: MESSAGE', 'NAME "VALUE": MESSAGE'},
     'core/format/index.cpp': {'PLACE: ERROR'},
     'core/source/fetcher.cpp': {'MESSAGE', 'FAILURE', 'REASON', 'TEXT'},

@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
+#include "core/source/build.h"
 #include "core/source/cache.h"
 #include "core/source/counters.h"
 #include "core/source/sources.h"
@@ -139,6 +140,7 @@ struct LoadedSources {
 
 LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
+          .dequantize = options.dequantize,
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -321,7 +323,7 @@ int mount(Options options) {
     options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
   }
 
-  const std::string content = mount_json(checkpoint, options.allow_missing);
+  const std::string content = mount_json(checkpoint, options.allow_missing, options.dequantize);
 
   ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
@@ -378,7 +380,7 @@ int run(int argc, char** argv) {
       std::fputs(help_text(mount_command()).c_str(), stdout);
       break;
     case Options::Command::kVersion:
-      std::printf("stfs %s (libfuse %s)\n", STFS_VERSION, fuse_pkgversion());
+      std::fputs(version_text("stfs", std::string("libfuse ") + fuse_pkgversion()).c_str(), stdout);
       break;
     case Options::Command::kUnmount:
       unmount(

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/checkpoint/dequantize.h"
 #include "core/source/source_rows.h"
 
 #include <grp.h>
@@ -111,6 +112,21 @@ constexpr std::array kOwnMountOptions = {
                   "part of a split GGUF file. "
                   "Without this option these are errors. "
                   "The file `.stfs/info.json` lists what is missing."},
+    OptionRow{
+        .flags = "dequantize",
+        .argument = kDequantizedWords,
+        .value = Value::kChoice,
+        .set = [](void* to,
+                  const std::string& value) { of(to).dequantize = dequantized_type(value); },
+        .help = "show quantised weights with their values, in this type",
+        .man = "Show each quantised weight as a tensor of its values, under the name that the code "
+               "of the model expects, in BF16, F16 or F32. "
+               "The values are computed as they are read. "
+               "Scales and zero points disappear, and tensors that are not quantised stay as they "
+               "are. "
+               "What is known: the types of GGUF, FP8 with scales, MXFP4, compressed-tensors, "
+               "ModelOpt, GPTQ, AWQ, bitsandbytes and MLX. "
+               "A quantised checkpoint that is not complete or not known is an error."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
               .help = "restart the server if it crashes; open files survive",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/base/command.h"
+#include "core/format/types.h"
 #include "core/source/sources.h"
 #include "fs/mount/nodes.h"
 
@@ -26,6 +27,7 @@ struct Options {
   bool foreground = false;
   bool lazy = false;  // with kUnmount
   bool allow_missing = false;
+  std::optional<DType> dequantize;
   bool direct = false;
   bool supervise = false;
   ControlDirectory control = ControlDirectory::kHidden;

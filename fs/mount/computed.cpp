@@ -72,7 +72,11 @@ void Computed::request(Ticket ticket, Key key, Done done) {
   const bool is_cancelled = stopping_ || waiter == waiters_.end() || waiter->second.cancelled;
   if (is_cancelled || text != texts_.end()) {
     if (waiter != waiters_.end()) waiters_.erase(waiter);
-    const std::shared_ptr<const std::string> known = is_cancelled ? nullptr : text->second;
+    std::shared_ptr<const std::string> known;
+    if (!is_cancelled) {
+      known = text->second.text;
+      by_age_.splice(by_age_.end(), by_age_, text->second.age);
+    }
     lock.unlock();
     return known == nullptr ? done(EINTR, "") : done(0, *known);
   }
@@ -162,16 +166,20 @@ void Computed::answer_cancelled() {
 
 void Computed::keep(Key key, const std::string& text) {
   auto kept = std::make_shared<const std::string>(text);
-  by_age_.push_back(key);
+  const auto age = by_age_.insert(by_age_.end(), key);
   try {
-    texts_[key] = std::move(kept);
+    texts_.emplace(key, Text{std::move(kept), age});
   } catch (...) {
-    by_age_.pop_back();
+    by_age_.erase(age);
     throw;
   }
-  if (texts_.size() <= kMaxTexts) return;
-  texts_.erase(by_age_.front());
-  by_age_.pop_front();
+  bytes_ += text.size();
+  while (texts_.size() > 1 && (texts_.size() > kMaxTexts || bytes_ > kMaxBytes)) {
+    const auto oldest = texts_.find(by_age_.front());
+    bytes_ -= oldest->second.text->size();
+    texts_.erase(oldest);
+    by_age_.pop_front();
+  }
 }
 
 void Computed::compute(std::deque<Queued>& queue) {

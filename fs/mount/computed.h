@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,7 +39,9 @@ namespace stfs {
 
 class Computed {
  public:
-  static constexpr std::size_t kMaxTexts = 16'384;  // the oldest is dropped
+  // Of the texts that it keeps. Beyond them the least recently used is dropped; the newest stays.
+  static constexpr std::size_t kMaxTexts = 16'384;
+  static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
   using Key = std::uint64_t;  // the inode number of the text's file
   using Ticket = std::uint64_t;
@@ -98,6 +101,10 @@ class Computed {
     std::atomic<bool> stop = false;
   };
 
+  struct Text {
+    std::shared_ptr<const std::string> text;  // shared with a request's answer
+    std::list<Key>::iterator age;
+  };
   using Queued = std::pair<Key, std::shared_ptr<Job>>;
 
   void compute(std::deque<Queued>& queue);
@@ -120,8 +127,9 @@ class Computed {
   std::size_t waiting_threads_ = 0;   // for waiting_queue_
   std::size_t idle_waiting_ = 0;      // of them
   std::map<Ticket, Waiter> cancelled_;
-  std::map<Key, std::shared_ptr<const std::string>> texts_;  // shared with a request's answer
-  std::deque<Key> by_age_;                                   // the keys of texts_
+  std::map<Key, Text> texts_;
+  std::list<Key> by_age_;  // the keys of texts_, the least recently used first
+  std::size_t bytes_ = 0;  // of texts_
   std::vector<std::thread> threads_;
 };
 

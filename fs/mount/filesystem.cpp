@@ -33,7 +33,16 @@ struct Xattr {
 bool has_locator(const Nodes::Shown& s) { return s.tensor.locator.has_value(); }
 
 // They describe the tensor, on the files of views too.
-constexpr std::array<Xattr, 9> kXattrs{{
+// The names of the tensors that a computed one is made of, as JSON.
+std::string names_of_inputs(const Nodes::Shown& shown) {
+  std::string json = "[";
+  for (const Tensor& input : shown.tensor.computed->inputs()) {
+    json += (json.size() == 1 ? "" : ",") + json_string(input.name);
+  }
+  return json + "]";
+}
+
+constexpr std::array<Xattr, 10> kXattrs{{
     {"user.stfs.name", [](const Nodes::Shown& s) { return std::string(s.tensor.name); }},
     {"user.stfs.dtype",
      [](const Nodes::Shown& s) { return std::string(dtype_name(s.tensor.dtype)); }},
@@ -46,6 +55,8 @@ constexpr std::array<Xattr, 9> kXattrs{{
      [](const Nodes::Shown& s) { return std::to_string(s.tensor.locator->length); }, has_locator},
     {"user.stfs.version",
      [](const Nodes::Shown& s) { return s.tensor.locator->source->version().token; }, has_locator},
+    {"user.stfs.from", names_of_inputs,
+     [](const Nodes::Shown& s) { return s.tensor.computed != nullptr; }},
     {"user.stfs.slice", [](const Nodes::Shown& s) { return std::string(s.slice); },
      [](const Nodes::Shown& s) { return !s.slice.empty(); }},
     {"user.stfs.as", [](const Nodes::Shown& s) { return std::string(dtype_name(*s.as)); },
@@ -99,10 +110,10 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
           },
           [this](Computed::Key key) { return may_wait(node_of(key)); })) {
   const std::vector<const Source*> sources = sources_of(checkpoint);
-  for (const Part& part : checkpoint.parts()) {
-    for (const TensorRecord& tensor : part.header.tensors) statistics_.bytes += tensor.length;
-  }
   statistics_.files = checkpoint.tensor_count();
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    statistics_.bytes += checkpoint.tensor(i).length;
+  }
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
     const Source& source = *checkpoint.parts()[i].source;
     source.mark_failed(options.ledger->failures(i));
@@ -223,7 +234,7 @@ void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
 
 bool FileSystem::is_computed(std::uint64_t inode) const {
   const Node node = node_of(inode);
-  return nodes_.is_computed(node) && nodes_.exists(node);
+  return nodes_.is_computed(node) && !nodes_.has_size(node) && nodes_.exists(node);
 }
 
 void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
@@ -237,7 +248,7 @@ void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
   counters_.reads.fetch_add(1, std::memory_order_relaxed);
   const Node file = node_of(request.inode);
-  if (is_computed(request.inode)) {
+  if (nodes_.is_computed(file) && nodes_.exists(file)) {
     if (nodes_.is_snapshot(file)) return answer_snapshot(request, done);
     return compute_and_answer(request, will_wait, std::move(done));
   }

@@ -107,8 +107,8 @@ class FileSystem {
   int open(std::uint64_t inode, std::uint64_t* handle = nullptr);
   void release(std::uint64_t inode, std::uint64_t handle = 0);
 
-  // Whether a file is computed when it is opened or read: its reported size is 0, so it must be
-  // opened with direct_io and read to its end.
+  // Whether a file is computed when it is opened or read, and its size is not known before: it is
+  // reported as 0, so the file must be opened with direct_io and read to its end.
   bool is_computed(std::uint64_t inode) const;
 
   // Reads [offset, offset + length) of a file, cut at its end. Calls `done` once: with an errno, or

@@ -55,7 +55,7 @@ ViewFile with_tensors(const ViewSpec& row, ViewFile file, std::vector<std::uint3
 
 int size_of(const ViewSpec& row, const ViewFile& file, std::uint64_t& bytes) {
   bytes = 0;
-  if (row.make == nullptr) return 0;
+  if (row.make == nullptr && row.size == nullptr) return 0;
   std::vector<std::uint32_t> tensors;
   const ViewFile whole = with_tensors(row, file, tensors);
   if (row.names == Names::kGlobs && tensors.empty()) return ENOENT;
@@ -362,6 +362,12 @@ bool Nodes::is_computed(Node node) const {
   return row != nullptr && (row->compute != nullptr || row->snapshot != nullptr);
 }
 
+bool Nodes::has_size(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  return row != nullptr && row->snapshot == nullptr &&
+         (row->compute == nullptr || row->size != nullptr);
+}
+
 std::optional<Node> Nodes::next_tensor(Node file) const {
   const ViewSpec* const row = file.is_directory ? nullptr : registry_.find(file);
   if (row == nullptr || row->names != Names::kTensors) return std::nullopt;
@@ -386,8 +392,10 @@ bool Nodes::may_wait(Node computed) const {
 }
 
 int Nodes::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
-  const std::optional<ViewFile> file = file_of(node);
-  return file ? registry_.find(node)->compute(*file, stop, text) : ENOENT;
+  std::optional<ViewFile> file = file_of(node);
+  if (!file) return ENOENT;
+  file->kept = &kept_stats_;
+  return registry_.find(node)->compute(*file, stop, text);
 }
 
 std::uint64_t Nodes::size(Node node) const {

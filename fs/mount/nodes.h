@@ -8,6 +8,7 @@
 #include "core/checkpoint/writer.h"
 #include "fs/mount/looked_up.h"
 #include "fs/mount/recipes.h"
+#include "fs/view/kept_stats.h"
 #include "fs/view/registry.h"
 #include "fs/view/view.h"
 
@@ -84,8 +85,10 @@ class Nodes {
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
-  // Whether a file's text is computed when it is opened or read; its size is 0.
+  // Whether a file's text is computed when it is opened or read.
   bool is_computed(Node node) const;
+  // Whether the size of a file is known before it is read; else it is 0.
+  bool has_size(Node node) const;
   // Computes the text: 0, an errno, or EINTR soon after `stop` is set.
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
@@ -142,6 +145,7 @@ class Nodes {
   GgufFiles gguf_files_;
   LookedUpNames looked_up_;
   mutable Recipes subsets_;
+  mutable KeptStats kept_stats_;
   mutable std::binary_semaphore turn_{1};
   mutable std::vector<RowData> row_data_;  // in the order of the rows; never grows
   mutable Once<PathTree> dotted_;

@@ -80,9 +80,20 @@ int metadata_size(const ViewFile& file, std::uint64_t& bytes);
 int verify_metadata(const ViewFile& file);
 int make_metadata(const ViewFile& file, Content& content);
 
-// computed_views.cpp: texts that need a pass over all values
+// picture_views.cpp: what shows the values of a tensor, and needs a pass over all of them
 
+bool has_picture(const Tensor& tensor);
+bool has_picture_and_can_be_sliced(const Tensor& tensor);
+bool has_histogram(const Tensor& tensor);
 int compute_stats(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+int png_size(const ViewFile& file, std::uint64_t& bytes);
+int compute_png(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+int png_slice_size(const ViewFile& file, std::uint64_t& bytes);
+int compute_png_slice(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+int compute_histogram(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+
+// computed_views.cpp: the digest
+
 int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 
 // counters.json: what the mount and its sources have counted until now

@@ -21,7 +21,8 @@ bool has_gguf(const Checkpoint& checkpoint) {
 }
 
 bool is_gguf_alone(const Checkpoint& checkpoint) {
-  return has_gguf(checkpoint) && std::ranges::all_of(checkpoint.parts(), is_gguf_part);
+  return has_gguf(checkpoint) && std::ranges::all_of(checkpoint.parts(), is_gguf_part) &&
+         !checkpoint.is_derived();
 }
 
 int gguf_size(const ViewFile& file, std::uint64_t& bytes) {

@@ -69,6 +69,13 @@ constexpr ViewSpec kViews[] = {
 
     {.id = View::kStats, .name = "stats", .suffix = ".json",
      .verify = verify_tensor, .compute = compute_stats},
+    {.id = View::kPng, .name = "png", .suffix = ".png", .shows = has_picture,
+     .size = png_size, .verify = verify_tensor, .compute = compute_png},
+    {.id = View::kPngSlice, .name = "png-slice", .suffix = ".png", .names = Names::kExpressions,
+     .shows = has_picture_and_can_be_sliced,
+     .size = png_slice_size, .verify = verify_tensor, .compute = compute_png_slice},
+    {.id = View::kHist, .name = "hist", .suffix = ".svg", .shows = has_histogram,
+     .verify = verify_tensor, .compute = compute_histogram},
     {.id = View::kSha256, .name = "sha256",
      .verify = verify_tensor, .compute = compute_sha256},
 };

@@ -48,6 +48,9 @@ enum class View : std::uint8_t {
   kF32Slice,
   kNpyF32Slice,
   kSubsetGguf,
+  kPng,
+  kPngSlice,
+  kHist,
 };
 
 struct Node {
@@ -75,6 +78,8 @@ enum class Names : std::uint8_t {
   kFile,         // the row is a single file of `.stfs`, not a directory
 };
 
+class KeptStats;  // kept_stats.h
+
 // One file of a view: the argument of its row's functions. Borrowed for the call.
 struct ViewFile {
   const Checkpoint& checkpoint;
@@ -83,6 +88,7 @@ struct ViewFile {
   std::uint32_t number;                         // of its tensor, or in its NameList
   std::string_view expression = {};             // the looked-up name without the suffix
   std::span<const std::uint32_t> tensors = {};  // the result of ViewSpec::tensors
+  KeptStats* kept = nullptr;                    // of ViewSpec::compute alone
 
   Tensor tensor() const { return checkpoint.tensor(number); }
 };
@@ -107,13 +113,14 @@ struct ViewSpec {
   // The extent of a file that is a single one: it is read without a recipe.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
   // The file's size in bytes, computed without making its texts: 0, EFBIG or ENOTSUP as above, or
-  // EINVAL or ERANGE for a bad expression, or for a file of a list the errno of a source. Null: make
-  // the recipe and take its size.
+  // EINVAL, ERANGE or ENOENT for a bad expression, or for a file of a list the errno of a source.
+  // Null: make the recipe and take its size.
   int (*size)(const ViewFile&, std::uint64_t& bytes) = nullptr;
   // Whether the file can be opened: 0, EFBIG, ENOTSUP, ESTALE, or the errno of the check. Null:
   // make the recipe and verify it.
   int (*verify)(const ViewFile&) = nullptr;
-  // Computes the text when the file is read; EINTR soon after `stop` is set. stat(2) gives size 0.
+  // Computes the text when the file is read; EINTR soon after `stop` is set. stat(2) gives the size
+  // of `size`, which is then that of the text, or 0 without it.
   int (*compute)(const ViewFile&, const std::atomic<bool>& stop, std::string& text) = nullptr;
   // Makes the text of a file by each open of it. stat(2) gives size 0.
   std::string (*snapshot)(const Counters&) = nullptr;

@@ -2,8 +2,12 @@
 #include "tests/gpu/device_pattern.h"
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
+#include "tests/support/files.h"
+#include "tools/gpu/copier/item.h"
+#include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
+#include "tools/gpu/device/lanes.h"
 
 #include <gtest/gtest.h>
 
@@ -19,6 +23,9 @@
 #include <vector>
 
 namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
 namespace {
 
 using Environment = std::map<std::string, std::string>;
@@ -99,7 +106,7 @@ std::vector<std::byte> load_and_map(std::span<const std::byte> bytes) {
       lane->drain();
     }
     std::vector<std::byte> back(kTile);
-    lane->read_back(*segment, 0, back);
+    read_back(*lane, *segment, 0, back);
     lane->drain();
     fd = segment->publish();
   }
@@ -171,11 +178,11 @@ INSTANTIATE_TEST_SUITE_P(EachFunction, CudaFailure, testing::ValuesIn(kFunctions
 TEST_F(CudaDevice, AFailureThatMattersIsNeverOvercome) {
   const std::vector<std::byte> bytes = pattern(8, 7 * kTile);
   for (const char* function :
-       {"cuDeviceGetCount", "cuDeviceGetUuid", "cuDevicePrimaryCtxRetain", "cuMemCreate",
+       {"cuDeviceGetCount", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuMemCreate",
         "cuMemAddressReserve", "cuMemMap", "cuMemExportToShareableHandle",
         "cuMemImportFromShareableHandle", "cuMemHostAlloc", "cuMemcpyHtoDAsync", "cuStreamCreate",
-        "cuMemcpyDtoHAsync", "cuEventCreate", "cuEventRecord", "cuStreamSynchronize",
-        "cuEventSynchronize", "cuMemUnmap"}) {
+        "cuMemcpyDtoHAsync", "cuEventCreate", "cuEventRecord", "cuEventSynchronize",
+        "cuMemUnmap"}) {
     configure_fake_driver({{"STFS_FAKE_CUDA_FAIL", std::string(function) + ":1"}});
     EXPECT_THROW(load_and_map(bytes), Error) << function;
     EXPECT_EQ(fake_driver_report(), "") << function;
@@ -184,7 +191,7 @@ TEST_F(CudaDevice, AFailureThatMattersIsNeverOvercome) {
 
 TEST_F(CudaDevice, NothingIsUnderWayWhenAnErrorLeavesTheLane) {
   for (const char* failure : {"cuEventRecord:3", "cuMemcpyHtoDAsync:3", "cuEventSynchronize:1",
-                              "cuStreamSynchronize:1", "cuMemcpyDtoHAsync:1"}) {
+                              "cuEventSynchronize:2", "cuMemcpyDtoHAsync:1"}) {
     SCOPED_TRACE(failure);
     configure_fake_driver({{"STFS_FAKE_CUDA_FAIL", failure}, {"STFS_FAKE_CUDA_LATE", "always"}});
     const auto device = open_cuda(cuda_infos().at(0));
@@ -195,7 +202,7 @@ TEST_F(CudaDevice, NothingIsUnderWayWhenAnErrorLeavesTheLane) {
     EXPECT_THROW(
         {
           send_all(*lane, *segment, pattern(1, 5 * kTile), kTile);
-          lane->read_back(*segment, 0, back);
+          read_back(*lane, *segment, 0, back);
         },
         Error);
     segment.reset();
@@ -240,6 +247,107 @@ TEST_F(CudaDevice, AFaultInTheMiddleOfALoadLeavesNothingBehind) {
       EXPECT_EQ(fake_driver_report(), "");
     }
   }
+}
+
+// --- machine code
+
+TEST_F(CudaDevice, WithoutMachineCodeForItLeavesConversionsToTheHostAndSaysWhy) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_CODE", "none"}});
+
+  const auto device = open_cuda(cuda_infos().at(0));
+
+  EXPECT_FALSE(device->converts());
+  EXPECT_NE(device->why_host_converts(), "");
+}
+
+// --- loads
+
+// A source of `bytes` bytes, and the item that is all of it.
+class LoadedSource {
+ public:
+  explicit LoadedSource(std::size_t bytes) : bytes_(pattern(3, bytes)) {
+    const std::string path = dir_ / "m";
+    write_file(path, {reinterpret_cast<const char*>(bytes_.data()), bytes});
+    const std::unique_ptr<const Source> source = Sources().open(path);
+    items_.emplace_back(ItemRequest{.path = path,
+                                    .tensor = "w",
+                                    .version = source->version().token,
+                                    .source_size = bytes,
+                                    .dtype = DType::kU8,
+                                    .shape = {bytes},
+                                    .slice = "",
+                                    .as = std::nullopt});
+  }
+
+  Transferred load(Device& device, TransferOptions options) const {
+    options.tile_bytes = kTile;
+    return transfer(device, items_, lay_out(std::vector<std::uint64_t>{bytes_.size()}), options);
+  }
+
+ private:
+  TempDir dir_;
+  std::vector<std::byte> bytes_;
+  std::vector<Item> items_;
+};
+
+TEST_F(CudaDevice, ASecondLoadPinsNothing) {
+  const LoadedSource source(20 * kTile);
+  const auto device = open_cuda(cuda_infos().at(0));
+  Lanes lanes;
+
+  source.load(*device, {.workers = 1, .verify = true, .lanes = &lanes});
+  const std::size_t pinned = fake_driver_calls("cuMemHostAlloc");
+  source.load(*device, {.workers = 1, .verify = true, .lanes = &lanes});
+
+  EXPECT_EQ(fake_driver_calls("cuMemHostAlloc"), pinned);
+  EXPECT_EQ(pinned, 3U);
+}
+
+TEST_F(CudaDevice, ALaneSurvivesTheSegmentsOfItsLastLoad) {
+  const LoadedSource large(20 * kTile);
+  const LoadedSource small(100);
+  const auto device = open_cuda(cuda_infos().at(0));
+  Lanes lanes;
+
+  for (const LoadedSource* source : {&large, &small, &large})
+    EXPECT_EQ(source->load(*device, {.verify = true, .lanes = &lanes}).segments.size(), 1U);
+}
+
+TEST_F(CudaDevice, VerifyReadsAheadAndNoWaitKeepsAProcessorBusy) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_LATE", "always"}});
+  const LoadedSource source(20 * kTile);
+  const auto device = open_cuda(cuda_infos().at(0));
+
+  source.load(*device, {.workers = 1, .verify = true});
+
+  EXPECT_EQ(fake_driver_peak_reads_back(), 2U);
+  EXPECT_LE(fake_driver_spinning_waits(), 1U) << "one at the end of the lane";
+}
+
+TEST_F(CudaDevice, WithoutMachineCodeForItEveryTypeIsConverted) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_CODE", "none"}});
+  const TempDir dir;
+  const std::string path = dir / "m";
+  write_file(path, std::string("\x80\x3f\x00\x40", 4));  // 1, 2 as BF16
+  const std::unique_ptr<const Source> source = Sources().open(path);
+  const std::vector<Item> items{Item({.path = path,
+                                      .tensor = "w",
+                                      .version = source->version().token,
+                                      .source_size = 4,
+                                      .dtype = DType::kBF16,
+                                      .shape = {2},
+                                      .slice = "",
+                                      .as = DType::kF32})};
+  const auto device = open_cuda(cuda_infos().at(0));
+
+  const Transferred result =
+      transfer(*device, items, lay_out(std::vector<std::uint64_t>{8}), {.verify = true});
+
+  EXPECT_TRUE(result.note.starts_with("1 tensor was converted on the host, which is slower: stfs"))
+      << result.note;
+  const auto mapped = map_cuda_segment(cuda_infos().at(0), result.segments[0].get(), 2 << 20);
+  const std::vector<std::byte> found = read_device(mapped->address(), 8);
+  EXPECT_EQ(std::memcmp(found.data(), "\0\0\x80\x3f\0\0\0\x40", 8), 0);
 }
 
 // --- lack of device memory
@@ -417,6 +525,25 @@ TEST_F(CudaDevice, TheHostCannotTouchItsAddresses) {
         static_cast<void>(*address);
       },
       testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(CudaDevice, FindingsSayThatOneProcessAtATimeMayUseIt) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_MODE", "exclusive"}});
+
+  EXPECT_NE(cuda_findings().back().find("one process at a time"), std::string::npos)
+      << cuda_findings().back();
+}
+
+TEST_F(CudaDevice, InstancesOfAGpuHaveTheirOwnUuids) {
+  configure_fake_driver({{"STFS_FAKE_CUDA_MIG", "2"}});
+  ASSERT_EQ(cuda_infos().size(), 1U) << "a process sees one";
+  const DeviceInfo first = cuda_infos()[0];
+  configure_fake_driver({{"STFS_FAKE_CUDA_MIG", "2"}, {"CUDA_VISIBLE_DEVICES", "1"}});
+  const DeviceInfo second = cuda_infos().at(0);
+
+  EXPECT_TRUE(first.uuid.starts_with("MIG-")) << first.uuid;
+  EXPECT_NE(first.uuid, second.uuid);
+  EXPECT_EQ(first.pci, second.pci);
 }
 
 TEST_F(CudaDevice, FindingsNameTheDriverAndEachDevice) {

@@ -28,4 +28,9 @@ void send_all(Lane& lane, DeviceSegment& segment, std::span<const std::byte> byt
   }
 }
 
+void read_back(Lane& lane, DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) {
+  lane.read_ahead(segment, offset, out.size());
+  std::ranges::copy(lane.read_back(), out.begin());
+}
+
 }  // namespace stfs::gpu::test

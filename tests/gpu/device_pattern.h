@@ -17,4 +17,7 @@ std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size);
 void send_all(Lane& lane, DeviceSegment& segment, std::span<const std::byte> bytes,
               std::size_t tile_bytes, std::uint64_t at = 0);
 
+// Fills `out` (at most one tile) from the segment.
+void read_back(Lane& lane, DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out);
+
 }  // namespace stfs::gpu::test

@@ -157,9 +157,24 @@ TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
   send_all(*lane, *segment, bytes, kSuiteTile);
   std::vector<std::byte> back(bytes.size());
   for (std::size_t at = 0; at < back.size(); at += kSuiteTile)
-    lane->read_back(*segment, at, std::span(back).subspan(at, kSuiteTile));
+    read_back(*lane, *segment, at, std::span(back).subspan(at, kSuiteTile));
 
   EXPECT_EQ(back, bytes);
+}
+
+TEST_P(DeviceSuite, TwoReadsMayBeUnderWay) {
+  const auto device = open_device(info_);
+  const auto segment = device->allocate(kSegmentGranularity);
+  const auto lane = device->lane(kSuiteTile);
+  const std::vector<std::byte> bytes = pattern(4, 10 * kSuiteTile);
+  send_all(*lane, *segment, bytes, kSuiteTile);
+
+  lane->read_ahead(*segment, 0, kSuiteTile);
+  for (std::size_t tile = 0; tile < 10; ++tile) {
+    if (tile < 9) lane->read_ahead(*segment, (tile + 1) * kSuiteTile, kSuiteTile);
+    const auto back = lane->read_back();
+    EXPECT_TRUE(std::ranges::equal(back, std::span(bytes).subspan(tile * kSuiteTile, kSuiteTile)));
+  }
 }
 
 TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
@@ -174,7 +189,7 @@ TEST_P(DeviceSuite, ALaneThatIsDroppedLeavesNothingUnderWay) {
   }
 
   std::vector<std::byte> back(kSuiteTile);
-  device->lane(kSuiteTile)->read_back(*segment, 4 * kSuiteTile, back);
+  read_back(*device->lane(kSuiteTile), *segment, 4 * kSuiteTile, back);
   EXPECT_TRUE(std::ranges::equal(back, std::span(bytes).last(kSuiteTile)));
 }
 
@@ -280,7 +295,7 @@ TEST_P(DeviceSuite, LanesConvertWithoutWaitingForEachOther) {
     lane->send_converted(DType::kBF16, DType::kF32, 256, counts);
   }
   std::vector<std::byte> back(expected.size());
-  second->read_back(*segment, 0, back);
+  read_back(*second, *segment, 0, back);
 
   EXPECT_EQ(back, expected);
 }

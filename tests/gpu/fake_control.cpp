@@ -16,9 +16,11 @@ namespace {
 const bool kIsChosen = setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 0) == 0;
 
 constexpr std::array kVariables{
-    "STFS_FAKE_CUDA_DEVICES", "CUDA_VISIBLE_DEVICES",       "STFS_FAKE_CUDA_MEMORY",
-    "STFS_FAKE_CUDA_SPACE",   "STFS_FAKE_CUDA_LATE",        "STFS_FAKE_CUDA_FAIL",
-    "STFS_FAKE_CUDA_FAULT",   "STFS_FAKE_CUDA_GRANULARITY", "STFS_FAKE_CUDA_READ_ONLY"};
+    "STFS_FAKE_CUDA_DEVICES",     "CUDA_VISIBLE_DEVICES",     "STFS_FAKE_CUDA_MIG",
+    "STFS_FAKE_CUDA_MEMORY",      "STFS_FAKE_CUDA_HIDDEN",    "STFS_FAKE_CUDA_CONTEXT",
+    "STFS_FAKE_CUDA_LAG",         "STFS_FAKE_CUDA_SPACE",     "STFS_FAKE_CUDA_LATE",
+    "STFS_FAKE_CUDA_FAIL",        "STFS_FAKE_CUDA_FAULT",     "STFS_FAKE_CUDA_CODE",
+    "STFS_FAKE_CUDA_GRANULARITY", "STFS_FAKE_CUDA_READ_ONLY", "STFS_FAKE_CUDA_MODE"};
 
 template <class Function>
 Function* function(const char* name) {
@@ -56,6 +58,14 @@ std::string fake_driver_report() {
 
 std::size_t fake_driver_peak_pinned() {
   return function<decltype(stfs_fake_cuda_peak_pinned)>("stfs_fake_cuda_peak_pinned")();
+}
+
+std::size_t fake_driver_peak_reads_back() {
+  return function<decltype(stfs_fake_cuda_peak_reads_back)>("stfs_fake_cuda_peak_reads_back")();
+}
+
+std::size_t fake_driver_spinning_waits() {
+  return function<decltype(stfs_fake_cuda_spinning_waits)>("stfs_fake_cuda_spinning_waits")();
 }
 
 std::size_t fake_driver_calls(const std::string& name) {

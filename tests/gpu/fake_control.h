@@ -17,6 +17,8 @@ void configure_fake_driver(const std::map<std::string, std::string>& environment
 std::string fake_driver_report();
 
 std::size_t fake_driver_peak_pinned();
+std::size_t fake_driver_peak_reads_back();
+std::size_t fake_driver_spinning_waits();
 std::size_t fake_driver_calls(const std::string& function);
 
 }  // namespace stfs::gpu::test

@@ -4,8 +4,14 @@
 // stfs_fake_cuda_configure(), which tests call while nothing is in use:
 //
 //   STFS_FAKE_CUDA_DEVICES=N          number of devices; default 1. 0: cuInit fails
-//   CUDA_VISIBLE_DEVICES=1,0          devices that this process sees, in order
-//   STFS_FAKE_CUDA_MEMORY=BYTES       memory of each device; default 1 GiB
+//   CUDA_VISIBLE_DEVICES=1,0          devices that this process sees, in order; numbers or UUIDs
+//   STFS_FAKE_CUDA_MIG=N              each GPU is divided into N instances. A process sees one: the
+//                                     first, or that of CUDA_VISIBLE_DEVICES
+//   STFS_FAKE_CUDA_MEMORY=BYTES       memory of each device; default 4 GiB
+//   STFS_FAKE_CUDA_HIDDEN=BYTES       memory that is reported free and cannot be had
+//   STFS_FAKE_CUDA_CONTEXT=BYTES      memory that the context of a process takes
+//   STFS_FAKE_CUDA_LAG=N              memory that other processes gave back stays taken for N looks
+//                                     at the device (cuMemGetInfo, or an allocation)
 //   STFS_FAKE_CUDA_SPACE=NAME         processes with the same name share device memory; default:
 //                                     each process has its own
 //   STFS_FAKE_CUDA_LATE=always        operations run only when waited for; "random" (default): some
@@ -14,10 +20,13 @@
 //                                     the Nth call fails with this CUresult (default 999). A
 //                                     function that frees something frees it and then fails
 //   STFS_FAKE_CUDA_FAULT=N[:ERROR]    the Nth operation of any stream fails (default 700), and so
-//                                     does every later one in its context
+//                                     does every later call of the process
 //   STFS_FAKE_CUDA_GRANULARITY=BYTES  the reported allocation granularity; default 2 MiB, which it
 //                                     also enforces
 //   STFS_FAKE_CUDA_READ_ONLY=refused  cuMemSetAccess refuses read-only access
+//   STFS_FAKE_CUDA_CODE=none          no binary has machine code for the device
+//   STFS_FAKE_CUDA_MODE=exclusive     the compute mode: one process at a time
+//   STFS_FAKE_CUDA_END=FILE           a process that had a context ends when this file is gone
 //   STFS_FAKE_CUDA_REPORT=FILE        file to which the report is appended at process exit
 #pragma once
 
@@ -25,7 +34,7 @@
 
 extern "C" {
 
-// Reads the environment again, and resets call counts and misuse.
+// Reads the environment again, and resets call counts, misuse and a fault.
 void stfs_fake_cuda_configure();
 
 // Leaks and misuse, one per line; empty without any. Truncated to `size` bytes with the terminating
@@ -37,4 +46,9 @@ std::size_t stfs_fake_cuda_peak_pinned();
 
 // Number of calls of a function since stfs_fake_cuda_configure().
 std::size_t stfs_fake_cuda_calls(const char* function);
+
+// The most copies to the host that were queued at a time, and waits that keep a processor busy,
+// since stfs_fake_cuda_configure().
+std::size_t stfs_fake_cuda_peak_reads_back();
+std::size_t stfs_fake_cuda_spinning_waits();
 }

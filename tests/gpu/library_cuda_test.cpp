@@ -5,11 +5,13 @@
 #include "tools/gpu/library/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,6 +48,7 @@ class LibraryCuda : public ::testing::Test {
     ::setenv("STFS_GPU_DRIVER", STFS_FAKE_DRIVER, 1);
     ::setenv("STFS_FAKE_CUDA_SPACE", space.c_str(), 1);
     ::setenv("STFS_FAKE_CUDA_DEVICES", "2", 1);
+    ::setenv("STFS_FAKE_CUDA_LATE", "always", 1);
     ::setenv("STFS_GPU_SOCKET", (dir_ / "socket").c_str(), 1);
     write_safetensors(source(), {kTensor, kOther});
     holder_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder"});
@@ -129,6 +132,107 @@ TEST_F(LibraryCuda, ExportsAreOfTheDevice) {
 
   tensors = acquire({"w"}, nullptr);
   EXPECT_EQ(stfs_gpu_export(tensors, 0, STFS_GPU_EXPORT_COPY, &exported), STFS_GPU_USAGE);
+}
+
+// A program that works on cuda:0: its context is current, and it has a stream.
+class Program {
+ public:
+  explicit Program(unsigned flags = CU_STREAM_NON_BLOCKING) {
+    cuda.check(cuda.cuDevicePrimaryCtxRetain(&context_, 0), "cuDevicePrimaryCtxRetain");
+    cuda.check(cuda.cuCtxPushCurrent(context_), "cuCtxPushCurrent");
+    cuda.check(cuda.cuStreamCreate(&stream, flags), "cuStreamCreate");
+    cuda.check(cuda.cuMemHostAlloc(&pinned, kBytes, 0), "cuMemHostAlloc");
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    cuda.cuStreamDestroy(stream);
+    cuda.cuMemFreeHost(pinned);
+    cuda.cuCtxPopCurrent(&context_);
+    cuda.cuDevicePrimaryCtxRelease(0);
+  }
+
+  CUresult begin_capture() const {
+    return function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(
+        stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  }
+  CUresult end_capture() const {
+    CUgraph graph = nullptr;
+    return function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(stream, &graph);
+  }
+  // Of this stream's memory.
+  bool is_mapped(std::uint64_t pointer) const {
+    char byte = 0;
+    return cuda.cuMemcpyDtoH(&byte, pointer, 1) == CUDA_SUCCESS;
+  }
+
+  static constexpr std::size_t kBytes = 64 * 64 * 4;
+  const CudaDriver& cuda = cuda_driver();
+  CUstream stream = nullptr;
+  void* pinned = nullptr;
+
+ private:
+  template <class Function>
+  static Function* function(const char* name) {
+    void* library = ::dlopen(STFS_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    return reinterpret_cast<Function*>(::dlsym(library, name));
+  }
+
+  CUcontext context_ = nullptr;
+};
+
+TEST_F(LibraryCuda, ATensorThatIsReleasedWhileAKernelReadsItStaysUntilTheEndOfThat) {
+  const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
+  ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
+  const std::uint64_t pointer = info_of(tensors).pointer;
+  const Program program;
+  ASSERT_EQ(
+      program.cuda.cuMemcpyDtoHAsync(program.pinned, pointer, Program::kBytes, program.stream),
+      CUDA_SUCCESS);
+
+  stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+
+  EXPECT_EQ(program.cuda.cuStreamSynchronize(program.stream), CUDA_SUCCESS);
+  EXPECT_EQ(std::memcmp(program.pinned, kTensor.bytes.data(), Program::kBytes), 0);
+  EXPECT_FALSE(program.is_mapped(pointer));
+}
+
+TEST_F(LibraryCuda, AnExportThatEndsWhileAKernelReadsItDoesNotHarmTheProgram) {
+  const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
+  ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(tensors, 0, 0, &exported), STFS_GPU_OK) << stfs_gpu_last_error();
+  const std::uint64_t pointer = info_of(tensors).pointer;
+  stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+  const Program program;
+  ASSERT_EQ(
+      program.cuda.cuMemcpyDtoHAsync(program.pinned, pointer, Program::kBytes, program.stream),
+      CUDA_SUCCESS);
+
+  exported->deleter(exported);
+
+  EXPECT_EQ(program.cuda.cuStreamSynchronize(program.stream), CUDA_SUCCESS);
+}
+
+TEST_F(LibraryCuda, WhileAStreamCapturesWhatIsReleasedStaysMapped) {
+  ASSERT_NE(acquire({"v"}, "cuda:0"), nullptr) << stfs_gpu_last_error();
+  for (const unsigned flags : {CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING}) {
+    const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
+    ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
+    const std::uint64_t pointer = info_of(tensors).pointer;
+    const Program program(flags);
+    ASSERT_EQ(program.begin_capture(), CUDA_SUCCESS);
+
+    stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+
+    EXPECT_TRUE(program.is_mapped(pointer));
+    const CUresult captured = program.end_capture();
+    if (flags == CU_STREAM_DEFAULT) {
+      EXPECT_EQ(captured, CUDA_SUCCESS);
+    }
+    ASSERT_NE(acquire({"v"}, "cuda:0"), nullptr) << stfs_gpu_last_error();
+    EXPECT_FALSE(program.is_mapped(pointer)) << "the next call unmaps it";
+  }
 }
 
 TEST_F(LibraryCuda, WhatIsOnSeveralDevicesIsSaid) {

@@ -161,8 +161,9 @@ class Converted : public ::testing::Test {
 };
 
 TEST_F(Converted, AnyPartOfItIsThatPartOfTheWhole) {
-  constexpr std::uint64_t kCount = 20'000;
-  for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF32, DType::kF64}) {
+  constexpr std::uint64_t kCount = 20'480;
+  for (const DType from : {DType::kF4, DType::kF6E3M2, DType::kF8E4M3, DType::kF32, DType::kF64,
+                           DType::kQ8_0, DType::kQ1_0}) {
     const std::string bytes = RandomBytes(5).bytes(*type_info(from).bytes_of(kCount));
     for (const DType to : kTargets) {
       std::vector<std::byte> whole;
@@ -209,6 +210,26 @@ TEST_F(Converted, CountsEachElementOnceWhenReadInTilesByManyThreads) {
   EXPECT_GT(counts.out_of_range, 0u);
   EXPECT_EQ(tally.total().nan, counts.nan);
   EXPECT_EQ(tally.total().out_of_range, counts.out_of_range);
+}
+
+// Tiles of a conversion to binary32 are cut inside of the blocks.
+TEST_F(Converted, CountsEachElementOfABlockOnceHoweverItIsCut) {
+  constexpr std::uint64_t kCount = 10 * 256;
+  for (const DType from : {DType::kQ6_K, DType::kF4, DType::kF8E5M2}) {
+    const std::string bytes = RandomBytes(8).bytes(*type_info(from).bytes_of(kCount));
+    std::vector<std::byte> whole;
+    const ConversionCounts counts = reference(from, DType::kF32, kCount, bytes_of(bytes), whole);
+    for (const std::size_t step : {4U, 12U, 512U, 1028U}) {
+      ConversionTally tally;
+      const auto producer = as_type(raw(bytes), from, DType::kF32, kCount, &tally);
+      std::vector<std::byte> found(whole.size());
+      for (std::size_t at = 0; at < whole.size(); at += step)
+        producer->produce(at, std::span(found).subspan(at, std::min(step, whole.size() - at)));
+
+      EXPECT_EQ(found, whole);
+      EXPECT_EQ(tally.total().nan, counts.nan) << dtype_name(from) << " by " << step;
+    }
+  }
 }
 
 TEST_F(Converted, ASourceThatChangesIsEstale) {

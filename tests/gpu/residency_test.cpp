@@ -53,8 +53,13 @@ class Record : public Outlet {
     orders.push_back({uuid, device, body});
   }
 
+  void discard(std::vector<UniqueFd> descriptors) override {
+    discarded += descriptors.size();
+  }
+
   std::vector<Reply> replies;
   std::vector<Order> orders;
+  std::size_t discarded = 0;  // descriptors
   bool throws_at_orders = false;
 };
 
@@ -394,6 +399,37 @@ TEST_F(ResidencyTest, WhenTheDeviceIsFullForGoodTheLoadEnds) {
   EXPECT_EQ(record_.orders.size(), 2u);
 }
 
+TEST_F(ResidencyTest, ARefusalByAGpuEvictsAlsoWhereEnoughWasPromised) {
+  const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
+  loaded({item(1)}, gpu);
+  ask(2, {item(3)}, gpu);
+
+  residency_->answer("GPU-1", {wire({{"load", record_.orders.back().body["load"]},
+                                     {"needed", kLarge},
+                                     {"free", 3 * kLarge}}),
+                               {}});
+
+  ASSERT_EQ(record_.orders.size(), 3u);
+  EXPECT_EQ(record_.orders.back().body["wait_for_room"], true);
+  EXPECT_EQ(resident(), Names{});
+}
+
+TEST_F(ResidencyTest, OfAFullGpuTheCopierWaitsOnceForMemoryThatGoesLate) {
+  const Json gpu{{"uuid", "GPU-1"}, {"device", "cuda:0"}};
+  ask(2, {item(3)}, gpu);
+  EXPECT_EQ(record_.orders.back().body["wait_for_room"], false);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(error(2), "");
+    residency_->answer(
+        "GPU-1",
+        {wire({{"load", record_.orders.back().body["load"]}, {"needed", kLarge}, {"free", 0}}),
+         {}});
+  }
+
+  EXPECT_EQ(record_.orders.size(), 2u);
+  EXPECT_NE(error(2).find("out of memory"), std::string::npos) << error(2);
+}
+
 TEST_F(ResidencyTest, WhatALoadHasAlreadyIsNotEvictedForItsRest) {
   start(2 * kLarge);
   loaded({item(1)});
@@ -428,6 +464,15 @@ TEST_F(ResidencyTest, EvictedMemoryIsGivenBack) {
 
   EXPECT_EQ(open_descriptors(), before - 2);
   EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, MemoryThatNobodyNeedsIsClosedElsewhere) {
+  loaded({item(1)});
+  EXPECT_EQ(record_.discarded, 0u);
+
+  evict(all());
+
+  EXPECT_EQ(record_.discarded, 1u);
 }
 
 TEST_F(ResidencyTest, PinnedOnesAreEvictedByForceAlone) {
@@ -806,6 +851,26 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   EXPECT_EQ(last(1)["count"], 20'000u);
   evict(all());
   EXPECT_EQ(held(), 0u);
+}
+
+TEST_F(ResidencyTest, DescriptorsOfALeaseComeInBatchesToItsClientAlone) {
+  std::vector<Item> items;
+  for (int i = 1; i <= 100; ++i) items.push_back(item(i));
+  loaded(items, {{"lease", true}});
+  const Json numbers = last(1)["segments"];
+  ASSERT_EQ(numbers.size(), 100u);
+  EXPECT_EQ(record_.replies.back().descriptors.size(), kSegmentsAtOnce);
+  const Json rest = std::vector(numbers.begin() + kSegmentsAtOnce, numbers.end());
+
+  request(1, {{"request", "segments"}, {"numbers", rest}});
+  EXPECT_EQ(record_.replies.back().descriptors.size(), 100 - kSegmentsAtOnce);
+
+  request(2, {{"request", "segments"}, {"numbers", rest}});
+  EXPECT_NE(error(2), "") << "it has no lease";
+  request(1, {{"request", "segments"}, {"numbers", numbers}});
+  EXPECT_NE(error(1), "") << "too many at once";
+  request(1, {{"request", "segments"}, {"numbers", {"x", -1, 0}}});
+  EXPECT_NE(error(1), "");
 }
 
 TEST_F(ResidencyTest, WarningsNameTheTensorAndTheCounts) {

@@ -7,10 +7,12 @@
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/unit/late_source.h"
+#include "tools/gpu/device/processors.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -628,6 +631,7 @@ class FakeDevice : public Device {
   }
   bool converts() const override { return fault_.converts; }
   unsigned default_workers() const override { return 3; }
+  std::span<const int> processors() const override { return near; }
   std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override {
     EXPECT_EQ(bytes % kSegmentGranularity, 0u);
     if (fault_.allocations >= 0 && allocations++ >= fault_.allocations) {
@@ -641,6 +645,7 @@ class FakeDevice : public Device {
   static bool fails(int most, std::atomic<int>& count) { return most >= 0 && count++ >= most; }
 
   const Fault fault_;
+  std::vector<int> near;
   int allocations = 0;
   std::atomic<int> sends = 0;
   std::atomic<int> drains = 0;
@@ -720,11 +725,19 @@ class FakeLane : public Lane {
     send();
   }
 
-  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
+  void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) override {
     drain();
-    auto& fake = static_cast<FakeSegment&>(segment);
-    EXPECT_LE(out.size(), tiles_[0].size());
-    std::memcpy(out.data(), fake.memory().data() + offset, out.size());
+    EXPECT_LE(length, tiles_[0].size());
+    EXPECT_LE(reads_.size(), 1u);
+    const std::span memory(static_cast<FakeSegment&>(segment).memory());
+    const auto part = memory.subspan(static_cast<std::size_t>(offset), length);
+    reads_.emplace_back(part.begin(), part.end());
+  }
+
+  std::span<const std::byte> read_back() override {
+    read_ = std::move(reads_.front());
+    reads_.pop_front();
+    return read_;
   }
 
   void drain() override {
@@ -777,6 +790,8 @@ class FakeLane : public Lane {
   std::size_t turn_ = 0;
   Copy next_;
   std::deque<Copy> copies_;
+  std::deque<std::vector<std::byte>> reads_;
+  std::vector<std::byte> read_;  // the last
 };
 
 std::unique_ptr<Lane> FakeDevice::lane(std::size_t tile_bytes) {
@@ -802,6 +817,56 @@ TEST_F(TransferTest, PinnedMemoryIsThreeTilesAWorkerWhateverTheSize) {
 
   EXPECT_LE(device.most_pinned, 4u * 3 * 4096);
   EXPECT_EQ(device.pinned, 0u);
+}
+
+// The processors on which this thread may run.
+std::vector<int> own_processors() {
+  cpu_set_t set;
+  EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
+  std::vector<int> found;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(static_cast<unsigned>(i), &set)) found.push_back(i);
+  }
+  return found;
+}
+
+TEST_F(TransferTest, WorkersRunNearTheDeviceAndTheCallerIsFreeAgain) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const std::vector<int> before = own_processors();
+  FakeDevice device;
+  device.near = {before.back(), CPU_SETSIZE - 1};
+  std::mutex mutex;
+  std::set<std::vector<int>> seen;
+
+  copy(device, {.workers = 3, .tile_bytes = 4096, .progress = [&](std::uint64_t) {
+                  const std::lock_guard lock(mutex);
+                  seen.insert(own_processors());
+                }});
+
+  EXPECT_EQ(seen, (std::set<std::vector<int>>{{before.back()}}));
+  EXPECT_EQ(own_processors(), before);
+}
+
+TEST(Processors, NearADeviceAreThoseThatTheKernelLists) {
+  const TempDir root;
+  const std::string device = root / "sys/bus/pci/devices/0000:3b:00.0";
+  std::filesystem::create_directories(device);
+  const std::string path = root.path().string();
+
+  EXPECT_TRUE(local_processors("0000:3b:00.0", path).empty());
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::vector<int>>>{
+           {"2-4,8\n", {2, 3, 4, 8}}, {"0\n", {0}}, {"\n", {}}, {"x\n", {}}, {"1-x\n", {}}}) {
+    write_file(device + "/local_cpulist", text);
+    EXPECT_EQ(local_processors("0000:3b:00.0", path), expected) << text;
+  }
+}
+
+TEST(Processors, OnWhichAThreadMayNotRunChangeNothing) {
+  const std::vector<int> before = own_processors();
+  const OnProcessors none(std::vector<int>{CPU_SETSIZE - 1});
+
+  EXPECT_EQ(own_processors(), before);
 }
 
 TEST_F(TransferTest, ConversionsOnTheDeviceGiveWhatTheHostGives) {

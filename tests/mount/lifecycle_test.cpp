@@ -423,7 +423,11 @@ TEST_F(Lifecycle, HelpAndVersionGoToStandardOutput) {
     EXPECT_NE(result.out, "") << flag;
     EXPECT_EQ(result.err, "") << flag;
   }
-  EXPECT_NE(stfs({"--version"}).out.find(STFS_VERSION), std::string::npos);
+  const std::string version = stfs({"--version"}).out;
+  EXPECT_TRUE(version.starts_with("stfs " STFS_VERSION "\nbuilt with ")) << version;
+  for (const char* library : {"libfuse 3.", "libcurl ", "OpenSSL "}) {
+    EXPECT_NE(version.find(library), std::string::npos) << version;
+  }
   EXPECT_NE(stfs({"--help"}).out.find("MOUNTPOINT"), std::string::npos);
 }
 

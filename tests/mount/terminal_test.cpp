@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <limits>
@@ -218,6 +219,18 @@ TEST_F(TablesOnATerminal, StatsFitsTheWidthAndTellsNamesApart) {
              "  model.layers.10...._attn.q_proj.weight", "         -2          1      0      0",
              "! norm", "          0          1      1      1",
              "1 of 4 tensors with NaN or infinity", "not shown: COUNT MEAN STD ZEROS"}));
+}
+
+TEST_F(TablesOnATerminal, StatsKeepsTheColumnThatItSortsByAtEveryWidth) {
+  for (const unsigned columns : {40U, 80U, 200U}) {
+    const std::vector<std::string> lines =
+        rows({"stats", "--sort", "zeros", "--top", "2", a_}, columns, "C");
+    EXPECT_NE((lines[0] + lines[1]).find(" ZEROS"), std::string::npos) << columns;
+    EXPECT_EQ(std::ranges::count_if(
+                  lines, [](const std::string& line) { return line.starts_with("  model."); }),
+              2)
+        << columns;
+  }
 }
 
 TEST_F(TablesOnATerminal, StatsMarksInRedWhereThereAreColours) {

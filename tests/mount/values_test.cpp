@@ -157,6 +157,38 @@ TEST_F(InfoStats, AreTheSameForAnyNumberOfJobs) {
   EXPECT_EQ(one.out, many.out);
 }
 
+TEST_F(InfoStats, SortAndTopListThoseWithTheLargestValuesOfAColumn) {
+  const std::string file = write("m", {{"b10", "U8", {2}, "\x00\x04"s},
+                                       {"b9", "U8", {2}, "\x01\x03"s},
+                                       {"a", "U8", {2}, "\x09\x09"s},
+                                       random_tensor("c", "C64", {3}),
+                                       {"e", "U8", {0}, ""},
+                                       {"nan", "BF16", {2}, "\xc0\x7f\x00\x00"s},
+                                       {"low", "I8", {2}, "\x80\x00"s}});
+  const auto names = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"stats", "--json", file});
+    std::string out;
+    for (const json& row : json::parse(info(options).out))
+      out += row["name"].get<std::string>() + " ";
+    return out;
+  };
+
+  EXPECT_EQ(names({"--sort", "name"}), "a b9 b10 c e low nan ");
+  EXPECT_EQ(names({"--sort", "std", "--top", "3"}), "low b10 b9 ");
+  EXPECT_EQ(names({"--sort", "min", "--top", "2"}), "low b10 ");
+  EXPECT_EQ(names({"--sort", "max", "--top", "1"}), "a ");
+  EXPECT_EQ(names({"--sort", "mean", "--top", "1"}), "a ");
+  EXPECT_EQ(names({"--sort", "nan", "--top", "1"}), "nan ");
+  EXPECT_EQ(names({"--sort", "count", "--top", "1"}), "c ");
+  EXPECT_EQ(names({"--sort", "std"}).substr(0, 12), "low b10 b9 a");
+  EXPECT_TRUE(names({"--sort", "std"}).ends_with("c e ")) << "what has no value comes last";
+  EXPECT_EQ(names({"--sort", "std", "--top", "9", "--nonfinite"}), "nan ");
+  EXPECT_EQ(info({"stats", "--sort", "max", "--top", "1", file}).out,
+            "name\tcount\tmin\tmax\tmean\tstd\tzeros\tnan\tinf\na\t2\t9\t9\t9\t0\t0\t0\t0\n");
+  expect_one_line(info({"stats", "--sort", "offset", file}), 2);
+  expect_one_line(info({"stats", "--top", "0", file}), 2);
+}
+
 TEST_F(InfoStats, NonfiniteListsThoseWithNanOrInfinityAndIsExit1) {
   const std::string bad = write("bad", {{"fine", "BF16", {2}, "\x80\x3f\x00\x00"s},
                                         {"nan", "BF16", {2}, "\xc0\x7f\x00\x00"s},

@@ -68,7 +68,8 @@ TEST_F(RemoteMount, ShowsTheFilesOfALocalMount) {
 
   EXPECT_EQ(names_in(far.path()), names_in(near.path()));
   for (const char* path : {"w", "a.b", ".stfs/npy/w.npy", ".stfs/slice/w/3:200,::2", ".stfs/f32/w",
-                           ".stfs/merged.safetensors", ".stfs/sha256/w"}) {
+                           ".stfs/merged.safetensors", ".stfs/sha256/w", ".stfs/png/w.png",
+                           ".stfs/png-slice/w/3:200,::2.png", ".stfs/hist/w.svg"}) {
     EXPECT_EQ(read_file(far / path), read_file(near / path)) << path;
   }
   EXPECT_EQ(xattr(far / "w", "user.stfs.source"), url());

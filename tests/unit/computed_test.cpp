@@ -150,6 +150,22 @@ TEST(Computed, KeepsABoundedNumberOfTextsAndComputesTheOldestAgain) {
   EXPECT_EQ(times, before + 1);
 }
 
+TEST(Computed, KeepsABoundedNumberOfBytesAndDropsTheLeastRecentlyUsed) {
+  std::atomic<int> times = 0;
+  Computed computed(1, [&](Computed::Key, const std::atomic<bool>&, std::string& text) {
+    ++times;
+    text.assign(Computed::kMaxBytes / 3, 'x');
+    return 0;
+  });
+  for (const Computed::Key key : {1, 2, 3, 1, 4}) Asked(computed, key).answer();
+  EXPECT_EQ(times, 4);
+
+  for (const Computed::Key key : {1, 3, 4}) Asked(computed, key).answer();
+  EXPECT_EQ(times, 4) << "1 was used after 2";
+  Asked(computed, 2).answer();
+  EXPECT_EQ(times, 5);
+}
+
 TEST(Computed, DoesNotKeepAnError) {
   std::atomic<int> times = 0;
   Computed computed(1, [&](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {

@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 34> kRows{{
+constexpr std::array<Row, 35> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -41,6 +41,7 @@ constexpr std::array<Row, 34> kRows{{
     {ErrorCode::kGgufOffset, "GgufOffset", 1},
     {ErrorCode::kGgufData, "GgufData", 1},
     {ErrorCode::kGgufSplit, "GgufSplit", 1},
+    {ErrorCode::kQuantized, "Quantized", 1},
     {ErrorCode::kInvalidIndex, "InvalidIndex", 1},
     {ErrorCode::kMissingTensor, "MissingTensor", 1},
     {ErrorCode::kPathCollision, "PathCollision", 1},

@@ -105,7 +105,7 @@ TEST(MountJson, RefusesWhatItDoesNotUnderstand) {
            R"({"allow_missing":false,"version":"0"})",
            R"({"sources":["/a"],"allow_missing":0,"version":"0"})",
            R"({"sources":["/a"],"allow_missing":false,"version":0})",
-           R"({"sources":["/a"],"allow_missing":false,"version":"0","dequantize":"f32"})",
+           R"({"sources":["/a"],"allow_missing":false,"version":"0","dequantize":"q4"})",
            with_sources("{}"),
            with_sources("[]"),
            with_sources("\"/a\""),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fs/mount/filesystem.h"
+#include "fs/view/registry.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/unit/most.h"
@@ -10,7 +11,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -107,21 +110,22 @@ class ServedCheckpoint {
     return {out.begin() + 2, out.end()};
   }
 
-  // An errno, or 0 and the bytes.
+  // An errno, or 0 and the bytes. Waits for those that are computed.
   int read(std::uint64_t inode, std::uint64_t offset, std::uint64_t length,
            std::string& out) const {
-    int answers = 0;
-    int answer = -1;
+    const bool is_computed = std::ranges::any_of(all_views(), [&](const ViewSpec& view) {
+      return view.id == node_of(inode).view && view.compute != nullptr;
+    });
+    std::promise<int> answer;  // a second answer throws and ends the test
+    std::future<int> answered = answer.get_future();
     filesystem_->read(
         {inode, offset, length},
-        [](FileSystem::Ticket) { ADD_FAILURE() << "the bytes are at hand"; },
+        [&](FileSystem::Ticket) { EXPECT_TRUE(is_computed) << "the bytes are at hand"; },
         [&](int error, const Reply& reply) {
-          ++answers;
-          answer = error;
           out += bytes_of(reply);
+          answer.set_value(error);
         });
-    EXPECT_EQ(answers, 1);
-    return answer;
+    return answered.get();
   }
   std::string text(const std::string& path) const {
     std::string out;

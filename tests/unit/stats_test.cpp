@@ -3,11 +3,14 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
+#include "core/recipe/moments.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cfloat>
@@ -16,7 +19,10 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -43,8 +49,8 @@ class LoadedTensor {
 ValueStats stats_of(const Tensor& tensor) {
   const LoadedTensor loaded(tensor);
   ValueStats stats;
-  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
-                        stats),
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                        {std::atomic<bool>(false)}, stats),
             0);
   return stats;
 }
@@ -303,11 +309,13 @@ TEST(ValueStats, EndWithEintrWhenStopped) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  const int error = value_stats(loaded.tensor().content(), loaded.tensor().dtype, stop, stats,
-                                [&](std::uint64_t bytes) {
-                                  seen += bytes;
-                                  stop = true;
-                                });
+  const int error = value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                                {stop,
+                                 [&](std::uint64_t bytes) {
+                                   seen += bytes;
+                                   stop = true;
+                                 }},
+                                stats);
 
   EXPECT_EQ(error, EINTR);
   EXPECT_LT(seen, 5'000'000U);
@@ -318,8 +326,8 @@ TEST(ValueStats, TellOfEveryByteTheyLookedAt) {
   std::uint64_t seen = 0;
   ValueStats stats;
 
-  value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false), stats,
-              [&](std::uint64_t bytes) { seen += bytes; });
+  value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+              {std::atomic<bool>(false), [&](std::uint64_t bytes) { seen += bytes; }}, stats);
 
   EXPECT_EQ(seen, 1'000'000U);
 }
@@ -329,9 +337,115 @@ TEST(ValueStats, PassOnTheErrnoOfARead) {
   std::filesystem::resize_file(loaded.path(), 20);
   ValueStats stats;
 
-  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype, std::atomic<bool>(false),
-                        stats),
+  EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                        {std::atomic<bool>(false)}, stats),
             ESTALE);
+}
+
+// Values that are k / 2^20 have exact sums in integers.
+TEST(ValueStats, OfAnyValuesKeepTheirBoundAgainstExactArithmetic) {
+  RandomBytes random(9);
+  for (const std::size_t count : {1U, 15U, 4097U, 1'000'000U}) {
+    for (const std::int64_t offset : {0, 1 << 23, -(1 << 24)}) {
+      std::vector<float> values;
+      __int128 sum = 0;
+      __int128 squares = 0;
+      std::int64_t largest = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t k = offset + static_cast<std::int64_t>(random.next() % 8192) - 4096;
+        const auto exact = static_cast<std::int64_t>(static_cast<float>(k));
+        values.push_back(std::ldexp(static_cast<float>(k), -20));
+        sum += exact;
+        squares += static_cast<__int128>(exact) * exact;
+        largest = std::max(largest, std::abs(exact));
+      }
+      const auto n = static_cast<__int128>(count);
+      const long double mean = static_cast<long double>(sum) / static_cast<long double>(n);
+      const long double std = std::sqrt(static_cast<long double>(n * squares - sum * sum)) /
+                              static_cast<long double>(n);
+      const ValueStats found = stats_of("F32", values);
+      const double bound = std::ldexp(static_cast<double>(largest), -20 - 40);
+
+      EXPECT_NEAR(*found.mean, static_cast<double>(mean * 0x1p-20L), bound) << count;
+      EXPECT_NEAR(*found.std, static_cast<double>(std * 0x1p-20L), bound) << count;
+    }
+  }
+}
+
+TEST(ValueStats, DoNotDependOnTheNumberOfThreads) {
+  for (const char* dtype : {"BF16", "F32", "F64", "I32", "F8_E4M3", "F6_E2M3", "C64"}) {
+    const LoadedTensor loaded(random_tensor("t", dtype, {1000, 3004}));
+    std::string first;
+    for (const unsigned threads : {1U, 2U, 3U, 16U}) {
+      ValueStats stats;
+      ASSERT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                            {.stop = std::atomic<bool>(false), .threads = threads}, stats),
+                0);
+      if (first.empty()) first = stats_json(stats);
+      EXPECT_EQ(stats_json(stats), first) << dtype << " " << threads;
+    }
+  }
+}
+
+TEST(ValueStats, DoNotDependOnTheVectorsOfTheProcessor) {
+  for (const char* dtype : {"BF16", "F16", "F32", "F64", "I16"}) {
+    for (const std::uint64_t count : {1U, 63U, 64U, 79U, 4095U, 300'001U}) {
+      const LoadedTensor loaded(random_tensor("t", dtype, {count}, count));
+      std::set<std::string> found;
+      with_each_target([&] {
+        ValueStats stats;
+        EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
+                              {std::atomic<bool>(false)}, stats),
+                  0);
+        found.insert(stats_json(stats));
+      });
+      EXPECT_EQ(found.size(), 1U) << dtype << " " << count;
+    }
+  }
+}
+
+TEST(ValueStats, OfBytesThatComeLateAreTheSame) {
+  const LoadedTensor loaded(random_tensor("t", "BF16", {10'000'000}));
+  ValueStats here;
+  ASSERT_EQ(value_stats(loaded.tensor().content(), DType::kBF16, {std::atomic<bool>(false)}, here),
+            0);
+  for (const std::uint64_t kept : {std::uint64_t{2} << 20, std::uint64_t{1} << 40}) {
+    LateSource source(loaded.path());
+    Content content;
+    content.extent(source, loaded.tensor().locator->offset, loaded.tensor().length);
+    source.take_bytes_away();
+    source.deliver_at_once();
+    source.keep_at_most(kept);
+    ValueStats late;
+    EXPECT_EQ(
+        value_stats(content, DType::kBF16, {.stop = std::atomic<bool>(false), .threads = 4}, late),
+        0);
+    EXPECT_EQ(stats_json(late), stats_json(here)) << kept;
+  }
+}
+
+TEST(OrderedSum, IsTheSameInEveryOrder) {
+  struct Text {
+    std::string text;
+    void add(const Text& right) { text = "(" + text + right.text + ")"; }
+  };
+  for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 8U, 21U}) {
+    std::string expected;
+    std::vector<std::size_t> order(count);
+    for (std::size_t i = 0; i < count; ++i) order[i] = i;
+    RandomBytes random(count);
+    for (int round = 0; round < 20; ++round) {
+      OrderedSum<Text> sum;
+      for (const std::size_t i : order) {
+        sum.add(i, {std::string(1, static_cast<char>('a' + i))});
+      }
+      if (round == 0) expected = sum.result().text;
+      EXPECT_EQ(sum.result().text, expected);
+      for (std::size_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.next() % i]);
+    }
+    std::erase_if(expected, [](char c) { return c == '(' || c == ')'; });
+    EXPECT_TRUE(std::ranges::is_sorted(expected) && expected.size() == count);
+  }
 }
 
 TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {

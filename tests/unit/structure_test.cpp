@@ -101,8 +101,8 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
     }
     return known;
   };
-  const std::set<std::string> core =
-      chain({}, {"core/base", "core/source", "core/format", "core/recipe", "core/checkpoint"});
+  const std::set<std::string> core = chain({}, {"core/base", "core/source", "core/format",
+                                                "core/recipe", "core/checkpoint", "core/picture"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   const std::set<std::string> command = chain(core, {"tools/command"});
   chain(command, {"tools/info"});

@@ -69,6 +69,10 @@ TEST(Views, ShowTheTypesThatTheyCanShow) {
   EXPECT_EQ(listed("tree"), names_with("", any));
   EXPECT_EQ(listed("safetensors"), names_with(".safetensors", any));
   EXPECT_EQ(listed("stats"), names_with(".json", any));
+  EXPECT_EQ(listed("png"), names_with(".png", is_floating));
+  EXPECT_EQ(listed("png-slice"), names_with("", is_floating));
+  EXPECT_EQ(listed("hist"),
+            names_with(".svg", [](const std::string& name) { return name != "C64"; }));
   EXPECT_EQ(listed("sha256"), names_with("", any));
   EXPECT_TRUE(listed("subset").empty());
 }
@@ -132,6 +136,8 @@ TEST(Views, WriteTheirSuffixInADirectorysNameAsAnEscape) {
                                           {"npy", "npy"},
                                           {"npy-f32", "npy"},
                                           {"safetensors", "safetensors"},
+                                          {"png", "png"},
+                                          {"hist", "svg"},
                                           {"stats", "json"}}) {
     const ServedCheckpoint mounted({random_tensor("a", "F32", {1}),
                                     random_tensor("a." + suffix + "/b", "F32", {1}),
@@ -669,7 +675,8 @@ INSTANTIATE_TEST_SUITE_P(Views, StaleViews,
                          ::testing::Values("npy/w.npy", "f32/w", "npy-f32/w.npy", "slice/w/2:4",
                                            "slice/w/:,2:4", "npy-slice/w/2:4.npy",
                                            "npy-slice/w/:,2:4.npy", "f32-slice/w/:,1",
-                                           "npy-f32-slice/w/0.npy", "tree/w",
+                                           "npy-f32-slice/w/0.npy", "png/w.png",
+                                           "png-slice/w/0.png", "hist/w.svg", "tree/w",
                                            "safetensors/w.safetensors", "merged.safetensors",
                                            "subset/*.safetensors", "header/s0.safetensors.json"),
                          [](const auto& parameter) {

@@ -2,6 +2,7 @@
 
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/source/build.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ int run_command(const CommandRow& command, std::vector<std::string> words, void*
     return 0;
   }
   if (parsed.action == Parsed::Action::kVersion) {
-    std::printf("%s %s\n", std::string(command.name).c_str(), STFS_VERSION);
+    std::fputs(version_text(command.name).c_str(), stdout);
     return 0;
   }
   return parsed.verb->run(arguments);

@@ -25,25 +25,46 @@
 namespace stfs {
 namespace {
 
-void print_table(const std::vector<Tensor>& tensors) {
-  const Terminal terminal;
-  TextTable table(terminal, {{.heading = "NAME", .least = 8, .is_name = true},
-                             {.heading = "DTYPE", .is_dim = true},
-                             {.heading = "SHAPE", .least = 8, .is_dim = true},
-                             {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}});
-  std::vector<std::array<std::string, 4>> rows;
+// The bytes of the stored tensors that a tensor is or is made of.
+std::uint64_t stored_bytes(const Tensor& tensor) {
+  if (tensor.computed == nullptr) return tensor.length;
   std::uint64_t bytes = 0;
+  for (const Tensor& input : tensor.computed->inputs()) bytes += input.length;
+  return bytes;
+}
+
+// Where tensors are computed, a column has the bytes as they are stored.
+void print_table(const std::vector<Tensor>& tensors) {
+  const bool any_computed =
+      std::ranges::any_of(tensors, [](const Tensor& tensor) { return tensor.computed != nullptr; });
+  const Terminal terminal;
+  std::vector<TextTable::Column> columns{
+      {.heading = "NAME", .least = 8, .is_name = true},
+      {.heading = "DTYPE", .is_dim = true},
+      {.heading = "SHAPE", .least = 8, .is_dim = true},
+      {.heading = "BYTES", .is_right_aligned = true, .is_dim = true}};
+  if (any_computed) {
+    columns.push_back({.heading = "STORED", .is_right_aligned = true, .is_dim = true});
+  }
+  TextTable table(terminal, std::move(columns));
+  std::vector<std::vector<std::string>> rows;
+  std::uint64_t bytes = 0;
+  std::uint64_t stored = 0;
   for (const Tensor& tensor : tensors) {
     rows.push_back({printable(tensor.name), std::string(dtype_name(tensor.dtype)),
                     shape_json(tensor.shape), std::to_string(tensor.length)});
+    if (any_computed) rows.back().push_back(std::to_string(stored_bytes(tensor)));
     table.measure(rows.back());
     bytes += tensor.length;
+    stored += any_computed ? stored_bytes(tensor) : 0;
   }
   print(table.heading());
   for (const auto& row : rows) print(table.line(row));
   if (terminal.is_terminal) {
     const char* noun = tensors.size() == 1 ? " tensor, " : " tensors, ";
-    print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes)) + "\n");
+    print(terminal.bold(std::to_string(tensors.size()) + noun + human_bytes(bytes) +
+                        (any_computed ? ", stored in " + human_bytes(stored) : "")) +
+          "\n");
   }
 }
 
@@ -71,6 +92,15 @@ void print_properties(const Terminal& terminal, const Tensor& tensor) {
   line("shape", shape_json(tensor.shape));
   line("elements", std::to_string(tensor.elements()));
   line("bytes", std::to_string(tensor.length));
+  if (tensor.computed != nullptr) {
+    line("quantised", std::string(tensor.computed->scheme()));
+    for (const Tensor& input : tensor.computed->inputs()) {
+      line("from", printable(input.name) + " " + std::string(dtype_name(input.dtype)) + " " +
+                       shape_json(input.shape));
+      line("source", printable(input.locator->source->path()));
+      line("offset", std::to_string(input.locator->offset));
+    }
+  }
   if (!tensor.locator) return;
   line("source", printable(tensor.locator->source->path()));
   line("offset", std::to_string(tensor.locator->offset));
@@ -140,8 +170,28 @@ std::vector<std::string> checkpoints_at(const std::string& source, Sources& sour
 
 // Where the bytes of a mounted file are, as its attributes tell.
 struct Place {
-  std::string source, offset, length, dtype, shape;
+  std::string source = {}, offset = {}, length = {}, dtype = {}, shape = {};
+  std::string name = {};           // of an input
+  std::vector<Place> inputs = {};  // of a computed tensor, which has no place itself
 };
+
+// The places of the tensors that a computed one is made of.
+std::vector<Place> places_of_inputs(const std::string& path) {
+  const Arguments arguments;
+  VerbSources sources(arguments);
+  const Checkpoint checkpoint(std::span(&path, 1), {.sources = &sources});
+  std::vector<Place> places;
+  if (checkpoint.tensor_count() != 1 || checkpoint.tensor(0).computed == nullptr) return places;
+  for (const Tensor& input : checkpoint.tensor(0).computed->inputs()) {
+    places.push_back({.source = input.locator->source->path(),
+                      .offset = std::to_string(input.locator->offset),
+                      .length = std::to_string(input.locator->length),
+                      .dtype = std::string(dtype_name(input.dtype)),
+                      .shape = shape_json(input.shape),
+                      .name = std::string(input.name)});
+  }
+  return places;
+}
 
 Place place_of(const std::string& path) {
   const auto attribute = [&](const char* name) {
@@ -150,6 +200,11 @@ Place place_of(const std::string& path) {
                 "not the file of a tensor in a mount of stfs; without a mount, \"stfs-info show "
                 "SOURCE TENSOR\" prints the place");
   };
+  if (extended_attribute(path, "user.stfs.from")) {
+    return {.dtype = attribute("user.stfs.dtype"),
+            .shape = attribute("user.stfs.shape"),
+            .inputs = places_of_inputs(path)};
+  }
   Place place{.source = attribute("user.stfs.source"),
               .offset = attribute("user.stfs.offset"),
               .length = attribute("user.stfs.length"),
@@ -165,6 +220,17 @@ Place place_of(const std::string& path) {
 }
 
 std::string place_json(const std::string& path, const Place& place) {
+  if (!place.inputs.empty()) {
+    std::string from;
+    for (const Place& input : place.inputs) {
+      from += (from.empty() ? "{\"name\":" : ",{\"name\":") + json_string(input.name) +
+              ",\"source\":" + json_string(input.source) + ",\"offset\":" + input.offset +
+              ",\"length\":" + input.length + ",\"dtype\":" + json_string(input.dtype) +
+              ",\"shape\":" + input.shape + "}";
+    }
+    return "{\"path\":" + json_string(path) + ",\"source\":null,\"offset\":null,\"from\":[" + from +
+           "],\"dtype\":" + json_string(place.dtype) + ",\"shape\":" + place.shape + "}";
+  }
   return "{\"path\":" + json_string(path) + ",\"source\":" + json_string(place.source) +
          ",\"offset\":" + place.offset + ",\"length\":" + place.length +
          ",\"dtype\":" + json_string(place.dtype) + ",\"shape\":" + place.shape + "}";
@@ -243,7 +309,7 @@ int where(const Arguments& arguments) {
   const Terminal terminal;
   JsonArray objects;
   for (std::size_t i = 0; i < places.size(); ++i) {
-    const auto& [source, offset, length, dtype, shape] = places[i];
+    const Place& place = places[i];
     if (arguments.json) {
       objects.add(place_json(arguments.paths[i], places[i]));
       continue;
@@ -252,11 +318,18 @@ int where(const Arguments& arguments) {
       print(terminal.dim(padded(key, 8)) + value + "\n");
     };
     if (places.size() > 1) print(terminal.bold(printable(arguments.paths[i]) + ":") + "\n");
-    line("source", printable(source));
-    line("offset", offset);
-    line("length", length);
-    line("dtype", dtype);
-    line("shape", shape);
+    const auto lines = [&](const Place& at) {
+      line("source", printable(at.source));
+      line("offset", at.offset);
+      line("length", at.length);
+      line("dtype", at.dtype);
+      line("shape", at.shape);
+    };
+    if (place.inputs.empty()) lines(place);
+    for (const Place& input : place.inputs) {
+      line("from", printable(input.name));
+      lines(input);
+    }
   }
   if (arguments.json) objects.end();
   return 0;

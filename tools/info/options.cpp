@@ -1,3 +1,4 @@
+#include "core/checkpoint/dequantize.h"
 #include "core/source/source_rows.h"
 #include "tools/info/verbs.h"
 
@@ -114,6 +115,23 @@ constexpr std::array kOwnOptions = {
               .man =
                   "The order of the list: by name (the default), by size (the largest first), or "
                   "by the position of the bytes."},
+    OptionRow{.flags = "--sort",
+              .verbs = "stats",
+              .argument = "name|count|min|max|mean|std|zeros|nan|inf",
+              .value = Value::kChoice,
+              .set = set<&Arguments::sort_by>,
+              .help = "the column to sort by, the largest first",
+              .man = "The order of the statistics: `name` and `min` ascending, any other column "
+                     "with the largest first. Tensors without the value come last."},
+    OptionRow{.flags = "--top",
+              .verbs = "stats",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set = set<&Arguments::top>,
+              .help = "only the first N",
+              .man = "Print only the first <n> tensors of the order.",
+              .least = 1,
+              .most = 1'000'000'000},
     OptionRow{.flags = "--nonfinite",
               .verbs = "stats",
               .set = set<&Arguments::nonfinite>,
@@ -143,6 +161,18 @@ constexpr std::array kOwnOptions = {
               .help = "prune until SIZE bytes are left (default: 0)",
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{.flags = "--dequantize",
+              .verbs = "info list show cat stats hash diff extract",
+              .argument = kDequantizedWords,
+              .value = Value::kChoice,
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<Arguments*>(to)->dequantize = dequantized_type(value);
+                  },
+              .help = "read quantised weights as their values, in this type",
+              .man =
+                  "Read each quantised weight as a tensor of its values, as `stfs -o dequantize` "
+                  "shows it."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,

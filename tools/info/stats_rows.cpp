@@ -6,7 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdio>
+#include <functional>
+#include <limits>
+#include <string_view>
 #include <utility>
 
 namespace stfs {
@@ -56,6 +60,19 @@ std::array<std::string, kFields.size()> fields(const ValueStats& values, const c
           count_text(values.nan),         count_text(values.inf)};
 }
 
+// The larger, the earlier.
+double sort_key(const ValueStats& values, std::string_view column) {
+  constexpr double kLast = -std::numeric_limits<double>::infinity();
+  if (column == "min") return values.min ? -*values.min : kLast;
+  if (column == "max") return values.max.value_or(kLast);
+  if (column == "mean") return values.mean.value_or(kLast);
+  if (column == "std") return values.std.value_or(kLast);
+  if (column == "zeros") return static_cast<double>(values.zeros);
+  if (column == "nan") return static_cast<double>(values.nan);
+  if (column == "inf") return static_cast<double>(values.inf);
+  return static_cast<double>(values.count);
+}
+
 }  // namespace
 
 std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
@@ -67,6 +84,7 @@ std::vector<std::uint32_t> StatsRows::begin(const Checkpoint& checkpoint,
     throw Error(ErrorCode::kUsage, arguments_.source, "--nonfinite: there are no values to check");
   }
   tensors_ = tensors.size();
+  kept_.resize(tensors_);
   std::vector<std::uint32_t> order(tensors.begin(), tensors.end());
   if (arguments_.json) return order;
   if (!terminal_.is_terminal) {
@@ -91,7 +109,10 @@ void StatsRows::begin_table(const Checkpoint& checkpoint, std::span<const std::u
   std::vector<TextTable::Column> columns = {{.heading = "  NAME", .least = 10, .is_name = true}};
   std::vector<std::string> measured = {""};
   for (const std::size_t i : shown()) {
-    columns.push_back({.heading = kFields[i], .is_right_aligned = true, .drop = kDropped[i]});
+    std::string column = kFields[i];
+    std::ranges::transform(column, column.begin(), [](char c) { return c | 0x20; });  // ASCII
+    const int drop = column == arguments_.sort_by ? 0 : kDropped[i];
+    columns.push_back({.heading = kFields[i], .is_right_aligned = true, .drop = drop});
     measured.emplace_back(widths[i], ' ');
   }
   table_.emplace(terminal_, std::move(columns));
@@ -115,10 +136,35 @@ std::string StatsRows::heading() const {
   return text;
 }
 
-std::string StatsRows::line(const Tensor& tensor, const ValueStats& values) {
+std::string StatsRows::line(std::size_t position, const Tensor& tensor, const ValueStats& values) {
   const bool is_nonfinite = values.nan + values.inf > 0;
   if (is_nonfinite) ++nonfinite_;
   if (arguments_.nonfinite && !is_nonfinite) return "";
+  if (arguments_.sort_by.empty() && arguments_.top == 0) return text_of({tensor, values});
+  kept_[position].emplace(Row{tensor, values});
+  return "";
+}
+
+std::vector<std::string> StatsRows::sorted_lines() {
+  std::erase(kept_, std::nullopt);
+  if (arguments_.sort_by == "name") {
+    std::ranges::sort(kept_, [](const std::optional<Row>& a, const std::optional<Row>& b) {
+      return std::is_lt(natural_order(a->tensor.name, b->tensor.name));
+    });
+  } else if (!arguments_.sort_by.empty()) {
+    std::ranges::stable_sort(kept_, std::greater<>(), [this](const std::optional<Row>& row) {
+      return sort_key(row->values, arguments_.sort_by);
+    });
+  }
+  if (arguments_.top != 0 && kept_.size() > arguments_.top) kept_.resize(arguments_.top);
+  std::vector<std::string> lines;
+  for (const std::optional<Row>& row : kept_) lines.push_back(text_of(*row));
+  return lines;
+}
+
+std::string StatsRows::text_of(const Row& row) const {
+  const auto& [tensor, values] = row;
+  const bool is_nonfinite = values.nan + values.inf > 0;
   if (arguments_.json) {
     return "{\"name\":" + json_string(tensor.name) + "," + stats_json(values).substr(1);
   }
@@ -150,7 +196,8 @@ int StatsRows::end() const {
       print(terminal_.red(std::to_string(found) + " of " + count + noun + " with NaN or infinity") +
             "\n");
     }
-    const std::size_t lines = arguments_.nonfinite ? found : tensors_;
+    std::size_t lines = arguments_.nonfinite ? found : tensors_;
+    if (arguments_.top != 0) lines = std::min<std::size_t>(lines, arguments_.top);
     const std::string left_out = table_->left_out();
     if (lines > 0 && !left_out.empty()) print(terminal_.dim("not shown:" + left_out) + "\n");
   }

@@ -27,9 +27,13 @@ class StatsRows {
   // table does not. Throws Error kUsage when --nonfinite has nothing to read.
   std::vector<std::uint32_t> begin(const Checkpoint& checkpoint,
                                    std::span<const std::uint32_t> tensors);
-  std::string heading() const;  // of the table; "" without one
-  // Without a line end; "" for a tensor that --nonfinite does not list.
-  std::string line(const Tensor& tensor, const ValueStats& values);
+  std::size_t tensors() const { return tensors_; }  // after begin()
+  std::string heading() const;                      // of the table; "" without one
+  // Without a line end; "" for a tensor that --nonfinite does not list. `position` is that in the
+  // order of begin(). With --sort or --top it returns "" and keeps the values for sorted_lines().
+  std::string line(std::size_t position, const Tensor& tensor, const ValueStats& values);
+  // After the last line(): the lines that it kept, in their order.
+  std::vector<std::string> sorted_lines();
   // Prints the summary below a table. Returns the exit status.
   int end() const;
 
@@ -37,11 +41,18 @@ class StatsRows {
   std::span<const std::size_t> shown() const;
   void begin_table(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors);
 
+  struct Row {
+    Tensor tensor;
+    ValueStats values;
+  };
+  std::string text_of(const Row& row) const;
+
   const Arguments& arguments_;
   const Terminal terminal_;
   std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
   std::size_t tensors_ = 0;
   std::atomic<std::size_t> nonfinite_ = 0;
+  std::vector<std::optional<Row>> kept_;  // by position
 };
 
 }  // namespace stfs

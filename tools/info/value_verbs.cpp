@@ -68,6 +68,11 @@ class Lines {
   std::optional<std::string> last_;
 };
 
+// The number of threads.
+unsigned jobs_of(const Arguments& arguments) {
+  return arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
+}
+
 // Calls `make` for the numbers 0 to count-1 on `jobs` threads and adds the lines in the order of
 // the numbers. When a call throws, sets `stop` for the others, adds the lines up to the first that
 // is not done, and throws the first exception.
@@ -93,7 +98,6 @@ void add_in_order(Lines& out, std::size_t count, unsigned jobs,
       line_done.notify_one();
     }
   };
-  if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
   {
     std::vector<std::jthread> threads;
     try {
@@ -135,10 +139,11 @@ std::uint64_t bytes_of(const Checkpoint& checkpoint, std::span<const std::uint32
 
 // Prints `line_of` of each selected tensor, for `stats` in the order and below the heading that it
 // gives.
-int for_selected(const Arguments& arguments,
-                 const std::function<std::string(const Tensor&, const std::atomic<bool>&,
-                                                 const Progress&)>& line_of,
-                 StatsRows* stats = nullptr) {
+int for_selected(
+    const Arguments& arguments,
+    const std::function<std::string(std::size_t position, const Tensor&, const std::atomic<bool>&,
+                                    const Progress&)>& line_of,
+    StatsRows* stats = nullptr) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const std::vector<std::uint32_t> tensors =
@@ -146,12 +151,15 @@ int for_selected(const Arguments& arguments,
   ProgressBar bar(bytes_of(checkpoint, tensors));
   const std::vector<std::uint32_t> order = stats ? stats->begin(checkpoint, tensors) : tensors;
   Lines out(arguments.json, bar, stats ? stats->heading() : "");
-  add_in_order(out, order.size(), arguments.jobs,
+  add_in_order(out, order.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) {
-                 return line_of(checkpoint.tensor(order[i]), stop,
+                 return line_of(i, checkpoint.tensor(order[i]), stop,
                                 [&bar](std::uint64_t bytes) { bar.add(bytes); });
                });
   bar.end();
+  if (stats) {
+    for (std::string& line : stats->sorted_lines()) out.add(std::move(line));
+  }
   out.end();
   return stats ? stats->end() : 0;
 }
@@ -433,22 +441,28 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
 
 int stats(const Arguments& arguments) {
   StatsRows rows(arguments);
+  const std::size_t jobs = jobs_of(arguments);
   return for_selected(
       arguments,
-      [&](const Tensor& tensor, const std::atomic<bool>& stop, const Progress& progress) {
+      [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
+          const Progress& progress) {
         ValueStats values;
-        if (const int error = value_stats(tensor.content(), tensor.dtype, stop, values, progress)) {
+        // The last tensors share the threads that find no other one.
+        const std::size_t left = std::clamp<std::size_t>(rows.tensors() - position, 1, jobs);
+        const auto threads = static_cast<unsigned>(jobs / left);
+        if (const int error =
+                value_stats(tensor.content(), tensor.dtype, {stop, progress, threads}, values)) {
           fail(tensor, error);
         }
-        return rows.line(tensor, values);
+        return rows.line(position, tensor, values);
       },
       &rows);
 }
 
 int hash(const Arguments& arguments) {
   const bool for_people = ::isatty(STDOUT_FILENO) == 1;
-  return for_selected(arguments, [&](const Tensor& tensor, const std::atomic<bool>& stop,
-                                     const Progress& progress) {
+  return for_selected(arguments, [&](std::size_t, const Tensor& tensor,
+                                     const std::atomic<bool>& stop, const Progress& progress) {
     std::string hex;
     if (const int error = sha256(tensor.content(), stop, hex, progress)) fail(tensor, error);
     if (!arguments.json) {
@@ -479,7 +493,7 @@ int diff(const Arguments& arguments) {
   std::array<std::atomic<std::size_t>, 3> found = {};  // changed, only in A, only in B
   ProgressBar bar(bytes);
   Lines out(arguments.json, bar, rows.heading());
-  add_in_order(out, pairs.size(), arguments.jobs,
+  add_in_order(out, pairs.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
                  const auto progress = [&](std::uint64_t n) { bar.add(n); };

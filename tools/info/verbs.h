@@ -6,11 +6,13 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/format/types.h"
 #include "core/source/sources.h"
 #include "core/source/url.h"
 
 #include <cerrno>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,10 @@ struct Arguments {
   bool npy = false;
   bool json = false;
   bool nonfinite = false;  // stats: only tensors with NaN or infinity
+  std::string sort_by;     // stats: a column; "": the order of the tensors
+  unsigned top = 0;        // stats: only so many; 0: all
   bool allow_missing = false;
+  std::optional<DType> dequantize;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
@@ -48,6 +53,7 @@ class VerbSources : public Sources {
 // How a verb loads its checkpoints.
 inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
+          .dequantize = arguments.dequantize,
           .missing_hint = "--allow-missing reads the rest",
           .sources = &sources};
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -165,6 +166,26 @@ std::vector<Resident> residents_of(const Json& body) {
   return residents;
 }
 
+// The descriptors of an answer, which are those of the first of `segments`.
+std::map<std::uint64_t, UniqueFd> by_number(std::span<const std::uint64_t> segments,
+                                            Message& answer) {
+  if (answer.descriptors.size() != std::min(segments.size(), kSegmentsAtOnce))
+    holder_failed("", "the holder's answer: segments are missing");
+  std::map<std::uint64_t, UniqueFd> found;
+  for (std::size_t i = 0; i < answer.descriptors.size(); ++i) {
+    found[segments[i]] = std::move(answer.descriptors[i]);
+  }
+  return found;
+}
+
+// Returns false where the soft limit is the hard one already.
+bool raise_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
+  limit.rlim_cur = limit.rlim_max;
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
 Json filter_body(const char* request, const ResidentFilter& filter) {
   Json labels = Json::array();
   for (const std::string& label : filter.labels) labels.push_back(to_json_text(label));
@@ -251,38 +272,46 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
                     const LoadRequest& request) {
   Json list = Json::array();
   for (const Item& item : items) list.push_back(to_json(item));
-  Message answer = ask({{"request", "load"},
-                        {"uuid", device.uuid},
-                        {"device", device.id},
-                        {"items", std::move(list)},
-                        {"verify", request.verify},
-                        {"pin", request.pin},
-                        {"lease", request.lease},
-                        {"only_resident", request.only_resident},
-                        {"keep_free", request.keep_free},
-                        {"workers", request.workers},
-                        {"tile_bytes", request.tile_bytes},
-                        {"sources", to_json(resolved(request.sources))}},
-                       &request);
+  Json body{{"request", "load"},
+            {"uuid", device.uuid},
+            {"device", device.id},
+            {"items", std::move(list)},
+            {"verify", request.verify},
+            {"pin", request.pin},
+            {"lease", request.lease},
+            {"only_resident", request.only_resident},
+            {"workers", request.workers},
+            {"tile_bytes", request.tile_bytes},
+            {"sources", to_json(resolved(request.sources))}};
+  if (request.keep_free) body["keep_free"] = *request.keep_free;
+  Message answer = ask(body, &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());
-  if (answer.lacks_descriptors) {
-    std::vector<std::uint64_t> leased;
-    for (const Resident& tensor : loaded.tensors) leased.push_back(tensor.id);
-    release(leased);
-    holder_failed("", "too many open files for the segments' descriptors (ulimit -n)");
+  for (const Json& number : list_of(answer.body(), "segments")) {
+    loaded.segments.push_back(number.get<std::uint64_t>());
   }
-  const Json& numbers = list_of(answer.body(), "segments");
-  if (numbers.size() != answer.descriptors.size())
-    holder_failed("", "the holder's answer: segments are missing");
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    loaded.segments[numbers[i].get<std::uint64_t>()] = std::move(answer.descriptors[i]);
-  }
+  // Without room for its descriptors the client asks for them again.
+  if (!answer.lacks_descriptors) loaded.descriptors = by_number(loaded.segments, answer);
   loaded.copied_bytes = number_of(answer.body(), "copied_bytes");
   for (const Json& warning : list_of(answer.body(), "warnings")) {
     loaded.warnings.push_back(from_json_text(warning));
   }
   return loaded;
+}
+
+std::map<std::uint64_t, UniqueFd> Client::descriptors(std::span<const std::uint64_t> segments) {
+  const Json request{{"request", "segments"},
+                     {"numbers", std::vector(segments.begin(), segments.end())}};
+  Message answer = ask(request);
+  if (answer.lacks_descriptors && raise_file_limit()) answer = ask(request);
+  if (answer.lacks_descriptors) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    holder_failed("", "too many open files: this process may have " +
+                          std::to_string(limit.rlim_cur) +
+                          " and may not raise that: close some, or raise ulimit -n");
+  }
+  return by_number(segments, answer);
 }
 
 void Client::release(std::span<const std::uint64_t> ids) noexcept {

@@ -30,12 +30,12 @@ std::string holder_socket_path();
 struct LoadRequest {
   bool verify = false;
   bool pin = false;
-  bool lease = false;           // lease the tensors to this connection and send descriptors
-  bool only_resident = false;   // fail if a tensor must be copied
-  std::uint64_t keep_free = 0;  // bytes of the device to leave free
-  unsigned workers = 0;         // 0: the device's default
-  std::size_t tile_bytes = 0;   // 0: the default
-  SourceOptions sources = {};   // for the copier, with what this process's environment adds
+  bool lease = false;          // lease the tensors to this connection and send descriptors
+  bool only_resident = false;  // fail if a tensor must be copied
+  std::optional<std::uint64_t> keep_free = {};  // bytes to leave free; empty: the default
+  unsigned workers = 0;                         // 0: the device's default
+  std::size_t tile_bytes = 0;                   // 0: the default
+  SourceOptions sources = {};  // for the copier, with what this process's environment adds
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes
 };
 
@@ -58,10 +58,11 @@ struct Resident {
 };
 
 struct Loaded {
-  std::vector<Resident> tensors;               // in request order
-  std::map<std::uint64_t, UniqueFd> segments;  // by Resident::segment; empty without a lease
-  std::uint64_t copied_bytes = 0;              // of tensors that were not resident
-  std::vector<std::string> warnings;           // one line each, about conversions
+  std::vector<Resident> tensors;                  // in request order
+  std::vector<std::uint64_t> segments;            // all that a lease is on, each once
+  std::map<std::uint64_t, UniqueFd> descriptors;  // of the first of them: see Client::descriptors()
+  std::uint64_t copied_bytes = 0;                 // of tensors that were not resident
+  std::vector<std::string> warnings;              // one line each, about conversions
 };
 
 // Selects resident tensors.
@@ -97,6 +98,9 @@ class Client {
   static std::optional<Client> connect(const std::string& program, const std::string& socket = "");
 
   Loaded load(const DeviceInfo& device, std::span<const Item> items, const LoadRequest& request);
+  // Descriptors of at most kSegmentsAtOnce segments that this client leases, by number. Raises the
+  // soft limit of this process to its open files where they do not fit into it.
+  std::map<std::uint64_t, UniqueFd> descriptors(std::span<const std::uint64_t> segments);
   // Ends one lease for each id (Resident::id). Allocates nothing, because destructors call it. Does
   // nothing after the connection has ended: the holder has ended its leases then.
   void release(std::span<const std::uint64_t> ids) noexcept;

@@ -6,6 +6,8 @@
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"
+#include "tools/gpu/device/lanes.h"
+#include "tools/gpu/device/processors.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -126,12 +128,14 @@ class Ceiling {
     const std::uint64_t tiles = std::max<std::uint64_t>(bytes_ / tile_, 1);
     std::atomic<std::uint64_t> next = 0;
     in_threads(workers_, [&](unsigned i) {
-      const std::unique_ptr<Lane> lane = device_.lane(tile_);
+      const OnProcessors near(device_.processors());
+      std::unique_ptr<Lane> lane = lanes_.take(device_, tile_);
       while (next.fetch_add(1) < tiles) {
         lane->tile(*segment, i * tile_, tile_);
         lane->send();
       }
       lane->drain();
+      lanes_.give_back(std::move(lane));
     });
   }
 
@@ -146,6 +150,7 @@ class Ceiling {
   std::span<const Item> items_;
   unsigned workers_;
   std::size_t tile_;
+  mutable Lanes lanes_;  // as a copier has them
   std::uint64_t bytes_ = 0;
 };
 
@@ -245,6 +250,8 @@ int bench(const GpuArguments& arguments) {
   options.workers = arguments.workers != 0 ? arguments.workers : device->default_workers();
   if (arguments.tile_bytes != 0)
     options.tile_bytes = static_cast<std::size_t>(arguments.tile_bytes);
+  Lanes lanes;
+  options.lanes = &lanes;
   const Ceiling ceiling(*device, items, options.workers, options.tile_bytes);
   std::vector<std::uint64_t> sizes;
   sizes.reserve(items.size());

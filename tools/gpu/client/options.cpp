@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace stfs::gpu {
@@ -42,6 +43,12 @@ constexpr std::array kVerbs = {
 
 GpuArguments& of(void* arguments) { return *static_cast<GpuArguments*>(arguments); }
 
+// CUDA shows an instance of a GPU (MIG) only to a process that asks for it before it begins.
+void set_device(void* to, const std::string& device) {
+  of(to).device = device;
+  if (device.starts_with("MIG-")) ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 0);
+}
+
 std::chrono::seconds seconds(const std::string& value) {
   return std::chrono::seconds(std::stoll(value, nullptr, 0));
 }
@@ -55,9 +62,10 @@ constexpr std::array kOwnOptions = {
               .verbs = "plan! load! ls get! evict pin unpin run! bench! copier!",
               .argument = "DEVICE",
               .value = Value::kDevice,
-              .set = set<&GpuArguments::device>,
+              .set = set_device,
               .help = "cuda:N, a UUID of a GPU, or cpu",
-              .man = "The device: `cuda:N`, a UUID of a GPU, or `cpu`."},
+              .man = "The device: `cuda:N`, a UUID of a GPU or of an instance of one (MIG), or "
+                     "`cpu`."},
     OptionRow{.flags = "TENSOR...",
               .verbs = "plan! load! get! evict pin unpin run! bench!",
               .value = Value::kTensorPath,
@@ -78,9 +86,11 @@ constexpr std::array kOwnOptions = {
                                           : type == "f16" ? DType::kF16
                                                           : DType::kBF16;
                   },
-              .help = "convert floating types",
+              .help = "convert floating and block types",
               .man =
-                  "Convert floating-point elements, rounded to nearest, ties to even. "
+                  "Convert floating-point elements, and the block types of GGUF, rounded to "
+                  "nearest, ties to even. "
+                  "A warning says where the host must convert for a GPU, which is slower. "
                   "Values that become infinite and NaNs are counted, and the counts go to standard "
                   "error. "
                   "Of many tensors, those of other types keep their type, and the command counts "
@@ -99,20 +109,25 @@ constexpr std::array kOwnOptions = {
                   "Of many tensors, those without the dimension are loaded whole, and the command "
                   "counts them as `replicated`. "
                   "For a tensor named alone this is an error. "
-                  "A dimension that cannot be divided into equal parts is always an error."},
+                  "A dimension that cannot be divided into equal parts, or only inside of the "
+                  "blocks of a type of GGUF, is always an error."},
     OptionRow{.flags = "--verify",
               .verbs = "load run",
               .set = set<&GpuArguments::verify>,
               .help = "read everything back and compare it with the source",
               .man = "Read everything back from the device and compare it with the source."},
-    OptionRow{.flags = "--keep-free",
-              .verbs = "plan load run",
-              .argument = "SIZE",
-              .value = Value::kSize,
-              .set = set<&GpuArguments::keep_free>,
-              .help = "bytes of the device that stay free",
-              .man = "Leave <size> of the device's memory free. "
-                     "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
+    OptionRow{
+        .flags = "--keep-free",
+        .verbs = "plan load run",
+        .argument = "SIZE",
+        .value = Value::kSize,
+        .set = [](void* to,
+                  const std::string& value) { of(to).keep_free = std::stoull(value, nullptr, 0); },
+        .help = "bytes of the device that stay free (default of a GPU: 1 GiB)",
+        .man = "Leave <size> of the device's memory free. "
+               "The default is 1 GiB for a GPU, for the contexts of the programs that use the "
+               "tensors, and 0 for `cpu`. "
+               "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--workers",
               .verbs = "load run bench",
               .argument = "N",

@@ -276,7 +276,8 @@ int plan(const GpuArguments& arguments) {
     bytes = sum_or_most(bytes, item.bytes());
   }
   const std::uint64_t needed = lay_out(sizes).bytes();
-  const bool fits = sum_or_most(needed, arguments.keep_free) <= device.free_bytes;
+  const std::uint64_t keep_free = arguments.keep_free.value_or(default_keep_free(device.id));
+  const bool fits = sum_or_most(needed, keep_free) <= device.free_bytes;
   if (arguments.json) {
     Json tensors = Json::array();
     for (const Item& item : items) {
@@ -303,7 +304,8 @@ int plan(const GpuArguments& arguments) {
   print_plan(items, resident, arguments.selection);
   print_exceptions(items, arguments.selection);
   print("copy      " + human_bytes(bytes) + " in " + tensors_text(sizes.size()) + "; needs " +
-        human_bytes(needed) + " of " + human_bytes(device.free_bytes) + " free\n");
+        human_bytes(needed) + " of " + human_bytes(device.free_bytes) + " free" +
+        (keep_free > 0 ? ", of which " + human_bytes(keep_free) + " stay free" : "") + "\n");
   if (!fits) print("it does not fit unless resident tensors are evicted\n");
   return 0;
 }

@@ -60,7 +60,8 @@ int run(const GpuArguments& arguments) {
   }
   TransferOptions options;
   options.verify = arguments.verify;
-  options.keep_free = arguments.keep_free;
+  options.keep_free = arguments.keep_free.value_or(default_keep_free(info.id));
+  if (info.id != "cpu") options.wait_for_room = kRoomTime;
   options.workers = arguments.workers;
   Sources sources(arguments.sources);
   options.sources = &sources;
@@ -71,6 +72,8 @@ int run(const GpuArguments& arguments) {
   for (const Item& item : items) sizes.push_back(item.bytes());
   const Layout layout = lay_out(sizes);
   Transferred transferred = copy(info, items, layout, options);
+  if (!transferred.note.empty())
+    std::fprintf(stderr, "stfs-gpu: warning: %s\n", printable(transferred.note).c_str());
 
   std::vector<int> descriptors;
   for (UniqueFd& segment : transferred.segments) descriptors.push_back(inherit(std::move(segment)));

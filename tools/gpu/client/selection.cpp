@@ -135,6 +135,15 @@ std::string shard_of(const SelectionOptions& options, const std::string& slice,
     }
     range.count /= shard.world;
     range.start += shard.rank * range.count * range.step;
+    Slice part;
+    const TypeInfo& type = type_info(tensor.dtype);
+    if (slice_of(ranges, type, tensor.shape, part) != 0) {
+      refuse(place, "tensor " + in_quotes(tensor.name) + ": " + std::string(type.name) +
+                        " lies in blocks of " + std::to_string(type.block_elements) +
+                        " elements, and a part of 1/" + std::to_string(shard.world) +
+                        " of dimension " + std::to_string(shard.dimension) +
+                        " cuts them: choose another dimension or number of ranks");
+    }
     return canonical_expression(ranges, tensor.shape);
   }
   if (options.is_one_of_many) return slice;
@@ -362,6 +371,11 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
 
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                     const std::string& place, std::vector<Item>& items) {
+  if (!tensor.locator) {
+    refuse(place, "tensor " + in_quotes(tensor.name) +
+                      ": its values are computed, and this command loads stored ones: name the "
+                      "source of the mount");
+  }
   ItemRequest request;
   request.path = tensor.locator->source->path();
   request.tensor = tensor.name;

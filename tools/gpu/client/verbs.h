@@ -7,6 +7,7 @@
 #include "tools/gpu/holder/holder.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,10 @@ struct GpuArguments {
   bool pin = false;
   bool dry_run = false;
   bool json = false;
-  std::uint64_t keep_free = 0;   // bytes
-  std::uint64_t tile_bytes = 0;  // 0: the default
-  unsigned workers = 0;          // 0: the device's default
-  unsigned rounds = 5;           // for bench
+  std::optional<std::uint64_t> keep_free = {};  // bytes; empty: default_keep_free()
+  std::uint64_t tile_bytes = 0;                 // 0: the default
+  unsigned workers = 0;                         // 0: the device's default
+  unsigned rounds = 5;                          // for bench
   HolderOptions holder;
 };
 

@@ -6,6 +6,7 @@
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
+#include "tools/gpu/device/lanes.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/eventfd.h>
@@ -56,7 +57,7 @@ class Copier {
           holder_version_ = number_of(message->body(), "hello");
         if (!message->body().contains("load")) continue;
         serve(message->body());
-        if (holder_is_gone_) return 0;
+        if (holder_is_gone_ || is_broken_) return 0;
         timeout_ms = static_cast<int>(idle.count() * 1000);
       }
       const int ready = wait(-1, timeout_ms);
@@ -133,7 +134,9 @@ class Copier {
             ErrorCode::kDeviceFailed, "",
             version_error(holder_version_, ::getppid(), kInstalled, kProtocolVersion, false));
       }
-      if (!device_) device_ = open_device(find_device(device_name_));
+      DeviceInfo info = find_device(device_name_);
+      if (info.id != "cpu") info.id = info.uuid;  // clients number devices in their own ways
+      if (!device_) device_ = open_device(info);
       std::vector<Item> items;
       std::vector<std::uint64_t> sizes;
       for (const Json& item : list_of(order, "items")) {
@@ -142,7 +145,8 @@ class Copier {
       }
       TransferOptions options;
       options.verify = flag_of(order, "verify");
-      options.keep_free = number_of(order, "keep_free");
+      options.keep_free = number_of(order, "keep_free", default_keep_free(info.id));
+      if (flag_of(order, "wait_for_room")) options.wait_for_room = kRoomTime;
       options.workers = static_cast<unsigned>(std::min<std::uint64_t>(
           number_of(order, "workers"), std::numeric_limits<unsigned>::max()));
       if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
@@ -150,6 +154,7 @@ class Copier {
       }
       options.stop = &stop;
       options.sources = &sources_for(order);
+      options.lanes = &lanes_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
       Transferred result = transfer(*device_, items, lay_out(sizes), options);
@@ -158,9 +163,12 @@ class Copier {
         counts.push_back({{"out_of_range", count.out_of_range}, {"nan", count.nan}});
       }
       descriptors = std::move(result.segments);
-      return {{"load", id}, {"counts", std::move(counts)}};
+      return {{"load", id}, {"counts", std::move(counts)}, {"note", to_json_text(result.note)}};
     } catch (const OutOfDeviceMemory& error) {
       return {{"load", id}, {"needed", error.needed()}, {"free", error.free()}};
+    } catch (const DriverError& error) {
+      is_broken_ = true;
+      return error_answer(id, exit_status(error.code()), error.what());
     } catch (const Error& error) {
       return error_answer(id, exit_status(error.code()), error.what() + advice(error));
     } catch (const std::bad_alloc&) {
@@ -201,16 +209,19 @@ class Copier {
   Json source_options_;  // of sources_
   std::unique_ptr<Sources> sources_;
   std::unique_ptr<Device> device_;
+  Lanes lanes_;                       // of device_
   std::uint64_t holder_version_ = 1;  // version 1 sends no hello
   std::atomic<std::uint64_t> total_ = 0;
   bool holder_is_gone_ = false;
+  bool is_broken_ = false;  // the driver has failed
 };
 
 }  // namespace
 
 int run_copier(UniqueFd socket, const std::string& device, std::chrono::seconds idle) {
-  // `device` is a UUID: find it even if the client's CUDA_VISIBLE_DEVICES hides it.
-  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  // `device` is a UUID or "cpu". CUDA hides all instances of a GPU but the first unless one is
+  // named so, and the environment is that of the client that started the holder.
+  ::setenv("CUDA_VISIBLE_DEVICES", device.c_str(), 1);
   return Copier(std::move(socket), device).run(idle);
 }
 

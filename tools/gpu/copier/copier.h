@@ -4,6 +4,7 @@
 //
 //     starting ──1──> loading ──2──> idle ──1──> loading
 //        │               │            ├──3──> ended
+//        │               ├─────5──────┼─────> ended
 //        └───────4───────┴─────4──────┴──4──> ended
 //
 //   starting  has sent its hello and waits for the first order, without a time limit
@@ -13,6 +14,8 @@
 //      error. The holder's "stop" makes transfer() throw.
 //   3  the copier, after `idle` without an order
 //   4  the holder, by closing the socket. The copier stops transfer() and joins the worker first.
+//   5  the worker, when the driver has failed, and not for lack of memory: later calls of this
+//      process may fail too. The copier sends the error and leaves; the next order gets a new one.
 #pragma once
 
 #include "core/base/posix.h"

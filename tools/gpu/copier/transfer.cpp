@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/recipe/arrival.h"
+#include "tools/gpu/device/processors.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +12,9 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -25,6 +28,8 @@ constexpr std::size_t kMaxTile = 64 << 20;
 constexpr unsigned kMaxWorkers = 64;
 
 constexpr std::size_t kAhead = 64 << 20;  // bytes of tiles whose bytes are fetched ahead
+
+constexpr std::chrono::milliseconds kRoomPause{20};  // between two looks for room
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
 
@@ -133,31 +138,57 @@ class Transfer {
         layout_(layout),
         options_(options),
         stop_(options.stop == nullptr ? own_stop_ : *options.stop),
+        lanes_(options.lanes == nullptr ? own_lanes_ : *options.lanes),
         sources_(items, options.sources) {
     plan();
     fetches_ahead_ = !sources_.are_complete();
   }
 
   Transferred run() {
-    const std::uint64_t free = device_.info().free_bytes;
-    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
-    if (needed > free) throw OutOfDeviceMemory(device_.info().id, needed, free);
-    for (const std::uint64_t bytes : layout_.segment_bytes) {
-      segments_.push_back(device_.allocate(bytes));
-    }
-    work(&Transfer::copy);
+    allocate();
+    work(&Transfer::copy_tiles);
     Transferred result;
+    result.note = note();
     result.counts = device_counts_;
     for (std::size_t i = 0; i < items_.size(); ++i) result.counts[i] += host_counts_[i].total();
-    if (options_.verify) work(&Transfer::compare);
+    if (options_.verify) work(&Transfer::compare_tiles);
     sources_.verify();
     for (const auto& segment : segments_) result.segments.push_back(segment->publish());
     return result;
   }
 
  private:
-  using Step = void (Transfer::*)(Lane&, const Tile&, std::span<std::byte> compared,
-                                  std::vector<ConversionCounts>& counts);
+  using Step = void (Transfer::*)(Lane&, std::vector<ConversionCounts>& counts);
+
+  void allocate() {
+    const auto deadline = std::chrono::steady_clock::now() + options_.wait_for_room;
+    const DeviceInfo info = device_.info();
+    const std::uint64_t needed = sum_or_most(layout_.bytes(), options_.keep_free);
+    for (;;) {
+      try {
+        return allocate_now(needed);
+      } catch (const OutOfDeviceMemory&) {
+        if (needed > info.total_bytes || std::chrono::steady_clock::now() >= deadline) throw;
+      }
+      if (stop_) was_stopped();
+      std::this_thread::sleep_for(kRoomPause);
+    }
+  }
+
+  void allocate_now(std::uint64_t needed) {
+    const DeviceInfo info = device_.info();
+    if (needed > info.free_bytes) throw OutOfDeviceMemory(info.id, needed, info.free_bytes);
+    std::uint64_t had = 0;
+    try {
+      for (const std::uint64_t bytes : layout_.segment_bytes) {
+        segments_.push_back(device_.allocate(bytes));
+        had += bytes;
+      }
+    } catch (const OutOfDeviceMemory&) {
+      segments_.clear();
+      throw OutOfDeviceMemory(info.id, layout_.bytes(), had);  // less than info() has promised
+    }
+  }
 
   void plan() {
     runs_.resize(layout_.segment_bytes.size());
@@ -167,8 +198,7 @@ class Transfer {
       const Item& item = items_[i];
       const Source& source = sources_.of(item);
       std::vector<Run>& runs = runs_[segment];
-      const bool is_float = type_info(item.request().dtype).kind == TypeKind::kFloat;
-      const bool converts = item.converts() && is_float && device_.converts();
+      const bool converts = item.converts() && is_for_device(item);
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
       Run& run = joins ? runs.back() : runs.emplace_back();
       if (!joins) {
@@ -186,6 +216,32 @@ class Transfer {
     for (std::size_t segment = 0; segment < runs_.size(); ++segment) {
       for (const Run& run : runs_[segment]) cut(run, segment);
     }
+  }
+
+  // Whether the device converts an item of this type; otherwise the host does.
+  bool is_for_device(const Item& item) const {
+    return device_.converts() && type_info(item.request().dtype).kind == TypeKind::kFloat;
+  }
+
+  // What the host converted although a device would be faster.
+  std::string note() const {
+    std::size_t count = 0;
+    std::set<std::string_view> blocks;  // types that no device converts
+    for (const Item& item : items_) {
+      if (!item.converts() || is_for_device(item)) continue;
+      ++count;
+      const DType from = item.request().dtype;
+      if (type_info(from).kind == TypeKind::kQuantized) blocks.insert(dtype_name(from));
+    }
+    std::string why = device_.why_host_converts();
+    if (count == 0 || (device_.info().id == "cpu" && why.empty())) return "";
+    if (why.empty()) {
+      for (const std::string_view type : blocks)
+        why += (why.empty() ? "" : ", ") + std::string(type);
+      why = "no device converts " + why;
+    }
+    return std::to_string(count) + (count == 1 ? " tensor was" : " tensors were") +
+           " converted on the host, which is slower: " + why;
   }
 
   void cut(const Run& run, std::size_t segment) {
@@ -222,19 +278,12 @@ class Transfer {
     std::mutex mutex;
     const auto worker = [&] {
       try {
+        const OnProcessors near(device_.processors());
         std::vector<ConversionCounts> counts(items_.size());
-        std::vector<std::byte> compared;  // two tiles: expected, found
-        if (step == &Transfer::compare) compared.resize(2 * options_.tile_bytes);
-        const std::unique_ptr<Lane> lane = device_.lane(options_.tile_bytes);
-        for (;;) {
-          if (stop_) was_stopped();
-          const std::size_t i = next_.fetch_add(1);
-          if (i >= tiles_.size()) break;
-          if (fetches_ahead_) fetch_ahead(i);
-          (this->*step)(*lane, tiles_[i], compared, counts);
-          if (options_.progress) options_.progress(tiles_[i].of_items);
-        }
+        std::unique_ptr<Lane> lane = lanes_.take(device_, options_.tile_bytes);
+        (this->*step)(*lane, counts);
         lane->drain();
+        lanes_.give_back(std::move(lane));
         const std::lock_guard lock(mutex);
         for (std::size_t i = 0; i < items_.size(); ++i) device_counts_[i] += counts[i];
       } catch (...) {
@@ -255,6 +304,44 @@ class Transfer {
       worker();
     }
     if (failure) std::rethrow_exception(failure);
+  }
+
+  // The tile that a worker does next; null when all are taken.
+  const Tile* take() {
+    if (stop_) was_stopped();
+    const std::size_t i = next_.fetch_add(1);
+    if (i >= tiles_.size()) return nullptr;
+    if (fetches_ahead_) fetch_ahead(i);
+    return &tiles_[i];
+  }
+
+  void report(const Tile& tile) const {
+    if (options_.progress) options_.progress(tile.of_items);
+  }
+
+  void copy_tiles(Lane& lane, std::vector<ConversionCounts>& counts) {
+    while (const Tile* const tile = take()) {
+      copy(lane, *tile, counts);
+      report(*tile);
+    }
+  }
+
+  // The device copies one tile back while another one is compared.
+  void compare_tiles(Lane& lane, std::vector<ConversionCounts>&) {
+    const auto read_ahead = [&](const Tile& tile) {
+      lane.read_ahead(*segments_[tile.segment], tile.run->begin + tile.offset,
+                      static_cast<std::size_t>(tile.length));
+    };
+    std::vector<std::byte> expected(options_.tile_bytes);
+    const Tile* next = take();
+    if (next != nullptr) read_ahead(*next);
+    while (next != nullptr) {
+      const Tile& tile = *next;
+      next = take();
+      if (next != nullptr) read_ahead(*next);
+      compare(lane, tile, std::span(expected).first(static_cast<std::size_t>(tile.length)));
+      report(tile);
+    }
   }
 
   [[noreturn]] void was_stopped() const {
@@ -288,8 +375,7 @@ class Transfer {
     }
   }
 
-  void copy(Lane& lane, const Tile& tile, std::span<std::byte>,
-            std::vector<ConversionCounts>& counts) {
+  void copy(Lane& lane, const Tile& tile, std::vector<ConversionCounts>& counts) {
     const Run& run = *tile.run;
     DeviceSegment& segment = *segments_[tile.segment];
     const Item& first = items_[run.first_item];
@@ -307,14 +393,10 @@ class Transfer {
     lane.send_converted(first.request().dtype, first.dtype(), elements, counts[run.first_item]);
   }
 
-  void compare(Lane& lane, const Tile& tile, std::span<std::byte> compared,
-               std::vector<ConversionCounts>&) {
-    const auto length = static_cast<std::size_t>(tile.length);
-    const std::span expected = compared.first(length);
-    const std::span found = compared.subspan(options_.tile_bytes, length);
-    lane.read_back(*segments_[tile.segment], tile.run->begin + tile.offset, found);
+  void compare(Lane& lane, const Tile& tile, std::span<std::byte> expected) {
     read(tile.run->content, tile, expected, tile.offset);
-    if (std::memcmp(expected.data(), found.data(), length) == 0) return;
+    const std::span<const std::byte> found = lane.read_back();
+    if (std::memcmp(expected.data(), found.data(), expected.size()) == 0) return;
     const auto differs = std::ranges::mismatch(expected, found).in1 - expected.begin();
     const std::uint64_t at = tile.run->begin + tile.offset + static_cast<std::uint64_t>(differs);
     const auto item = item_at(tile.segment, at);
@@ -352,6 +434,8 @@ class Transfer {
   const TransferOptions& options_;
   std::atomic<bool> own_stop_ = false;
   std::atomic<bool>& stop_;
+  Lanes own_lanes_;
+  Lanes& lanes_;
   OpenSources sources_;
   bool fetches_ahead_ = false;
   std::mutex ahead_mutex_;

@@ -15,9 +15,11 @@
 #include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
+#include "tools/gpu/device/lanes.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -58,6 +60,10 @@ struct TransferOptions {
   std::size_t tile_bytes = 4 << 20;  // larger tiles do not fit the processor's cache
   bool verify = false;               // read back and compare with the source
   std::uint64_t keep_free = 0;       // bytes of the device to leave free
+  // For how long to try again without room: memory of a process that was killed, and what the
+  // holder evicts, goes a moment later.
+  std::chrono::milliseconds wait_for_room{0};
+  Lanes* lanes = nullptr;  // kept for the next transfer; null: its own
   // transfer() throws once this is true, and sets it itself when a worker fails.
   std::atomic<bool>* stop = nullptr;
   Sources* sources = nullptr;  // opens the source files; null: its own
@@ -68,10 +74,14 @@ struct TransferOptions {
 struct Transferred {
   std::vector<UniqueFd> segments;        // one descriptor per segment, as in Layout
   std::vector<ConversionCounts> counts;  // one per item
+  std::string note;                      // one line about work that was slow; empty without any
 };
 
 // The sum of all `progress` calls of a transfer, bytes; UINT64_MAX on overflow.
 std::uint64_t work_of(std::span<const Item> items, const TransferOptions& options);
+
+// A good value of wait_for_room.
+inline constexpr std::chrono::seconds kRoomTime{2};
 
 // Copies the items as laid out. Opens the source files. Throws Error kUnreadable when a source does
 // not have the version that its items name, before or after the copy; kDeviceFailed;

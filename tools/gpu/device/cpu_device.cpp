@@ -10,8 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <deque>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -94,10 +95,18 @@ class CpuLane : public Lane {
     throw Error(ErrorCode::kDeviceFailed, "cpu", "no conversion on this device");
   }
   void send_converted(DType, DType, std::uint64_t, ConversionCounts&) override {}
-  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
-    std::memcpy(out.data(), own(segment).data() + offset, out.size());
+  void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) override {
+    reads_.emplace_back(own(segment).data() + offset, length);
   }
-  void drain() override {}
+  std::span<const std::byte> read_back() override {
+    const std::span<const std::byte> bytes = reads_.front();
+    reads_.pop_front();
+    return bytes;
+  }
+  void drain() override { reads_.clear(); }
+
+ private:
+  std::deque<std::span<const std::byte>> reads_;
 };
 
 class CpuDevice : public Device {
@@ -118,14 +127,18 @@ class CpuDevice : public Device {
 
 class MappedCpuSegment : public MappedSegment {
  public:
-  MappedCpuSegment(int fd, std::uint64_t bytes) : mapped_(fd, bytes, PROT_READ) {}
+  MappedCpuSegment(int fd, std::uint64_t bytes) : mapped_(std::in_place, fd, bytes, PROT_READ) {}
 
+  bool unmap() noexcept override {
+    mapped_.reset();
+    return true;
+  }
   std::uint64_t address() const override {
-    return reinterpret_cast<std::uintptr_t>(mapped_.data());
+    return reinterpret_cast<std::uintptr_t>(mapped_->data());
   }
 
  private:
-  Mapped mapped_;
+  std::optional<Mapped> mapped_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
 #include "tools/gpu/device/kernels.h"
+#include "tools/gpu/device/processors.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,11 +14,15 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace stfs::gpu {
 namespace {
@@ -32,8 +37,12 @@ namespace {
 // are valid for them too.
 class PrimaryContext {
  public:
-  PrimaryContext(const CudaDriver& cuda, CUdevice device) : cuda_(cuda), device_(device) {
-    cuda_.check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  // Throws also OutOfDeviceMemory.
+  PrimaryContext(const CudaDriver& cuda, const std::string& device_id, CUdevice device)
+      : cuda_(cuda), device_(device) {
+    const CUresult result = cuda_.cuDevicePrimaryCtxRetain(&context_, device_);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfDeviceMemory(device_id);
+    cuda_.check(result, "cuDevicePrimaryCtxRetain");
   }
   PrimaryContext(const PrimaryContext&) = delete;
   PrimaryContext& operator=(const PrimaryContext&) = delete;
@@ -113,7 +122,9 @@ Stream make_stream(const CudaDriver& cuda) {
 
 Event make_event(const CudaDriver& cuda) {
   CUevent event = nullptr;
-  cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  // Whoever waits for it sleeps: the other workers need the processors.
+  cuda.check(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC),
+             "cuEventCreate");
   return {cuda, event};
 }
 
@@ -236,7 +247,7 @@ DeviceInfo describe(const CudaDriver& cuda, int ordinal, CUdevice device) {
   info.name = text.data();
 
   CUuuid uuid{};
-  cuda.check(cuda.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
+  cuda.check(cuda.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
   // A MIG instance has its own UUID; only the name tells it from a whole GPU.
   info.uuid = (info.name.find(" MIG ") == std::string::npos ? "GPU-" : "MIG-") + hexadecimal(uuid);
 
@@ -337,14 +348,22 @@ class CudaSegment : public DeviceSegment {
   std::optional<MappedRange> range_;
 };
 
+// Results of cuModuleLoadData for a fat binary without code for the device: too old a GPU, or a
+// driver that is older than the compiler.
+bool lacks_code(CUresult result) {
+  return result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_IMAGE ||
+         result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+         result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
+         result == CUDA_ERROR_JIT_COMPILATION_DISABLED;
+}
+
 // The conversion kernel and its lookup tables on the device.
 class Converter {
  public:
-  explicit Converter(const CudaDriver& cuda) : cuda_(cuda) {
-    CUmodule module = nullptr;
-    cuda_.check(cuda_.cuModuleLoadData(&module, embedded_kernels().data()), "cuModuleLoadData");
-    module_ = {cuda_, module};
-    cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module, kConvertKernel), "cuModuleGetFunction");
+  // `module` is of embedded_kernels().
+  Converter(const CudaDriver& cuda, Module module) : cuda_(cuda), module_(std::move(module)) {
+    cuda_.check(cuda_.cuModuleGetFunction(&kernel_, module_.get(), kConvertKernel),
+                "cuModuleGetFunction");
   }
 
   CUfunction kernel() const { return kernel_; }
@@ -402,11 +421,13 @@ class CudaDevice : public Device {
   }
 
   DeviceInfo info() const override;
-  bool converts() const override { return !embedded_kernels().empty(); }
+  bool converts() const override { return converter_.has_value(); }
+  std::string why_host_converts() const override { return why_host_converts_; }
   // Half of the processors: they only read. More than eight do not fill the bus faster.
   unsigned default_workers() const override {
     return std::clamp(std::thread::hardware_concurrency() / 2, 1U, 8U);
   }
+  std::span<const int> processors() const override { return processors_; }
   std::unique_ptr<DeviceSegment> allocate(std::uint64_t bytes) override;
   std::unique_ptr<Lane> lane(std::size_t tile_bytes) override;
 
@@ -414,21 +435,20 @@ class CudaDevice : public Device {
   const std::string& id() const { return info_.id; }
   CUcontext context() const { return context_.get(); }
 
-  // Loaded on first use. The caller makes the context current.
-  Converter& converter() {
-    const std::scoped_lock lock(mutex_);
-    if (!converter_) converter_.emplace(cuda_);
-    return *converter_;
-  }
+  // Only if converts().
+  Converter& converter() { return *converter_; }
 
  private:
+  void load_kernels();
+
   const CudaDriver& cuda_;
   CUdevice device_;
   DeviceInfo info_;
   PrimaryContext context_;
   CUmemAllocationProp properties_;
-  std::mutex mutex_;  // converter_
   std::optional<Converter> converter_;
+  std::string why_host_converts_;
+  const std::vector<int> processors_;
 };
 
 class CudaLane : public Lane {
@@ -436,9 +456,10 @@ class CudaLane : public Lane {
   CudaLane(CudaDevice& device, std::size_t tile_bytes)
       : device_(device), cuda_(device.cuda()), tile_bytes_(tile_bytes) {
     stream_ = make_stream(cuda_);
+    all_ = make_event(cuda_);
     for (Tile& tile : tiles_) {
       tile.buffer = make_pinned(cuda_, tile_bytes_);
-      tile.sent = make_event(cuda_);
+      tile.copied = make_event(cuda_);
     }
   }
 
@@ -448,6 +469,7 @@ class CudaLane : public Lane {
     counters_ = {};
     raw_ = {};
     for (Tile& tile : tiles_) tile = {};
+    all_ = {};
     stream_ = {};
   }
 
@@ -471,33 +493,45 @@ class CudaLane : public Lane {
 
   void send_converted(DType from, DType to, std::uint64_t count, ConversionCounts& counts) override;
 
-  void read_back(DeviceSegment& segment, std::uint64_t offset, std::span<std::byte> out) override {
-    const std::span<std::byte> buffer = hand_out(segment, offset, out.size(), out.size());
-    segment_ = nullptr;
-    const Current current(cuda_, device_.context());
-    guarded([&] {
-      cuda_.check(cuda_.cuMemcpyDtoHAsync(buffer.data(), of(segment).at(offset, out.size()),
-                                          out.size(), stream_.get()),
+  void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) override {
+    if (reads_.size() + 1 >= tiles_.size()) fail(device_.id(), "lane: too many reads");
+    const std::span<std::byte> buffer = hand_out(segment, offset, length, length);
+    const std::size_t tile = next_;
+    submit([&](Tile&) {
+      cuda_.check(cuda_.cuMemcpyDtoHAsync(buffer.data(), segment_->at(offset, length), length,
+                                          stream_.get()),
                   "cuMemcpyDtoHAsync");
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
     });
-    std::memcpy(out.data(), buffer.data(), out.size());
+    reads_.push_back({tile, length});
+  }
+
+  std::span<const std::byte> read_back() override {
+    if (reads_.empty()) fail(device_.id(), "lane: nothing is read");
+    const Read read = reads_.front();
+    reads_.pop_front();
+    Tile& tile = tiles_[read.tile];
+    await(tile.copied);
+    tile.is_being_copied = false;
+    return {static_cast<const std::byte*>(tile.buffer.get()), read.length};
   }
 
   void drain() override {
+    wait_for_all();
     const Current current(cuda_, device_.context());
-    guarded([&] {
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
-      collect();
-    });
-    for (Tile& tile : tiles_) tile.is_being_copied = false;
+    guarded([&] { collect(); });
+    reads_.clear();
+    segment_ = nullptr;
   }
 
  private:
   struct Tile {
     PinnedBuffer buffer;
-    Event sent;
-    bool is_being_copied = false;  // a copy may still read it
+    Event copied;
+    bool is_being_copied = false;  // a copy may still use it
+  };
+  struct Read {
+    std::size_t tile;
+    std::size_t length;
   };
 
   // Pairs of counters on the device. When all are taken, collect() frees them.
@@ -512,12 +546,8 @@ class CudaLane : public Lane {
     CudaSegment& target = of(segment);
     target.at(offset, length);
     Tile& tile = tiles_[next_];
-    if (tile.is_being_copied) {
-      const Current current(cuda_, device_.context());
-      guarded(
-          [&] { cuda_.check(cuda_.cuEventSynchronize(tile.sent.get()), "cuEventSynchronize"); });
-      tile.is_being_copied = false;
-    }
+    if (tile.is_being_copied) await(tile.copied);
+    tile.is_being_copied = false;
     segment_ = &target;
     offset_ = offset;
     length_ = bytes;
@@ -532,11 +562,23 @@ class CudaLane : public Lane {
     Tile& tile = tiles_[next_];
     guarded([&] {
       work(tile);
-      cuda_.check(cuda_.cuEventRecord(tile.sent.get(), stream_.get()), "cuEventRecord");
+      cuda_.check(cuda_.cuEventRecord(tile.copied.get(), stream_.get()), "cuEventRecord");
     });
     tile.is_being_copied = true;
     segment_ = nullptr;
     next_ = (next_ + 1) % tiles_.size();
+  }
+
+  void await(const Event& event) {
+    const Current current(cuda_, device_.context());
+    guarded([&] { cuda_.check(cuda_.cuEventSynchronize(event.get()), "cuEventSynchronize"); });
+  }
+
+  void wait_for_all() {
+    const Current current(cuda_, device_.context());
+    guarded([&] { cuda_.check(cuda_.cuEventRecord(all_.get(), stream_.get()), "cuEventRecord"); });
+    await(all_);
+    for (Tile& tile : tiles_) tile.is_being_copied = false;
   }
 
   // Runs `work`. If it throws, waits for the stream first: the caller may free the memory.
@@ -555,6 +597,7 @@ class CudaLane : public Lane {
     wait_for(cuda_, stream_.get());
     for (Tile& tile : tiles_) tile.is_being_copied = false;
     slots_.clear();
+    reads_.clear();
   }
 
   CUdeviceptr slot_for(ConversionCounts& counts);
@@ -564,8 +607,10 @@ class CudaLane : public Lane {
   const CudaDriver& cuda_;
   std::size_t tile_bytes_;
   Stream stream_;
+  Event all_;  // of the stream, when a caller waits for it
   std::array<Tile, 3> tiles_;
   std::size_t next_ = 0;
+  std::deque<Read> reads_;
 
   // The tile that is handed out: its target.
   CudaSegment* segment_ = nullptr;
@@ -627,7 +672,7 @@ CUdeviceptr CudaLane::slot_for(ConversionCounts& counts) {
   auto known = std::ranges::find(slots_, &counts);
   if (known == slots_.end()) {
     if (slots_.size() == kSlots) {
-      cuda_.check(cuda_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+      wait_for_all();
       collect();
     }
     if (slots_.empty()) {
@@ -657,8 +702,9 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
     : cuda_(cuda),
       device_(device_of(cuda, info)),
       info_(info),
-      context_(cuda, device_),
-      properties_(allocation_properties(cuda, device_)) {
+      context_(cuda, info.id, device_),
+      properties_(allocation_properties(cuda, device_)),
+      processors_(local_processors(info.pci)) {
   if (attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 ||
       attribute(cuda_, device_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) ==
           0)
@@ -670,6 +716,24 @@ CudaDevice::CudaDevice(const CudaDriver& cuda, const DeviceInfo& info)
   if (granularity == 0 || kSegmentGranularity % granularity != 0)
     fail(info.id, "its driver allocates in units of " + std::to_string(granularity) +
                       " bytes, stfs in units of " + std::to_string(kSegmentGranularity));
+  load_kernels();
+}
+
+void CudaDevice::load_kernels() {
+  if (embedded_kernels().empty()) {
+    why_host_converts_ = "stfs was built without nvcc";
+    return;
+  }
+  const Current current(cuda_, context_.get());
+  CUmodule module = nullptr;
+  const CUresult result = cuda_.cuModuleLoadData(&module, embedded_kernels().data());
+  if (lacks_code(result)) {
+    why_host_converts_ =
+        "stfs has no machine code for " + info_.name + ", or its driver refuses it";
+    return;
+  }
+  cuda_.check(result, "cuModuleLoadData");
+  converter_.emplace(cuda_, Module(cuda_, module));
 }
 
 DeviceInfo CudaDevice::info() const {
@@ -698,11 +762,50 @@ std::unique_ptr<Lane> CudaDevice::lane(std::size_t tile_bytes) {
   return std::make_unique<CudaLane>(*this, tile_bytes);
 }
 
+// Lets this thread make calls during this scope that would spoil a capture of a graph, on whichever
+// stream, if they belonged to it.
+class BesidesCaptures {
+ public:
+  explicit BesidesCaptures(const CudaDriver& cuda) noexcept : cuda_(cuda) {
+    is_exchanged_ = cuda_.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+  }
+  BesidesCaptures(const BesidesCaptures&) = delete;
+  BesidesCaptures& operator=(const BesidesCaptures&) = delete;
+  ~BesidesCaptures() {
+    if (is_exchanged_) cuda_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+
+ private:
+  const CudaDriver& cuda_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool is_exchanged_ = false;
+};
+
+// Waits for all work in the current context. Returns false, without waiting, while a stream
+// captures a graph: that wait would spoil the capture. The default stream knows of captures on
+// streams that it waits for; of those on other streams only the wait itself can tell.
+bool settle(const CudaDriver& cuda) noexcept {
+  const auto is_of_capture = [](CUresult result) {
+    return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+           result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  };
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = cuda.cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+  if (is_of_capture(result) || status != CU_STREAM_CAPTURE_STATUS_NONE) return false;
+  result = cuda.cuCtxSynchronize();
+  // As wait_for(): the error may be an earlier one. A dead context runs nothing.
+  if (result != CUDA_SUCCESS && !is_of_capture(result)) result = cuda.cuCtxSynchronize();
+  return !is_of_capture(result);
+}
+
 class MappedCudaSegment : public MappedSegment {
  public:
   MappedCudaSegment(const CudaDriver& cuda, const DeviceInfo& info, int fd, std::uint64_t bytes)
-      : cuda_(cuda), device_(device_of(cuda, info)), context_(cuda, device_) {
-    const Current current(cuda_, context_.get());
+      : cuda_(cuda),
+        device_(device_of(cuda, info)),
+        context_(std::make_unique<PrimaryContext>(cuda, info.id, device_)) {
+    const Current current(cuda_, context_->get());
+    const BesidesCaptures besides(cuda_);
     CUmemGenericAllocationHandle handle = 0;
     // The parameter holds the descriptor itself, not its address.
     void* const shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
@@ -711,11 +814,21 @@ class MappedCudaSegment : public MappedSegment {
                 "cuMemImportFromShareableHandle");
     // Release the handle on return: the mapping keeps the memory.
     const Allocation allocation(cuda_, handle);
-    range_.emplace(cuda_, info.id, device_, handle, bytes, true);
+    range_ = std::make_unique<MappedRange>(cuda_, info.id, device_, handle, bytes, true);
   }
   ~MappedCudaSegment() override {
-    const Current current(cuda_, context_.get(), std::nothrow);
+    if (MappedCudaSegment::unmap()) return;
+    static_cast<void>(range_.release());
+    static_cast<void>(context_.release());
+  }
+
+  bool unmap() noexcept override {
+    if (range_ == nullptr) return true;
+    const Current current(cuda_, context_->get(), std::nothrow);
+    const BesidesCaptures besides(cuda_);
+    if (!settle(cuda_)) return false;
     range_.reset();
+    return true;
   }
 
   std::uint64_t address() const override { return range_->address(); }
@@ -723,12 +836,21 @@ class MappedCudaSegment : public MappedSegment {
  private:
   const CudaDriver& cuda_;
   CUdevice device_;
-  PrimaryContext context_;
-  std::optional<MappedRange> range_;
+  std::unique_ptr<PrimaryContext> context_;
+  std::unique_ptr<MappedRange> range_;
 };
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string mode_finding(int compute_mode) {
+  if (compute_mode == CU_COMPUTEMODE_PROHIBITED) return ", but its compute mode prohibits use";
+  if (compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS) {
+    return ", but its compute mode is for one process at a time: a load fails while a program uses "
+           "it, and no program can use what is loaded during a load (nvidia-smi -c DEFAULT)";
+  }
+  return "";
 }
 
 std::string finding_of(const CudaDriver& cuda, int ordinal) {
@@ -747,9 +869,7 @@ std::string finding_of(const CudaDriver& cuda, int ordinal) {
                    has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) +
          ", for network cards " +
          yes_or_no(has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) +
-         (attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_PROHIBITED
-              ? ", but its compute mode prohibits use"
-              : "");
+         mode_finding(attribute(cuda, device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
 }
 
 }  // namespace
@@ -777,7 +897,8 @@ std::vector<std::string> cuda_findings() {
   std::vector<std::string> findings;
   findings.emplace_back(embedded_kernels().empty()
                             ? "kernels: none in this build (no nvcc): --as converts on the host"
-                            : "kernels: in this build: --as converts on the device");
+                            : "kernels: in this build: --as converts on the device, unless a load "
+                              "warns that there is no machine code for it");
   for (const char* node : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
     findings.push_back(std::string(node) + ": " +
                        (access(node, R_OK | W_OK) == 0 ? "may be used" : errno_text(errno)));

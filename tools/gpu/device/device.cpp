@@ -16,6 +16,14 @@ OutOfDeviceMemory::OutOfDeviceMemory(std::string_view place, std::uint64_t neede
       needed_(needed),
       free_(free) {}
 
+OutOfDeviceMemory::OutOfDeviceMemory(std::string_view place)
+    : Error(ErrorCode::kDeviceFailed, place,
+            "out of memory: no room for a context (stfs-gpu ls shows who holds it)") {}
+
+std::uint64_t default_keep_free(std::string_view device_id) {
+  return device_id == "cpu" ? 0 : std::uint64_t{1} << 30;
+}
+
 std::vector<DeviceInfo> list_devices(std::string* why_no_cuda) {
   std::vector<DeviceInfo> devices;
   try {

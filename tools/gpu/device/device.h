@@ -14,9 +14,11 @@
 //   3  the device, when the copy is done; drain() waits for all. A tile that was handed out and not
 //      sent is handed out again by the next tile().
 //
-// Every function throws Error kDeviceFailed. Thread safety: a Device is for many threads, a Lane
-// for one at a time. Lifetime: a device outlives its segments and lanes; a segment outlives the
-// lanes that used it, or their next drain().
+// read_ahead() takes a free tile too, and the device copies into it; read_back() frees it.
+//
+// Every function throws Error kDeviceFailed: a DriverError where the driver failed. Thread safety:
+// a Device is for many threads, a Lane for one at a time. Lifetime: a device outlives its segments
+// and lanes; a segment outlives the lanes that used it, or their next drain().
 #pragma once
 
 #include "core/base/posix.h"
@@ -44,14 +46,24 @@ struct DeviceInfo {
 // An allocation failed for lack of device memory. The holder may evict and try again.
 class OutOfDeviceMemory : public Error {
  public:
+  // `free` is what could be had, which may be less than the driver reports.
   OutOfDeviceMemory(std::string_view place, std::uint64_t needed, std::uint64_t free);
+  // There is no room for a context: its size is not known, and any room may be enough.
+  explicit OutOfDeviceMemory(std::string_view place);
 
-  std::uint64_t needed() const { return needed_; }  // bytes
+  std::uint64_t needed() const { return needed_; }  // bytes; 0: for a context
   std::uint64_t free() const { return free_; }      // bytes
 
  private:
-  std::uint64_t needed_;
-  std::uint64_t free_;
+  std::uint64_t needed_ = 0;
+  std::uint64_t free_ = 0;
+};
+
+// A call of the driver failed, and not for lack of memory. After some of these errors each later
+// call of the process fails: a process that can be replaced should end.
+class DriverError : public Error {
+ public:
+  using Error::Error;
 };
 
 // Segment sizes are multiples of this on every device, bytes: a huge page of the host, and a
@@ -109,11 +121,15 @@ class Lane {
   virtual void send_converted(DType from, DType to, std::uint64_t count,
                               ConversionCounts& counts) = 0;
 
-  // Fills `out` (at most one tile) from the segment, after all sent tiles have arrived.
-  virtual void read_back(DeviceSegment& segment, std::uint64_t offset,
-                         std::span<std::byte> out) = 0;
+  // Starts to read `length` bytes of the segment (at most one tile) as they are when all sent tiles
+  // have arrived. At most two reads are under way at a time.
+  virtual void read_ahead(DeviceSegment& segment, std::uint64_t offset, std::size_t length) = 0;
 
-  // Waits until all sent tiles have arrived. Throws the error of any of them.
+  // The bytes of the oldest read_ahead(), after waiting for them. Valid until the next read_back().
+  virtual std::span<const std::byte> read_back() = 0;
+
+  // Waits until all sent tiles have arrived. Throws the error of any of them. Forgets reads and the
+  // tile that was handed out.
   virtual void drain() = 0;
 };
 
@@ -126,8 +142,13 @@ class Device {
 
   virtual DeviceInfo info() const = 0;
 
-  // Whether lanes can convert: this build has kernels for the device.
+  // Whether lanes can convert. Otherwise the host does, and why_host_converts() says why; it is
+  // empty where nothing else would be faster.
   virtual bool converts() const = 0;
+  virtual std::string why_host_converts() const { return ""; }
+
+  // The processors near the device, on which workers should run (processors.h); empty: any.
+  virtual std::span<const int> processors() const { return {}; }
 
   // The number of workers when TransferOptions names none.
   virtual unsigned default_workers() const = 0;
@@ -146,7 +167,13 @@ class MappedSegment {
   MappedSegment() = default;
   MappedSegment(const MappedSegment&) = delete;
   MappedSegment& operator=(const MappedSegment&) = delete;
-  virtual ~MappedSegment() = default;  // unmaps
+  // Calls unmap(). If that has to be put off, the segment stays mapped until the process ends.
+  virtual ~MappedSegment() = default;
+
+  // Waits for all work of this process on the device, which may use the memory, then unmaps. Puts
+  // it off and returns false while a stream captures a graph. Once it has returned true, the
+  // address is invalid.
+  virtual bool unmap() noexcept = 0;
 
   // The first byte: a host address or a CUdeviceptr.
   virtual std::uint64_t address() const = 0;
@@ -155,6 +182,10 @@ class MappedSegment {
 // All usable devices, the host last. Sets `why_no_cuda`, if given, to one line when the CUDA driver
 // fails.
 std::vector<DeviceInfo> list_devices(std::string* why_no_cuda = nullptr);
+
+// Bytes that a load leaves free unless it is told otherwise: on a GPU, for the contexts of the
+// processes that use what is loaded. The driver reports more than it gives, too.
+std::uint64_t default_keep_free(std::string_view device_id);
 
 // Finds the device for --device: "cuda:N", a UUID ("GPU-...") or an unambiguous prefix of one, or
 // "cpu". Throws Error kUsage for a malformed or ambiguous name, kDeviceFailed for an absent device.

@@ -1,6 +1,7 @@
 #include "tools/gpu/device/driver.h"
 
 #include "core/base/error.h"
+#include "tools/gpu/device/device.h"
 
 #include <dlfcn.h>
 
@@ -58,7 +59,7 @@ void CudaDriver::check(CUresult result, std::string_view what) const {
     message += ": ";
     message += description;
   }
-  throw Error(ErrorCode::kDeviceFailed, "cuda", message);
+  throw DriverError(ErrorCode::kDeviceFailed, "cuda", message);
 }
 
 const CudaDriver& cuda_driver() {

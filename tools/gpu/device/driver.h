@@ -17,52 +17,55 @@ namespace stfs::gpu {
 
 // cuda.h renames some functions to versioned symbols (cuMemGetInfo to cuMemGetInfo_v2): members and
 // symbols have the versioned names.
-#define STFS_CUDA_FUNCTIONS(F)      \
-  F(cuInit)                         \
-  F(cuDriverGetVersion)             \
-  F(cuGetErrorName)                 \
-  F(cuGetErrorString)               \
-  F(cuDeviceGetCount)               \
-  F(cuDeviceGet)                    \
-  F(cuDeviceGetName)                \
-  F(cuDeviceGetUuid)                \
-  F(cuDeviceGetPCIBusId)            \
-  F(cuDeviceGetAttribute)           \
-  F(cuDeviceTotalMem)               \
-  F(cuDevicePrimaryCtxRetain)       \
-  F(cuDevicePrimaryCtxRelease)      \
-  F(cuCtxPushCurrent)               \
-  F(cuCtxPopCurrent)                \
-  F(cuMemGetInfo)                   \
-  F(cuMemGetAllocationGranularity)  \
-  F(cuMemCreate)                    \
-  F(cuMemRelease)                   \
-  F(cuMemAddressReserve)            \
-  F(cuMemAddressFree)               \
-  F(cuMemMap)                       \
-  F(cuMemUnmap)                     \
-  F(cuMemSetAccess)                 \
-  F(cuMemExportToShareableHandle)   \
-  F(cuMemImportFromShareableHandle) \
-  F(cuMemAlloc)                     \
-  F(cuMemFree)                      \
-  F(cuMemHostAlloc)                 \
-  F(cuMemFreeHost)                  \
-  F(cuMemcpyHtoD)                   \
-  F(cuMemcpyDtoH)                   \
-  F(cuMemcpyHtoDAsync)              \
-  F(cuMemcpyDtoHAsync)              \
-  F(cuMemsetD8Async)                \
-  F(cuStreamCreate)                 \
-  F(cuStreamDestroy)                \
-  F(cuStreamSynchronize)            \
-  F(cuEventCreate)                  \
-  F(cuEventDestroy)                 \
-  F(cuEventRecord)                  \
-  F(cuEventSynchronize)             \
-  F(cuModuleLoadData)               \
-  F(cuModuleUnload)                 \
-  F(cuModuleGetFunction)            \
+#define STFS_CUDA_FUNCTIONS(F)         \
+  F(cuInit)                            \
+  F(cuDriverGetVersion)                \
+  F(cuGetErrorName)                    \
+  F(cuGetErrorString)                  \
+  F(cuDeviceGetCount)                  \
+  F(cuDeviceGet)                       \
+  F(cuDeviceGetName)                   \
+  F(cuDeviceGetUuid)                   \
+  F(cuDeviceGetPCIBusId)               \
+  F(cuDeviceGetAttribute)              \
+  F(cuDeviceTotalMem)                  \
+  F(cuDevicePrimaryCtxRetain)          \
+  F(cuDevicePrimaryCtxRelease)         \
+  F(cuCtxPushCurrent)                  \
+  F(cuCtxPopCurrent)                   \
+  F(cuCtxSynchronize)                  \
+  F(cuMemGetInfo)                      \
+  F(cuMemGetAllocationGranularity)     \
+  F(cuMemCreate)                       \
+  F(cuMemRelease)                      \
+  F(cuMemAddressReserve)               \
+  F(cuMemAddressFree)                  \
+  F(cuMemMap)                          \
+  F(cuMemUnmap)                        \
+  F(cuMemSetAccess)                    \
+  F(cuMemExportToShareableHandle)      \
+  F(cuMemImportFromShareableHandle)    \
+  F(cuMemAlloc)                        \
+  F(cuMemFree)                         \
+  F(cuMemHostAlloc)                    \
+  F(cuMemFreeHost)                     \
+  F(cuMemcpyHtoD)                      \
+  F(cuMemcpyDtoH)                      \
+  F(cuMemcpyHtoDAsync)                 \
+  F(cuMemcpyDtoHAsync)                 \
+  F(cuMemsetD8Async)                   \
+  F(cuStreamCreate)                    \
+  F(cuStreamDestroy)                   \
+  F(cuStreamSynchronize)               \
+  F(cuStreamIsCapturing)               \
+  F(cuThreadExchangeStreamCaptureMode) \
+  F(cuEventCreate)                     \
+  F(cuEventDestroy)                    \
+  F(cuEventRecord)                     \
+  F(cuEventSynchronize)                \
+  F(cuModuleLoadData)                  \
+  F(cuModuleUnload)                    \
+  F(cuModuleGetFunction)               \
   F(cuLaunchKernel)
 
 struct CudaDriver {
@@ -73,7 +76,7 @@ struct CudaDriver {
   STFS_CUDA_FUNCTIONS(STFS_MEMBER)
 #undef STFS_MEMBER
 
-  // Unless `result` is CUDA_SUCCESS, throws Error kDeviceFailed, "what: CUDA_ERROR_...:
+  // Unless `result` is CUDA_SUCCESS, throws DriverError, "what: CUDA_ERROR_...:
   // description".
   void check(CUresult result, std::string_view what) const;
 };

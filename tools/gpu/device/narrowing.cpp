@@ -72,18 +72,20 @@ class Conversion : public Producer {
     const std::uint64_t width = type_info(to_).block_bytes;
     const std::uint64_t block = from.block_elements;
     const std::uint64_t most = chunk_of(from);
-    std::vector<std::byte> raw(from.offset_of(most));
-    std::vector<std::byte> converted(most * width);
+    std::vector<std::byte> raw(static_cast<std::size_t>(from.offset_of(most)));
+    std::vector<std::byte> converted(static_cast<std::size_t>(most * width));
     ConversionCounts counts;
     while (!out.empty()) {
-      const std::uint64_t first = offset / width / block * block;
-      const std::uint64_t end = (offset + out.size() + width - 1) / width;
+      const std::uint64_t first = offset / width;
+      const std::uint64_t first_block = first / block * block;
       const std::uint64_t last =
-          std::min({count_, first + most, (end + block - 1) / block * block});
-      const std::span elements =
-          std::span(raw).first(static_cast<std::size_t>(from.offset_of(last - first)));
-      if (const int error = raw_.copy_unverified(from.offset_of(first), elements)) return error;
-      counts += convert_elements(from_, to_, last - first, elements, converted);
+          std::min((offset + out.size() + width - 1) / width, first_block + most);
+      const std::uint64_t end_block = std::min(count_, (last + block - 1) / block * block);
+      const std::span blocks = std::span(raw).first(
+          static_cast<std::size_t>(from.offset_of(end_block) - from.offset_of(first_block)));
+      if (const int error = raw_.copy_unverified(from.offset_of(first_block), blocks)) return error;
+      counts += convert_part(blocks, end_block - first_block, first - first_block, last - first,
+                             converted);
       const auto skip = static_cast<std::size_t>(offset - first * width);
       const auto take =
           std::min(out.size(), static_cast<std::size_t>((last - first) * width) - skip);
@@ -96,6 +98,18 @@ class Conversion : public Producer {
   }
 
  private:
+  // Converts `count` of the elements in whole blocks, and counts those alone.
+  ConversionCounts convert_part(std::span<const std::byte> blocks, std::uint64_t in_blocks,
+                                std::uint64_t skip, std::uint64_t count,
+                                std::span<std::byte> out) const {
+    if (count == in_blocks) return convert_elements(from_, to_, count, blocks, out);
+    std::vector<float> floats(static_cast<std::size_t>(in_blocks));
+    type_info(from_).to_f32(blocks.data(), floats.size(), floats.data());
+    const auto part =
+        std::span(floats).subspan(static_cast<std::size_t>(skip), static_cast<std::size_t>(count));
+    return convert_elements(DType::kF32, to_, count, std::as_bytes(part), out);
+  }
+
   Content raw_;
   DType from_;
   DType to_;

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "tools/gpu/copier/message.h"
+#include "tools/gpu/holder/closer.h"
 #include "tools/gpu/holder/holder_socket.h"
 #include "tools/gpu/holder/residency.h"
 
@@ -18,12 +19,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <new>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace stfs::gpu {
 namespace {
@@ -34,8 +38,10 @@ constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hund
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
 constexpr int kCopierSocket = 3;                  // descriptor number in the copier
 constexpr int kFirstInherited = 3;                // the first after standard error
+constexpr int kLeavingMs = 500;                   // between two looks at the time of those leaving
 constexpr int kAcceptAgainMs = 1000;              // pause after accept4(2) has failed
-constexpr int kCopierEndMs = 2000;  // time for a copier to exit after it has closed its socket
+// Time for a copier to exit after it has closed its socket.
+constexpr std::chrono::milliseconds kCopierEnd{10'000};
 
 [[noreturn]] void fail(const std::string& place, int error) {
   throw_errno(ErrorCode::kDeviceFailed, place, "", error);
@@ -89,13 +95,16 @@ class Holder : public Outlet {
         add(copier.channel, POLLIN);
         copiers.push_back(uuid);
       }
-      const bool is_idle = residency_.is_idle() && copiers_.empty();
+      for (const Leaving& leaving : leaving_) polled.push_back({leaving.process.get(), POLLIN, 0});
+      const bool is_idle = residency_.is_idle() && copiers_.empty() && leaving_.empty();
       int timeout =
           is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
       if (is_paused) timeout = kAcceptAgainMs;
+      if (!leaving_.empty()) timeout = timeout < 0 ? kLeavingMs : std::min(timeout, kLeavingMs);
       const int ready = poll_events(polled, timeout);
       if (ready == 0 && !is_paused && is_idle && socket_.retire()) return;
       if (polled[0].revents != 0) return;
+      reap(std::span(polled).last(leaving_.size()));
       for (std::size_t i = 0; i < clients.size(); ++i) {
         if (polled[2 + i].revents != 0) serve_client(clients[i], polled[2 + i].revents);
       }
@@ -125,10 +134,15 @@ class Holder : public Outlet {
 
   void order(const std::string& uuid, const std::string& device, const Json& body) override {
     const auto found = copiers_.find(uuid);
+    if (found == copiers_.end() && body.contains("stop")) return;  // it is leaving
     Copier* copier = found == copiers_.end() ? start(uuid, device) : &found->second;
     if (copier == nullptr) return;
     copier->channel.queue(body);
     if (copier->channel.send()) return;
+  }
+
+  void discard(std::vector<UniqueFd> descriptors) override {
+    closer_.close(std::move(descriptors));
   }
 
  private:
@@ -145,6 +159,15 @@ class Holder : public Outlet {
     UniqueFd process;  // pidfd
     Channel channel;
     bool has_said_hello = false;  // of our version
+  };
+  // A copier that has closed its socket, or whose socket was closed.
+  struct Leaving {
+    std::string uuid;
+    pid_t pid;
+    UniqueFd process;     // pidfd
+    std::string useless;  // version error for the user; empty: none
+    bool has_load;        // which ends with the process
+    std::chrono::steady_clock::time_point deadline;
   };
 
   void accept() {
@@ -319,15 +342,35 @@ class Holder : public Outlet {
       break;
     }
     if (useless.empty() && is_open && copier.channel.send()) return;
-    const pid_t pid = copier.pid;
-    const UniqueFd process = std::move(copier.process);
+    leaving_.push_back({uuid, copier.pid, std::move(copier.process), useless,
+                        residency_.is_loading(uuid),
+                        std::chrono::steady_clock::now() + kCopierEnd});
     copiers_.erase(uuid);  // closes the socket, so the copier exits
-    pollfd end{process.get(), POLLIN, 0};
-    if (::poll(&end, 1, kCopierEndMs) <= 0) ::kill(pid, SIGKILL);
-    const std::string why = end_of(pid);
-    if (!useless.empty()) return residency_.copier_useless(uuid, useless);
-    if (!why.empty()) log("the copier of " + uuid + ": " + why);
-    residency_.copier_gone(uuid, why);
+  }
+
+  // `polled`: those of leaving_, in its order.
+  void reap(std::span<const pollfd> polled) {
+    std::vector<Leaving> ended;
+    for (std::size_t i = polled.size(); i-- > 0;) {
+      Leaving& leaving = leaving_[i];
+      if (polled[i].revents == 0) {
+        if (std::chrono::steady_clock::now() > leaving.deadline) ::kill(leaving.pid, SIGKILL);
+        continue;
+      }
+      ended.push_back(std::move(leaving));
+      leaving_.erase(leaving_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    for (const Leaving& leaving : ended) {
+      const std::string why = end_of(leaving.pid);
+      if (!why.empty() && leaving.useless.empty())
+        log("the copier of " + leaving.uuid + ": " + why);
+      if (!leaving.has_load) continue;
+      if (!leaving.useless.empty()) {
+        residency_.copier_useless(leaving.uuid, leaving.useless);
+      } else {
+        residency_.copier_gone(leaving.uuid, why);
+      }
+    }
   }
 
   // The protocol version in a copier's first message.
@@ -353,7 +396,9 @@ class Holder : public Outlet {
   bool pauses_ = false;  // skip accept4 for kAcceptAgainMs
   bool accept_has_failed_ = false;
   std::map<ClientId, Client> clients_;
-  std::map<std::string, Copier> copiers_;                    // by UUID
+  std::map<std::string, Copier> copiers_;  // by UUID
+  std::vector<Leaving> leaving_;
+  Closer closer_;                                            // outlives residency_
   std::vector<std::pair<std::string, std::string>> failed_;  // (UUID, error) of starts
   Residency residency_;
   ClientId next_client_ = 1;

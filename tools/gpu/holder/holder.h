@@ -5,7 +5,15 @@
 //   client ─┼─ UNIX socket ─ holder┤
 //   client ─┘                      └─ copier of cpu
 //
-// One thread runs one poll(2) loop; residency.h makes the decisions.
+// One thread runs one poll(2) loop; residency.h makes the decisions. Nothing in it waits: a copier
+// that leaves is polled until its process has ended, since a driver takes long to tear a context
+// down, and another thread closes descriptors of device memory (closer.h).
+//
+//   running ──1──> leaving ──2──> reaped      (a copier)
+//
+//   1  its socket ends, or it is of another version: the holder closes its own end
+//   2  its process ends, if need be by SIGKILL after kCopierEndMs. Its load fails or is ordered
+//      again then; a copier that left without an order is not waited for by the next load
 #pragma once
 
 #include <chrono>

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "tools/gpu/device/device.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -14,9 +15,10 @@
 namespace stfs::gpu {
 namespace {
 
-constexpr unsigned kMaxAttempts = 3;     // to send an order that no copier has read
-constexpr std::size_t kMaxNamed = 8;     // tensors named in one error text
-constexpr std::size_t kMaxDevices = 64;  // with loads at a time
+constexpr unsigned kMaxAttempts = 3;         // to send an order that no copier has read
+constexpr std::size_t kMaxNamed = 8;         // tensors named in one error text
+constexpr std::size_t kMaxDevices = 64;      // with loads at a time
+constexpr std::uint64_t kContext = 1 << 30;  // bytes; more than a context takes
 constexpr const char* kNoMemory = "the holder is out of memory";
 constexpr const char* kNoDescriptors =
     "too many open files in the holder: end it and start it with a higher ulimit -n";
@@ -76,6 +78,7 @@ void Residency::dispatch(ClientId client, const Json& body) {
                 version_error(kProtocolVersion, ::getpid(), "this program", 1, true));
   }
   if (verb == "load") return load(client, body);
+  if (verb == "segments") return segments(client, body);
   if (verb == "release") return release(client, body);
   if (verb == "evict") return evict(client, body);
   if (verb == "pin") return pin(client, body);
@@ -109,7 +112,7 @@ void Residency::load(ClientId client, const Json& body) {
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
   load.verify = flag_of(body, "verify");
-  load.keep_free = number_of(body, "keep_free", 0);
+  if (body.contains("keep_free")) load.keep_free = number_of(body, "keep_free");
   load.workers = number_of(body, "workers", 0);
   load.tile_bytes = number_of(body, "tile_bytes", 0);
   if (body.contains("sources")) load.sources = source_options_from_json(body.at("sources"));
@@ -204,14 +207,28 @@ void Residency::order(Load& load) {
   ++load.attempts;
   Json items = Json::array();
   for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  outlet_.order(load.uuid, load.device,
-                {{"load", load.id},
-                 {"items", std::move(items)},
-                 {"verify", load.verify},
-                 {"keep_free", load.keep_free},
-                 {"workers", load.workers},
-                 {"tile_bytes", load.tile_bytes},
-                 {"sources", to_json(load.sources)}});
+  Json body{{"load", load.id},
+            {"items", std::move(items)},
+            {"verify", load.verify},
+            {"wait_for_room", load.waits_for_room},
+            {"workers", load.workers},
+            {"tile_bytes", load.tile_bytes},
+            {"sources", to_json(load.sources)}};
+  if (load.keep_free) body["keep_free"] = *load.keep_free;
+  outlet_.order(load.uuid, load.device, body);
+}
+
+bool Residency::order_again(Load& load, std::uint64_t needed, std::uint64_t free) {
+  if (load.client == 0) return false;
+  // What was refused lacks, whatever was promised.
+  std::uint64_t lacking = needed > free ? needed - free : needed;
+  if (needed == 0) lacking = std::min(kContext, room(load.uuid).evictable);
+  if (lacking == 0 || !make_room(load.uuid, lacking)) {
+    if (load.device == "cpu" || load.waits_for_room) return false;
+  }
+  load.waits_for_room = load.device != "cpu";
+  order(load);
+  return true;
 }
 
 void Residency::answer(const std::string& uuid, Message message) {
@@ -233,10 +250,7 @@ void Residency::answer(const std::string& uuid, Message message) {
     if (message.body().contains("needed")) {
       const std::uint64_t needed = number_of(message.body(), "needed");
       const std::uint64_t free = number_of(message.body(), "free");
-      if (needed > free && load.client != 0 && make_room(uuid, needed - free)) {
-        order(load);
-        return;
-      }
+      if (order_again(load, needed, free)) return;
       no_room(load, needed, free);
     } else if (message.body().contains("error")) {
       const Json& error = message.body().at("error");
@@ -246,6 +260,8 @@ void Residency::answer(const std::string& uuid, Message message) {
     } else if (load.client != 0) {
       publish(load, std::move(message));
       finish(load);
+    } else {
+      outlet_.discard(std::move(message.descriptors));
     }
   } catch (const std::bad_alloc&) {
     fail(load, device_failed(), kNoMemory);
@@ -283,6 +299,8 @@ void Residency::publish(Load& load, Message message) {
   for (const Json& count : counts) {
     converted.push_back({number_of(count, "out_of_range"), number_of(count, "nan")});
   }
+  const std::string note = message.body().contains("note") ? text_of(message.body(), "note") : "";
+  if (!note.empty()) load.warnings.push_back(to_json_text(note));
   // The answer is valid: nothing below fails, so the load is published whole.
   std::vector<std::uint64_t> segments;
   for (std::size_t i = 0; i < message.descriptors.size(); ++i) {
@@ -337,11 +355,10 @@ void Residency::finish(Load& load) {
   for (const std::uint64_t id : ids) {
     const std::uint64_t number = tensors_.at(id).segment;
     if (!load.lease || number == 0 || !segments.insert(number).second) continue;
-    descriptors.emplace_back(::fcntl(segments_.at(number).fd.get(), F_DUPFD_CLOEXEC, 0));
     numbers.push_back(number);
-    if (!descriptors.back()) {
-      return fail(load, device_failed(), kNoDescriptors);
-    }
+    if (numbers.size() > kSegmentsAtOnce) continue;  // the client asks for the rest
+    descriptors.push_back(copy_of(number));
+    if (!descriptors.back()) return fail(load, device_failed(), kNoDescriptors);
   }
   ++uses_;
   Json rows = Json::array();
@@ -370,12 +387,44 @@ void Residency::fail(const Load& load, int status, const std::string& text) {
 
 void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t free) {
   const Room held = room(load.uuid);
+  const std::uint64_t stays_free = load.keep_free.value_or(default_keep_free(load.device));
+  const std::string what =
+      needed == 0 ? "no room for a context"
+                  : "needed " + human_bytes(needed) + ", free " + human_bytes(free) +
+                        (stays_free > 0 && needed > stays_free
+                             ? ", " + human_bytes(stays_free) + " stay free (--keep-free)"
+                             : "");
   fail(load, device_failed(),
-       load.device + ": out of memory: needed " + human_bytes(needed) + ", free " +
-           human_bytes(free) + ", held " + human_bytes(held.held) + " (evictable " +
-           human_bytes(held.evictable) + ")" +
+       load.device + ": out of memory: " + what + ", held " + human_bytes(held.held) +
+           " (evictable " + human_bytes(held.evictable) + ")" +
            (memory_limit_ != 0 ? ", limit " + human_bytes(memory_limit_) : "") +
            " (stfs-gpu ls shows who holds it)");
+}
+
+UniqueFd Residency::copy_of(std::uint64_t segment) const {
+  return UniqueFd(::fcntl(segments_.at(segment).fd.get(), F_DUPFD_CLOEXEC, 0));
+}
+
+// The next batch of descriptors of a lease.
+void Residency::segments(ClientId client, const Json& body) {
+  const Json& numbers = list_of(body, "numbers");
+  if (numbers.size() > kSegmentsAtOnce) {
+    throw Error(ErrorCode::kUsage, "", "malformed message: too many segments");
+  }
+  const auto& leases = clients_.at(client).leases;
+  std::vector<UniqueFd> descriptors;
+  for (const Json& number : numbers) {
+    const auto segment =
+        segments_.find(number.is_number_unsigned() ? number.get<std::uint64_t>() : 0);
+    if (segment == segments_.end() ||
+        std::ranges::none_of(segment->second.tenants,
+                             [&](std::uint64_t id) { return leases.contains(id); })) {
+      throw Error(ErrorCode::kUsage, "", "malformed message: a segment without a lease");
+    }
+    descriptors.push_back(copy_of(segment->first));
+    if (!descriptors.back()) throw Error(ErrorCode::kDeviceFailed, "", kNoDescriptors);
+  }
+  outlet_.reply(client, {{"segments", numbers}}, std::move(descriptors));
 }
 
 // Leases are found by tensor id: the key may name a newer tensor.
@@ -457,6 +506,11 @@ bool Residency::is_idle() const {
          std::ranges::all_of(loads_, [](const auto& entry) { return entry.second.empty(); });
 }
 
+bool Residency::is_loading(const std::string& uuid) const {
+  const auto loads = loads_.find(uuid);
+  return loads != loads_.end() && !loads->second.empty();
+}
+
 std::optional<std::uint64_t> Residency::find(const std::string& uuid,
                                              const std::string& key) const {
   const auto found = index_.find({uuid, key});
@@ -481,9 +535,18 @@ void Residency::drop_if_unused(std::uint64_t id) {
   if (tensor.indexed || tensor.users > 0) return;
   if (const auto segment = segments_.find(tensor.segment); segment != segments_.end()) {
     segment->second.tenants.erase(id);
-    if (segment->second.tenants.empty()) segments_.erase(segment);
+    if (segment->second.tenants.empty()) {
+      discard(std::move(segment->second.fd));
+      segments_.erase(segment);
+    }
   }
   tensors_.erase(id);
+}
+
+void Residency::discard(UniqueFd descriptor) {
+  std::vector<UniqueFd> one;
+  one.push_back(std::move(descriptor));
+  outlet_.discard(std::move(one));
 }
 
 Residency::Room Residency::room(const std::string& uuid) const {

@@ -20,8 +20,10 @@
 //   3  the copier's first answer: progress
 //   4  the copier's last answer: what it copied is published, and the client gets it
 //   5  the copier's error or end, or no room on the device: the client gets the reason
-//   6  make_room(), when the device is full: other tensors are evicted, and it is ordered again. So
-//      it is when an idle copier left while the order was on its way, at most kMaxAttempts times
+//   6  order_again(), when the device is full: other tensors are evicted, and it is ordered again;
+//      once more when there are none, because the memory of a process that was killed goes later
+//      than its lease. So it is when a copier left while the order was on its way, at most
+//      kMaxAttempts times
 //
 // A client that goes away takes its waiting loads with it; the copier is told to stop the one under
 // way, and its answer goes to nobody.
@@ -67,6 +69,8 @@ class Outlet {
   virtual void reply(ClientId client, const Json& body, std::vector<UniqueFd> descriptors) = 0;
   // Sends an order to the copier of a device ("cuda:0"). Starts the copier if it does not run.
   virtual void order(const std::string& uuid, const std::string& device, const Json& body) = 0;
+  // Closes the descriptors of memory that nobody needs. It takes long where it frees device memory.
+  virtual void discard(std::vector<UniqueFd> descriptors) = 0;
 };
 
 class Residency {
@@ -89,6 +93,8 @@ class Residency {
 
   // No tensors, no clients, no loads.
   bool is_idle() const;
+  // Whether a copier of the device has an order.
+  bool is_loading(const std::string& uuid) const;
 
  private:
   struct Segment {
@@ -121,7 +127,7 @@ class Residency {
     bool lease = false;
     bool only_resident = false;
     bool verify = false;  // verify to sources: for the copier
-    std::uint64_t keep_free = 0;
+    std::optional<std::uint64_t> keep_free = {};
     std::uint64_t workers = 0;
     std::uint64_t tile_bytes = 0;
     SourceOptions sources = {};
@@ -129,7 +135,8 @@ class Residency {
     Layout layout;                    // of the copied items
     std::uint64_t id = 0;             // of the order; 0: none was sent
     unsigned attempts = 0;
-    bool begun = false;               // the copier has sent a message about it
+    bool waits_for_room = false;  // the copier tries for a moment before it says that there is none
+    bool begun = false;           // the copier has sent a message about it
     std::vector<std::uint64_t> held;  // resident tensors that must stay until the load ends
     std::vector<std::string> warnings;
     std::uint64_t copied_bytes = 0;
@@ -147,6 +154,7 @@ class Residency {
   void dispatch(ClientId client, const Json& body);
   void hello(ClientId client, const Json& body);
   void load(ClientId client, const Json& body);
+  void segments(ClientId client, const Json& body);
   void release(ClientId client, const Json& body);
   void evict(ClientId client, const Json& body);
   void pin(ClientId client, const Json& body);
@@ -158,6 +166,8 @@ class Residency {
   void let_go(Load& load);
   bool begin(Load& load);  // false: the load has ended
   void order(Load& load);
+  // `needed` and `free` are of OutOfDeviceMemory. False: there is no room to be made.
+  bool order_again(Load& load, std::uint64_t needed, std::uint64_t free);
   void finish(Load& load);
   void publish(Load& load, Message message);
   void fail(const Load& load, int status, const std::string& text);
@@ -168,12 +178,14 @@ class Residency {
   void remove(std::uint64_t id);                                // from the index
   void unlease(std::uint64_t id, std::uint64_t count);
   void drop_if_unused(std::uint64_t id);
+  void discard(UniqueFd descriptor);
   Room room(const std::string& uuid) const;
   // Evicts least recently used segments until `bytes` are free. Returns false, and evicts nothing,
   // when too few bytes are evictable.
   bool make_room(const std::string& uuid, std::uint64_t bytes);
   bool evictable(const Segment& segment, std::uint64_t& last_used) const;
   Json row(std::uint64_t id) const;
+  UniqueFd copy_of(std::uint64_t segment) const;  // of its descriptor; empty without room
 
   Outlet& outlet_;
   std::uint64_t memory_limit_;

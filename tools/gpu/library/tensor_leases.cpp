@@ -34,6 +34,10 @@ std::string list_of(const std::vector<std::string>& labels) {
   return text;
 }
 
+[[noreturn]] void answered_for_others() {
+  throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
+}
+
 std::string device_text(const std::string& device) { return is_host(device) ? "cpu" : device; }
 
 }  // namespace
@@ -100,6 +104,7 @@ TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
   const Sender sender{*this};
   Tensors tensors;
   const std::lock_guard call(calls_);
+  mappings_.retry();
   const std::vector<Wanted> wanted = resolve(request);
   lease(device_of(wanted, request), wanted, request, tensors);
   return tensors;
@@ -211,8 +216,30 @@ std::shared_ptr<const MappedSegment> TensorLeases::map(const DeviceInfo& device,
   std::weak_ptr<const MappedSegment>& known = segments_[{device.uuid, segment}];
   std::shared_ptr<const MappedSegment> mapped = known.lock();
   if (mapped == nullptr) {
-    mapped = map_segment(device, fd, bytes);
+    mapped = mappings_.adopt(map_segment(device, fd, bytes));
     known = mapped;
+  }
+  return mapped;
+}
+
+// In batches, each closed when it is mapped: the segments of many tensors are more files than a
+// process may have open.
+TensorLeases::Segments TensorLeases::map_all(const DeviceInfo& device, Loaded& loaded) {
+  std::map<std::uint64_t, std::uint64_t> sizes;
+  for (const Resident& resident : loaded.tensors) sizes[resident.segment] = resident.segment_bytes;
+  Segments mapped;
+  auto batch = std::exchange(loaded.descriptors, {});
+  for (std::span<const std::uint64_t> rest = loaded.segments; !rest.empty();) {
+    const auto numbers = rest.first(std::min(rest.size(), kSegmentsAtOnce));
+    if (batch.empty()) batch = client_->descriptors(numbers);
+    for (const std::uint64_t number : numbers) {
+      const auto size = sizes.find(number);
+      if (size == sizes.end()) answered_for_others();
+      mapped[number] =
+          map(device, static_cast<std::int64_t>(number), batch.at(number).get(), size->second);
+    }
+    batch.clear();
+    rest = rest.subspan(numbers.size());
   }
   return mapped;
 }
@@ -255,21 +282,19 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
     }
     for (std::size_t i = 0; i < std::min(leased.size(), loaded.tensors.size()); ++i)
       leased[i]->lease_.front() = {connection_, loaded.tensors[i].id};
-    if (loaded.tensors.size() != items.size())
-      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
+    if (loaded.tensors.size() != items.size()) answered_for_others();
   }
 
+  const auto mapped = map_all(device, loaded);
   for (std::size_t i = 0; i < leased.size(); ++i) {
     LeasedTensor& tensor = *leased[i];
     const Resident& resident = loaded.tensors[i];
     if (tensor.bytes_ == 0) continue;
     check_placement(tensor.label_, tensor.dtype_, tensor.shape_, tensor.bytes_, resident.offset,
                     resident.segment_bytes);
-    const auto segment = loaded.segments.find(resident.segment);
-    if (segment == loaded.segments.end() || resident.key != tensor.key_)
-      throw Error(ErrorCode::kDeviceFailed, "", "the holder answered for other tensors");
-    tensor.state_->segment = map(device, static_cast<std::int64_t>(resident.segment),
-                                 segment->second.get(), resident.segment_bytes);
+    const auto segment = mapped.find(resident.segment);
+    if (segment == mapped.end() || resident.key != tensor.key_) answered_for_others();
+    tensor.state_->segment = segment->second;
     tensor.address_ = tensor.state_->segment->address() + resident.offset;
   }
 

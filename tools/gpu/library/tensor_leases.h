@@ -10,7 +10,7 @@
 //                   └──────4──────┴──────4────> ended
 //
 //   1  acquire(), with the holder's answer: lease_ has the id and the connection
-//   2  ~LeasedTensor: unmaps the segment, moves lease_ to given_back_
+//   2  ~LeasedTensor: unmaps the segment (mappings.h), moves lease_ to given_back_
 //   3  send_given_back(), on any thread that gets calls_: tells the holder
 //   4  the end of the connection, usually the holder's death: the holder knows no such lease any
 //      more. The mapping stays, acquire() connects to the next holder, and step 3 skips the lease.
@@ -27,6 +27,7 @@
 #include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/library/inherited.h"
+#include "tools/gpu/library/mappings.h"
 
 #include <sys/types.h>
 
@@ -141,6 +142,8 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   DeviceInfo device_of(std::span<const Wanted> wanted, const AcquireRequest& request);
   std::shared_ptr<const MappedSegment> map(const DeviceInfo& device, std::int64_t segment, int fd,
                                            std::uint64_t bytes);
+  using Segments = std::map<std::uint64_t, std::shared_ptr<const MappedSegment>>;  // by number
+  Segments map_all(const DeviceInfo& device, Loaded& loaded);
   void lease(const DeviceInfo& device, std::span<const Wanted> wanted,
              const AcquireRequest& request, Tensors& tensors);
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
@@ -164,6 +167,7 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
   // Each segment is mapped once. The key is the device's UUID and the holder's number, or -1 - fd
   // for an inherited descriptor.
   std::map<std::pair<std::string, std::int64_t>, std::weak_ptr<const MappedSegment>> segments_;
+  Mappings mappings_;
 
   std::mutex ends_;  // held briefly, also under calls_; guards the members below
   // State "given back". The holder counts leases: one per tensor and acquire.

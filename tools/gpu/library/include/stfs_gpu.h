@@ -98,7 +98,8 @@ STFS_GPU_API int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* c
                                   stfs_gpu_tensors** tensors);
 
 /* Releases the tensors; NULL is allowed. Their pointers become invalid, unless an export of theirs
- * is still in use. May be called before or after stfs_gpu_disconnect. */
+ * is still in use. Waits for all work of this process on a GPU, which may read them; while a stream
+ * captures a graph, they stay mapped until a later call instead. May be called before or after stfs_gpu_disconnect. */
 STFS_GPU_API void stfs_gpu_release(stfs_gpu_tensors* tensors);
 
 /* The number of tensors. 0 for NULL. */

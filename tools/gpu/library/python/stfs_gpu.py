@@ -15,6 +15,13 @@ SIGSEGV; a kernel's store to device memory fails where the driver can protect it
 exception instead. PyTorch and CuPy have no read-only arrays: do not write to theirs. Consumers older
 than DLPack 1.0 get BufferError for host memory, because they cannot know that it is read-only;
 `w.__dlpack__(copy=True)` gives them a private copy.
+
+For GPU memory use DLPack: torch.from_dlpack(w), cupy.from_dlpack(w), jax.dlpack.from_dlpack(w). The
+older __cuda_array_interface__ says that the memory is read-only, and torch.as_tensor(w) refuses that
+with "the read only flag is not supported".
+
+The end of an array of GPU memory waits for all work of the process on that GPU. Let none end while a
+stream captures a graph: the memory stays mapped until a later call, and the capture may be lost.
 """
 
 import collections.abc
@@ -295,7 +302,7 @@ class Tensor:
             raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
         code = _CODES.get(self.dtype)
         if code is None and self.dtype not in _ML_DTYPES:
-            raise TypeError(f'{self.dtype} has elements smaller than a byte: use '
+            raise TypeError(f'{self.dtype} has elements that share bytes: use '
                             'numpy(as_="f32"), raw() or DLPack')
         if code is not None:
             return self._array(numpy, code, self.shape)
@@ -362,7 +369,7 @@ class Tensor:
 
     @property
     def __cuda_array_interface__(self):
-        # No "stream": all copies end before a tensor can be acquired.
+        # No "stream": all copies end before a tensor can be acquired. Read-only, which torch refuses.
         return dict(self._interface(_DLPACK_CUDA))
 
     def __dlpack_device__(self):

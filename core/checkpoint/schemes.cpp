@@ -1,0 +1,314 @@
+#include "core/checkpoint/schemes.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// clang-format off
+constexpr Scheme kSchemes[] = {
+    {"GGUF blocks",                     find_gguf},
+    {"bitsandbytes 4-bit",              find_bnb4},
+    {"bitsandbytes int8",               find_bnb8},
+    {"compressed-tensors, packed",      find_packed},
+    {"MXFP4 of gpt-oss",                find_gpt_oss},
+    {"MLX",                             find_mlx},
+    {"GPTQ",                            find_gptq},
+    {"AWQ",                             find_awq},
+    {"FP8 with scales",                 find_fp8},
+    {"FP4 with scales",                 find_fp4},
+    {"INT8 with scales",                find_int8},
+};
+// clang-format on
+
+bool find_plain(const Finder&, std::uint32_t, const Tensor&, QuantizedWeight&);
+constexpr Scheme kPlain{"FP8 without scales", find_plain};
+
+// The endings of names that rows ask for.
+// clang-format off
+constexpr std::string_view kEndings[] = {
+    ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
+    "_zero_point", "_g_idx", "_shape", "_global_scale",             // compressed-tensors
+    ".scales", ".biases", ".qbiases",                               // MLX
+    ".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", ".SCB", ".weight_format",
+    ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
+    "_scales",                                                      // gpt-oss
+    ".qzeros", ".g_idx",                                            // GPTQ, AWQ
+};
+static_assert(std::size(kEndings) <= 64, "a bit each");
+// clang-format on
+
+struct Named {
+  std::string_view ending;
+  std::string_view reason;
+};
+
+// Weights that are no function of the stored numbers alone, or in layouts that are not known.
+// clang-format off
+constexpr Named kRefused[] = {
+    {".pre_quant_scale",          "its weight is scaled by its inputs (AWQ or SmoothQuant of ModelOpt): the layers before it would have to be known"},
+    {".svdquant_lora_a",          "SVDQuant adds a product of two small matrices: not supported"},
+    {".svdquant_lora_b",          "SVDQuant adds a product of two small matrices: not supported"},
+    {".forward_hadamard_matrix",  "its weights are rotated (FP-Quant): the rotation would have to be undone"},
+    {".backward_hadamard_matrix", "its weights are rotated (FP-Quant): the rotation would have to be undone"},
+    {".W_q",                      "HQQ is not supported: convert it with HQQ's own library"},
+    {".weight._data",             "quanto is not supported: convert it with quanto's own library"},
+    {".weight._scale",            "quanto is not supported: convert it with quanto's own library"},
+    {"._weight_qdata",            "torchao is not supported: convert it with torchao's own library"},
+    {".trellis",                  "EXL3 is not supported: its codes are a path through a trellis"},
+    {".codebooks",                "AQLM is not supported: its codes are indices of codebooks"},
+    {".centroids.weight",         "VPTQ is not supported: its codes are indices of codebooks"},
+    {".res_centroids.weight",     "VPTQ is not supported: its codes are indices of codebooks"},
+    {".q_weight",                 "EXL2 is not supported: its groups have different numbers of bits"},
+    {".q_perm",                   "EXL2 is not supported: its groups have different numbers of bits"},
+    {".weight_bitmask",           "sparse weights of compressed-tensors are not supported"},
+    {".weight.bitmask",           "sparse weights of compressed-tensors are not supported"},
+    {".weight.compressed",        "sparse weights of compressed-tensors are not supported"},
+    {".B_24",                     "Marlin's layout for sparse weights is not supported"},
+    {".weight_shape_24",          "Marlin's layout for sparse weights is not supported"},
+    {".tlut",                     "QTIP and HIGGS are not supported: their codes are indices of a table"},
+    {".dense_weights",            "SpQR is not supported: its weights have outliers in a list of their own"},
+};
+
+// Of activations, and of the cache of keys and values.
+constexpr std::string_view kVanish[] = {
+    ".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale",
+    ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".input_zero_point",
+    ".input_scale_ub", ".k_zero_point", ".v_zero_point", "_input_scale", "_input_global_scale",
+    "_activation_scale",
+};
+
+constexpr Named kLeft[] = {
+    {"_scale_inv",         "is a scale"},
+    {".weight_scale",      "is a scale"},
+    {".weight_scale_2",    "is a scale"},
+    {"_proj_scale",        "is a scale"},
+    {".weight_global_scale", "is a scale"},
+    {".weight_packed",     "holds packed weights"},
+    {".weight_zero_point", "holds zero points"},
+    {".weight_g_idx",      "holds the groups of columns"},
+    {".qweight",           "holds packed weights"},
+    {".qzeros",            "holds zero points"},
+    {".SCB",               "is a scale"},
+    {".absmax",            "holds scales"},
+    {".nested_absmax",     "holds scales"},
+    {".quant_map",         "holds values of codes"},
+    {".quant_state.bitsandbytes__nf4", "tells the shape of packed weights"},
+    {".quant_state.bitsandbytes__fp4", "tells the shape of packed weights"},
+};
+// clang-format on
+
+bool has_ending_of(std::string_view name, std::span<const Named> rows, std::string_view& reason) {
+  for (const Named& row : rows) {
+    if (!name.ends_with(row.ending)) continue;
+    reason = row.reason;
+    return true;
+  }
+  return false;
+}
+
+bool is_fp8(DType dtype) {
+  return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kF8E4M3Fnuz ||
+         dtype == DType::kF8E5M2Fnuz;
+}
+
+// A tensor whose dtype says all.
+bool take_typed(std::uint32_t number, const Tensor& tensor, QuantizedWeight& found) {
+  const Matrices all = matrices_of(tensor.shape);
+  found.name = tensor.name;
+  found.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  found.layout.rows = all.matrices * all.rows;
+  found.layout.columns = all.columns;
+  found.input(Role::kWeight) = number;
+  const auto packing = packed(typed(tensor.dtype), found.layout.rows, found.layout.columns);
+  if (!packing) Finder::refuse(tensor, "its size overflows");
+  found.layout.weight = *packing;
+  return true;
+}
+
+bool find_plain(const Finder&, std::uint32_t number, const Tensor& tensor, QuantizedWeight& found) {
+  return is_fp8(tensor.dtype) && take_typed(number, tensor, found);
+}
+
+}  // namespace
+
+bool find_gguf(const Finder&, std::uint32_t number, const Tensor& tensor, QuantizedWeight& found) {
+  return type_info(tensor.dtype).kind == TypeKind::kQuantized && take_typed(number, tensor, found);
+}
+
+std::span<const Scheme> schemes() { return kSchemes; }
+const Scheme& plain_scheme() { return kPlain; }
+
+std::string reason_to_refuse(std::string_view name) {
+  std::string_view reason;
+  return has_ending_of(name, kRefused, reason) ? std::string(reason) : "";
+}
+
+bool vanishes(std::string_view name) {
+  return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
+}
+
+bool is_name_of_part(std::string_view name) {
+  constexpr std::string_view kWeights[] = {".weight", ".weight_packed", ".qweight", "_blocks",
+                                           ".blocks"};
+  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
+  return std::ranges::any_of(kEndings, ends) || std::ranges::any_of(kWeights, ends);
+}
+
+std::string reason_if_left(const Finder& finder, const Tensor& tensor) {
+  std::string_view reason;
+  if (has_ending_of(tensor.name, kLeft, reason)) {
+    return std::string(reason) + " of a quantised weight that is not there, or not quantised";
+  }
+  const bool is_of_gpt_oss = tensor.dtype == DType::kU8 && tensor.name.ends_with("_scales");
+  const bool is_of_mlx = tensor.name.ends_with(".scales") &&
+                         finder.find(without_ending(tensor.name, ".scales"), ".biases");
+  if (is_of_gpt_oss || is_of_mlx) return "holds scales of a quantised weight that is not there";
+  if (is_fp8(tensor.dtype)) return "is FP8, and has no scale, while other weights have one";
+  if (tensor.dtype == DType::kF8E8M0) return "holds scales of a weight that is not there";
+  return "";
+}
+
+// --- Finder
+
+Finder::Finder(const Checkpoint& checkpoint, Sources& sources)
+    : checkpoint_(checkpoint), sources_(sources) {
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    const std::string_view name = checkpoint.name(i);
+    for (std::size_t k = 0; k < std::size(kEndings); ++k) {
+      if (name.ends_with(kEndings[k])) endings_ |= std::uint64_t{1} << k;
+    }
+  }
+}
+
+std::optional<std::uint32_t> Finder::find(std::string_view base, std::string_view ending) const {
+  const auto known = std::ranges::find(kEndings, ending);
+  const auto bit = static_cast<unsigned>(known - std::begin(kEndings));
+  if (known == std::end(kEndings) || (endings_ >> bit & 1) == 0) return std::nullopt;
+  std::string name(base);
+  name += ending;
+  return checkpoint_.find(name);
+}
+
+const QuantizationConfig& Finder::config(std::uint32_t number) const {
+  const std::string& directory = checkpoint_.part_of(number).directory;
+  const auto known = configs_.find(directory);
+  if (known != configs_.end()) return known->second;
+  return configs_.emplace(directory, read_quantization_config(directory, sources_)).first->second;
+}
+
+const QuantizationConfig* Finder::first_with(bool (*is_wanted)(const QuantizationConfig&)) const {
+  for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
+    const DType dtype = checkpoint_.tensor(i).dtype;
+    const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
+                          dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
+    if (is_plain || type_info(dtype).kind == TypeKind::kQuantized) continue;
+    if (is_wanted(config(i))) return &config(i);
+  }
+  return nullptr;
+}
+
+void Finder::refuse_unknown_methods() const {
+  const auto is_unknown = [](const QuantizationConfig& config) {
+    constexpr std::string_view kKnown[] = {
+        "",      "fp8",        "fbgemm_fp8",       "compressed-tensors", "modelopt", "gptq",
+        "awq",   "auto-round", "intel/auto-round", "bitsandbytes",       "mlx",      "mxfp4",
+        "metal", "quark"};
+    return std::ranges::find(kKnown, config.method) == std::end(kKnown) &&
+           !config.method.starts_with("modelopt");
+  };
+  if (const QuantizationConfig* const config = first_with(is_unknown)) {
+    throw Error(ErrorCode::kQuantized, config->file,
+                "quant_method " + in_quotes(config->method) +
+                    " is not supported: convert the checkpoint with the library that made it");
+  }
+}
+
+void Finder::refuse_any_method() const {
+  const auto has_method = [](const QuantizationConfig& config) { return !config.method.empty(); };
+  if (const QuantizationConfig* const config = first_with(has_method)) {
+    throw Error(ErrorCode::kQuantized, config->file,
+                "quant_method " + in_quotes(config->method) +
+                    (config->format.empty() ? "" : " (" + printable(config->format) + ")") +
+                    ": no tensor is stored in a way of this method that is known");
+  }
+}
+
+std::string Finder::config_texts() const {
+  std::string texts;
+  for (const auto& [directory, config] : configs_) texts += config.text + '\0';
+  return texts;
+}
+
+std::string Finder::bytes_of(const Tensor& tensor) const {
+  constexpr std::uint64_t kMost = 64 << 10;
+  if (!tensor.locator || tensor.length > kMost) refuse(tensor, "too large for what its name says");
+  std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
+  const Source& source = *tensor.locator->source;
+  const int error = source.read(std::as_writable_bytes(std::span(bytes)), tensor.locator->offset);
+  if (error != 0) {
+    throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
+  }
+  return bytes;
+}
+
+void Finder::refuse(const Tensor& tensor, const std::string& rule) {
+  throw Error(ErrorCode::kQuantized, tensor.locator ? tensor.locator->source->path() : "",
+              "tensor " + in_quotes(tensor.name) + ": " + rule);
+}
+
+// --- for rows
+
+Matrices matrices_of(std::span<const std::uint64_t> shape) {
+  Matrices out;
+  if (!shape.empty()) out.columns = shape.back();
+  if (shape.size() > 1) out.rows = shape[shape.size() - 2];
+  for (std::size_t i = 0; i + 2 < shape.size(); ++i) out.matrices *= shape[i];
+  return out;
+}
+
+std::optional<Packing> packed(Packing packing, std::uint64_t rows, std::uint64_t columns,
+                              std::uint64_t unit) {
+  const auto row = row_bytes(packing, columns);
+  if (!row) return std::nullopt;
+  packing.pitch = (*row + unit - 1) / unit * unit;
+  const auto matrix = matrix_bytes(packing, rows, columns);
+  if (!matrix) return std::nullopt;
+  packing.matrix = *matrix;
+  return packing;
+}
+
+Packing typed(DType type) { return {.codes = Codes::kTyped, .type = type}; }
+
+Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset) {
+  return {.codes = codes, .bits = static_cast<std::uint8_t>(bits), .offset = offset};
+}
+
+std::optional<DType> scale_type(DType dtype) {
+  constexpr DType kScales[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E8M0};
+  if (dtype == DType::kU8) return DType::kF8E8M0;
+  return std::ranges::find(kScales, dtype) != std::end(kScales) ? std::optional(dtype)
+                                                                : std::nullopt;
+}
+
+void refuse_companion(const Tensor& weight, const Tensor& companion, const std::string& rule) {
+  const std::string about = in_quotes(companion.name) + " is " +
+                            std::string(dtype_name(companion.dtype)) + " " +
+                            shape_json(companion.shape);
+  Finder::refuse(weight, std::string(dtype_name(weight.dtype)) + " " + shape_json(weight.shape) +
+                             ", but " + about +
+                             (rule.empty() ? ", which does not fit" : ": " + rule));
+}
+
+std::string_view without_ending(std::string_view name, std::string_view ending) {
+  return name.substr(0, name.size() - ending.size());
+}
+
+}  // namespace stfs

@@ -1,0 +1,131 @@
+// The schemes of quantisation: a table with one row a scheme. A row finds the weights that are
+// stored in its way, by their names, types and shapes and by what config.json says of them, and
+// describes each with a QuantizedLayout. Nothing is guessed: what is incomplete, or contradicts
+// itself, is an Error kQuantized that names the tensor.
+//
+// Thread safety: one thread at a time uses a Finder; rows are constants. Lifetime: the checkpoint
+// and the sources outlive a Finder.
+#pragma once
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/quantization_config.h"
+#include "core/recipe/dequantize.h"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+// A quantised weight and its result.
+struct QuantizedWeight {
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  std::string name;                  // of the result
+  std::vector<std::uint64_t> shape;  // of the result
+  QuantizedLayout layout;
+  std::array<std::uint32_t, kRoles> inputs = no_inputs();  // numbers of tensors
+  std::vector<std::uint32_t> others;                       // tensors that vanish with it
+
+  std::uint32_t& input(Role role) { return inputs[static_cast<std::size_t>(role)]; }
+
+  static constexpr std::array<std::uint32_t, kRoles> no_inputs() {
+    std::array<std::uint32_t, kRoles> none{};
+    none.fill(kNone);
+    return none;
+  }
+};
+
+// What the schemes look things up in.
+class Finder {
+ public:
+  Finder(const Checkpoint& checkpoint, Sources& sources);
+
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  Tensor tensor(std::uint32_t number) const { return checkpoint_.tensor(number); }
+
+  // The tensor `base` + `ending`, which is one of the known endings (schemes.cpp).
+  std::optional<std::uint32_t> find(std::string_view base, std::string_view ending) const;
+  // What stands beside the checkpoint that holds a tensor.
+  const QuantizationConfig& config(std::uint32_t number) const;
+  // All texts that were read.
+  std::string config_texts() const;
+  // Throws Error kQuantized for a quant_method that stfs does not know, of a checkpoint that has
+  // other tensors than those of plain numbers.
+  void refuse_unknown_methods() const;
+  // The same for any method; for a checkpoint in which no row has found a weight.
+  void refuse_any_method() const;
+
+  // Reads all bytes of a small tensor.
+  std::string bytes_of(const Tensor& tensor) const;
+
+  [[noreturn]] static void refuse(const Tensor& tensor, const std::string& rule);
+
+ private:
+  const QuantizationConfig* first_with(bool (*is_wanted)(const QuantizationConfig&)) const;
+
+  const Checkpoint& checkpoint_;
+  Sources& sources_;
+  std::uint64_t endings_ = 0;  // bits: which of the known endings names have
+  mutable std::map<std::string, QuantizationConfig> configs_;  // by directory
+};
+
+struct Scheme {
+  std::string_view name;  // "block FP8"
+  // Whether `tensor` is the weight of this scheme; fills `found` with all but kWeight.
+  bool (*find)(const Finder& finder, std::uint32_t number, const Tensor& tensor,
+               QuantizedWeight& found);
+};
+
+std::span<const Scheme> schemes();
+
+// The row of an FP8 tensor without a scale, where nothing else in the checkpoint is quantised.
+const Scheme& plain_scheme();
+
+// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other.
+std::string reason_to_refuse(std::string_view name);
+// Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
+// activations and of the cache of keys and values.
+bool vanishes(std::string_view name);
+// Whether a name may be that of a part of a quantised weight.
+bool is_name_of_part(std::string_view name);
+// Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
+// there"; "" for one that can.
+std::string reason_if_left(const Finder& finder, const Tensor& tensor);
+
+// --- for the functions of rows
+
+// A tensor's shape as matrices of rows and columns: the last two dimensions, and all before.
+struct Matrices {
+  std::uint64_t matrices = 1, rows = 1, columns = 1;
+};
+Matrices matrices_of(std::span<const std::uint64_t> shape);
+
+// Packs a matrix densely, rows padded to `unit` bytes. nullopt: overflow.
+std::optional<Packing> packed(Packing packing, std::uint64_t rows, std::uint64_t columns,
+                              std::uint64_t unit = 1);
+Packing typed(DType type);
+Packing fields(Codes codes, std::uint64_t bits, std::int32_t offset = 0);
+
+// The type of the values of a scale: its dtype, or F8_E8M0 for U8. nullopt: no type of a scale.
+std::optional<DType> scale_type(DType dtype);
+
+// "scale "x": shape [1,2] does not fit": a companion of a weight that does not fit it.
+[[noreturn]] void refuse_companion(const Tensor& weight, const Tensor& companion,
+                                   const std::string& rule = "");
+
+std::string_view without_ending(std::string_view name, std::string_view ending);
+
+// Rows of the table, by the file that has them.
+using FindWeight = bool(const Finder&, std::uint32_t, const Tensor&, QuantizedWeight&);
+FindWeight find_gguf;                                                  // schemes.cpp
+FindWeight find_fp8, find_int8, find_fp4;                              // schemes_scaled.cpp
+FindWeight find_gpt_oss, find_packed, find_mlx, find_bnb4, find_bnb8;  // schemes_packed.cpp
+FindWeight find_gptq, find_awq;                                        // schemes_packed.cpp
+
+}  // namespace stfs

@@ -1,0 +1,73 @@
+// How the values of a tensor are distributed: statistics, quantiles and a histogram of 128 bins.
+//
+// Values are counted in cells by the upper 19 bits of binary32, in the same pass as the statistics:
+// each cell of a float of 16 bits or fewer, of an 8-bit integer and of BOOL is one value, so their
+// quantiles and histograms need no other pass and are exact. A cell of any other type holds values
+// that differ by less than 1 in 1024.
+//
+// Thread safety: value_distribution() may be called from any thread. ValueCells: see() as ValueSink
+// says, then const members from any thread.
+#pragma once
+
+#include "core/format/types.h"
+#include "core/recipe/content.h"
+#include "core/recipe/pass.h"
+#include "core/recipe/stats.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace stfs {
+
+// Bins of equal width over [low, high], the last one closed, with the counts of numpy.histogram on
+// the values as binary64.
+struct Histogram {
+  static constexpr std::size_t kBins = 128;
+
+  double low = 0;
+  double high = 0;
+  std::array<std::uint64_t, kBins> counts{};
+  std::uint64_t below = 0;  // finite values outside of the bins
+  std::uint64_t above = 0;
+
+  double edge(std::size_t bin) const;  // where it begins; of kBins, where the last one ends
+  void add(double value, std::uint64_t count = 1);  // finite
+};
+
+inline constexpr std::array kQuantiles = {0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999};
+
+// All parts are about finite values. Without any, only `stats` is set.
+struct Distribution {
+  ValueStats stats;
+  Histogram histogram;
+  // Of each of kQuantiles, the least value that so large a share of the values does not exceed.
+  std::array<double, kQuantiles.size()> quantiles{};
+};
+
+// Counts the values of a pass in cells. Has 4 MiB for each thread that sees values.
+class ValueCells : public ValueSink {
+ public:
+  explicit ValueCells(unsigned threads) : counts_(threads) {}
+
+  using ValueSink::see;
+  void see(std::uint64_t first, std::span<const float> values, unsigned thread) override;
+
+  // Sets quantiles and histogram. The histogram of a type that is not exact_in_cells() puts each
+  // cell into the bin of its middle.
+  void fill(DType dtype, Distribution& distribution) const;
+
+ private:
+  std::vector<std::vector<std::uint64_t>> counts_;  // by thread and cell
+};
+
+bool exact_in_cells(DType dtype);
+
+// Reads the elements of type `dtype` in `content` once if they are exact_in_cells(), else twice.
+// The errors are those of value_stats(). Not for C64.
+int value_distribution(const Content& content, DType dtype, const PassOptions& options,
+                       Distribution& distribution);
+
+}  // namespace stfs

@@ -1,0 +1,43 @@
+// Sums over a run of finite numbers: the inner loops of the statistics.
+//
+// A run is at most kRun values, which stay in the first-level cache between the two passes over
+// them. Each function adds in sixteen lanes, value i in lane i % 16, and then adds the lanes in a
+// fixed order; fewer than 64 values it adds one after the other. No operation is fused. So the
+// result does not depend on the vectors of the processor.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+namespace stfs {
+
+inline constexpr std::size_t kRun = 4096;  // values; a multiple of every block (TypeInfo)
+
+struct RunSums {
+  double sum = 0;  // not finite: a value is not, or the sum of large doubles overflowed
+  double min = 0;  // of finite values, as max and zeros
+  double max = 0;
+  std::uint64_t zeros = 0;
+};
+
+// At least one value.
+RunSums sums_of(std::span<const float> values);
+RunSums sums_of(std::span<const double> values);
+
+struct RunDeviations {
+  double squares = 0;  // sum of (x - mean)^2
+  double sum = 0;      // sum of x - mean
+};
+
+RunDeviations deviations_of(std::span<const float> values, double mean);
+RunDeviations deviations_of(std::span<const double> values, double mean);
+
+// For tests: calls `use` once with each set of instructions that the processor has. Not
+// thread-safe.
+void with_each_target(const std::function<void()>& use);
+
+}  // namespace stfs

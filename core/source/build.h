@@ -1,0 +1,23 @@
+// How this program was built, for its --version and for what a build to carry does otherwise.
+//
+// Thread safety: all functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+// Whether all libraries but the C library are inside (scripts/package).
+#ifdef STFS_CARRIED
+inline constexpr bool kIsCarried = true;
+#else
+inline constexpr bool kIsCarried = false;
+#endif
+
+// Two lines: "stfs 0.1.0", and "built with GCC 12.2.0, libcurl 7.88.1, OpenSSL 3.0.22"; a build to
+// carry begins the second one with "carried, ". `libraries` stand before libcurl, as "libfuse
+// 3.14.0"; "" for none.
+std::string version_text(std::string_view program, std::string_view libraries = "");
+
+}  // namespace stfs

@@ -1,0 +1,334 @@
+"""Checkpoints that `-o dequantize` must refuse, or must show right: each is a good variant with one thing changed.
+
+The outcome of each: "refused" (the mount fails, and the message has one of the words: the tensor, or the scheme),
+"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell) or "either" (refused, or
+the right values all the same: what was changed need not be looked at).
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+import variants
+from checkpoint import ELEMENTS, Checkpoint, Tensor, floats, tensor
+from schemes import Draw
+
+BROKEN = {}
+Q = variants.LAYER + "self_attn.q_proj"
+UP = variants.LAYER + "mlp.up_proj"
+KV = variants.LAYER + "self_attn.kv_a_proj_with_mqa.weight"
+EXPERTS = variants.LAYER + "mlp.experts."
+
+
+@dataclass
+class Row:
+    base: str
+    change: object
+    outcome: str
+    words: tuple
+
+
+def row(name, base, words, change, outcome="refused"):
+    assert name not in BROKEN, name
+    BROKEN[name] = Row(base, change, outcome, (words,) if isinstance(words, str) else tuple(words))
+
+
+def make(name):
+    """The checkpoint, and {"outcome", "words"}: the message must have one of the words, in upper or lower case."""
+    each = BROKEN[name]
+    model = Checkpoint() if each.base == "plain" else variants.make(each.base)
+    if each.base == "plain":
+        variants.dress(model, Draw(0), "LlamaForCausalLM")
+    each.change(model)
+    return model, {"outcome": each.outcome, "words": list(each.words)}
+
+
+def reshaped(name, shape, dtype=None):
+    """Gives a tensor another shape, and as many bytes of its own as that needs."""
+
+    def change(model):
+        old = model.tensors[name]
+        kind = dtype or old.dtype
+        width = np.dtype(ELEMENTS[kind]).itemsize
+        size = int(np.prod(shape, dtype=object)) * width
+        model.tensors[name] = Tensor(kind, tuple(shape), (old.data * (size // max(1, len(old.data)) + 1))[:size])
+
+    return change
+
+
+def removed(*names):
+    def change(model):
+        for name in names:
+            del model.tensors[name]
+
+    return change
+
+
+def added(name, each):
+    return lambda model: model.tensors.update({name: each})
+
+
+def stored(name, dtype, values):
+    return lambda model: model.tensors.update({name: tensor(dtype, np.array(values))})
+
+
+def config(*path, value):
+    """Sets a key below quantization_config, and below MLX's quantization."""
+
+    def change(model):
+        for top in ("quantization_config", "quantization"):
+            place = model.config.get(top)
+            if place is None:
+                continue
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = value
+
+    return change
+
+
+def both(*changes):
+    def change(model):
+        for each in changes:
+            each(model)
+
+    return change
+
+
+# FP8: scales of the wrong shape, or none.
+
+row("fp8-scale-too-small", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (1, 3)))  # 192 / 1, but 260 / 3
+row("fp8-scale-too-large", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (5, 7)))
+row("fp8-scale-of-more-dimensions", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (2, 3, 1)))
+row("fp8-scale-empty", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (0, 3)))
+row("fp8-scale-huge-and-empty", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (2**62, 0)))
+row("fp8-scale-of-integers", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (2, 3), "I64"))
+row("fp8-scale-missing", "fp8-block-f32", KV, removed(KV + "_scale_inv"))
+row("fp8-weight-missing", "fp8-block-f32", KV, removed(KV))
+row("fp8-channel-too-short", "fp8-channel", UP, reshaped(UP + ".weight_scale", (66, 1)))
+row("fp8-channel-too-long", "fp8-channel", UP, reshaped(UP + ".weight_scale", (68, 1)))
+row("fp8-tensor-of-two", "fp8-tensor-one", Q, reshaped(Q + ".weight_scale", (2,)))
+row("fp8-block-size-0", "fp8-block-f32", (KV, "weight_block_size"), config("weight_block_size", value=[0, 128]), "either")
+row("fp8-block-size-huge", "fp8-block-f32", (KV, "up_proj", "weight_block_size"), config("weight_block_size", value=[2**63, 2**63]), "either")
+row("fp8-block-size-negative", "fp8-block-f32", (KV, "up_proj", "weight_block_size"), config("weight_block_size", value=[-128, 128]), "either")
+row("fp8-block-size-text", "fp8-block-f32", (KV, "up_proj", "weight_block_size"), config("weight_block_size", value="128"), "either")
+row("fp8-llama4-scale-of-another-expert", "fbgemm-llama4", "gate_up_proj",
+    reshaped("language_model.model.layers.0.feed_forward.experts.gate_up_proj_scale", (2, 1, 34)))
+row("config-is-no-json", "fp8-block-f32", ("config.json",), lambda model: (model.config.clear(), model.files.update({"config.json": b"{"})), "either")
+row("config-is-deep", "fp8-block-f32", ("config.json",),
+    lambda model: (model.config.clear(), model.files.update({"config.json": b"[" * 200000 + b"]" * 200000})), "either")
+row("config-is-a-list", "fp8-block-f32", ("config.json",), lambda model: (model.config.clear(), model.files.update({"config.json": b"[]"})), "either")
+row("quantization-config-is-text", "fp8-block-f32", ("quantization_config",), lambda model: model.config.update(quantization_config="fp8"), "either")
+row("dsv4-fp4-odd-scale", "deepseek-v4", "layers.0.ffn.experts.0.w1", reshaped("layers.0.ffn.experts.0.w1.scale", (35, 2)))
+
+# gpt-oss.
+
+row("gpt-oss-scales-missing", "gpt-oss", EXPERTS + "down_proj", removed(EXPERTS + "down_proj_scales"))
+row("gpt-oss-blocks-missing", "gpt-oss", EXPERTS + "down_proj", removed(EXPERTS + "down_proj_blocks"))
+row("gpt-oss-scales-of-another-shape", "gpt-oss", EXPERTS + "down_proj", reshaped(EXPERTS + "down_proj_scales", (3, 96, 1)))
+row("gpt-oss-blocks-of-15", "gpt-oss", EXPERTS + "down_proj", reshaped(EXPERTS + "down_proj_blocks", (3, 96, 2, 15)))
+row("gpt-oss-blocks-flat", "gpt-oss", EXPERTS + "down_proj", reshaped(EXPERTS + "down_proj_blocks", (3, 96, 32)))
+row("gpt-oss-name-taken", "gpt-oss", EXPERTS + "down_proj", added(EXPERTS + "down_proj", floats("BF16", np.ones((2, 2)))))
+row("gpt-oss-width-overflows", "gpt-oss", EXPERTS + "down_proj",
+    both(reshaped(EXPERTS + "down_proj_blocks", (0, 0, 2**60, 16)), reshaped(EXPERTS + "down_proj_scales", (0, 0, 2**60))))
+
+# compressed-tensors.
+
+WEIGHTS = ("config_groups", "group_0", "weights")
+row("ct-scale-missing", "ct-pack-4", UP, removed(UP + ".weight_scale"))
+row("ct-packed-missing", "ct-pack-4", UP, removed(UP + ".weight_packed"))
+row("ct-scale-rows", "ct-pack-4", UP, reshaped(UP + ".weight_scale", (34, 3)))
+row("ct-scale-groups", "ct-pack-4", UP, reshaped(UP + ".weight_scale", (35, 5)))
+row("ct-scale-groups-0", "ct-pack-4", UP, reshaped(UP + ".weight_scale", (35, 0)))
+row("ct-shape-columns", "ct-pack-4", UP, stored(UP + ".weight_shape", "I64", [35, 960]))
+row("ct-shape-rows", "ct-pack-4", UP, stored(UP + ".weight_shape", "I64", [36, 96]))
+row("ct-shape-negative", "ct-pack-4", UP, stored(UP + ".weight_shape", "I64", [-35, -96]))
+row("ct-shape-huge", "ct-pack-4", UP, stored(UP + ".weight_shape", "I64", [2**62, 2**62]))
+row("ct-shape-of-one", "ct-pack-4", UP, stored(UP + ".weight_shape", "I64", [3360]))
+row("ct-shape-of-floats", "ct-pack-4", UP, stored(UP + ".weight_shape", "F32", [35, 96]), "either")
+row("ct-bits-5-for-4", "ct-pack-4", UP, config(*WEIGHTS, "num_bits", value=5))
+row("ct-bits-8-for-4", "ct-pack-4", UP, config(*WEIGHTS, "num_bits", value=8))
+for label, bits in (("0", 0), ("33", 33), ("negative", -4), ("huge", 2**64), ("text", "4"), ("fraction", 4.5), ("null", None)):
+    row(f"ct-bits-{label}", "ct-pack-4", (UP, "num_bits"), config(*WEIGHTS, "num_bits", value=bits), "either")
+for label, group in (("0", 0), ("huge", 2**63), ("negative", -32), ("5", 5)):
+    row(f"ct-group-size-{label}", "ct-pack-4", (UP, "group_size"), config(*WEIGHTS, "group_size", value=group), "either")
+row("ct-g-idx-out-of-range", "ct-pack-4-g-idx", UP, stored(UP + ".weight_g_idx", "I32", [3] * 96), "late")
+row("ct-g-idx-huge", "ct-pack-4-g-idx", UP, stored(UP + ".weight_g_idx", "I32", [2**31 - 1] * 96), "late")
+row("ct-g-idx-negative", "ct-pack-4-g-idx", UP, stored(UP + ".weight_g_idx", "I32", [-2] * 96), "late")
+row("ct-g-idx-short", "ct-pack-4-g-idx", UP, stored(UP + ".weight_g_idx", "I32", [0] * 95))
+row("ct-zero-points-short", "ct-pack-4-zero-points", UP, reshaped(UP + ".weight_zero_point", (4, 3)))
+row("ct-zero-points-groups", "ct-pack-4-zero-points", UP, reshaped(UP + ".weight_zero_point", (5, 2)))
+row("ct-zero-points-i8-short", "ct-pack-4-zero-points-i8", UP, reshaped(UP + ".weight_zero_point", (34, 3)))
+row("ct-name-taken", "ct-pack-4", UP, added(UP + ".weight", floats("BF16", np.ones((35, 96)))))
+row("ct-config-missing", "ct-pack-4", (UP, "bits", "config"), lambda model: model.config.pop("quantization_config"), "either")
+row("ct-groups-are-a-list", "ct-pack-4", (UP, "config_groups"), config("config_groups", value=[1, 2]), "either")
+row("ct-target-is-no-expression", "ct-pack-4", (UP, "targets", "re:"), config("config_groups", "group_0", "targets", value=["re:((((((("]), "either")
+row("ct-target-is-slow", "ct-pack-4", (UP, "targets", "re:"), config("config_groups", "group_0", "targets", value=["re:(a|a|(.*)*)*$"]), "either")
+row("ct-int8-scale", "ct-int8", Q, reshaped(Q + ".weight_scale", (36, 1)))
+row("ct-int8-zero-points", "ct-int8-zero-points", Q, reshaped(Q + ".weight_zero_point", (36, 1)))
+row("ct-block-scale", "ct-float-block", UP, reshaped(UP + ".weight_scale", (7, 2)))
+row("ct-block-of-text", "ct-float-block-string", (UP, "block_structure"), config(*WEIGHTS, "block_structure", value="0x-1"), "either")
+row("ct-nvfp4-global-missing", "ct-nvfp4", Q, removed(Q + ".weight_global_scale"))
+row("ct-nvfp4-global-of-two", "ct-nvfp4", Q, reshaped(Q + ".weight_global_scale", (2,)))
+row("ct-nvfp4-scale-groups", "ct-nvfp4", Q, reshaped(Q + ".weight_scale", (33, 2)))
+row("ct-nvfp4-width-overflows", "ct-nvfp4", Q, both(reshaped(Q + ".weight_packed", (0, 2**63)), reshaped(Q + ".weight_scale", (0, 2**60))))
+
+# ModelOpt.
+
+row("nvfp4-scale-2-missing", "modelopt-nvfp4", Q, removed(Q + ".weight_scale_2"))
+row("nvfp4-scale-missing", "modelopt-nvfp4", Q, removed(Q + ".weight_scale"))
+row("nvfp4-scale-2-of-two", "modelopt-nvfp4", Q, reshaped(Q + ".weight_scale_2", (2,)))
+row("nvfp4-scale-rows", "modelopt-nvfp4", Q, reshaped(Q + ".weight_scale", (32, 3)))
+row("nvfp4-experts-scale-2", "modelopt-nvfp4-experts", EXPERTS + "gate_up_proj", reshaped(EXPERTS + "gate_up_proj_weight_scale_2", (4,)))
+row("mxfp8-scale-columns", "modelopt-mxfp8", Q, reshaped(Q + ".weight_scale", (33, 5)))
+
+# GPTQ, AWQ.
+
+row("gptq-qzeros-missing", "gptq-4", Q, removed(Q + ".qzeros"))
+row("gptq-scales-missing", "gptq-4", Q, removed(Q + ".scales"))
+row("gptq-qweight-missing", "gptq-4", Q, removed(Q + ".qweight"))
+row("gptq-scales-groups", "gptq-4", Q, reshaped(Q + ".scales", (2, 72)))
+row("gptq-scales-columns", "gptq-4", Q, reshaped(Q + ".scales", (3, 71)))
+row("gptq-qzeros-columns", "gptq-4", Q, reshaped(Q + ".qzeros", (3, 8)))
+row("gptq-qweight-flat", "gptq-4", Q, reshaped(Q + ".qweight", (12 * 72,)))
+row("gptq-qweight-of-floats", "gptq-4", Q, reshaped(Q + ".qweight", (12, 72), "F32"))
+row("gptq-g-idx-out-of-range", "gptq-4-desc-act", Q, stored(Q + ".g_idx", "I32", [0] * 159 + [5]), "late")
+row("gptq-g-idx-negative", "gptq-4-desc-act", Q, stored(Q + ".g_idx", "I32", [-1] * 160), "late")
+row("gptq-g-idx-huge", "gptq-4-desc-act", Q, stored(Q + ".g_idx", "I32", [2**31 - 1] * 160), "late")
+row("gptq-g-idx-short", "gptq-4-desc-act", Q, stored(Q + ".g_idx", "I32", [0] * 159))
+row("gptq-g-idx-of-floats", "gptq-4-desc-act", Q, stored(Q + ".g_idx", "F32", [0] * 160))
+for label, bits in (("0", 0), ("8-for-4", 8), ("huge", 2**63), ("negative", -4), ("text", "four"), ("null", None)):
+    row(f"gptq-bits-{label}", "gptq-4", (Q, "bits"), both(config("bits", value=bits), lambda model: model.files.pop("quantize_config.json")), "either")
+for label, group in (("0", 0), ("huge", 2**63), ("negative", -7), ("16", 16)):
+    row(f"gptq-group-size-{label}", "gptq-4-no-g-idx", (Q, "group_size"),
+        both(config("group_size", value=group), lambda model: model.files.pop("quantize_config.json")), "either")
+row("gptq-name-taken", "gptq-4", Q, added(Q + ".weight", floats("F16", np.ones((72, 96)))))
+row("gptq-rows-overflow", "gptq-4", Q, both(reshaped(Q + ".qweight", (2**61, 0)), reshaped(Q + ".qzeros", (3, 0)), reshaped(Q + ".scales", (3, 0)),
+                                            removed(Q + ".g_idx", Q + ".bias")))
+row("awq-qzeros-missing", "awq", Q, removed(Q + ".qzeros"))
+row("awq-scales-columns", "awq", Q, reshaped(Q + ".scales", (3, 73)))
+row("awq-scales-groups", "awq", Q, reshaped(Q + ".scales", (2, 72)))
+row("awq-group-size-0", "awq", (Q, "group_size"), config("group_size", value=0), "either")
+row("awq-bits-8", "awq", (Q, "bits"), config("bits", value=8))
+
+# bitsandbytes.
+
+W = Q + ".weight"
+STATE = W + ".quant_state.bitsandbytes__nf4"
+
+
+def state(text):
+    return stored(STATE, "U8", list(text if isinstance(text, bytes) else json.dumps(text).encode()))
+
+
+def state_with(**more):
+    def change(model):
+        state({**json.loads(model.tensors[STATE].data), **more})(model)
+
+    return change
+
+
+row("bnb-absmax-short", "bnb-nf4", W, reshaped(W + ".absmax", (14,)))
+row("bnb-absmax-missing", "bnb-nf4", W, removed(W + ".absmax"))
+row("bnb-absmax-of-bytes", "bnb-nf4", W, reshaped(W + ".absmax", (15,), "U8"))
+row("bnb-quant-map-short", "bnb-nf4", W, reshaped(W + ".quant_map", (15,)))
+row("bnb-state-missing", "bnb-nf4", W, removed(STATE))
+row("bnb-state-is-no-json", "bnb-nf4", W, state(b"{"))
+row("bnb-state-is-a-list", "bnb-nf4", W, state([]))
+row("bnb-state-is-deep", "bnb-nf4", W, state(b"[" * 500000))
+row("bnb-state-is-huge", "bnb-nf4", W, state(b'{"a":"' + b"x" * 3000000 + b'"}'))
+row("bnb-state-is-not-utf8", "bnb-nf4", W, state(b'{"quant_type":"\xff"}'))
+row("bnb-state-of-another-kind", "bnb-nf4", W, state_with(quant_type="nf5"))
+row("bnb-state-shape-larger", "bnb-nf4", W, state_with(shape=[24, 41]))
+row("bnb-state-shape-smaller", "bnb-nf4", W, state_with(shape=[24, 20]))
+row("bnb-state-shape-overflows", "bnb-nf4", W, state_with(shape=[2**33, 2**33]))
+row("bnb-state-shape-negative", "bnb-nf4", W, state_with(shape=[-24, -40]))
+row("bnb-state-shape-of-text", "bnb-nf4", W, state_with(shape="24x40"))
+for label, block in (("0", 0), ("huge", 2**63), ("negative", -64), ("32", 32)):
+    row(f"bnb-block-size-{label}", "bnb-nf4", W, state_with(blocksize=block))
+row("bnb-nested-block-size-0", "bnb-nf4-double", W, state_with(nested_blocksize=0))
+row("bnb-nested-offset-text", "bnb-nf4-double", W, state_with(nested_offset="x"))
+row("bnb-nested-absmax-missing", "bnb-nf4-double", W, removed(W + ".nested_absmax"))
+row("bnb-nested-absmax-short", "bnb-nf4-double", W, reshaped(W + ".nested_absmax", (1,)))
+row("bnb-nested-map-short", "bnb-nf4-double", W, reshaped(W + ".nested_quant_map", (255,)))
+row("bnb-int8-scb-short", "bnb-int8", W, reshaped(Q + ".SCB", (40,)))
+row("bnb-int8-weight-missing", "bnb-int8", Q, removed(W))
+
+# MLX.
+
+row("mlx-scales-groups", "mlx-4", Q, reshaped(Q + ".scales", (33, 3)))
+row("mlx-scales-rows", "mlx-4", Q, reshaped(Q + ".scales", (32, 2)))
+row("mlx-biases-missing", "mlx-4", Q, removed(Q + ".biases"))
+row("mlx-biases-of-another-shape", "mlx-4", Q, reshaped(Q + ".biases", (33, 1)))
+row("mlx-weight-missing", "mlx-4", Q, removed(Q + ".weight"))
+for label, bits in (("5-for-4", 5), ("7", 7), ("0", 0), ("huge", 2**63), ("negative", -4), ("text", "4")):
+    row(f"mlx-bits-{label}", "mlx-4", (UP, Q, "bits", "switch_mlp"), config("bits", value=bits), "either")
+for label, group in (("0", 0), ("huge", 2**63), ("48", 48)):
+    row(f"mlx-group-size-{label}", "mlx-4", (UP, Q, "group_size", "switch_mlp"), config("group_size", value=group), "either")
+row("mlx-mode-unknown", "mlx-4", ("mode", "nf9"), config("mode", value="nf9"))
+row("mlx-width-overflows", "mlx-4", Q, both(reshaped(Q + ".weight", (0, 2**61)), reshaped(Q + ".scales", (0, 2**58)), reshaped(Q + ".biases", (0, 2**58))))
+
+# Schemes that are known by name, and refused.
+
+
+def refused(name, word, quantization, tensors, **files):
+    """A checkpoint of a scheme that stfs does not know the values of."""
+
+    def change(model):
+        model.config["quantization_config"] = quantization
+        if quantization is None:
+            del model.config["quantization_config"]
+        model.tensors.update(tensors)
+        model.files.update({key.replace("__", "."): value for key, value in files.items()})
+
+    row("refused-" + name, "plain", word, change)
+
+
+def zeros(dtype, *shape):
+    return tensor(dtype, np.zeros(shape))
+
+
+MODELOPT = {"quant_method": "modelopt"}
+refused("modelopt-awq", "pre_quant_scale", {**MODELOPT, "quant_algo": "W4A16_AWQ"},
+        {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F32", 16, 1), Q + ".pre_quant_scale": zeros("BF16", 32)})
+refused("modelopt-nvfp4-awq", "pre_quant_scale", {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
+        {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F8_E4M3", 8, 4), Q + ".weight_scale_2": zeros("F32"), Q + ".pre_quant_scale": zeros("BF16", 64)})
+refused("modelopt-svdquant", ("svdquant", "pre_quant_scale"), {**MODELOPT, "quant_algo": "NVFP4_SVD"},
+        {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F8_E4M3", 8, 4), Q + ".weight_scale_2": zeros("F32"),
+         Q + ".svdquant_lora_a": zeros("BF16", 4, 64), Q + ".svdquant_lora_b": zeros("BF16", 8, 4)})
+CT = variants.ct_config("pack-quantized", variants.ct_weights(4, "group", group=32))
+PACKED = {Q + ".weight_packed": zeros("I32", 8, 8), Q + ".weight_scale": zeros("BF16", 8, 2), Q + ".weight_shape": tensor("I64", np.array([8, 64]))}
+refused("ct-transform", ("transform", "hadamard"),
+        {**CT, "transform_config": {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}}, PACKED)
+refused("ct-sparsity", ("sparsity", "sparse"), {**CT, "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}, PACKED)
+refused("ct-marlin-24", "marlin-24", {**CT, "format": "marlin-24"}, {Q + ".weight_packed": zeros("I32", 4, 16), Q + ".scale_packed": zeros("F16", 2, 8), Q + ".meta": zeros("I16", 8, 4)})
+GPTQ_PARTS = {Q + ".qweight": zeros("I32", 10, 32), Q + ".qzeros": zeros("I32", 2, 5), Q + ".scales": zeros("F16", 2, 32)}
+refused("gptq-planar", ("gptq_p", "bits"), {"quant_method": "gptq", "bits": 5, "group_size": 32, "checkpoint_format": "gptq_p"}, GPTQ_PARTS)
+refused("gptq-marlin", "marlin", {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin", "is_marlin_format": True},
+        {Q + ".B": zeros("I32", 4, 64), Q + ".s": zeros("F16", 2, 32), Q + ".workspace": zeros("I32", 4)})
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+refused("awq-gemv", "gemv", {**AWQ, "version": "gemv"}, {Q + ".qweight": zeros("I32", 16, 8), Q + ".qzeros": zeros("I32", 16, 1), Q + ".scales": zeros("F16", 16, 8)})
+refused("awq-gemv-fast", "gemv", {**AWQ, "version": "gemv_fast"}, {Q + ".qweight": zeros("I16", 4, 64), Q + ".qzeros": zeros("F16", 8, 16), Q + ".scales": zeros("F16", 8, 16)})
+refused("awq-marlin", "marlin", {**AWQ, "version": "marlin"}, {Q + ".qweight": zeros("I32", 4, 32), Q + ".scales": zeros("F16", 2, 16), Q + ".workspace": zeros("I32", 4)})
+refused("quark", "quark", {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}, "export": {"pack_method": "reorder"}},
+        {Q + ".qweight": zeros("I32", 64, 4), Q + ".qzeros": zeros("I32", 2, 4), Q + ".scales": zeros("BF16", 2, 32)})
+refused("fp-quant", ("fp_quant", "fp-quant", "hadamard"), {"quant_method": "fp_quant", "forward_dtype": "mxfp4"},
+        {Q + ".qweight": zeros("U8", 8, 32), Q + ".scales": zeros("U8", 8, 2), Q + ".forward_hadamard_matrix": zeros("BF16", 32, 32), Q + ".act_global_scale": zeros("F32")})
+refused("hqq", "hqq", {"quant_method": "hqq", "quant_config": {"nbits": 4}}, {Q + ".W_q": zeros("U8", 8, 32), Q + ".scale": zeros("BF16", 8, 2), Q + ".zero": zeros("BF16", 8, 2), Q + ".nbits": zeros("U8")})
+refused("quanto", "quanto", {"quant_method": "quanto"}, {Q + ".weight._data": zeros("I8", 8, 32), Q + ".weight._scale": zeros("BF16", 8, 1)}, quanto_qmap__json={Q: {"weights": "qint8"}})
+refused("torchao", "torchao", {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}},
+        {Q + "._weight_qdata": zeros("F8_E4M3", 8, 32), Q + "._weight_scale": zeros("F32", 8, 1)})
+refused("exl3", ("exl3", "trellis"), {"quant_method": "exl3", "bits": 4.0}, {Q + ".trellis": zeros("I16", 2, 4, 64), Q + ".suh": zeros("F16", 32), Q + ".svh": zeros("F16", 64)})
+refused("exl3-without-config", ("exl3", "trellis"), None, {Q + ".trellis": zeros("I16", 2, 4, 64), Q + ".suh": zeros("F16", 32), Q + ".svh": zeros("F16", 64)})
+refused("aqlm", ("aqlm", "codebooks"), {"quant_method": "aqlm", "nbits_per_codebook": 16}, {Q + ".codes": zeros("I16", 8, 4, 1), Q + ".codebooks": zeros("F16", 1, 16, 1, 8), Q + ".scales": zeros("F16", 8, 1, 1, 1)})
+refused("vptq", "vptq", {"quant_method": "vptq"}, {Q + ".indices": zeros("I32", 1, 4, 8), Q + ".centroids.weight": zeros("BF16", 1, 64)})
+refused("higgs", "higgs", {"quant_method": "higgs", "bits": 4}, {W: zeros("I16", 8, 32), Q + ".scales": zeros("F16", 8, 2), Q + ".tables": zeros("F16", 16, 2)})
+refused("spqr", "spqr", {"quant_method": "spqr", "bits": 3}, {Q + ".dense_weights": zeros("I64", 32), Q + ".row_offsets": zeros("I32", 9), Q + ".col_vals": zeros("I32", 4)})
+refused("bitnet", "bitnet", {"quant_method": "bitnet"}, {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("BF16", 1)})
+refused("eetq", "eetq", {"quant_method": "eetq"}, {W: zeros("I8", 32, 8), Q + ".weight_scales": zeros("F16", 8)})
+refused("unknown-method", "newest", {"quant_method": "newest"}, {W: zeros("U8", 8, 32)})
+BROKEN["refused-torchao-metadata"] = Row(
+    "plain", lambda model: (model.metadata.update({f"{Q}.weight": json.dumps({"_type": "Float8Tensor"}), "tensor_names": json.dumps([W])}),
+                            model.tensors.update({Q + "._weight_qdata": zeros("F8_E4M3", 8, 32), Q + "._weight_scale": zeros("F32", 8, 1)})),
+    "refused", ("torchao",))

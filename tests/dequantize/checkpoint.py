@@ -1,0 +1,170 @@
+"""A quantised checkpoint that a test makes: its tensors, its files, and what each must become.
+
+Uses struct and json alone for the safetensors files, so that no library's mistake is ours too.
+"""
+
+import json
+import math
+import pathlib
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import number_types as numbers
+
+# NumPy's type of the elements of each dtype; a type that NumPy lacks is kept as its bits.
+ELEMENTS = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1", "F64": "<f8",
+    "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "BOOL": "u1",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    dtype: str
+    shape: tuple
+    data: bytes
+
+    def array(self):
+        return np.frombuffer(self.data, ELEMENTS[self.dtype]).reshape(self.shape)
+
+    def values(self):
+        return numbers.values_of(self.dtype, self.data, self.shape)
+
+
+def tensor(dtype, array):
+    array = np.asarray(array)
+    shape = array.shape  # ascontiguousarray makes a scalar one-dimensional
+    return Tensor(dtype, shape, np.ascontiguousarray(array.astype(ELEMENTS[dtype], copy=False)).tobytes())
+
+
+def floats(dtype, values):
+    """A tensor of BF16, F16 or F32 with these values, rounded."""
+    values = np.asarray(values, np.float32)
+    return Tensor(dtype, values.shape, numbers.bytes_of(values, dtype))
+
+
+def safetensors(tensors, metadata=None, shapes=None):
+    """The bytes of a safetensors file. `shapes` makes the header lie about some shapes."""
+    header, offset = {}, 0
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, each in tensors.items():
+        shape = (shapes or {}).get(name, each.shape)
+        header[name] = {"dtype": each.dtype, "shape": list(shape), "data_offsets": [offset, offset + len(each.data)]}
+        offset += len(each.data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(each.data for each in tensors.values())
+
+
+def read_safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    data = raw[8 + length :]
+    return {
+        name: Tensor(row["dtype"], tuple(row["shape"]), data[slice(*row["data_offsets"])])
+        for name, row in header.items()
+    }
+
+
+@dataclass
+class Computed:
+    """A tensor of the result: its values before the one rounding, and the tensors that it is made of."""
+
+    values: np.ndarray
+    inputs: list
+
+
+@dataclass
+class Checkpoint:
+    """Tensors go round-robin into `shards` files, so that a weight and its scales lie in different ones."""
+
+    shards: int = 2
+    metadata: dict = field(default_factory=lambda: {"format": "pt"})
+    tensors: dict = field(default_factory=dict)
+    results: dict = field(default_factory=dict)  # name -> Computed or Tensor, which passes byte for byte
+    config: dict = field(default_factory=dict)
+    files: dict = field(default_factory=dict)  # other files: name -> an object (JSON) or bytes
+    keeps_names: bool = True  # whether the result has the names of the model's code (MLX: no)
+
+    def put(self, name, each):
+        assert name not in self.tensors, name
+        self.tensors[name] = each
+        return name
+
+    def passes(self, name, each):
+        self.put(name, each)
+        self.results[name] = each
+
+    def computed(self, name, values, inputs):
+        assert name not in self.results and values.dtype == np.float32, name
+        self.results[name] = Computed(values, list(inputs))
+
+    def vanished(self):
+        return sorted(self.tensors.keys() - self.results.keys())
+
+    def expected(self, word):
+        """name -> Tensor of the mount with `-o dequantize=WORD`."""
+        dtype = numbers.RESULTS[word]
+        return {
+            name: each if isinstance(each, Tensor)
+            else Tensor(dtype, each.values.shape, numbers.bytes_of(each.values, dtype))
+            for name, each in self.results.items()
+        }
+
+    def expected_config(self, word):
+        """config.json of `.stfs/model/`: nothing is left of the quantisation, and the type is the new one."""
+        config = json.loads(json.dumps(self.config))
+        for each in (config, config.get("text_config", {})):
+            for key in ("quantization_config", "quantization", "expert_dtype", "compression_config"):
+                each.pop(key, None)
+        new = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[word]
+        config["dtype" if "dtype" in config else "torch_dtype"] = new
+        return config
+
+    def shard_files(self):
+        if self.shards == 1:
+            return {"model.safetensors": list(self.tensors)}
+        names = list(self.tensors)
+        return {
+            f"model-{i + 1:05}-of-{self.shards:05}.safetensors": names[i :: self.shards] for i in range(self.shards)
+        }
+
+    def write(self, directory):
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        files = self.shard_files()
+        for file, names in files.items():
+            (directory / file).write_bytes(safetensors({name: self.tensors[name] for name in names}, self.metadata))
+        if self.shards > 1:
+            weight_map = {name: file for file, names in files.items() for name in names}
+            total = sum(len(each.data) for each in self.tensors.values())
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+            (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+        if self.config:
+            (directory / "config.json").write_text(json.dumps(self.config, indent=2))
+        for file, content in self.files.items():
+            content = content if isinstance(content, bytes) else json.dumps(content, indent=2).encode()
+            (directory / file).write_bytes(content)
+
+    def write_expected(self, directory):
+        """Writes {bf16,f16,f32}.safetensors and expected.json."""
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for word in numbers.RESULTS:
+            (directory / f"{word}.safetensors").write_bytes(safetensors(self.expected(word)))
+        about = {
+            "vanished": self.vanished(),
+            "passes": sorted(name for name, each in self.results.items() if isinstance(each, Tensor)),
+            "from": {name: each.inputs for name, each in self.results.items() if isinstance(each, Computed)},
+            "config": {word: self.expected_config(word) for word in numbers.RESULTS} if self.config else None,
+        }
+        (directory / "expected.json").write_text(json.dumps(about, indent=2))
+
+
+def blocks(count, size):
+    return math.ceil(count / size)

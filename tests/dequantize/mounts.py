@@ -1,0 +1,54 @@
+"""Runs stfs and stfs-info as a user does. STFS_BINARY and STFS_INFO_BINARY name them.
+
+Importing this ends the test with 77 (skipped) where there is no /dev/fuse; with STFS_REQUIRE_MOUNT=1 it fails.
+"""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+
+SKIPPED = 77
+HANG = 120  # seconds; nothing here takes one
+STFS = os.environ["STFS_BINARY"]
+INFO = os.environ["STFS_INFO_BINARY"]
+
+if not os.path.exists("/dev/fuse"):
+    print("no /dev/fuse")
+    sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else SKIPPED)
+
+
+def run(*command):
+    """The finished process, with what it wrote as bytes."""
+    return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG)
+
+
+def info(verb, *words):
+    """What stfs-info prints. An exit status other than 0 is an error."""
+    done = run(INFO, verb, *words)
+    if done.returncode != 0:
+        raise AssertionError(f"stfs-info {verb} {words}: {done.returncode}: {done.stderr.decode(errors='replace')}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def mounted(source, mountpoint, *options):
+    """Mounts `source`, and unmounts it at the end."""
+    pathlib.Path(mountpoint).mkdir(exist_ok=True)
+    words = ["-o", ",".join(options)] if options else []
+    done = run(STFS, *words, source, mountpoint)
+    if done.returncode != 0:
+        raise AssertionError(f"stfs {words} {source}: {done.returncode}: {done.stderr.decode(errors='replace')}")
+    try:
+        yield pathlib.Path(mountpoint)
+    finally:
+        run(STFS, "-u", mountpoint)
+
+
+def attribute(path, name):
+    """An attribute user.stfs.NAME as text; None if there is none."""
+    try:
+        return os.getxattr(path, "user.stfs." + name).decode()
+    except OSError:
+        return None

@@ -1,0 +1,7 @@
+"""Every variant, and the functions that make their configs."""
+
+from packed_variants import ct_config, ct_weights, divided, mlx_config
+from registry import LAYER, VARIANTS, dress, make
+from scaled_variants import fp8_config, modelopt, multiplied
+
+__all__ = ["LAYER", "VARIANTS", "ct_config", "ct_weights", "divided", "dress", "fp8_config", "make", "mlx_config", "modelopt", "multiplied"]

@@ -1,0 +1,117 @@
+// Tensors of GGUF files in device memory: their blocks as they are, or their values.
+#include "tests/gguf/gguf_file.h"
+#include "tests/gpu/tool.h"
+#include "tests/support/checkpoint_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace stfs::gpu::test {
+
+using namespace stfs::test;
+
+namespace {
+
+class GpuGguf : public GpuToolTest {
+ protected:
+  // A matrix of 4 by 512 elements of Q6_K and of Q8_0, and a vector of F16.
+  std::string source() const {
+    GgufFile gguf;
+    gguf.key("general.architecture", "llama");
+    for (const DType dtype : {DType::kQ6_K, DType::kQ8_0}) {
+      gguf.tensor(dtype_name(dtype), {512, 4}, type_info(dtype).gguf,
+                  RandomBytes(7).bytes(*type_info(dtype).bytes_of(2048)));
+    }
+    gguf.tensor("F16", {16}, type_info(DType::kF16).gguf, RandomBytes(8).bytes(32));
+    write_file(file("m.gguf"), gguf.bytes());
+    return file("m.gguf");
+  }
+
+  Outcome load(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), {"load", "--device", device(), "--verify"});
+    Outcome outcome = gpu(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome;
+  }
+  std::string got(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), {"get", "--device", device()});
+    std::string bytes;
+    for (const json& row : gpu_json(arguments)) bytes += bytes_of(row);
+    return bytes;
+  }
+};
+
+TEST_F(GpuGguf, BlocksAreLoadedAsTheyAre) {
+  const std::string path = source();
+  const Mounted mount({path});
+
+  EXPECT_EQ(load({path}).err, "");
+
+  for (const char* name : {"Q6_K", "Q8_0", "F16"}) {
+    EXPECT_TRUE(got({path + "::" + name}) == read_file(mount / name)) << name;
+  }
+  EXPECT_EQ(gpu_json({"get", "--device", device(), path + "::Q6_K"})[0]["dtype"], "Q6_K");
+}
+
+TEST_F(GpuGguf, ValuesOfBlocksAreThoseOfTheMount) {
+  const std::string path = source();
+  const Mounted mount({path});
+
+  load({"--as", "f32", "--tile", "4096", path});
+
+  for (const char* name : {"Q6_K", "Q8_0", "F16"}) {
+    EXPECT_TRUE(got({"--as", "f32", path + "::" + name}) ==
+                read_file(mount / (std::string(".stfs/f32/") + name)))
+        << name;
+  }
+  load({"--as", "bf16", path});
+  load({"--as", "f16", path});
+  EXPECT_EQ(got({"--as", "bf16", path + "::Q6_K"}).size(), 2048U * 2);
+  EXPECT_EQ(got({"--as", "f16", path + "::Q8_0"}).size(), 2048U * 2);
+}
+
+TEST_F(GpuGguf, WhatTheHostConvertsForADeviceIsSaid) {
+  const Outcome outcome = load({"--as", "f16", source() + "::*"});
+
+  const bool is_host = device() == "cpu";
+  EXPECT_EQ(outcome.err.find("converted on the host, which is slower: ") == std::string::npos,
+            is_host)
+      << outcome.err;
+}
+
+TEST_F(GpuGguf, AShardIsWholeBlocksOrAnErrorOfOneLine) {
+  const std::string path = source();
+  const Mounted mount({path});
+
+  load({"--shard", "1/2@1", path + "::Q6_K"});
+  EXPECT_TRUE(got({"--shard", "1/2@1", path + "::Q6_K"}) ==
+              read_file(mount / ".stfs/slice/Q6_K/:,256:"));
+  load({"--shard", "3/4@0", "--as", "f32", path + "::Q6_K"});
+  EXPECT_TRUE(got({"--shard", "3/4@0", "--as", "f32", path + "::Q6_K"}) ==
+              read_file(mount / ".stfs/f32-slice/Q6_K/3:"));
+  load({"--shard", "3/4@1", path + "::Q8_0"});
+  for (const std::string& name : {path + "::Q6_K", path}) {
+    expect_one_line(gpu({"load", "--device", device(), "--shard", "3/4@1", name}), 2,
+                    "Q6_K lies in blocks of 256 elements");
+  }
+}
+
+TEST_F(GpuGguf, AFileThatLlamaCppWroteIsLoadedAndConverted) {
+  const std::string path =
+      std::string(STFS_SOURCE_DIR) + "/tests/data/gguf/llama-2-tiny-random.gguf";
+  const Mounted mount({path});
+
+  load({path});
+  load({"--as", "f32", path});
+
+  EXPECT_TRUE(got({path + "::output.weight"}) == read_file(mount / "output.weight"));
+  EXPECT_TRUE(got({"--as", "f32", path + "::output.weight"}) ==
+              read_file(mount / ".stfs/f32/output.weight"));
+}
+
+}  // namespace
+}  // namespace stfs::gpu::test
