@@ -129,8 +129,12 @@ class GgmlFiles : public GgmlTest {
       text += row(header.name(tensor), type_info(tensor.dtype).gguf, tensor.offset, tensor.length,
                   dims);
     }
-    std::map<std::string, std::string> metadata;
+    std::map<std::uint64_t, std::size_t> in_the_file;  // keys that differ behind a NUL are one
     for (std::size_t i = 0; i < header.metadata.size(); ++i) {
+      in_the_file[header.metadata.value(i).encoded.offset] = i;
+    }
+    std::map<std::string, std::string> metadata;
+    for (const auto& [offset, i] : in_the_file) {
       const std::string_view key = header.metadata[i].first;
       metadata[std::string(key.substr(0, key.find('\0')))] +=
           value(header.metadata.value(i), bytes);
