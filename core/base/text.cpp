@@ -159,6 +159,24 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+std::string printable_json(std::string_view json) {
+  std::string out;
+  out.reserve(json.size());
+  while (!json.empty()) {
+    const CodePoint c = decode(json);
+    const std::size_t length = std::max<std::size_t>(c.length, 1);
+    if (c.length > 0 && c.value > 0x20 && is_deceptive(c.value)) {
+      std::array<char, 16> buffer{};
+      std::snprintf(buffer.data(), buffer.size(), "\\u%04x", static_cast<unsigned>(c.value));
+      out += buffer.data();
+    } else {
+      out += json.substr(0, length);
+    }
+    json.remove_prefix(length);
+  }
+  return out;
+}
+
 std::string in_quotes(std::string_view text) {
   constexpr std::size_t kKeep = 96;  // bytes kept at each end of a long name
   std::string shown;

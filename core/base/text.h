@@ -23,6 +23,10 @@ std::string in_quotes(std::string_view text);
 // `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD.
 std::string json_string(std::string_view text);
 
+// A JSON text for a terminal: DEL, C1 and the marks that printable() escapes become `\u009b`, which
+// mean the same in its strings. C0 stays: JSON has it between its values alone.
+std::string printable_json(std::string_view json);
+
 // Appends to a text, or only counts the bytes. The function that writes a text so computes its size
 // too.
 class TextWriter {

@@ -86,6 +86,7 @@ void write_info_json(const Checkpoint& checkpoint, TextWriter& out) {
   out.add(",\n  \"metadata\": {");
   for (std::uint32_t i = 0; i < checkpoint.metadata_count(); ++i) {
     const MetadataItem value = checkpoint.metadata_item(i);
+    if (!is_utf8(value.key)) continue;  // two keys may look alike as JSON
     item().json(value.key).add(": ");
     write_value_json(value, out);
   }

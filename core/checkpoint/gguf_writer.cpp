@@ -63,10 +63,6 @@ void add_zeros(std::uint64_t count, Content& content) {
   }
 }
 
-bool is_of_split(std::string_view key) {
-  return key == kSplitNumber || key == kSplitCount || key == kSplitTensors;
-}
-
 // The bytes of a key, the type of its value and the value, in the source.
 ByteRange record_of(std::string_view key, const MetadataValue& value) {
   const std::uint64_t before = sizeof(std::uint64_t) + key.size() + sizeof(std::uint32_t);
@@ -117,16 +113,21 @@ GgufFiles::Keys GgufFiles::find_keys() const {
   std::optional<Extent> alignment;  // the record with the largest
   for (const Part& part : parts) {
     const Metadata& metadata = part.header.metadata;
-    const auto at = is_gguf_part(part) ? metadata.find(kGgufAlignmentKey) : std::nullopt;
+    const auto at = is_gguf_part(part) ? find_gguf_key(metadata, kGgufAlignmentKey) : std::nullopt;
     if (!at || number_in(metadata[*at].second) <= keys.alignment) continue;
     keys.alignment = number_in(metadata[*at].second);
-    const ByteRange record = record_of(kGgufAlignmentKey, metadata.value(*at));
+    const ByteRange record = record_of(metadata[*at].first, metadata.value(*at));
     alignment = Extent{part.source.get(), record.offset, record.length};
   }
   if (!alignment) keys.alignment = kDefaultAlignment;
 
+  const auto is_alignment = [](std::string_view key) {
+    return up_to_nul(key) == kGgufAlignmentKey;
+  };
+  bool has_alignment = false;
   const auto is_wanted = [&](const Part& part, std::string_view key) {
-    if (is_of_split(key)) return false;
+    if (is_split_key(key)) return false;
+    if (is_alignment(key)) return !std::exchange(has_alignment, true);
     if (key.starts_with(kGgufOriginalShapeKey)) {
       const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShapeKey.size()));
       if (tensor) return &checkpoint_.part_of(*tensor) == &part;
@@ -134,7 +135,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
     for (const Part* other = parts.data(); other != &part; ++other) {
       if (is_gguf_part(*other) && other->header.metadata.find(key)) return false;  // has it already
     }
-    return key == kGgufAlignmentKey || !std::ranges::binary_search(conflicts, key);
+    return !std::ranges::binary_search(conflicts, key);
   };
   for (const Part& part : parts) {
     if (!is_gguf_part(part)) continue;
@@ -146,9 +147,8 @@ GgufFiles::Keys GgufFiles::find_keys() const {
       const std::string_view key = metadata[i].first;
       if (!is_wanted(part, key)) continue;
       const ByteRange range = record_of(key, metadata.value(i));
-      const Extent record = key == kGgufAlignmentKey
-                                ? *alignment
-                                : Extent{part.source.get(), range.offset, range.length};
+      const Extent record =
+          is_alignment(key) ? *alignment : Extent{part.source.get(), range.offset, range.length};
       ++keys.count;
       keys.bytes += record.length;
       if (!keys.records.empty() && keys.records.back().source == record.source &&

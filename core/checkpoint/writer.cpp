@@ -96,7 +96,9 @@ DType type_in_safetensors(const Tensor& tensor) {
   return type_info(tensor.dtype).kind == TypeKind::kQuantized ? DType::kF32 : tensor.dtype;
 }
 
-bool fits_safetensors(const Tensor& tensor) { return is_utf8(tensor.name); }
+bool fits_safetensors(const Tensor& tensor) {
+  return is_utf8(tensor.name) && tensor.name != "__metadata__";
+}
 
 SafetensorsFiles::SafetensorsFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
   TextWriter counted;

@@ -22,16 +22,18 @@ namespace {
 
 constexpr std::string_view kMagic = "GGUF";
 constexpr std::uint64_t kGgufFirstPiece = 256 << 10;  // bytes, read at once
-constexpr std::uint64_t kSmallestKey = 14;      // bytes: a key of one byte with a value of one byte
-constexpr std::uint64_t kSmallestTensor = 24;   // bytes: no name, no dimensions
-constexpr std::uint64_t kUsualTensor = 80;      // bytes: a name of 32 bytes, three dimensions
-constexpr std::uint64_t kUsualString = 16;      // bytes: a token of a vocabulary
-constexpr std::uint64_t kMaxKey = 65'535;       // bytes, docs/gguf.md
-constexpr std::uint64_t kMaxName = 63;          // bytes, GGML_MAX_NAME less its NUL
-constexpr std::uint32_t kMaxRank = 4;           // GGML_MAX_DIMS
-constexpr std::uint64_t kMaxLength = 1 << 30;   // of a string and of an array, in the reference
-constexpr std::uint64_t kMaxTexts = 16 << 20;   // bytes of strings that are kept in memory
-constexpr std::uint64_t kMaxOriginalRank = 64;  // NumPy's limit
+constexpr std::uint64_t kSmallestKey = 14;     // bytes: a key of one byte with a value of one byte
+constexpr std::uint64_t kSmallestTensor = 24;  // bytes: no name, no dimensions
+constexpr std::uint64_t kUsualTensor = 80;     // bytes: a name of 32 bytes, three dimensions
+constexpr std::uint64_t kUsualString = 16;     // bytes: a token of a vocabulary
+constexpr std::uint64_t kMaxKey = 65'535;      // bytes, docs/gguf.md
+constexpr std::uint64_t kMaxName = 63;         // bytes, GGML_MAX_NAME less its NUL
+constexpr std::uint32_t kMaxRank = 4;          // GGML_MAX_DIMS
+constexpr std::uint64_t kMaxLength = 1 << 30;  // of a string and of an array, in the reference
+constexpr std::uint64_t kMaxTexts = 16 << 20;  // bytes of strings that are kept in memory
+constexpr std::uint64_t kMaxKeys = 4 << 20;
+constexpr std::uint64_t kMaxKeyTexts = 64 << 20;  // bytes of all keys
+constexpr std::uint64_t kMaxOriginalRank = 64;    // NumPy's limit
 
 template <class T>
 T little(const std::byte* at) {
@@ -230,8 +232,11 @@ class GgufReader {
     tensor_count_ = static_cast<std::uint64_t>(tensors);
     key_count_ = static_cast<std::uint64_t>(keys);
     constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
-    if (key_count_ > kMost || key_count_ > window_.left() / kSmallestKey) {
+    if (key_count_ > window_.left() / kSmallestKey) {
       refuse(ErrorCode::kGgufCount, too_many(key_count_, "keys"));
+    }
+    if (key_count_ > kMaxKeys) {
+      refuse(ErrorCode::kGgufCount, std::to_string(key_count_) + " keys, over 4194304");
     }
     if (tensor_count_ > kMost || tensor_count_ > window_.left() / kSmallestTensor) {
       refuse(ErrorCode::kGgufCount, too_many(tensor_count_, "tensors"));
@@ -248,8 +253,14 @@ class GgufReader {
     if (length > kMaxKey) {
       refuse(ErrorCode::kGgufKey, "a key of " + std::to_string(length) + " bytes, over 65535");
     }
+    key_texts_ += length;
+    if (key_texts_ > kMaxKeyTexts) {
+      refuse(ErrorCode::kGgufCount, "the keys have more than 67108864 bytes");
+    }
     key_ = text(length);
     subject_ = "key " + in_quotes(key_);
+    const bool is_alignment = !has_alignment_ && up_to_nul(key_) == kGgufAlignmentKey;
+    has_alignment_ = has_alignment_ || is_alignment;
     MetadataValue value;
     value.type = known_type(number<std::uint32_t>());
     value.encoded.offset = window_.position();
@@ -263,9 +274,11 @@ class GgufReader {
       const std::byte* const at = take(size_of(value.type));
       bool is_finite = false;
       text = text_of(value.type, at, buffer, is_finite);
-      if (key_ == kGgufAlignmentKey) set_alignment(value.type, at);
+      if (is_alignment && value.type == ValueType::kU32) {
+        set_alignment(little<std::uint32_t>(at));
+      }
     }
-    if (key_ == kGgufAlignmentKey && value.type != ValueType::kU32) {
+    if (is_alignment && value.type != ValueType::kU32) {
       refuse(ErrorCode::kGgufAlignment, "must be a 32-bit unsigned integer");
     }
     value.encoded.length = window_.position() - value.encoded.offset;
@@ -326,17 +339,17 @@ class GgufReader {
     if (!is_shape) return window_.skip(bytes);
     OriginalShape& original = original_shapes_.emplace_back();
     original.name = key_.substr(kGgufOriginalShapeKey.size());
+    bool is_possible = true;
     for (std::uint64_t i = 0; i < value.count; ++i) {
       const auto dim = number<std::int32_t>();
-      // No tensor has such a dimension, so the shape fits none.
-      original.dims.push_back(dim < 0 ? std::numeric_limits<std::uint64_t>::max()
-                                      : static_cast<std::uint64_t>(dim));
+      is_possible = is_possible && dim >= 0;
+      original.dims.push_back(static_cast<std::uint64_t>(dim));
     }
+    if (!is_possible) original_shapes_.pop_back();
   }
 
-  void set_alignment(ValueType type, const std::byte* at) {
-    if (type != ValueType::kU32) return;
-    alignment_ = little<std::uint32_t>(at);
+  void set_alignment(std::uint32_t alignment) {
+    alignment_ = alignment;
     if (!std::has_single_bit(alignment_)) {
       refuse(ErrorCode::kGgufAlignment, std::to_string(alignment_) + " is not a power of two");
     }
@@ -364,7 +377,7 @@ class GgufReader {
                                        " bytes, over 63");
     }
     const std::string_view whole = text(name_length);
-    const std::string_view name = whole.substr(0, whole.find('\0'));
+    const std::string_view name = up_to_nul(whole);
     tensor.name_begin = header_.names.size();
     tensor.name_length = static_cast<std::uint32_t>(name.size());
     header_.names += name;
@@ -486,10 +499,12 @@ class GgufReader {
     std::uint64_t elements = 1;
     for (const std::uint64_t dim : header_.shape(tensor)) elements *= dim;
     std::uint64_t product = 1;
+    bool overflows = false;
     for (const std::uint64_t dim : original.dims) {
-      if (__builtin_mul_overflow(product, dim, &product)) return;
+      overflows = __builtin_mul_overflow(product, dim, &product) || overflows;
     }
-    if (product != elements) return;
+    const bool is_empty = std::ranges::find(original.dims, 0U) != original.dims.end();
+    if ((overflows && !is_empty) || product != elements) return;
     const std::span<const std::uint64_t> shape = header_.shape(tensor);
     const std::vector<std::uint64_t> stored(shape.begin(), shape.end());
     tensor.stored_rank = static_cast<std::uint8_t>(stored.size());
@@ -506,7 +521,9 @@ class GgufReader {
   std::uint64_t tensor_count_ = 0;
   std::uint64_t key_count_ = 0;
   std::uint32_t alignment_ = 32;
-  std::uint64_t texts_ = 0;  // bytes of strings kept
+  bool has_alignment_ = false;   // a key has told it
+  std::uint64_t key_texts_ = 0;  // bytes
+  std::uint64_t texts_ = 0;      // bytes of strings kept
   std::vector<OriginalShape> original_shapes_;
   std::string subject_ = "header";  // of messages
   std::string key_;                 // being read
@@ -551,6 +568,20 @@ bool write_one(ValueType type, Encoded& encoded, TextWriter& out) {
 }
 
 }  // namespace
+
+std::string_view up_to_nul(std::string_view text) { return text.substr(0, text.find('\0')); }
+
+std::optional<std::size_t> find_gguf_key(const Metadata& metadata, std::string_view key) {
+  // A NUL sorts before all else, so the keys that are equal up to one stand together.
+  std::optional<std::size_t> first;
+  for (std::size_t i = metadata.lower_bound(key);
+       i < metadata.size() && up_to_nul(metadata[i].first) == key; ++i) {
+    if (!first || metadata.value(i).encoded.offset < metadata.value(*first).encoded.offset) {
+      first = i;
+    }
+  }
+  return first;
+}
 
 bool is_gguf(std::span<const std::byte> first) {
   return first.size() >= kMagic.size() &&

@@ -13,8 +13,9 @@
 // gives the dimensions of a tensor with the fastest first; a Header has them row-major.
 //
 // What ggml's reader and llama.cpp's loader accept is accepted, except that a size over 64 bits, a
-// key over 65,535 bytes (the format's limit) and 2^32 tensors are refused. As there, a name ends at
-// its first NUL, and the zeros behind the last tensor may be missing.
+// key over 65,535 bytes (the format's limit), 2^32 tensors, and more than 4,194,304 keys or 64 MiB
+// of their texts are refused. As there, a name ends at its first NUL, a key is kept whole and found
+// by what stands before its first NUL, and the zeros behind the last tensor may be missing.
 //
 // The time and the memory are linear in the size of the header. Arrays, and strings that would need
 // much memory, are not kept: MetadataValue says where they stand.
@@ -28,6 +29,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +40,11 @@ inline constexpr std::string_view kGgufName = "GGUF";
 inline constexpr std::string_view kGgufAlignmentKey = "general.alignment";
 // The beginning of a key that gives a tensor a shape other than the stored one; its name follows.
 inline constexpr std::string_view kGgufOriginalShapeKey = "comfy.gguf.orig_shape.";
+
+std::string_view up_to_nul(std::string_view text);
+// The entry that ggml finds for a key without a NUL: the first in the file that is equal up to one.
+// Needs Metadata::sort().
+std::optional<std::size_t> find_gguf_key(const Metadata& metadata, std::string_view key);
 
 bool is_gguf(std::span<const std::byte> first);
 

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/format/gguf.h"
 
 #include <array>
 #include <charconv>
@@ -17,7 +18,7 @@ namespace {
 // The value of a key; nullopt when there is none.
 std::optional<std::int64_t> number_of(const Header& header, std::string_view key, ValueType type,
                                       const std::string& place) {
-  const std::optional<std::size_t> at = header.metadata.find(key);
+  const std::optional<std::size_t> at = find_gguf_key(header.metadata, key);
   if (!at) return std::nullopt;
   if (header.metadata.value(*at).type != type) {
     refuse(place, "key " + in_quotes(key) + ": must be a " +
@@ -59,7 +60,8 @@ std::optional<GgufSplit> gguf_split(const Header& header, const std::string& pla
 }
 
 bool is_split_key(std::string_view key) {
-  return key == kSplitNumber || key == kSplitCount || key == kSplitTensors;
+  const std::string_view found = up_to_nul(key);
+  return found == kSplitNumber || found == kSplitCount || found == kSplitTensors;
 }
 
 std::string GgufPartName::of(std::uint32_t other) const {

@@ -145,6 +145,8 @@ bool has_header(std::string_view first) {
   return length <= kMaxJsonLength;
 }
 
+bool is_gguf_name(std::string_view name) { return name.ends_with(".gguf"); }
+
 // The next step after a broken rule, when no kind of file is recognised.
 std::string_view advice_for(ErrorCode code, bool begins_well) {
   switch (code) {
@@ -204,6 +206,11 @@ Error explained(const Error& refusal, const Source& source, const std::string& p
     const auto* const kind = std::ranges::find_if(
         kFileKinds, [&](const FileKind& row) { return row.recognises(first); });
     if (kind != std::end(kFileKinds)) return with_words(refusal, place, *kind, first);
+    if (is_gguf_name(place) || is_gguf_name(source.path())) {
+      constexpr FileKind kNoGguf{
+          nullptr, "has the name of a GGUF file and does not begin with GGUF", kAgain};
+      return with_words(refusal, place, kNoGguf, first);
+    }
   }
   return {refusal.code(), place,
           refusal.message() + std::string(advice_for(refusal.code(), begins_well))};

@@ -18,7 +18,7 @@ void Metadata::add(std::string_view key, std::string_view text, const MetadataVa
   values_.push_back(value);
 }
 
-std::optional<std::size_t> Metadata::find(std::string_view key) const {
+std::size_t Metadata::lower_bound(std::string_view key) const {
   std::size_t begin = 0;
   std::size_t end = size();
   while (begin < end) {
@@ -29,7 +29,12 @@ std::optional<std::size_t> Metadata::find(std::string_view key) const {
       end = middle;
     }
   }
-  return begin < size() && (*this)[begin].first == key ? std::optional(begin) : std::nullopt;
+  return begin;
+}
+
+std::optional<std::size_t> Metadata::find(std::string_view key) const {
+  const std::size_t i = lower_bound(key);
+  return i < size() && (*this)[i].first == key ? std::optional(i) : std::nullopt;
 }
 
 void Metadata::sort() {

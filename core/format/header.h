@@ -78,6 +78,8 @@ class Metadata {
     return values_.empty() ? MetadataValue{} : values_[i];
   }
 
+  // The first entry whose key is not less. Needs sort().
+  std::size_t lower_bound(std::string_view key) const;
   // The entry with this key; nullopt when there is none. Needs sort().
   std::optional<std::size_t> find(std::string_view key) const;
 

@@ -76,6 +76,11 @@ class Float32 : public Producer {
 
 }  // namespace
 
+bool has_f32(DType dtype, std::uint64_t count) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
+  return type_info(dtype).to_f32 != nullptr && count <= kMost;
+}
+
 std::unique_ptr<const Producer> as_f32(Content raw, const TypeInfo& type, std::uint64_t count) {
   return std::make_unique<Float32>(std::move(raw), type, count);
 }

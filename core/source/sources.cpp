@@ -132,6 +132,8 @@ class Sources::Impl {
   std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
   bool may_ask() const { return !options_.offline && !asks_nobody_; }
   bool is_cached(const RemoteVersion& version, std::uint64_t length);
+  std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
+                               std::uint64_t length);
   std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
                                      std::string_view first);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
@@ -304,6 +306,23 @@ bool Sources::Impl::is_cached(const RemoteVersion& version, std::uint64_t length
   return true;
 }
 
+// Where the blocks end that were read of a beginning, 0 if the cache has them all. Who loads it
+// again reads the same: a reader passes over what it does not keep.
+std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const Source& source,
+                                            std::uint64_t length) {
+  const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
+  std::uint64_t end = 0;
+  bool has_all = true;
+  for (std::uint64_t begin = 0; begin < std::min(length, source.size());
+       begin += CacheEntry::kBlock) {
+    const ByteRange block{begin, std::min(CacheEntry::kBlock, source.size() - begin)};
+    if (!source.has(block)) continue;
+    end = block.offset + block.length;
+    has_all = has_all && entry != nullptr && entry->is_there(begin / CacheEntry::kBlock);
+  }
+  return has_all ? 0 : end;
+}
+
 std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
                                                   std::string_view first) {
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
@@ -415,22 +434,22 @@ void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view fi
 
 std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
   for (const auto& [source, length] : beginnings) {
-    const std::uint64_t rounded =
-        std::min(source->size(),
-                 (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock * CacheEntry::kBlock);
+    std::uint64_t end = 0;
     {
       const std::lock_guard lock(known_mutex_);
       const auto known = std::ranges::find_if(
           known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
-      if (known == known_.end() || is_cached(*known->second.version, rounded)) continue;
+      if (known == known_.end()) continue;
+      end = end_not_cached(*known->second.version, *source, length);
     }
-    if (rounded > Fetcher::kMemory) {
+    if (end == 0) continue;
+    if (end > Fetcher::kMemory) {
       throw Error(ErrorCode::kUnreadable, source->path(),
-                  "its header has " + human_bytes(rounded) +
+                  "its header has " + human_bytes(length) +
                       ", and no cache can hold it: name a directory with -o cache_dir, or mount "
                       "without -o supervise");
     }
-    std::string first(rounded, '\0');
+    std::string first(end, '\0');
     if (const int error = source->read(std::as_writable_bytes(std::span(first)), 0)) {
       throw_read_failure(*source, source->path(), "", error);
     }

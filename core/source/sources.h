@@ -73,7 +73,7 @@ class Sources {
   // The name with what can be pinned (hf://org/name@COMMIT); a local one as it stands.
   std::string pinned(const std::string& name);
 
-  // The first bytes of a source, which loading it reads.
+  // The first bytes of a source, of which loading it reads a part or all.
   struct Beginning {
     const Source* source;
     std::uint64_t length;  // bytes

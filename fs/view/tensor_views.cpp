@@ -19,7 +19,7 @@ Content floats_of(const Tensor& tensor) {
 bool fits_numpy(const Tensor& tensor) {
   return !type_info(tensor.dtype).npy.empty() && tensor.shape.size() <= kNpyMaxRank;
 }
-bool is_floating(const Tensor& tensor) { return type_info(tensor.dtype).to_f32 != nullptr; }
+bool is_floating(const Tensor& tensor) { return has_f32(tensor.dtype, tensor.elements()); }
 bool is_floating_and_fits_numpy(const Tensor& tensor) {
   return is_floating(tensor) && tensor.shape.size() <= kNpyMaxRank;
 }

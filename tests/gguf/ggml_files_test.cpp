@@ -129,8 +129,12 @@ class GgmlFiles : public GgmlTest {
       text += row(header.name(tensor), type_info(tensor.dtype).gguf, tensor.offset, tensor.length,
                   dims);
     }
-    std::map<std::string, std::string> metadata;
+    std::map<std::uint64_t, std::size_t> in_the_file;  // keys that differ behind a NUL are one
     for (std::size_t i = 0; i < header.metadata.size(); ++i) {
+      in_the_file[header.metadata.value(i).encoded.offset] = i;
+    }
+    std::map<std::string, std::string> metadata;
+    for (const auto& [offset, i] : in_the_file) {
       const std::string_view key = header.metadata[i].first;
       metadata[std::string(key.substr(0, key.find('\0')))] +=
           value(header.metadata.value(i), bytes);
@@ -498,6 +502,23 @@ TEST_F(GgmlFiles, WithLargeNumbersHaveTheSameVerdict) {
     }
   }
   EXPECT_GT(disagreements_["a size that wraps to zero"], 0);
+}
+
+// It keeps a key whole, and finds it by what stands before its first NUL.
+TEST_F(GgmlFiles, WithAKeyThatEndsAtANulHaveTheSameVerdict) {
+  const std::string key = "general.alignment";
+  for (const auto& [first, second] : {std::pair{key + '\0', key}, {key, key + '\0'}}) {
+    for (const std::uint32_t alignment : {64U, 48U}) {
+      for (const bool has_second : {false, true}) {
+        GgufFile file;
+        file.key(first, ValueType::kU32, little(alignment));
+        if (has_second) file.key(second, ValueType::kU32, little<std::uint32_t>(8));
+        file.alignment = alignment;
+        for (const char* name : {"a", "b"}) file.tensor(name, {1}, 0, "1234");
+        EXPECT_EQ(compare(file.bytes()), alignment == 64);
+      }
+    }
+  }
 }
 
 // A key of 65,536 bytes, one more than the format allows.

@@ -256,6 +256,66 @@ TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTell) {
   EXPECT_EQ(shape(2), (Shape{2, 4}));
 }
 
+TEST_F(Gguf, GivesATensorWithoutElementsNoShapeWithANegativeDimension) {
+  const auto shape_key = [](GgufFile& file, const char* name, std::vector<std::int32_t> dims) {
+    std::string elements;
+    for (const std::int32_t dim : dims) elements += little(dim);
+    file.key(std::string("comfy.gguf.orig_shape.") + name, ValueType::kArray,
+             gguf_array(ValueType::kI32, dims.size(), elements));
+  };
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  GgufFile file;
+  shape_key(file, "negative", {-1, 0});
+  shape_key(file, "also negative", {0, 3, -1});
+  shape_key(file, "large", {kMost, kMost, kMost, 0});
+  for (const char* name : {"negative", "also negative", "large"}) file.tensor(name, {0}, 0, "");
+
+  read(file.bytes());
+
+  EXPECT_EQ(shape(0), (Shape{0}));
+  EXPECT_EQ(shape(1), (Shape{0}));
+  EXPECT_EQ(shape(2), (Shape{kMost, kMost, kMost, 0}));
+}
+
+// ggml keeps a key whole, and compares it as a C string when it looks for one.
+TEST_F(Gguf, TakesTheFirstKeyThatIsTheAlignmentUpToANul) {
+  const std::string with_nul = std::string(kGgufAlignmentKey) + '\0' + "x";
+  const auto aligned = [](GgufFile& file, std::string_view key, std::uint32_t alignment) {
+    file.key(key, ValueType::kU32, little(alignment));
+  };
+  GgufFile alone, first, second, broken;
+  aligned(alone, with_nul, 64);
+  aligned(first, with_nul, 64);
+  first.key(kGgufAlignmentKey, "no number");
+  aligned(second, kGgufAlignmentKey, 64);
+  second.key(with_nul, "no number");
+  for (GgufFile* file : {&alone, &first, &second}) {
+    file->alignment = 64;
+    for (const char* name : {"a", "b"}) file->tensor(name, {1}, 0, "1234");
+    read(file->bytes());
+    EXPECT_EQ(header_.tensors[1].offset, header_.tensors[0].offset + 64);
+    EXPECT_EQ(header_.metadata[header_.metadata.size() - 1].first, with_nul) << "it is kept whole";
+  }
+  aligned(broken, with_nul, 48);
+  EXPECT_EQ(refused(broken.bytes()), ErrorCode::kGgufAlignment);
+}
+
+TEST_F(Gguf, WithMoreKeysThanMemoryShouldHoldIsRefused) {
+  GgufFile many;
+  many.key("k", ValueType::kU8, "1");
+  std::string bytes = many.bytes();
+  bytes.replace(16, 8, little<std::uint64_t>((4 << 20) + 1));
+  write_file(dir_ / "m.gguf", bytes);
+  std::filesystem::resize_file(dir_ / "m.gguf", 1 << 30);
+  EXPECT_EQ(refused(read_file(dir_ / "m.gguf")), ErrorCode::kGgufCount);
+
+  GgufFile large;
+  for (int i = 0; i < 1025; ++i) {
+    large.key(std::to_string(i) + std::string(65'530, 'x'), ValueType::kU8, "1");
+  }
+  EXPECT_EQ(refused(large.bytes()), ErrorCode::kGgufCount);
+}
+
 TEST_F(Gguf, CountsNoElementsOfATensorWithAZeroDimension) {
   GgufFile file;
   file.tensor("w", {0, std::int64_t{1} << 62, 4}, 0, "");

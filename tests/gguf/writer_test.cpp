@@ -175,6 +175,24 @@ TEST(GgufWriter, TakesTheLargestAlignmentThatASourceNames) {
   EXPECT_EQ(Sources({plain.bytes(), aligned(8, "a")}).merged(), small.bytes());
 }
 
+// ggml compares keys as C strings: it would find what stands before a NUL.
+TEST(GgufWriter, HasNoSecondKeyThatIsAKnownOneUpToANul) {
+  const std::string alignment = std::string(kGgufAlignmentKey) + '\0';
+  GgufFile a, b, expected;
+  a.alignment = 64;
+  a.key(alignment, ValueType::kU32, little<std::uint32_t>(64));
+  a.key(kGgufAlignmentKey, ValueType::kU32, little<std::uint32_t>(8));
+  a.key(std::string(kSplitCount) + '\0', ValueType::kU16, little<std::uint16_t>(1));
+  a.tensor("a", {1}, kF32Type, "1234");
+  b.alignment = 16;
+  b.key(kGgufAlignmentKey, ValueType::kU32, little<std::uint32_t>(16));
+  b.tensor("b", {1}, kF32Type, "1234");
+  expected.alignment = 64;
+  expected.key(alignment, ValueType::kU32, little<std::uint32_t>(64));
+  for (const char* name : {"a", "b"}) expected.tensor(name, {1}, kF32Type, "1234");
+  EXPECT_EQ(Sources({a.bytes(), b.bytes()}).merged(), expected.bytes());
+}
+
 TEST(GgufWriter, KeepsTheStoredDimensionsOfATensorWithAnotherShape) {
   const auto original = [](const std::vector<std::int32_t>& dims) {
     std::string elements;
@@ -330,6 +348,18 @@ TEST(GgufAsSafetensors, HasTheValuesOfBlocksAndTheMetadataThatHasATextInUtf8) {
   EXPECT_EQ(tensor("wide").dtype, DType::kF64);
   EXPECT_EQ(again.metadata(),
             (std::vector<stfs::Metadata::Entry>{{"layers", "7"}, {"name", "größe"}}));
+}
+
+// The format's readers take `__metadata__` for metadata.
+TEST(GgufAsSafetensors, LeavesOutATensorThatIsNamedAsTheMetadata) {
+  GgufFile file;
+  file.key("__metadata__", "x");
+  file.tensor("__metadata__", {4}, 24, "abcd");
+  file.tensor("b", {4}, 24, "efgh");
+  const Sources sources({file.bytes()});
+
+  EXPECT_FALSE(fits_safetensors(sources->tensor(*sources->find("__metadata__"))));
+  EXPECT_TRUE(fits_safetensors(sources->tensor(*sources->find("b"))));
 }
 
 class GgufWriterOfGgml : public GgmlTest {

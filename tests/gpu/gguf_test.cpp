@@ -100,6 +100,18 @@ TEST_F(GpuGguf, AShardIsWholeBlocksOrAnErrorOfOneLine) {
   }
 }
 
+TEST_F(GpuGguf, AnyPartOfTheValuesIsLoaded) {
+  const std::string path = source();
+  const Mounted mount({path});
+  const std::filesystem::path part = mount / ".stfs/f32-slice/Q6_K/1:,3:300:7";
+
+  load({part});
+  EXPECT_TRUE(got({part}) == read_file(part));
+  load({"--shard", "3/4@1", "--as", "f32", path + "::Q6_K"});
+  EXPECT_TRUE(got({"--shard", "3/4@1", "--as", "f32", path + "::Q6_K"}) ==
+              read_file(mount / ".stfs/f32-slice/Q6_K/:,384:"));
+}
+
 TEST_F(GpuGguf, AFileThatLlamaCppWroteIsLoadedAndConverted) {
   const std::string path =
       std::string(STFS_SOURCE_DIR) + "/tests/data/gguf/llama-2-tiny-random.gguf";

@@ -158,6 +158,55 @@ TEST(GpuItem, RefusesSlicesThatAreNone) {
   EXPECT_NE(halves, "") << "ends in the middle of a byte";
 }
 
+TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
+  const TempDir dir;
+  std::string blocks;
+  std::vector<float> values;
+  for (int block = 0; block < 2; ++block) {
+    blocks += std::string("\0\x38", 2);  // 0.5
+    for (int i = 0; i < 32; ++i) {
+      blocks += static_cast<char>(i - block);
+      values.push_back(0.5F * static_cast<float>(i - block));
+    }
+  }
+  write_file(dir / "m", blocks);
+  const LocalFile file((dir / "m").string());
+  const auto of_blocks = [&](ItemRequest& r) {
+    r.version = file.version().token;
+    r.source_size = file.size();
+    r.offset = 0;
+    r.dtype = DType::kQ8_0;
+    r.shape = {64};
+    r.slice = "3:40";
+  };
+  const std::string refused = refusal(of_blocks);
+  EXPECT_TRUE(
+      refused.ends_with(": slice \"3:40\": begins or ends inside a block of 32 elements "
+                        "(--as f32 takes any part)"))
+      << refused;
+  for (const DType as : {DType::kF32, DType::kBF16}) {
+    const Item item = with([&](ItemRequest& r) {
+      of_blocks(r);
+      r.as = as;
+    });
+    EXPECT_TRUE(item.cuts_blocks());
+    EXPECT_EQ(item.shape(), (std::vector<std::uint64_t>{37}));
+    EXPECT_EQ(item.raw_bytes(), 37U * 4);
+    ASSERT_EQ(item.bytes(), as == DType::kF32 ? 37U * 4 : 37U * 2);
+    std::vector<std::byte> bytes(item.bytes());
+    ASSERT_EQ(item.content(file).copy(0, bytes), 0);
+    for (std::size_t i = 0; i < 37; ++i) {
+      float value = 0;  // each is exact in 16 bits
+      if (as == DType::kF32) {
+        std::memcpy(&value, &bytes[4 * i], 4);
+      } else {
+        std::memcpy(reinterpret_cast<std::byte*>(&value) + 2, &bytes[2 * i], 2);
+      }
+      EXPECT_EQ(value, values[3 + i]) << i;
+    }
+  }
+}
+
 TEST(GpuItem, RefusesConversionsThatThereAreNone) {
   for (const DType from : {DType::kBool, DType::kU8, DType::kI64, DType::kC64}) {
     EXPECT_NE(refusal([&](ItemRequest& r) {

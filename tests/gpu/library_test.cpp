@@ -301,7 +301,7 @@ TEST(Library, WhatCannotBeMeantIsSaid) {
   std::uint64_t pointer = 0;
   EXPECT_EQ(stfs_gpu_pointer(tensors.handle, 1, &pointer), STFS_GPU_USAGE);
   EXPECT_EQ(Connection::error(), "tensor 1: there are only 1, counted from 0");
-  EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 2, &exported), STFS_GPU_USAGE);
+  EXPECT_EQ(stfs_gpu_export(tensors.handle, 0, 4, &exported), STFS_GPU_USAGE);
 }
 
 TEST(Library, TheLastErrorIsTheThreadsOwn) {

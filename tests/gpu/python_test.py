@@ -34,6 +34,17 @@ def write_checkpoint(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def write_gguf(path, tensors):
+    infos, data = b"", b""
+    for name, dims, dtype, content in tensors:
+        infos += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(dims))
+        infos += struct.pack(f"<{len(dims)}QIQ", *dims, dtype, len(data))
+        data += content + bytes(-len(content) % 32)
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 0) + infos
+    with open(path, "wb") as file:
+        file.write(header + bytes(-len(header) % 32) + data)
+
+
 def mappings():
     with open("/proc/self/maps") as maps:
         return sum("memfd:stfs-gpu" in line for line in maps)
@@ -194,6 +205,32 @@ class PythonTest(unittest.TestCase):
             numpy.asarray(tensors["f4"])
         self.assertEqual(tensors["f4"].raw().tobytes(), RAW["f4"][2])
         self.assertEqual(tensors["f4"].raw().dtype, numpy.uint8)
+
+    def test_blocks_of_gguf_have_bytes_and_values(self):
+        path = os.path.join(self.directory.name, "m.gguf")
+        block = struct.pack("<e32b", 0.5, *range(32))
+        write_gguf(path, [("blocks", [64], 8, block * 2), ("empty", [0, 2**62, 2**62], 0, b"")])
+        values = numpy.tile(numpy.arange(32, dtype="<f4") / 2, 2)
+
+        def acquire(name, **options):
+            return self.connection.acquire(f"{path}::{name}", device="cpu", load_if_missing=True,
+                                           **options)
+
+        tensors = acquire("*")
+        self.assertEqual(tensors["empty"].shape, (2**62, 2**62, 0))
+        blocks = tensors["blocks"]
+        raw = blocks.raw()
+        with self.assertRaisesRegex(TypeError, r'use numpy\(as_="f32"\) or raw\(\)$'):
+            blocks.numpy()
+        with self.assertRaisesRegex(BufferError, "DLPack has no type for Q8_0"):
+            blocks.__dlpack__(max_version=(1, 0))
+        numpy.testing.assert_array_equal(blocks.numpy(as_="f32"), values)
+        tensors.release()
+        self.assertEqual(raw.tobytes(), block * 2)
+        part = acquire("blocks", as_="f32", shard="1/4@0")[0]
+        numpy.testing.assert_array_equal(part.numpy(), values[16:32])
+        with self.assertRaisesRegex(stfs_gpu.Error, "lies in blocks of 32 elements"):
+            acquire("blocks", shard="1/4@0")
 
     def test_conversions_and_shards(self):
         converted = self.acquire("bf16", as_="f32")[0].numpy()

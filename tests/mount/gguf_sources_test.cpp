@@ -415,5 +415,46 @@ TEST_F(GgufSources, ANameThatIsNotUtf8WorksAndLeavesJsonValid) {
   EXPECT_EQ(info({"cat", file, name}).out, "abcd");
 }
 
+TEST_F(GgufSources, KeysThatAreNotUtf8AreNotInInfoJsonAndHaveFiles) {
+  GgufFile file;
+  file.key("a\xFF", "first");
+  file.key("a\xFE", "second");
+  file.key("a\xEF\xBF\xBD", "third");
+  file.tensor("w", {1}, 0, "1234");
+  write_file(dir_ / "m.gguf", file.bytes());
+  const Mounted mount({dir_ / "m.gguf"});
+
+  const auto metadata = Json::parse(read_file(mount / ".stfs/info.json")).at("metadata");
+
+  EXPECT_EQ(metadata, (Json{{"a\xEF\xBF\xBD", "third"}}));
+  EXPECT_EQ(read_file(mount / ".stfs/metadata/a\xFF"), "first");
+  EXPECT_EQ(read_file(mount / ".stfs/metadata/a\xFE"), "second");
+}
+
+TEST_F(GgufSources, JsonOnATerminalHasNoCharacterThatItObeys) {
+  const std::string name = "a\u009b2J\x7f\u202eb";
+  const std::string file = write_one("m.gguf", name);
+  for (const char* verb : {"list", "show", "hash", "stats"}) {
+    const Outcome shown =
+        run({STFS_INFO_BINARY, verb, "--json", file, "*"}, {.terminal_columns = 80});
+    EXPECT_EQ(shown.status, 0) << verb;
+    EXPECT_NE(shown.out.find(R"("a\u009b2J\u007f\u202eb")"), std::string::npos) << shown.out;
+    EXPECT_EQ(shown.out.find("\u009b"), std::string::npos) << verb;
+    EXPECT_NE(info({verb, "--json", file, "*"}).out.find(name), std::string::npos) << verb;
+  }
+}
+
+TEST_F(GgufSources, AFileThatHasOnlyTheNameIsToldSo) {
+  write_file(dir_ / "m.gguf", std::string(100, '\xA5'));
+
+  const Outcome refused = info({"list", (dir_ / "m.gguf").string()});
+
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("m.gguf: the file has the name of a GGUF file and does not begin with "
+                             "GGUF (download it again): "),
+            std::string::npos)
+      << refused.err;
+}
+
 }  // namespace
 }  // namespace stfs::test

@@ -63,6 +63,33 @@ TEST_F(RemoteGguf, ASplitFileIsMountedUnderASupervisor) {
   expect_all(mount.path());
 }
 
+// Loading passes over most of a header that is larger than the memory of a source without a cache.
+TEST_F(RemoteGguf, AHeaderThatIsNotReadWholeIsMountedUnderASupervisor) {
+  constexpr std::uint32_t kAlignment = 32 << 20;
+  GgufFile file;
+  file.key("general.alignment", ValueType::kU32, little(kAlignment));
+  file.key("long", std::string(17 << 20, 'x'));
+  file.tensor("w", {4}, 24, "abcd");
+  file.alignment = kAlignment;
+  put("/wide.gguf", {.bytes = file.header() + "abcd"});
+
+  {
+    const Mounted mount({server_.url("/wide.gguf")}, options("supervise"));
+    EXPECT_EQ(read_file(mount / "w"), "abcd");
+    EXPECT_EQ(std::filesystem::file_size(mount / ".stfs/metadata/long"), 17U << 20);
+  }
+  const auto fetched = asked_blocks("/wide.gguf").size();
+  EXPECT_LT(fetched, file.header().size() / kFetchBlock) << "what is not needed is not fetched";
+  const std::filesystem::path mountpoint = dir_ / "mnt";
+  std::filesystem::create_directory(mountpoint);
+  const Outcome refused = run({STFS_BINARY, "-o", "cache_dir=/proc/none,supervise",
+                               server_.url("/wide.gguf"), mountpoint.string()});
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_NE(refused.err.find(" and no cache can hold it: name a directory with -o cache_dir"),
+            std::string::npos)
+      << refused.err;
+}
+
 TEST_F(RemoteGguf, WithoutACacheArraysAreFetchedAgain) {
   const Mounted mount({first()}, {"-o", "cache_dir=/proc/none"});
   expect_all(mount.path());

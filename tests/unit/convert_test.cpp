@@ -176,6 +176,13 @@ TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   EXPECT_EQ(value(DType::kF16, 0x0001), std::ldexp(1.0F, -24));
 }
 
+TEST(Convert, HasNoFormForMoreValuesThanAFileCanHold) {
+  constexpr std::uint64_t kWraps = (std::uint64_t{1} << 62) + 128;  // to 512 bytes
+  EXPECT_FALSE(has_f32(DType::kQ1_0, kWraps));
+  EXPECT_FALSE(has_f32(DType::kU8, 1));
+  EXPECT_TRUE(has_f32(DType::kQ1_0, std::uint64_t{1} << 60));
+}
+
 TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
   const std::vector<Bits> bits{0,          kSign,      1,          0x7FFFFF,  0x7F800001,
                                0xFFBFFFFF, kQuietNan,  0x7FFFFFFF, kInfinity, kSign | kInfinity,

@@ -37,6 +37,13 @@ TEST(Printable, EscapesMarksThatReorderOrHide) {
   EXPECT_EQ(printable("a\u202eb\u200b\u2066\ufeff\u2028"), "a\\u202eb\\u200b\\u2066\\ufeff\\u2028");
 }
 
+TEST(Printable, OfJsonIsTheSameJson) {
+  EXPECT_EQ(printable_json("{\"a\u009b2J\": \"\x7f\u202e\ufeff\"}\n"),
+            "{\"a\\u009b2J\": \"\\u007f\\u202e\\ufeff\"}\n");
+  EXPECT_EQ(printable_json("[\"\u00e9 \\\\ \U0001f600\",\n 1]"),
+            "[\"\u00e9 \\\\ \U0001f600\",\n 1]");
+}
+
 TEST(Printable, LeavesNothingThatATerminalObeys) {
   RandomBytes random(1);
   for (int round = 0; round < 2000; ++round) {

@@ -144,6 +144,13 @@ std::string Terminal::shortened(const std::string& text, std::size_t columns) co
 }
 
 void print(std::string_view text) {
+  const bool may_be_obeyed =
+      std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0x7F; });
+  if (may_be_obeyed && ::isatty(STDOUT_FILENO) == 1) {
+    const std::string safe = printable_json(text);
+    if (std::fwrite(safe.data(), 1, safe.size(), stdout) != safe.size()) fail_output();
+    return;
+  }
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail_output();
 }
 

@@ -30,8 +30,9 @@ struct Terminal {
   std::string shortened(const std::string& text, std::size_t columns) const;
 };
 
-// To standard output. Throws Error kUnreadable when a write fails: a full disk must not cost the
-// hours that reading the rest of a checkpoint takes.
+// To standard output; on a terminal as printable_json(), because a program reads JSON as it stands
+// and the terminal of a user would obey it. Throws Error kUnreadable when a write fails: a full
+// disk must not cost the hours that reading the rest of a checkpoint takes.
 void print(std::string_view text);
 
 // The columns of a UTF-8 text on a terminal, counted as one a character.

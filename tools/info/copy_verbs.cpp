@@ -104,7 +104,9 @@ Content new_safetensors(const Checkpoint& checkpoint, const SafetensorsFiles& fi
     if (fits_safetensors(tensor)) continue;
     refuse_tensor(
         arguments, tensor,
-        "its name is not UTF-8, as safetensors needs: leave it out, or write a .gguf file");
+        std::string(is_utf8(tensor.name) ? "in safetensors this names the metadata"
+                                         : "its name is not UTF-8, as safetensors needs") +
+            ": leave it out, or write a .gguf file");
   }
   std::optional<Content> content = files.make(tensors);
   if (content) return *std::move(content);
@@ -140,19 +142,25 @@ int cat(const Arguments& arguments) {
   if (arguments.as_f32 && type_info(dtype).to_f32 == nullptr) {
     refuse(std::string(dtype_name(dtype)) + " is not a floating type: leave --as out");
   }
+  if (arguments.as_f32 && !has_f32(dtype, tensor.elements())) {
+    refuse("float32 values would exceed 63 bits: leave --as out");
+  }
   Content content = tensor.content();
   std::vector<std::uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
   if (!arguments.slice.empty()) {
     const std::string& expression = arguments.slice;
     std::vector<Range> ranges;
     Slice slice;
-    int error = parse_ranges(expression, tensor.shape, ranges);
-    if (error == 0 && !arguments.as_f32) {
-      error = slice_of(ranges, type_info(dtype), tensor.shape, slice);
-    }
+    const int error = parse_ranges(expression, tensor.shape, ranges);
+    const bool is_cut = error == 0 && !arguments.as_f32 &&
+                        slice_of(ranges, type_info(dtype), tensor.shape, slice) != 0;
     if (error == ERANGE)
       refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
              shape_json(tensor.shape) + ")");
+    if (is_cut)
+      refuse("slice " + in_quotes(expression) + ": begins or ends inside a block of " +
+             std::to_string(type_info(dtype).block_elements) +
+             " elements (--as f32 takes any part)");
     if (error != 0)
       refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
              shape_json(tensor.shape) + "; as in NumPy, without spaces)");

@@ -137,12 +137,13 @@ std::string shard_of(const SelectionOptions& options, const std::string& slice,
     range.start += shard.rank * range.count * range.step;
     Slice part;
     const TypeInfo& type = type_info(tensor.dtype);
-    if (slice_of(ranges, type, tensor.shape, part) != 0) {
+    const bool is_of_values = options.as && converts(tensor.dtype, *options.as);
+    if (!is_of_values && slice_of(ranges, type, tensor.shape, part) != 0) {
       refuse(place, "tensor " + in_quotes(tensor.name) + ": " + std::string(type.name) +
                         " lies in blocks of " + std::to_string(type.block_elements) +
                         " elements, and a part of 1/" + std::to_string(shard.world) +
                         " of dimension " + std::to_string(shard.dimension) +
-                        " cuts them: choose another dimension or number of ranks");
+                        " cuts them: choose another dimension or number of ranks, or --as f32");
     }
     return canonical_expression(ranges, tensor.shape);
   }

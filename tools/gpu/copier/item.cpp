@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/recipe/slice_f32.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <algorithm>
@@ -54,7 +55,14 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const std::string expression = request_.slice.empty() ? "..." : request_.slice;
   std::vector<Range> ranges;
   int error = parse_ranges(expression, request_.shape, ranges);
-  if (error == 0) error = slice_of(ranges, type, request_.shape, slice_);
+  if (error == 0 && slice_of(ranges, type, request_.shape, slice_) != 0) {
+    if (!request_.as) {
+      refuse("slice " + in_quotes(expression) + ": begins or ends inside a block of " +
+             std::to_string(type.block_elements) + " elements (--as f32 takes any part)");
+    }
+    slice_ = elements_of(ranges, request_.shape);
+    ranges_ = ranges;
+  }
   if (error == ERANGE)
     refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
            shape_text(request_.shape) + ")");
@@ -63,7 +71,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
            shape_text(request_.shape) + "; as in NumPy, without spaces)");
   request_.slice = canonical_expression(ranges, request_.shape);
 
-  elements_ = type.elements_in(slice_.size());
+  elements_ = cuts_blocks() ? slice_.size() : type.elements_in(slice_.size());
   if (request_.as == request_.dtype) request_.as.reset();
   if (request_.as && !gpu::converts(request_.dtype, *request_.as)) {
     refuse("no conversion from " + std::string(dtype_name(request_.dtype)) + " to " +
@@ -95,13 +103,17 @@ Content Item::raw(const Source& source) const {
   }
   Content whole;
   whole.extent(source, request_.offset, tensor_bytes_);
+  if (cuts_blocks()) {
+    return f32_slice_content(std::move(whole), request_.dtype, ranges_, request_.shape);
+  }
   return slice_content(slice_, std::move(whole));
 }
 
 Content Item::content(const Source& source, ConversionTally* tally) const {
   if (!converts()) return raw(source);
   Content content;
-  content.production(as_type(raw(source), request_.dtype, dtype(), elements_, tally));
+  const DType from = cuts_blocks() ? DType::kF32 : request_.dtype;
+  content.production(as_type(raw(source), from, dtype(), elements_, tally));
   return content;
 }
 

@@ -42,9 +42,15 @@ class Item {
   DType dtype() const { return request_.as.value_or(request_.dtype); }  // of the result
   const std::vector<std::uint64_t>& shape() const { return slice_.shape; }
   std::uint64_t elements() const { return elements_; }
-  std::uint64_t bytes() const { return bytes_; }             // of the result
-  std::uint64_t raw_bytes() const { return slice_.size(); }  // before a conversion
+  std::uint64_t bytes() const { return bytes_; }  // of the result
+  std::uint64_t raw_bytes() const {               // before a conversion
+    return cuts_blocks() ? elements_ * sizeof(float) : slice_.size();
+  }
   bool converts() const { return request_.as.has_value(); }
+
+  // Whether the slice begins or ends inside a block: only values can be cut there, so raw() has
+  // them as F32, and the host converts them.
+  bool cuts_blocks() const { return !ranges_.empty(); }
 
   // The bytes' identity, on whichever device: the source's version, offset, type and shape, the
   // canonical form of the slice, and the type they are converted to.
@@ -66,7 +72,8 @@ class Item {
  private:
   ItemRequest request_;
   std::uint64_t tensor_bytes_ = 0;  // of the whole tensor
-  Slice slice_;
+  Slice slice_;                     // in bytes; in elements if it cuts blocks
+  std::vector<Range> ranges_;       // only then
   std::uint64_t elements_ = 1;
   std::uint64_t bytes_ = 0;
   std::string key_;

@@ -220,7 +220,8 @@ class Transfer {
 
   // Whether the device converts an item of this type; otherwise the host does.
   bool is_for_device(const Item& item) const {
-    return device_.converts() && type_info(item.request().dtype).kind == TypeKind::kFloat;
+    return device_.converts() && !item.cuts_blocks() &&
+           type_info(item.request().dtype).kind == TypeKind::kFloat;
   }
 
   // What the host converted although a device would be faster.

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 
@@ -65,7 +66,7 @@ void check_placement(const std::string& label, DType dtype, std::span<const std:
   const auto refuse = [&label](const char* rule) {
     throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
   };
-  std::uint64_t elements = 1;
+  std::uint64_t elements = std::ranges::find(shape, 0U) == shape.end() ? 1 : 0;
   for (const std::uint64_t extent : shape) {
     // DLPack and NumPy use signed 64-bit extents.
     if (extent > std::numeric_limits<std::int64_t>::max() ||

@@ -128,9 +128,12 @@ stfs::DType parse_as(std::string_view text) {
   refuse("as " + stfs::in_quotes(text) + ": not f32, f16 or bf16");
 }
 
-bool is_copy(unsigned flags) {
-  if ((flags & ~STFS_GPU_EXPORT_COPY) != 0) refuse("flags: a flag that this version does not know");
-  return (flags & STFS_GPU_EXPORT_COPY) != 0;
+stfs::gpu::ExportAs export_as(unsigned flags) {
+  if ((flags & ~(STFS_GPU_EXPORT_COPY | STFS_GPU_EXPORT_BYTES)) != 0) {
+    refuse("flags: a flag that this version does not know");
+  }
+  return {.is_copy = (flags & STFS_GPU_EXPORT_COPY) != 0,
+          .is_bytes = (flags & STFS_GPU_EXPORT_BYTES) != 0};
 }
 
 // The stfs-gpu built or installed with this library, else the one in $PATH.
@@ -261,7 +264,7 @@ int stfs_gpu_export(const stfs_gpu_tensors* tensors, size_t index, unsigned flag
                     DLManagedTensorVersioned** exported) {
   return guarded([&] {
     prepare(exported);
-    *exported = stfs::gpu::export_dlpack(tensor_at(tensors, index), is_copy(flags));
+    *exported = stfs::gpu::export_dlpack(tensor_at(tensors, index), export_as(flags));
   });
 }
 
@@ -269,6 +272,6 @@ int stfs_gpu_export_unversioned(const stfs_gpu_tensors* tensors, size_t index, u
                                 DLManagedTensor** exported) {
   return guarded([&] {
     prepare(exported);
-    *exported = stfs::gpu::export_dlpack_unversioned(tensor_at(tensors, index), is_copy(flags));
+    *exported = stfs::gpu::export_dlpack_unversioned(tensor_at(tensors, index), export_as(flags));
   });
 }

@@ -99,7 +99,8 @@ STFS_GPU_API int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* c
 
 /* Releases the tensors; NULL is allowed. Their pointers become invalid, unless an export of theirs
  * is still in use. Waits for all work of this process on a GPU, which may read them; while a stream
- * captures a graph, they stay mapped until a later call instead. May be called before or after stfs_gpu_disconnect. */
+ * captures a graph, they stay mapped until a later call instead. May be called before or after
+ * stfs_gpu_disconnect. */
 STFS_GPU_API void stfs_gpu_release(stfs_gpu_tensors* tensors);
 
 /* The number of tensors. 0 for NULL. */
@@ -142,7 +143,8 @@ struct DLManagedTensorVersioned;
 struct DLManagedTensor;
 
 /* Flags of exports. */
-#define STFS_GPU_EXPORT_COPY 1u /* a writable private copy; host memory only */
+#define STFS_GPU_EXPORT_COPY 1u  /* a writable private copy; host memory only */
+#define STFS_GPU_EXPORT_BYTES 2u /* as U8 of one dimension: the types that DLPack lacks, too */
 
 /* Exports a tensor to another library. Memory and lease live until the consumer calls the deleter,
  * on any thread, even after a release or disconnect. Without STFS_GPU_EXPORT_COPY the struct has

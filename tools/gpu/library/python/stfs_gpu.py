@@ -37,6 +37,7 @@ INVALID, USAGE, UNREADABLE, DEVICE = 1, 2, 3, 5  # Error.status: the exit status
 
 _START_HOLDER = 1
 _EXPORT_COPY = 1
+_EXPORT_BYTES = 2
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
 
 # dtype -> typestr of NumPy's array interface. BF16 and the 8-bit floats have none.
@@ -52,6 +53,8 @@ _ML_DTYPES = {
     "F8_E5M2": ("float8_e5m2", "V1"), "F8_E8M0": ("float8_e8m0fnu", "V1"),
     "F8_E4M3FNUZ": ("float8_e4m3fnuz", "V1"), "F8_E5M2FNUZ": ("float8_e5m2fnuz", "V1"),
 }
+
+_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # elements that share bytes, for which DLPack has a type
 
 
 class Error(Exception):
@@ -201,7 +204,7 @@ class _View:
     """Keeps a tensor's memory for the array that refers to this object."""
 
     def __init__(self, tensor, code, shape):
-        exported = tensor._export(_library.stfs_gpu_export, 0)
+        exported = tensor._export(_library.stfs_gpu_export, _EXPORT_BYTES)
         managed = _ManagedVersioned.from_address(exported)
         weakref.finalize(self, managed.deleter, exported).atexit = False
         self.interface = {
@@ -302,8 +305,9 @@ class Tensor:
             raise ValueError(f'as_ is {as_!r}: it can be "f32" or None')
         code = _CODES.get(self.dtype)
         if code is None and self.dtype not in _ML_DTYPES:
+            dlpack = ", raw() or DLPack" if self.dtype in _PACKED else " or raw()"
             raise TypeError(f'{self.dtype} has elements that share bytes: use '
-                            'numpy(as_="f32"), raw() or DLPack')
+                            f'numpy(as_="f32"){dlpack}')
         if code is not None:
             return self._array(numpy, code, self.shape)
         ml_name, code = _ML_DTYPES[self.dtype]
