@@ -484,6 +484,7 @@ void Checkpoint::load_split(const std::string& path, Part first, const LoadOptio
   const GgufSplit split = *split_of(first, place);
   const std::vector<std::string> labels = gguf_parts(last_component(place), split, place);
   std::vector<std::string> files;
+  files.reserve(labels.size());
   for (const std::string& label : labels) files.push_back(child_name(parent_name(path), label));
   const auto others = std::span(files).subspan(1);
   std::vector<Sources::Opened> opened = open_all(others, options);

@@ -64,6 +64,6 @@ struct QuantState {
   float nested_offset = 0;
 };
 // nullopt: not such a text.
-std::optional<QuantState> parse_quant_state(const std::string& json);
+std::optional<QuantState> parse_quant_state(const std::string& text);
 
 }  // namespace stfs

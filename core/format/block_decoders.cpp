@@ -81,8 +81,7 @@ STFS_INLINE void multiply(const std::int8_t* __restrict q, std::size_t count, fl
   }
 }
 
-// For each byte, eight bytes: 0xFF where the bit is set.
-constexpr auto kSet = [] {
+constexpr std::array<std::uint64_t, 256> bytes_of_bits() {
   std::array<std::uint64_t, 256> masks{};
   for (std::size_t byte = 0; byte < masks.size(); ++byte) {
     for (std::size_t j = 0; j < 8; ++j) {
@@ -90,7 +89,9 @@ constexpr auto kSet = [] {
     }
   }
   return masks;
-}();
+}
+// For each byte, eight bytes: 0xFF where the bit is set.
+constexpr auto kSet = bytes_of_bits();
 
 // Eight integers of 8 bits in a word, the first in the lowest byte.
 using Eight = hn::CappedTag<float, 8>;
@@ -270,14 +271,15 @@ struct Nvfp4 {
   }
 };
 
-// For each byte, four bytes: its pairs of bits, less one.
-constexpr auto kPairs = [] {
+constexpr std::array<std::uint32_t, 256> bytes_of_pairs() {
   std::array<std::uint32_t, 256> pairs{};
   for (std::uint32_t byte = 0; byte < pairs.size(); ++byte) {
     for (unsigned j = 0; j < 4; ++j) pairs[byte] |= (((byte >> (2 * j) & 3) - 1) & 255) << (8 * j);
   }
   return pairs;
-}();
+}
+// For each byte, four bytes: its pairs of bits, less one.
+constexpr auto kPairs = bytes_of_pairs();
 
 struct Q20 {
   static constexpr std::size_t kElements = 64, kBytes = 18;

@@ -123,7 +123,7 @@ class TileCache {
 
   struct Key {
     std::uint64_t tensor, row, column;
-    auto operator<=>(const Key&) const = default;
+    auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14
   };
   struct Tile {
     std::mutex mutex;  // held while the tile is computed

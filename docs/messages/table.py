@@ -45,7 +45,8 @@ OUTPUT_CALLS = {'print', 'printf', 'snprintf', 'check', 'checked', 'scalar', 'st
 OUTPUT = {
     'core/base/command.cpp': {'help_text'},
     'core/checkpoint/schemes.cpp': {'kSchemes', 'kPlain', 'kLeft'},
-    'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download'},
+    'core/format/guess.cpp': {'with_words', 'is_page', 'finish the download', 'has the name of an unfinished download',
+                              'has the name of a GGUF file and does not begin with GGUF'},
     'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
                                    "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
                                    'draw_counts', 'draw_numbers', 'histogram_svg'},
