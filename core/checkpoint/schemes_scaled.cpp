@@ -39,7 +39,7 @@ bool set_grid(const Tensor& scale, const Matrices& all, std::size_t rank,
     return block_rows != 0 && block_columns != 0;
   };
   if (scale.elements() == 1) {  // of the tensor
-    if (all.matrices > 1) {
+    if (all.matrices != 1) {
       layout.rows *= layout.matrices;
       layout.matrices = 1;
     }
@@ -242,6 +242,8 @@ bool find_int8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   const Tensor scale = finder.tensor(*scale_number);
   const auto type = scale_type(scale.dtype);
   if (!type) refuse_companion(tensor, scale, "no type of a scale");
+  // Bytes that are powers of two scale FP4, also where two of it are stored as one I8.
+  if (*type == DType::kF8E8M0) refuse_companion(tensor, scale, "no type of a scale of INT8");
   fill(tensor, number, *scale_number, tensor.shape, found);
   set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
   set_scale(tensor, scale, *type, found.layout);
