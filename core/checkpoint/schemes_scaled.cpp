@@ -75,7 +75,7 @@ void set_scale(const Tensor& weight, const Tensor& scale, DType type, QuantizedL
   layout.scale = *packing;
 }
 
-// The sizes of blocks that the config may mean for this weight; the first that fits is taken.
+// The sizes of blocks that the config may mean for this weight.
 std::vector<QuantizationConfig::Block> blocks_in(const QuantizationConfig& config) {
   std::vector<QuantizationConfig::Block> blocks;
   if (config.weight_block) blocks.push_back(*config.weight_block);
@@ -96,7 +96,13 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   const std::vector<QuantizationConfig::Block> blocks = blocks_in(config);
   bool fits = false;
   for (const QuantizationConfig::Block& block : blocks) {
-    fits = fits || set_grid(scale, all, rank, block, layout);
+    QuantizedLayout other = layout;
+    if (!set_grid(scale, all, rank, block, other)) continue;
+    if (fits && other != layout) {
+      refuse_companion(weight, scale, "blocks of two sizes that the config names have such scales");
+    }
+    fits = true;
+    layout = other;
   }
   // Checkpoints mix sizes of blocks, and the config may name one: the grid tells the others.
   if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;

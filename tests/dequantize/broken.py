@@ -201,6 +201,13 @@ row("ct-nvfp4-global-of-two", "ct-nvfp4", Q, reshaped(Q + ".weight_global_scale"
 row("ct-nvfp4-scale-groups", "ct-nvfp4", Q, reshaped(Q + ".weight_scale", (33, 2)))
 row("ct-nvfp4-width-overflows", "ct-nvfp4", Q, both(reshaped(Q + ".weight_packed", (0, 2**63)), reshaped(Q + ".weight_scale", (0, 2**60))))
 
+# 240 columns have two scales in blocks of 128 as in blocks of 120.
+BLOCKS = {f"group_{i}": {"targets": ["Linear"], "weights": variants.ct_weights(8, "block", "float", block_structure=[8, size])}
+          for i, size in enumerate((128, 120))}
+row("ct-blocks-of-two-sizes", "plain", Q, both(
+    lambda model: model.config.update(quantization_config={**variants.ct_config("float-quantized", {}), "config_groups": BLOCKS}),
+    added(Q + ".weight", tensor("F8_E4M3", np.zeros((8, 240)))), added(Q + ".weight_scale", tensor("F32", np.ones((1, 2))))))
+
 # ModelOpt.
 
 row("nvfp4-scale-2-missing", "modelopt-nvfp4", Q, removed(Q + ".weight_scale_2"))
