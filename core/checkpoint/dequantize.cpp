@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <functional>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <span>
+#include <unordered_set>
 #include <utility>
 
 namespace stfs {
@@ -162,9 +165,8 @@ class Dequantizer {
 
   Dequantized run() {
     for (const MissingTensor& missing : checkpoint_.missing()) {
-      if (missing.name) lost_.push_back(*missing.name);
+      if (missing.name && !vanishes(*missing.name)) lost_.emplace(base_of_part(*missing.name));
     }
-    std::ranges::sort(lost_);
     refuse_known();
     finder_.refuse_unknown_methods();
     fetch_ahead();
@@ -199,20 +201,12 @@ class Dequantizer {
   // Whether a part of the same weight is in a shard that is missing (LoadOptions::allow_missing):
   // what is left of it shows nothing.
   bool is_half_of_lost(const Tensor& tensor) const {
-    if (lost_.empty() || !is_name_of_part(tensor.name)) return false;
-    const std::string_view module = tensor.name.substr(0, tensor.name.rfind('.') + 1);
-    const auto is_lost = [&](std::string_view prefix) {
-      for (auto at = std::ranges::lower_bound(lost_, prefix);
-           at != lost_.end() && at->starts_with(prefix); ++at) {
-        if (is_name_of_part(*at) && at->find('.', prefix.size()) == std::string::npos) return true;
-      }
-      return false;
-    };
+    const std::string_view base = base_of_part(tensor.name);
+    if (!lost_.contains(base)) return false;
     const bool is_plain_number =
         tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32;
-    // A bias or a norm is no weight that lost its scales.
-    if (is_plain_number && tensor.name.ends_with(".weight")) return false;
-    return is_lost(module);
+    // A norm is no weight that lost its scales.
+    return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
   }
 
   void refuse_known() const {
@@ -237,8 +231,19 @@ class Dequantizer {
     }
   }
 
+  // The types of GGUF need no config.
+  void refuse_transformed(std::uint32_t number, const Tensor& tensor) const {
+    if (type_info(tensor.dtype).kind == TypeKind::kQuantized) return;
+    const QuantizationConfig& config = finder_.config(number);
+    if (config.refused.empty()) return;
+    Finder::refuse(tensor, printable(config.file) + " has " + in_quotes(config.refused) +
+                               ", which is not supported: the weights would have to be "
+                               "transformed");
+  }
+
   void add(const Scheme& scheme, std::uint32_t number, const Tensor& tensor,
            const QuantizedWeight& found) {
+    refuse_transformed(number, tensor);
     std::array<std::uint32_t, kRoles> stored = QuantizedWeight::no_inputs();
     QuantizedInputs extents;
     std::vector<std::uint32_t> gone = found.others;
@@ -274,6 +279,10 @@ class Dequantizer {
       Finder::refuse(tensor, "its values would be " + in_quotes(found.name) +
                                  ", and there is a tensor of this name");
     }
+    if (!same && !new_names_.insert(found.name).second) {
+      Finder::refuse(
+          tensor, "its values would be " + in_quotes(found.name) + ", as those of another tensor");
+    }
     fates_[number] = tensors_->add(found, scheme, stored, *length);
   }
 
@@ -298,8 +307,9 @@ class Dequantizer {
   const Checkpoint& checkpoint_;
   DType to_;
   Finder finder_;
-  std::vector<std::string> lost_;  // names of missing tensors, sorted
+  std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
+  std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
   std::unique_ptr<QuantizedTensors> tensors_;
 };
 

@@ -21,6 +21,16 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kMostText = 16 << 20;  // bytes
 
+// Leaves out what lies deeper than anything that is read here: a value of a million levels would
+// take a gigabyte.
+Json parse(const std::string& text) {
+  constexpr int kDeepest = 64;
+  const auto is_kept = [](int depth, Json::parse_event_t, const Json&) {
+    return depth <= kDeepest;
+  };
+  return Json::parse(text, is_kept, false);
+}
+
 // Reads the members of one object, and refuses those of another type.
 class ConfigReader {
  public:
@@ -196,11 +206,14 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
     text = sources.read_file(path, kMostText);
   } catch (const Error& refusal) {
     const bool is_absent = refusal.code() == ErrorCode::kAbsent;
-    if (!is_absent && out.unreadable.empty()) out.unreadable = refusal.what();
+    if (is_absent) return false;
+    // A store may answer so for an object that is not there.
+    if (!is_url(path)) throw;
+    if (out.unreadable.empty()) out.unreadable = refusal.what();
     return false;
   }
   out.file = public_name(path);
-  json = Json::parse(text, nullptr, false);
+  json = parse(text);
   if (!json.is_object()) throw Error(ErrorCode::kQuantized, out.file, "a JSON object is expected");
   out.text = std::move(text);
   return true;
@@ -229,7 +242,7 @@ QuantizationConfig read_quantization_config(const std::string& directory, Source
 }
 
 std::optional<QuantState> parse_quant_state(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse(text);
   if (!json.is_object()) return std::nullopt;
   QuantState state;
   const auto number = [&](const char* key) -> std::uint64_t {

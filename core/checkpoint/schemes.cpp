@@ -155,11 +155,17 @@ bool vanishes(std::string_view name) {
   return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
 }
 
-bool is_name_of_part(std::string_view name) {
-  constexpr std::string_view kWeights[] = {".weight", ".weight_packed", ".qweight", "_blocks",
-                                           ".blocks"};
-  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
-  return std::ranges::any_of(kEndings, ends) || std::ranges::any_of(kWeights, ends);
+std::string_view base_of_part(std::string_view name) {
+  constexpr std::string_view kWeights[] = {".weight", "_packed", ".qweight", "_blocks", ".blocks"};
+  std::size_t longest = 0;
+  const auto cut = [&](std::string_view ending) {
+    if (name.ends_with(ending)) longest = std::max(longest, ending.size());
+  };
+  std::ranges::for_each(kEndings, cut);
+  std::ranges::for_each(kWeights, cut);
+  name.remove_suffix(longest);
+  // X.weight_scale is X.weight and _scale, but X.scales is X and .scales.
+  return name.ends_with(".weight") ? without_ending(name, ".weight") : name;
 }
 
 std::string reason_if_left(const Finder& finder, const Tensor& tensor) {
@@ -242,9 +248,18 @@ void Finder::refuse_any_method() const {
 }
 
 std::string Finder::config_texts() const {
-  std::string texts;
-  for (const auto& [directory, config] : configs_) texts += config.text + '\0';
-  return texts;
+  // In the order of the sources: a directory may be named in several ways.
+  std::vector<std::string_view> texts;
+  for (const Part& part : checkpoint_.parts()) {
+    const auto known = configs_.find(part.directory);
+    if (known == configs_.end()) continue;
+    if (std::ranges::find(texts, known->second.text) == texts.end()) {
+      texts.push_back(known->second.text);
+    }
+  }
+  std::string all;
+  for (const std::string_view text : texts) all.append(text).push_back('\0');
+  return all;
 }
 
 std::string Finder::bytes_of(const Tensor& tensor) const {

@@ -92,8 +92,8 @@ std::string reason_to_refuse(std::string_view name);
 // Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
 // activations and of the cache of keys and values.
 bool vanishes(std::string_view name);
-// Whether a name may be that of a part of a quantised weight.
-bool is_name_of_part(std::string_view name);
+// What the names of all parts of a weight begin with: "X" of X.weight, X.weight_scale and X.scales.
+std::string_view base_of_part(std::string_view name);
 // Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
 // there"; "" for one that can.
 std::string reason_if_left(const Finder& finder, const Tensor& tensor);

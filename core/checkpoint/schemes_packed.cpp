@@ -67,19 +67,28 @@ std::vector<std::uint64_t> numbers_in(const Finder& finder, const Tensor& weight
   return numbers;
 }
 
-// The bits that a group of the config names and with which `columns` columns are packed in `width`
-// words; `packing` says how.
-std::optional<Packing> packing_of(const QuantizationConfig& config, std::uint64_t columns,
-                                  std::uint64_t width) {
-  for (const QuantizationConfig::Group& group : config.groups) {
+// The packing with the bits of a group of the config in which `columns` columns fill `width` words.
+// Refuses a weight for which there are two.
+std::optional<Packing> packing_of(const Tensor& weight,
+                                  std::span<const QuantizationConfig::Group> groups,
+                                  std::uint64_t columns, std::uint64_t width) {
+  std::optional<Packing> found;
+  for (const QuantizationConfig::Group& group : groups) {
     if (!group.bits || *group.bits > 8 || group.type == "float") continue;
     const auto half = std::int32_t{1} << (*group.bits - 1);
     for (const Codes codes : {Codes::kFields, Codes::kWords}) {
-      const auto packing = packed(fields(codes, *group.bits, half), 1, columns, 4);
-      if (packing && packing->pitch == width * 4) return fields(codes, *group.bits, half);
+      const Packing packing = fields(codes, *group.bits, half);
+      const auto whole = packed(packing, 1, columns, 4);
+      if (!whole || whole->pitch != width * 4 || found == packing) continue;
+      if (found) {
+        Finder::refuse(weight, "its " + std::to_string(columns) +
+                                   " columns may be packed in two ways that have the same size");
+      }
+      found = packing;
+      if (32 % *group.bits == 0) break;  // both are the same
     }
   }
-  return std::nullopt;
+  return found;
 }
 
 // The columns of a pack-quantized weight. weight_shape tells; a checkpoint of a hundred thousand
@@ -90,21 +99,34 @@ std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tenso
                          const QuantizationConfig& config) {
   const Matrices grid = matrices_of(scale.shape);
   const std::uint64_t width = weight.shape.back();
-  std::optional<std::uint64_t> by_groups;
+  constexpr std::uint64_t kUntold = 0;
+  std::uint64_t by_groups = kUntold;
+  bool is_ambiguous = false;
   for (const QuantizationConfig::Group& group : config.groups) {
+    if (!group.bits || group.type == "float") continue;
     std::uint64_t columns = 0;
+    // Otherwise there is one group of all columns, whose number the config does not tell.
     const bool is_grouped = group.group_size && *group.group_size != QuantizationConfig::kAll &&
                             group.strategy != "channel" && group.strategy != "tensor";
-    if (!is_grouped || __builtin_mul_overflow(grid.columns, *group.group_size, &columns)) continue;
-    if (packing_of(config, columns, width)) by_groups = columns;
+    if (!is_grouped) {
+      is_ambiguous = is_ambiguous || grid.columns == 1;
+    } else if (!__builtin_mul_overflow(grid.columns, *group.group_size, &columns) &&
+               packing_of(weight, {&group, 1}, columns, width)) {
+      is_ambiguous = is_ambiguous || (by_groups != kUntold && by_groups != columns);
+      by_groups = columns;
+    }
   }
+  if (is_ambiguous) by_groups = kUntold;
   if (!shape_number) {
-    if (by_groups) return *by_groups;
-    Finder::refuse(weight, "has no weight_shape beside it: the checkpoint is not complete");
+    if (by_groups != kUntold) return by_groups;
+    Finder::refuse(weight,
+                   "has no weight_shape beside it, and the config does not tell its columns");
   }
   const Tensor shape = finder.tensor(*shape_number);
-  const Extent& place = *shape.locator;
-  if (by_groups && !place.source->has({place.offset, place.length})) return *by_groups;
+  const std::optional<Extent>& place = shape.locator;
+  if (by_groups != kUntold && place && !place->source->has({place->offset, place->length})) {
+    return by_groups;
+  }
   const std::vector<std::uint64_t> told = numbers_in(finder, weight, shape);
   const Matrices rows = matrices_of(weight.shape);
   // Of stacked experts, the shape of all or of one.
@@ -151,7 +173,7 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
     refuse_companion(tensor, scale);
   }
   const std::uint64_t columns = columns_of(finder, tensor, scale, shape_number, config);
-  const auto packing = packing_of(config, columns, words.columns);
+  const auto packing = packing_of(tensor, config.groups, columns, words.columns);
   if (!packing) {
     if (config.groups.empty()) {
       refuse_without_config(finder, number, tensor, "the number of bits");
@@ -247,12 +269,6 @@ bool find_packed(const Finder& finder, std::uint32_t number, const Tensor& tenso
                  QuantizedWeight& found) {
   if (!tensor.name.ends_with(".weight_packed")) return false;
   const std::string_view base = without_ending(tensor.name, "_packed");
-  const QuantizationConfig& config = finder.config(number);
-  if (!config.refused.empty()) {
-    Finder::refuse(tensor, printable(config.file) + " has " + in_quotes(config.refused) +
-                               ", which is not supported: the weights would have to be "
-                               "transformed");
-  }
   if (tensor.dtype == DType::kI32) return find_pack_quantized(finder, number, tensor, base, found);
   if (tensor.dtype == DType::kU8) return find_fp4_packed(finder, number, tensor, base, found);
   Finder::refuse(tensor,

@@ -39,7 +39,7 @@ bool set_grid(const Tensor& scale, const Matrices& all, std::size_t rank,
     return block_rows != 0 && block_columns != 0;
   };
   if (scale.elements() == 1) {  // of the tensor
-    if (all.matrices > 1) {
+    if (all.matrices != 1) {
       layout.rows *= layout.matrices;
       layout.matrices = 1;
     }
@@ -75,7 +75,7 @@ void set_scale(const Tensor& weight, const Tensor& scale, DType type, QuantizedL
   layout.scale = *packing;
 }
 
-// The sizes of blocks that the config may mean for this weight; the first that fits is taken.
+// The sizes of blocks that the config may mean for this weight.
 std::vector<QuantizationConfig::Block> blocks_in(const QuantizationConfig& config) {
   std::vector<QuantizationConfig::Block> blocks;
   if (config.weight_block) blocks.push_back(*config.weight_block);
@@ -96,7 +96,13 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   const std::vector<QuantizationConfig::Block> blocks = blocks_in(config);
   bool fits = false;
   for (const QuantizationConfig::Block& block : blocks) {
-    fits = fits || set_grid(scale, all, rank, block, layout);
+    QuantizedLayout other = layout;
+    if (!set_grid(scale, all, rank, block, other)) continue;
+    if (fits && other != layout) {
+      refuse_companion(weight, scale, "blocks of two sizes that the config names have such scales");
+    }
+    fits = true;
+    layout = other;
   }
   // Checkpoints mix sizes of blocks, and the config may name one: the grid tells the others.
   if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;
@@ -243,6 +249,8 @@ bool find_int8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   const Tensor scale = finder.tensor(*scale_number);
   const auto type = scale_type(scale.dtype);
   if (!type) refuse_companion(tensor, scale, "no type of a scale");
+  // Bytes that are powers of two scale FP4, also where two of it are stored as one I8.
+  if (*type == DType::kF8E8M0) refuse_companion(tensor, scale, "no type of a scale of INT8");
   fill(tensor, number, *scale_number, tensor.shape, found);
   set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
   set_scale(tensor, scale, *type, found.layout);

@@ -314,6 +314,9 @@ void round_to_f16(const float* in, std::size_t count, std::byte* out) {
 
 // --- the producer
 
+// Each read loads the whole index: this bounds its memory.
+constexpr std::uint64_t kMostIndexed = std::uint64_t{1} << 20;
+
 bool is_there(const Extent& input) { return input.source != nullptr; }
 
 // The values of a part of a stored matrix, decoded row by row from bytes that were read before.
@@ -369,9 +372,15 @@ class Decoder {
     }
   }
 
-  int read() {
+  // That read() will read.
+  std::uint64_t bytes() const {
     std::uint64_t bytes = 0;
     for (const Window& window : windows_) bytes += window.run * window.count;
+    return bytes;
+  }
+
+  int read() {
+    const std::uint64_t bytes = this->bytes();
     if (bytes > capacity_) {
       bytes_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
       capacity_ = bytes;
@@ -448,10 +457,10 @@ class Decoder {
       const auto used =
           index_.subspan(static_cast<std::size_t>(part.row), static_cast<std::size_t>(part.rows));
       const auto [least, most] = std::ranges::minmax(used);
-      if (least >= 0 && static_cast<std::uint64_t>(most) < layout_.grid_rows) {
-        grid.row = static_cast<std::uint64_t>(least);
-        end_row = static_cast<std::uint64_t>(most) + 1;
-      }
+      // A row of a block that is not there fails when it is decoded.
+      const auto last = static_cast<std::int64_t>(layout_.grid_rows - 1);
+      grid.row = static_cast<std::uint64_t>(std::clamp<std::int64_t>(least, 0, last));
+      end_row = static_cast<std::uint64_t>(std::clamp<std::int64_t>(most, 0, last)) + 1;
     }
     grid.column -= grid.column % kAlignedGrid;
     const std::uint64_t rounded = (end + kAlignedGrid - 1) / kAlignedGrid * kAlignedGrid;
@@ -589,6 +598,12 @@ class Dequantized : public Producer {
     const std::uint64_t row = layout.rows * width_;
     const std::uint64_t fit = row == 0 ? kTileRows : kBand / row / kLeastRows * kLeastRows;
     tile_rows_ = std::clamp(fit, kLeastRows, kTileRows);
+    // What a tile needs has to be on this machine at once, in whole blocks of a remote source.
+    const Packing& codes = layout.weight;
+    const std::uint64_t block = std::min(codes.pitch, 2 * Source::kFetchUnit);
+    const std::uint64_t rows = stored_rows(codes, 0, kTileColumns).second;
+    const std::uint64_t most = block == 0 ? kTileColumns : kFetched * kTileColumns / (block * rows);
+    tile_columns_ = std::clamp(most / kStripe * kStripe, kLeastColumns, kTileColumns);
   }
 
   std::uint64_t size() const override {
@@ -659,7 +674,10 @@ class Dequantized : public Producer {
   static constexpr std::uint64_t kLeastRows = 64;
   static constexpr std::uint64_t kTileRows = 1024;
   static constexpr std::uint64_t kTileColumns = 2048;
+  static constexpr std::uint64_t kLeastColumns = 64;
+  static constexpr std::uint64_t kFetched = 6 << 20;  // bytes; less than kMostMissing
   static constexpr std::uint64_t kStripe = 32;  // stored rows that are decoded and turned together
+  static constexpr std::uint64_t kMostAtOnce = 1 << 20;  // bytes that a stripe reads
 
   struct Work {
     Work(const QuantizedLayout& layout, const QuantizedInputs& inputs) : decoder(layout, inputs) {}
@@ -743,8 +761,8 @@ class Dequantized : public Producer {
     Tile tile{.matrix = matrix,
               .row = row / tile_rows_ * tile_rows_,
               .rows = tile_rows_,
-              .column = column / kTileColumns * kTileColumns,
-              .columns = kTileColumns};
+              .column = column / tile_columns_ * tile_columns_,
+              .columns = tile_columns_};
     tile.rows = std::min(tile.rows, layout_.columns - tile.row);
     tile.columns = std::min(tile.columns, layout_.rows - tile.column);
     return tile;
@@ -794,13 +812,19 @@ class Dequantized : public Producer {
     std::vector<float> stripe(kStripe * pitch + 256);
     std::array<float, kStripe> turned{};
     for (std::uint64_t done = 0; done < tile.columns; done += kStripe) {
-      const Part part = stripe_of(tile, done);
+      Part part = stripe_of(tile, done);
       const auto width = static_cast<std::size_t>(part.rows);
       work.decoder.aim(part, work.index);
-      if (const int error = work.decoder.read()) return error;
+      // An index may lead to blocks that are far apart: then each row is read alone.
+      if (work.decoder.bytes() > kMostAtOnce) part.rows = 1;
       for (std::size_t i = 0; i < width; ++i) {
-        const int error =
-            work.decoder.decode(part.row + i, part.column, height, stripe.data() + i * pitch);
+        if (i % part.rows == 0) {
+          part.row = tile.column + done + i;
+          work.decoder.aim(part, work.index);
+          if (const int error = work.decoder.read()) return error;
+        }
+        const int error = work.decoder.decode(tile.column + done + i, part.column, height,
+                                              stripe.data() + i * pitch);
         if (error != 0) return error;
       }
       for (std::size_t row = 0; row < height; ++row) {
@@ -841,6 +865,7 @@ class Dequantized : public Producer {
   TileCache& tiles_;
   std::uint64_t tensor_;
   std::uint64_t tile_rows_ = kTileRows;
+  std::uint64_t tile_columns_ = kTileColumns;
 };
 
 // The bytes of all matrices of a packing; nullopt on overflow or for a pitch that is too small.
@@ -907,7 +932,9 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs&
   }
   if (!is_there(input(Role::kScale))) return Role::kScale;
   const std::uint64_t indexed = layout.index_is_of_rows ? layout.rows : layout.columns;
-  if (has_index && !has(Role::kIndex, indexed * sizeof(std::int32_t))) return Role::kIndex;
+  if (has_index && (indexed > kMostIndexed || !has(Role::kIndex, indexed * sizeof(std::int32_t)))) {
+    return Role::kIndex;
+  }
   const std::uint64_t factors = layout.factor_is_of_matrix ? layout.matrices : 1;
   if (!has(Role::kFactor, factors * type_info(layout.factor_type).block_bytes)) {
     return Role::kFactor;

@@ -167,12 +167,46 @@ row("ct-target-is-no-expression", "ct-pack-4", (UP, "targets", "re:"), config("c
 row("ct-target-is-slow", "ct-pack-4", (UP, "targets", "re:"), config("config_groups", "group_0", "targets", value=["re:(a|a|(.*)*)*$"]), "either")
 row("ct-int8-scale", "ct-int8", Q, reshaped(Q + ".weight_scale", (36, 1)))
 row("ct-int8-zero-points", "ct-int8-zero-points", Q, reshaped(Q + ".weight_zero_point", (36, 1)))
+row("ct-int8-scale-of-powers-of-two", "ct-int8", Q, lambda model: reshaped(Q + ".weight_scale", model.tensors[Q + ".weight_scale"].shape, "U8")(model))
+row("ct-float-transform", "ct-float-channel", "transform_config", config("transform_config", value={"config_groups": {"u": {"type": "hadamard"}}}))
+row("ct-int8-sparsity", "ct-int8", "sparsity_config", config("sparsity_config", value={"format": "sparse-24-bitmask"}))
+
+
+def packed(groups, **tensors):
+    """A checkpoint whose one quantised weight is Q, with one group of the config for each (bits, group size)."""
+
+    def change(model):
+        weights = [variants.ct_weights(bits, "group" if size else "channel", group=size) for bits, size in groups]
+        model.config["quantization_config"] = variants.ct_config("pack-quantized", weights[0])
+        model.config["quantization_config"]["config_groups"] = {
+            f"group_{i}": {"targets": ["Linear"], "weights": each} for i, each in enumerate(weights)}
+        model.tensors.update({f"{Q}.weight_{key}": each for key, each in tensors.items()})
+
+    return change
+
+
+# 8 bits in groups of 64, or 4 bits in groups of 128: both fill 32 words, with 2 scales a row.
+for label, groups in (("a", ((4, 128), (8, 64))), ("b", ((8, 64), (4, 128))), ("c", ((8, 64), (4, None)))):
+    row("ct-columns-of-two-groups-" + label, "plain", Q,
+        packed(groups, packed=tensor("I32", np.zeros((8, 32))), scale=tensor("BF16", np.zeros((8, 1 if label == "c" else 2)))))
+# 40 codes of 3 bits fill 4 words as a stream, and 10 in each word.
+row("ct-two-packings", "plain", Q, packed(((3, None),), packed=tensor("I32", np.zeros((8, 4))), scale=tensor("BF16", np.zeros((8, 1))),
+                                          shape=tensor("I64", np.array([8, 40]))))
+row("ct-two-of-one-name", "ct-pack-4", UP, both(added(UP + ".weight_blocks", tensor("U8", np.zeros((1, 8, 1, 16)))),
+                                                added(UP + ".weight_scales", tensor("U8", np.zeros((1, 8, 1))))))
 row("ct-block-scale", "ct-float-block", UP, reshaped(UP + ".weight_scale", (7, 2)))
 row("ct-block-of-text", "ct-float-block-string", (UP, "block_structure"), config(*WEIGHTS, "block_structure", value="0x-1"), "either")
 row("ct-nvfp4-global-missing", "ct-nvfp4", Q, removed(Q + ".weight_global_scale"))
 row("ct-nvfp4-global-of-two", "ct-nvfp4", Q, reshaped(Q + ".weight_global_scale", (2,)))
 row("ct-nvfp4-scale-groups", "ct-nvfp4", Q, reshaped(Q + ".weight_scale", (33, 2)))
 row("ct-nvfp4-width-overflows", "ct-nvfp4", Q, both(reshaped(Q + ".weight_packed", (0, 2**63)), reshaped(Q + ".weight_scale", (0, 2**60))))
+
+# 240 columns have two scales in blocks of 128 as in blocks of 120.
+BLOCKS = {f"group_{i}": {"targets": ["Linear"], "weights": variants.ct_weights(8, "block", "float", block_structure=[8, size])}
+          for i, size in enumerate((128, 120))}
+row("ct-blocks-of-two-sizes", "plain", Q, both(
+    lambda model: model.config.update(quantization_config={**variants.ct_config("float-quantized", {}), "config_groups": BLOCKS}),
+    added(Q + ".weight", tensor("F8_E4M3", np.zeros((8, 240)))), added(Q + ".weight_scale", tensor("F32", np.ones((1, 2))))))
 
 # ModelOpt.
 

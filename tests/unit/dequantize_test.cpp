@@ -4,12 +4,15 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/mounted.h"
+#include "core/recipe/arrival.h"
 #include "core/recipe/dequantize.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -38,6 +41,27 @@ class ManyLateSources : public Sources {
     return source;
   }
   std::map<std::string, LateSource*> opened;
+};
+
+// Counts the bytes that are read.
+class CountingSources : public Sources {
+ public:
+  class Counting : public LateSource {
+   public:
+    Counting(const std::string& path, std::atomic<std::uint64_t>& all)
+        : LateSource(path), all_(all) {}
+    int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
+      all_ += buffer.size();
+      return LateSource::read_unverified(buffer, offset);
+    }
+
+   private:
+    std::atomic<std::uint64_t>& all_;
+  };
+  std::unique_ptr<const Source> open(const std::string& name) override {
+    return std::make_unique<Counting>(name, all);
+  }
+  std::atomic<std::uint64_t> all = 0;
 };
 
 class DequantizeTest : public ::testing::Test {
@@ -137,6 +161,88 @@ TEST_F(DequantizeTest, AWeightWhoseScaleIsInAMissingShardIsNotShown) {
   ASSERT_EQ(checkpoint.missing().size(), 1U);
 }
 
+// What is left of a weight is not shown, but a weight that has all its parts is, with what stands
+// beside it.
+TEST_F(DequantizeTest, OnlyWhatLostAPartIsNotShown) {
+  const std::string codes(64, '\x38');
+  const std::string one = packed_floats({1});
+  write_safetensors(dir_ / "a.safetensors",
+                    {{"a.weight", "F8_E4M3", {8, 8}, codes},
+                     {"a.weight_scale", "F32", {1}, one},
+                     {"e.down_blocks", "U8", {1, 2, 1, 16}, std::string(32, 'x')},
+                     {"e.down_scales", "U8", {1, 2, 1}, "zz"},
+                     {"e.up_blocks", "U8", {1, 2, 1, 16}, std::string(32, 'x')},
+                     {"f.down_proj", "F8_E4M3", {8, 8}, codes},
+                     {"f.up_proj_scale", "F32", {1}, one},
+                     {"n.logit_scale", "F32", {1}, one}});
+  std::map<std::string, std::string> index;
+  for (const char* const name :
+       {"a.weight", "a.weight_scale", "e.down_blocks", "e.down_scales", "e.up_blocks",
+        "f.down_proj", "f.up_proj_scale", "n.logit_scale"}) {
+    index[name] = "a.safetensors";
+  }
+  for (const char* const name :
+       {"a.input_scale", "e.up_scales", "f.down_proj_scale", "f.up_proj", "n.weight"}) {
+    index[name] = "b.safetensors";
+  }
+  write_index(dir_ / "model.safetensors.index.json", {index.begin(), index.end()}, 0);
+  const std::string path = dir_.path().string();
+  const Checkpoint checkpoint(std::span(&path, 1),
+                              {.allow_missing = true, .dequantize = DType::kBF16});
+  std::vector<std::string> names;
+  for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
+    names.emplace_back(checkpoint.name(i));
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"a.weight", "e.down", "n.logit_scale"}));
+}
+
+TEST_F(DequantizeTest, TheVersionDoesNotDependOnHowSourcesAreNamed) {
+  for (const char* const name : {"b", "c"}) {
+    fs::create_directory(dir_ / name);
+    write_safetensors(dir_ / name / "model.safetensors",
+                      {{std::string(name) + ".weight", "F8_E4M3", {1}, "8"},
+                       {std::string(name) + ".weight_scale", "F32", {1}, packed_floats({1})}});
+    write_file(dir_ / name / "config.json", std::string("{\"name\":\"") + name + "\"}");
+  }
+  const auto version = [](const std::vector<std::string>& paths) {
+    return version_of(Checkpoint(paths, {.dequantize = DType::kBF16}));
+  };
+  const std::string b = (dir_ / "b").string();
+  const std::string c = (dir_ / "c").string();
+  EXPECT_EQ(version({fs::relative(b).string(), c}), version({b, c}));
+}
+
+TEST_F(DequantizeTest, AConfigThatCannotBeReadIsAnError) {
+  write_fp8();
+  fs::remove(dir_ / "config.json");
+  fs::create_directory(dir_ / "config.json");
+  EXPECT_THROW(load(DType::kBF16), Error);
+}
+
+// Blocks of one row each, in an order that leads from one end of the scales to the other.
+TEST_F(DequantizeTest, AnIndexThatLeadsFarApartReadsNoMoreThanItsRows) {
+  constexpr std::uint64_t kIn = 8192;
+  constexpr std::uint64_t kOut = 1024;
+  std::vector<std::int32_t> index(kIn);
+  for (std::size_t i = 0; i < kIn; ++i) {
+    index[i] = static_cast<std::int32_t>(i % 2 == 0 ? i / 2 : kIn - 1 - i / 2);
+  }
+  write_safetensors(
+      dir_ / "model.safetensors",
+      {random_tensor("w.qweight", "I32", {kIn / 8, kOut}, 1),
+       random_tensor("w.qzeros", "I32", {kIn, kOut / 8}, 2),
+       {"w.g_idx", "I32", {kIn}, {reinterpret_cast<const char*>(index.data()), kIn * 4}},
+       {"w.scales", "F16", {kIn, kOut}, std::string(kIn * kOut * 2, '\x3c')}});
+  write_file(dir_ / "config.json",
+             R"({"quantization_config":{"quant_method":"gptq","bits":4,"group_size":1}})");
+  CountingSources sources;
+  const auto checkpoint = load(DType::kBF16, &sources);
+  sources.all = 0;
+  std::vector<std::byte> part(4096);
+  ASSERT_EQ(checkpoint->tensor(0).content().copy(0, part), 0);
+  EXPECT_LE(sources.all, std::uint64_t{64} << 20);
+}
+
 // GPTQ: 1,500 columns and 40 rows of the result, so that tiles are cut at both edges.
 TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
   constexpr std::uint64_t kIn = 2560;
@@ -170,11 +276,118 @@ TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
   }
 }
 
+// A matrix of a 70B model, whose tiles touch many bytes of a source that keeps few of them.
+TEST_F(DequantizeTest, ATileOfALongMatrixNeedsNoMoreThanIsKept) {
+  constexpr std::uint64_t kIn = 2048;
+  constexpr std::uint64_t kOut = 28672;
+  write_safetensors(dir_ / "a.safetensors",
+                    {{"w.qweight", "I32", {kIn, kOut / 8}, std::string(kIn * kOut / 2, '\x21')}});
+  write_safetensors(dir_ / "b.safetensors",
+                    {{"w.qzeros", "I32", {16, kOut / 8}, std::string(16 * kOut / 2, '\0')},
+                     {"w.scales", "F16", {16, kOut}, std::string(32 * kOut, '\x3c')}});
+  write_index(dir_ / "model.safetensors.index.json", {{"w.qweight", "a.safetensors"},
+                                                      {"w.qzeros", "b.safetensors"},
+                                                      {"w.scales", "b.safetensors"}});
+  write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"awq","bits":4}})");
+  ManyLateSources sources;
+  const auto checkpoint = load(DType::kBF16, &sources);
+  for (const auto& [name, source] : sources.opened) {
+    if (!name.ends_with(".safetensors")) continue;
+    source->take_bytes_away();
+    source->deliver_at_once();
+    source->keep_at_most(kMostMissing);
+  }
+  const Content content = checkpoint->tensor(0).content();
+  std::uint64_t length = 4096;
+  EXPECT_FALSE(missing_part(content, kIn * 2, length).empty());
+  EXPECT_GT(length, 100U);
+  std::vector<std::byte> part(4096);
+  EXPECT_EQ(SequentialReader(content).copy(kIn * 2, part), 0);
+}
+
+// As a reader of a remote checkpoint does: nothing is here but what was named as missing.
+TEST_F(DequantizeTest, WhatIsNamedAsMissingIsAllThatARangeNeeds) {
+  std::vector<std::int32_t> index(2112);
+  for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int32_t>(i * 5 % 33);
+  const std::string order(reinterpret_cast<const char*>(index.data()), index.size() * 4);
+  const auto numbers = [](std::size_t count) {
+    return packed_floats(std::vector<float>(count, 1.5F));
+  };
+  write_safetensors(dir_ / "a.safetensors",
+                    {random_tensor("w.qweight", "I32", {198, 1280}, 1),
+                     random_tensor("v.weight_packed", "I32", {300, 60}, 2),
+                     {"v.weight_zero_point", "I32", {29, 20}, std::string(29 * 80, '\x37')},
+                     random_tensor("e.up_blocks", "U8", {2, 2100, 3, 16}, 3)});
+  write_safetensors(dir_ / "b.safetensors",
+                    {random_tensor("w.qzeros", "I32", {33, 120}, 4),
+                     {"w.scales", "F32", {33, 1280}, numbers(33 * 1280)},
+                     {"w.g_idx", "I32", {2112}, order},
+                     {"v.weight_scale", "F32", {300, 20}, numbers(6000)},
+                     {"e.up_scales", "U8", {2, 2100, 3}, std::string(12600, '\x7f')}});
+  std::map<std::string, std::string> files;
+  for (const char* const name :
+       {"w.qweight", "v.weight_packed", "v.weight_zero_point", "e.up_blocks"}) {
+    files[name] = "a.safetensors";
+  }
+  for (const char* const name :
+       {"w.qzeros", "w.scales", "w.g_idx", "v.weight_scale", "e.up_scales"}) {
+    files[name] = "b.safetensors";
+  }
+  write_index(dir_ / "model.safetensors.index.json", files);
+  write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"gptq","bits":3,
+      "config_groups":{"g":{"weights":{"num_bits":3,"group_size":32}}}}})");
+  const auto local = load(DType::kF16);
+  ASSERT_EQ(local->tensor_count(), 3U);
+  RandomBytes random(5);
+  for (int i = 0; i < 45; ++i) {
+    ManyLateSources sources;
+    const auto checkpoint = load(DType::kF16, &sources);
+    const stfs::Tensor tensor = checkpoint->tensor(static_cast<std::uint32_t>(i) % 3);
+    const Content content = tensor.content();
+    for (const auto& [name, source] : sources.opened) {
+      source->take_bytes_away();
+      source->deliver_at_once();
+    }
+    const std::uint64_t offset = random.next() % content.size();
+    const std::uint64_t most = std::min<std::uint64_t>(content.size() - offset, 20000);
+    const auto length = static_cast<std::size_t>(1 + random.next() % most);
+    for (const Extent& each : content.missing(offset, length)) {
+      each.source->want({each.offset, each.length}, [](int) {});
+    }
+    std::vector<std::byte> part(length);
+    std::vector<std::byte> expected(length);
+    ASSERT_EQ(content.copy(offset, part), 0) << tensor.name << " " << offset << "+" << length;
+    ASSERT_EQ(local->tensor(static_cast<std::uint32_t>(i) % 3).content().copy(offset, expected), 0);
+    ASSERT_EQ(part, expected) << tensor.name << " " << offset << "+" << length;
+  }
+}
+
 TEST_F(DequantizeTest, ALayoutWhoseSizeOverflowsFitsNothing) {
   QuantizedLayout layout;
   layout.rows = std::uint64_t{1} << 40;
   layout.columns = std::uint64_t{1} << 40;
   EXPECT_EQ(misfit(layout, {}), Role::kWeight);
+}
+
+// Each read loads the index.
+TEST_F(DequantizeTest, AnIndexOfTooManyColumnsFitsNothing) {
+  constexpr std::uint64_t kColumns = (std::uint64_t{1} << 20) + 1;
+  write_file(dir_ / "file", "x");
+  const LateSource source((dir_ / "file").string());
+  QuantizedLayout layout;
+  layout.rows = 1;
+  layout.columns = kColumns;
+  layout.grid_rows = 1;
+  layout.grid_columns = 1;
+  layout.block_columns = kColumns;
+  layout.weight = {.codes = Codes::kSigned, .pitch = kColumns, .matrix = kColumns};
+  layout.scale = {.codes = Codes::kTyped, .type = DType::kF32, .pitch = 4, .matrix = 4};
+  QuantizedInputs inputs;
+  inputs[static_cast<std::size_t>(Role::kWeight)] = {&source, 0, kColumns};
+  inputs[static_cast<std::size_t>(Role::kScale)] = {&source, 0, 4};
+  EXPECT_EQ(misfit(layout, inputs), std::nullopt);
+  inputs[static_cast<std::size_t>(Role::kIndex)] = {&source, 0, kColumns * 4};
+  EXPECT_EQ(misfit(layout, inputs), Role::kIndex);
 }
 
 TEST(TileCacheTest, KeepsTheTilesThatWereReadLast) {
