@@ -1,5 +1,7 @@
 #include "core/recipe/dequantize.h"
 
+#include "core/format/from_f32.h"
+#include "core/format/ieee.h"
 #include "core/format/to_f32.h"
 
 #include <algorithm>
@@ -265,51 +267,8 @@ void unpack(const Packing& p, const Window& window, std::uint64_t row, std::uint
 
 // --- the type of the result
 
-using Round = void (*)(const float* in, std::size_t count, std::byte* out);
-
-void round_to_f32(const float* in, std::size_t count, std::byte* out) {
+void keep_f32(const float* in, std::size_t count, std::byte* out) {
   std::memcpy(out, in, count * sizeof(float));
-}
-
-std::uint16_t bf16_of(std::uint32_t bits) {
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>(bits >> 16 | 0x40U);
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
-}
-
-void round_to_bf16(const float* in, std::size_t count, std::byte* out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t half = bf16_of(std::bit_cast<std::uint32_t>(in[i]));
-    std::memcpy(out + i * sizeof half, &half, sizeof half);
-  }
-}
-
-std::uint16_t f16_of(std::uint32_t bits) {
-  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000U);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U) {
-    return static_cast<std::uint16_t>(sign | 0x7E00U | (magnitude >> 13 & 0x1FFU));
-  }
-  if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);  // 65520
-  if (magnitude < 0x33000000U) return sign;                                         // below 2^-25
-  std::uint32_t half = (magnitude - 0x38000000U) >> 13;
-  std::uint32_t rest = magnitude & 0x1FFFU;
-  std::uint32_t tie = 0x1000U;
-  if (magnitude < 0x38800000U) {  // 2^-14: subnormal below
-    const std::uint32_t shift = 126U - (magnitude >> 23);
-    const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
-    half = significand >> shift;
-    rest = significand & ((1U << shift) - 1U);
-    tie = 1U << (shift - 1U);
-  }
-  if (rest > tie || (rest == tie && (half & 1U) != 0)) ++half;
-  return static_cast<std::uint16_t>(sign | half);
-}
-
-void round_to_f16(const float* in, std::size_t count, std::byte* out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t half = f16_of(std::bit_cast<std::uint32_t>(in[i]));
-    std::memcpy(out + i * sizeof half, &half, sizeof half);
-  }
 }
 
 // --- the producer
@@ -578,9 +537,9 @@ class Dequantized : public Producer {
               TileCache& tiles, std::uint64_t tensor)
       : layout_(layout),
         inputs_(inputs),
-        round_(to == DType::kF32    ? round_to_f32
-               : to == DType::kBF16 ? round_to_bf16
-                                    : round_to_f16),
+        round_(to == DType::kF32    ? keep_f32
+               : to == DType::kBF16 ? f32_to_bf16
+                                    : f32_to_f16),
         width_(type_info(to).block_bytes),
         align_(alignment(layout.weight)),
         tiles_(tiles),
@@ -628,6 +587,12 @@ class Dequantized : public Producer {
   }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    const IeeeArithmetic ieee;
+    return fill(offset, out);
+  }
+
+  // Not inline: the compiler could move the arithmetic out of the life of IeeeArithmetic.
+  [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
     Work work(layout_, inputs_);
     if (const int error = load_index(work)) return error;
     while (!out.empty()) {
@@ -835,7 +800,7 @@ class Dequantized : public Producer {
 
   const QuantizedLayout& layout_;
   QuantizedInputs inputs_;
-  Round round_;
+  Rounding* round_;
   std::uint64_t width_;  // bytes of an element of the result
   std::uint64_t align_;
   TileCache& tiles_;
