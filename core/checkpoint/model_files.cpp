@@ -20,9 +20,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostText = 16 << 20;  // bytes of a config.json
-constexpr std::size_t kMostFiles = 256;        // each has a descriptor
-constexpr std::size_t kLongestName = 255;      // NAME_MAX
+constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
+constexpr std::size_t kMostFiles = 256;          // each has a descriptor
+constexpr std::size_t kLongestName = 255;        // NAME_MAX
 
 // Patterns of fnmatch(3). SEMANTICS lists them.
 constexpr auto kPatterns = std::to_array<const char*>({"config.json",
@@ -69,9 +69,9 @@ bool is_regular(const std::string& path) {
 }
 
 std::string text_of(const Source& source) {
-  if (source.size() > kMostText) {
+  if (source.size() > kMostConfig) {
     throw Error(ErrorCode::kUnreadable, source.path(),
-                "larger than the limit of " + std::to_string(kMostText) + " bytes");
+                "larger than the limit of " + std::to_string(kMostConfig) + " bytes");
   }
   std::string text(source.size(), '\0');
   if (const int error = source.read(std::as_writable_bytes(std::span(text)), 0)) {
