@@ -265,6 +265,72 @@ void unpack(const Packing& p, const Window& window, std::uint64_t row, std::uint
   }
 }
 
+// Multiplies each block of `kSize` values by a scale of its own.
+template <std::size_t kSize>
+void scale_blocks(const float* scales, std::size_t blocks, float* out) {
+  for (std::size_t i = 0; i < blocks; ++i, out += kSize) {
+    const float scale = scales[i];
+    for (std::size_t k = 0; k < kSize; ++k) out[k] *= scale;
+  }
+}
+
+// --- transposing
+
+template <class T>
+struct Lanes {
+  static constexpr int kCount = 16 / sizeof(T);
+  using Vector [[gnu::vector_size(16)]] = T;
+};
+
+// Element by element: the first halves of two vectors in turn, and their second halves.
+void zip(Lanes<std::uint16_t>::Vector a, Lanes<std::uint16_t>::Vector b,
+         Lanes<std::uint16_t>::Vector& first, Lanes<std::uint16_t>::Vector& second) {
+  first = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  second = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+void zip(Lanes<std::uint32_t>::Vector a, Lanes<std::uint32_t>::Vector b,
+         Lanes<std::uint32_t>::Vector& first, Lanes<std::uint32_t>::Vector& second) {
+  first = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  second = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+
+// Transposes a square as wide as a vector: zipping row i with row i + n/2, log2(n) times, does it.
+template <class T>
+void turn_square(const std::byte* in, std::size_t in_pitch, std::byte* out, std::size_t out_pitch) {
+  constexpr int kCount = Lanes<T>::kCount;
+  std::array<typename Lanes<T>::Vector, kCount> rows;
+  std::array<typename Lanes<T>::Vector, kCount> zipped;
+  for (std::size_t i = 0; i < kCount; ++i) std::memcpy(&rows[i], in + i * in_pitch, 16);
+  for (int done = 1; done < kCount; done *= 2) {
+    for (std::size_t i = 0; i < kCount / 2; ++i) {
+      zip(rows[i], rows[i + kCount / 2], zipped[2 * i], zipped[2 * i + 1]);
+    }
+    rows = zipped;
+  }
+  for (std::size_t i = 0; i < kCount; ++i) std::memcpy(out + i * out_pitch, &rows[i], 16);
+}
+
+// Writes the transpose of a matrix; pitches are in bytes.
+template <class T>
+void turn(const std::byte* in, std::size_t rows, std::size_t columns, std::size_t in_pitch,
+          std::byte* out, std::size_t out_pitch) {
+  constexpr std::size_t kCount = Lanes<T>::kCount;
+  const std::size_t whole_rows = rows / kCount * kCount;
+  const std::size_t whole_columns = columns / kCount * kCount;
+  for (std::size_t column = 0; column < whole_columns; column += kCount) {
+    for (std::size_t row = 0; row < whole_rows; row += kCount) {
+      turn_square<T>(in + row * in_pitch + column * sizeof(T), in_pitch,
+                     out + column * out_pitch + row * sizeof(T), out_pitch);
+    }
+  }
+  for (std::size_t column = 0; column < columns; ++column) {
+    for (std::size_t row = column < whole_columns ? whole_rows : 0; row < rows; ++row) {
+      std::memcpy(out + column * out_pitch + row * sizeof(T),
+                  in + row * in_pitch + column * sizeof(T), sizeof(T));
+    }
+  }
+}
+
 // --- the type of the result
 
 void keep_f32(const float* in, std::size_t count, std::byte* out) {
@@ -365,7 +431,7 @@ class Decoder {
     }
     load_grid(grid_row);
     if (!index_.empty() && !layout_.index_is_of_rows) return apply_index(column, count, out);
-    for (std::size_t i = 0; i < count;) {
+    for (std::size_t i = scale_whole_blocks(column, count, out); i < count;) {
       const std::uint64_t block = (column + i) / layout_.block_columns;
       if (layout_.block_columns == 1 && !layout_.is_divided_by_127) {
         apply_each(static_cast<std::size_t>(block - grid_.column), count, out);
@@ -470,6 +536,19 @@ class Decoder {
       scales_[i] = layout_.factor == QuantizedLayout::Factor::kMultiplies ? scales_[i] * factor_
                                                                           : scales_[i] / factor_;
     }
+  }
+
+  // Scales the blocks of 16 or 32 columns that have nothing but a scale, from the first element on.
+  // Returns the number of elements that are done.
+  std::size_t scale_whole_blocks(std::uint64_t column, std::size_t count, float* out) const {
+    const std::uint64_t size = layout_.block_columns;
+    const bool has_more =
+        is_there(input(Role::kZero)) || is_there(input(Role::kBias)) || layout_.is_divided_by_127;
+    if (has_more || (size != 16 && size != 32) || column % size != 0) return 0;
+    const float* const scales = scales_.data() + (column / size - grid_.column);
+    const std::size_t blocks = count / static_cast<std::size_t>(size);
+    size == 16 ? scale_blocks<16>(scales, blocks, out) : scale_blocks<32>(scales, blocks, out);
+    return blocks * static_cast<std::size_t>(size);
   }
 
   // `block` is counted from the first of grid_.
@@ -755,23 +834,23 @@ class Dequantized : public Producer {
 
   int compute(Work& work, const Tile& tile, std::byte* out) const {
     const auto height = static_cast<std::size_t>(tile.rows);
-    const std::size_t pitch = height + 16;  // rows that are turned must not share the cache's sets
-    std::vector<float> stripe(kStripe * pitch + 256);
-    std::array<float, kStripe> turned{};
+    // Rows that are turned must not share the cache's sets.
+    const std::size_t pitch = (height + 32) * static_cast<std::size_t>(width_);
+    std::vector<float> run(height + 256);
+    std::vector<std::byte> stripe(kStripe * pitch);
     for (std::uint64_t done = 0; done < tile.columns; done += kStripe) {
       const Part part = stripe_of(tile, done);
       const auto width = static_cast<std::size_t>(part.rows);
       work.decoder.aim(part, work.index);
       if (const int error = work.decoder.read()) return error;
       for (std::size_t i = 0; i < width; ++i) {
-        const int error =
-            work.decoder.decode(part.row + i, part.column, height, stripe.data() + i * pitch);
+        const int error = work.decoder.decode(part.row + i, part.column, height, run.data());
         if (error != 0) return error;
+        round_(run.data(), height, stripe.data() + i * pitch);
       }
-      for (std::size_t row = 0; row < height; ++row) {
-        for (std::size_t i = 0; i < width; ++i) turned[i] = stripe[i * pitch + row];
-        round_(turned.data(), width, out + (row * tile.columns + done) * width_);
-      }
+      const auto turn_it = width_ == 2 ? turn<std::uint16_t> : turn<std::uint32_t>;
+      turn_it(stripe.data(), width, height, pitch, out + done * width_,
+              static_cast<std::size_t>(tile.columns * width_));
     }
     return 0;
   }
