@@ -206,6 +206,21 @@ void refuse_twice(std::span<const Part> parts) {
   }
 }
 
+// Whether an origin is one source, with all of its tensors.
+bool is_one_source(const Origin& origin) {
+  if (!origin.path.empty()) return true;
+  return origin.within.empty() && origin.sources.size() == 1 && is_one_source(origin.sources[0]);
+}
+
+// MLX has names of its own for the tensors, and alone stores weights in words of 32 bits.
+bool is_of_mlx(const Part& part) {
+  const auto format = part.header.metadata.find("format");
+  if (format && part.header.metadata[*format].second == "mlx") return true;
+  return std::ranges::any_of(part.header.tensors, [&](const TensorRecord& tensor) {
+    return tensor.dtype == DType::kU32 && part.header.name(tensor).ends_with(".weight");
+  });
+}
+
 }  // namespace
 
 std::uint64_t Tensor::elements() const {
@@ -241,6 +256,8 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
   if (options.dequantize) derive(*options.dequantize, *complete.sources);
   order_tensors();
   merge_metadata();
+  if (options.with_model_files) open_model_files(*complete.sources);
+  listed_ = {};
 }
 
 Checkpoint::Checkpoint(std::span<const Origin> origins, const LoadOptions& options) {
@@ -277,6 +294,37 @@ void Checkpoint::derive(DType type, Sources& sources) {
   result.tensors->move_to(*this, 0);
   derivation_->sets.push_back(std::move(result.tensors));
   derivation_->texts.push_back(std::move(result.text));
+}
+
+void Checkpoint::open_model_files(Sources& sources) {
+  const bool is_safetensors = std::ranges::all_of(
+      parts_, [](const Part& part) { return part.format->name == kSafetensorsName; });
+  const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
+  if (parts_.empty() || !is_safetensors || !is_one || std::ranges::any_of(parts_, is_of_mlx))
+    return;
+  const std::string& directory = parts_.front().directory;
+  std::optional<std::vector<std::string>> names;
+  if (directory == listed_.first) {
+    names = std::move(listed_.second);
+  } else if (!is_url(directory)) {
+    names = sources.names_in(directory.empty() ? "." : directory);
+  } else if (scheme_of(directory) == "hf") {  // has told all names already
+    names = sources.names_in(directory);
+  }
+  std::optional<DType> computed;
+  for (std::uint32_t i = 0; derivation_ && !computed && i < tensor_count(); ++i) {
+    if (tensor(i).computed != nullptr) computed = tensor(i).dtype;
+  }
+  ModelFiles found = stfs::open_model_files(directory, names, computed, sources);
+  model_files_ = std::move(found.files);
+  std::ranges::move(found.warnings, std::back_inserter(warnings_));
+}
+
+std::vector<const Source*> Checkpoint::sources() const {
+  std::vector<const Source*> sources;
+  for (const Part& part : parts_) sources.push_back(part.source.get());
+  for (const ModelFile& file : model_files_) sources.push_back(file.source.get());
+  return sources;
 }
 
 std::span<const std::string> Checkpoint::derivation_texts() const {
@@ -394,6 +442,7 @@ void Checkpoint::load_path(const std::string& path, const LoadOptions& options) 
   const bool is_file = is_url(path) && is_checkpoint_name(name);
   const auto names = is_file ? std::nullopt : options.sources->names_in(path);
   if (names) {
+    listed_ = {path, *names};
     load_directory(path, *names, options);
   } else if (name.ends_with(kIndexSuffix)) {
     load_index(path, options);

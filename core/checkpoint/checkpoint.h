@@ -9,6 +9,7 @@
 
 #include "core/checkpoint/derivation.h"
 #include "core/checkpoint/metadata.h"
+#include "core/checkpoint/model_files.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/tree.h"
 #include "core/format/format.h"
@@ -89,6 +90,7 @@ struct LoadOptions {
   bool allow_missing = false;  // accept missing shards, parts and tensors
   // Shows quantised tensors as BF16, F16 or F32 (dequantize.h).
   std::optional<DType> dequantize = {};
+  bool with_model_files = false;  // opens those of Checkpoint::model_files()
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
   // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
@@ -159,6 +161,14 @@ class Checkpoint {
 
   const std::vector<MissingTensor>& missing() const { return missing_; }
 
+  // The files for loaders beside the one source, bytewise by name: only with
+  // LoadOptions::with_model_files, of safetensors with names of the model's code (not those of
+  // MLX), and only where there is a config.json.
+  const std::vector<ModelFile>& model_files() const { return model_files_; }
+
+  // The sources of the parts, then those of the model files.
+  std::vector<const Source*> sources() const;
+
   // Lines "place: subject: rule" about a wrong total_size, about tensors that an index does not
   // name, and about tensors in missing parts. Printable (text.h).
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -184,6 +194,7 @@ class Checkpoint {
   void keep_within(const std::string& within);
   void derive(DType type, Sources& sources);
   void complete_derivation();
+  void open_model_files(Sources& sources);
   std::size_t part_number(std::uint32_t stored) const;
   std::vector<std::uint32_t> number_tensors();
   // The entry of a part's metadata.
@@ -195,6 +206,9 @@ class Checkpoint {
   void keep_arrays();
 
   std::unique_ptr<Sources> own_sources_;  // of LoadOptions without sources
+  // The directory that was loaded last, and the names in it, while loading.
+  std::pair<std::string, std::vector<std::string>> listed_;
+  std::vector<ModelFile> model_files_;
   std::vector<Origin> origins_;
   std::vector<Part> parts_;
   // The first stored tensor of each part; then the number of them all.

@@ -1,5 +1,7 @@
 #include "core/recipe/dequantize.h"
 
+#include "core/format/from_f32.h"
+#include "core/format/ieee.h"
 #include "core/format/to_f32.h"
 
 #include <algorithm>
@@ -263,53 +265,76 @@ void unpack(const Packing& p, const Window& window, std::uint64_t row, std::uint
   }
 }
 
+// Multiplies each block of `kSize` values by a scale of its own.
+template <std::size_t kSize>
+void scale_blocks(const float* scales, std::size_t blocks, float* out) {
+  for (std::size_t i = 0; i < blocks; ++i, out += kSize) {
+    const float scale = scales[i];
+    for (std::size_t k = 0; k < kSize; ++k) out[k] *= scale;
+  }
+}
+
+// --- transposing
+
+template <class T>
+struct Lanes {
+  static constexpr int kCount = 16 / sizeof(T);
+  using Vector [[gnu::vector_size(16)]] = T;
+};
+
+// Element by element: the first halves of two vectors in turn, and their second halves.
+void zip(Lanes<std::uint16_t>::Vector a, Lanes<std::uint16_t>::Vector b,
+         Lanes<std::uint16_t>::Vector& first, Lanes<std::uint16_t>::Vector& second) {
+  first = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  second = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+void zip(Lanes<std::uint32_t>::Vector a, Lanes<std::uint32_t>::Vector b,
+         Lanes<std::uint32_t>::Vector& first, Lanes<std::uint32_t>::Vector& second) {
+  first = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  second = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
+
+// Transposes a square as wide as a vector: zipping row i with row i + n/2, log2(n) times, does it.
+template <class T>
+void turn_square(const std::byte* in, std::size_t in_pitch, std::byte* out, std::size_t out_pitch) {
+  constexpr int kCount = Lanes<T>::kCount;
+  std::array<typename Lanes<T>::Vector, kCount> rows;
+  std::array<typename Lanes<T>::Vector, kCount> zipped;
+  for (std::size_t i = 0; i < kCount; ++i) std::memcpy(&rows[i], in + i * in_pitch, 16);
+  for (int done = 1; done < kCount; done *= 2) {
+    for (std::size_t i = 0; i < kCount / 2; ++i) {
+      zip(rows[i], rows[i + kCount / 2], zipped[2 * i], zipped[2 * i + 1]);
+    }
+    rows = zipped;
+  }
+  for (std::size_t i = 0; i < kCount; ++i) std::memcpy(out + i * out_pitch, &rows[i], 16);
+}
+
+// Writes the transpose of a matrix; pitches are in bytes.
+template <class T>
+void turn(const std::byte* in, std::size_t rows, std::size_t columns, std::size_t in_pitch,
+          std::byte* out, std::size_t out_pitch) {
+  constexpr std::size_t kCount = Lanes<T>::kCount;
+  const std::size_t whole_rows = rows / kCount * kCount;
+  const std::size_t whole_columns = columns / kCount * kCount;
+  for (std::size_t column = 0; column < whole_columns; column += kCount) {
+    for (std::size_t row = 0; row < whole_rows; row += kCount) {
+      turn_square<T>(in + row * in_pitch + column * sizeof(T), in_pitch,
+                     out + column * out_pitch + row * sizeof(T), out_pitch);
+    }
+  }
+  for (std::size_t column = 0; column < columns; ++column) {
+    for (std::size_t row = column < whole_columns ? whole_rows : 0; row < rows; ++row) {
+      std::memcpy(out + column * out_pitch + row * sizeof(T),
+                  in + row * in_pitch + column * sizeof(T), sizeof(T));
+    }
+  }
+}
+
 // --- the type of the result
 
-using Round = void (*)(const float* in, std::size_t count, std::byte* out);
-
-void round_to_f32(const float* in, std::size_t count, std::byte* out) {
+void keep_f32(const float* in, std::size_t count, std::byte* out) {
   std::memcpy(out, in, count * sizeof(float));
-}
-
-std::uint16_t bf16_of(std::uint32_t bits) {
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>(bits >> 16 | 0x40U);
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
-}
-
-void round_to_bf16(const float* in, std::size_t count, std::byte* out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t half = bf16_of(std::bit_cast<std::uint32_t>(in[i]));
-    std::memcpy(out + i * sizeof half, &half, sizeof half);
-  }
-}
-
-std::uint16_t f16_of(std::uint32_t bits) {
-  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000U);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U) {
-    return static_cast<std::uint16_t>(sign | 0x7E00U | (magnitude >> 13 & 0x1FFU));
-  }
-  if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);  // 65520
-  if (magnitude < 0x33000000U) return sign;                                         // below 2^-25
-  std::uint32_t half = (magnitude - 0x38000000U) >> 13;
-  std::uint32_t rest = magnitude & 0x1FFFU;
-  std::uint32_t tie = 0x1000U;
-  if (magnitude < 0x38800000U) {  // 2^-14: subnormal below
-    const std::uint32_t shift = 126U - (magnitude >> 23);
-    const std::uint32_t significand = (magnitude & 0x7FFFFFU) | 0x800000U;
-    half = significand >> shift;
-    rest = significand & ((1U << shift) - 1U);
-    tie = 1U << (shift - 1U);
-  }
-  if (rest > tie || (rest == tie && (half & 1U) != 0)) ++half;
-  return static_cast<std::uint16_t>(sign | half);
-}
-
-void round_to_f16(const float* in, std::size_t count, std::byte* out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t half = f16_of(std::bit_cast<std::uint32_t>(in[i]));
-    std::memcpy(out + i * sizeof half, &half, sizeof half);
-  }
 }
 
 // --- the producer
@@ -415,7 +440,7 @@ class Decoder {
     }
     load_grid(grid_row);
     if (!index_.empty() && !layout_.index_is_of_rows) return apply_index(column, count, out);
-    for (std::size_t i = 0; i < count;) {
+    for (std::size_t i = scale_whole_blocks(column, count, out); i < count;) {
       const std::uint64_t block = (column + i) / layout_.block_columns;
       if (layout_.block_columns == 1 && !layout_.is_divided_by_127) {
         apply_each(static_cast<std::size_t>(block - grid_.column), count, out);
@@ -522,6 +547,19 @@ class Decoder {
     }
   }
 
+  // Scales the blocks of 16 or 32 columns that have nothing but a scale, from the first element on.
+  // Returns the number of elements that are done.
+  std::size_t scale_whole_blocks(std::uint64_t column, std::size_t count, float* out) const {
+    const std::uint64_t size = layout_.block_columns;
+    const bool has_more =
+        is_there(input(Role::kZero)) || is_there(input(Role::kBias)) || layout_.is_divided_by_127;
+    if (has_more || (size != 16 && size != 32) || column % size != 0) return 0;
+    const float* const scales = scales_.data() + (column / size - grid_.column);
+    const std::size_t blocks = count / static_cast<std::size_t>(size);
+    size == 16 ? scale_blocks<16>(scales, blocks, out) : scale_blocks<32>(scales, blocks, out);
+    return blocks * static_cast<std::size_t>(size);
+  }
+
   // `block` is counted from the first of grid_.
   void apply(std::size_t block, std::size_t count, float* out) const {
     constexpr float kPer127 = 0.007874015718698502F;
@@ -587,9 +625,9 @@ class Dequantized : public Producer {
               TileCache& tiles, std::uint64_t tensor)
       : layout_(layout),
         inputs_(inputs),
-        round_(to == DType::kF32    ? round_to_f32
-               : to == DType::kBF16 ? round_to_bf16
-                                    : round_to_f16),
+        round_(to == DType::kF32    ? keep_f32
+               : to == DType::kBF16 ? f32_to_bf16
+                                    : f32_to_f16),
         width_(type_info(to).block_bytes),
         align_(alignment(layout.weight)),
         tiles_(tiles),
@@ -643,6 +681,12 @@ class Dequantized : public Producer {
   }
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    const IeeeArithmetic ieee;
+    return fill(offset, out);
+  }
+
+  // Not inline: the compiler could move the arithmetic out of the life of IeeeArithmetic.
+  [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
     Work work(layout_, inputs_);
     if (const int error = load_index(work)) return error;
     while (!out.empty()) {
@@ -808,9 +852,10 @@ class Dequantized : public Producer {
 
   int compute(Work& work, const Tile& tile, std::byte* out) const {
     const auto height = static_cast<std::size_t>(tile.rows);
-    const std::size_t pitch = height + 16;  // rows that are turned must not share the cache's sets
-    std::vector<float> stripe(kStripe * pitch + 256);
-    std::array<float, kStripe> turned{};
+    // Rows that are turned must not share the cache's sets.
+    const std::size_t pitch = (height + 32) * static_cast<std::size_t>(width_);
+    std::vector<float> run(height + 256);
+    std::vector<std::byte> stripe(kStripe * pitch);
     for (std::uint64_t done = 0; done < tile.columns; done += kStripe) {
       Part part = stripe_of(tile, done);
       const auto width = static_cast<std::size_t>(part.rows);
@@ -823,14 +868,14 @@ class Dequantized : public Producer {
           work.decoder.aim(part, work.index);
           if (const int error = work.decoder.read()) return error;
         }
-        const int error = work.decoder.decode(tile.column + done + i, part.column, height,
-                                              stripe.data() + i * pitch);
+        const int error =
+            work.decoder.decode(tile.column + done + i, part.column, height, run.data());
         if (error != 0) return error;
+        round_(run.data(), height, stripe.data() + i * pitch);
       }
-      for (std::size_t row = 0; row < height; ++row) {
-        for (std::size_t i = 0; i < width; ++i) turned[i] = stripe[i * pitch + row];
-        round_(turned.data(), width, out + (row * tile.columns + done) * width_);
-      }
+      const auto turn_it = width_ == 2 ? turn<std::uint16_t> : turn<std::uint32_t>;
+      turn_it(stripe.data(), width, height, pitch, out + done * width_,
+              static_cast<std::size_t>(tile.columns * width_));
     }
     return 0;
   }
@@ -859,7 +904,7 @@ class Dequantized : public Producer {
 
   const QuantizedLayout& layout_;
   QuantizedInputs inputs_;
-  Round round_;
+  Rounding* round_;
   std::uint64_t width_;  // bytes of an element of the result
   std::uint64_t align_;
   TileCache& tiles_;

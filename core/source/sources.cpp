@@ -84,7 +84,7 @@ class Sources::Impl {
     options_.cache_dir = std::filesystem::absolute(options_.cache_dir, error).string();
   }
 
-  std::unique_ptr<const Source> open(const std::string& name);
+  std::unique_ptr<const Source> open(const std::string& name, When when = When::kNow);
   std::optional<std::vector<std::string>> names_in(const std::string& name);
   std::string pinned(const std::string& name);
   void keep_if_not_cached(const Source& source, std::string_view first);
@@ -105,7 +105,8 @@ class Sources::Impl {
   // What was found out about a name.
   struct Known {
     std::optional<std::string> pinned = {};
-    bool is_file = false;  // a store said so
+    bool is_file = false;    // a store said so
+    bool is_absent = false;  // a store said so; not remembered by the cache
     std::optional<std::vector<std::string>> listing = {};
     std::optional<RemoteVersion> version = {};
     std::string first = {};  // bytes that no cache holds
@@ -135,7 +136,7 @@ class Sources::Impl {
   std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
                                std::uint64_t length);
   std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
-                                     std::string_view first);
+                                     std::string_view first, When when);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
   SourceOptions options_;
@@ -163,6 +164,7 @@ Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
   Json json = Json::object();
   if (known.pinned) json["pinned"] = with_secrets ? *known.pinned : public_name(*known.pinned);
   if (known.is_file) json["is_file"] = true;
+  if (known.is_absent && with_secrets) json["is_absent"] = true;
   if (known.listing) json["listing"] = *known.listing;
   if (known.version) json["version"] = to_json(*known.version, with_secrets);
   if (with_secrets && !known.first.empty()) {
@@ -182,6 +184,7 @@ Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     if (key == "pinned") known.pinned = text_of(value);
     if (key == "is_file") known.is_file = value == true;
+    if (key == "is_absent") known.is_absent = value == true;
     if (key == "version") known.version = parse_remote_version(text_of(value).value_or(""));
     if (key == "first" && value.is_binary()) {
       known.first.assign(value.get_binary().begin(), value.get_binary().end());
@@ -324,29 +327,31 @@ std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const 
 }
 
 std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
-                                                  std::string_view first) {
+                                                  std::string_view first, When when) {
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   std::unique_ptr<Remote> remote = store(name).remote(version);
   // What a store must ask before the first block is asked for here, where many threads can, and not
   // on the one thread of the Fetcher that prepares requests.
   const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
-  if (may_ask() && version.size > 0 && !has_first) static_cast<void>(remote->request({0, 1}));
+  if (when == When::kNow && may_ask() && version.size > 0 && !has_first)
+    static_cast<void>(remote->request({0, 1}));
   const bool has_room = first.empty() || entry == nullptr || cache().make_room(first.size());
   Fetcher& fetcher = this->fetcher(version.name);
   return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
                                            fetcher, first, has_room);
 }
 
-std::unique_ptr<const Source> Sources::Impl::open(const std::string& name) {
+std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When when) {
   Store& store = this->store(name);
   const std::string at = pinned(name);
   if (uses_hub_copies_ && scheme_of(at) == "hf") {
     const std::string copy = hub_local_copy(at);
     if (!copy.empty()) return std::make_unique<const LocalFile>(copy);
   }
-  if (const auto known = given(at); known && known->version) {
-    return make(at, *known->version, known->first);
+  if (const auto known = given(at); known && (known->version || known->is_absent)) {
+    if (!known->version) throw Error(ErrorCode::kAbsent, public_name(name), "no such file");
+    return make(at, *known->version, known->first, when);
   }
   Known known = recalled(at);
   if (!may_ask()) {
@@ -355,23 +360,31 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name) {
       const std::lock_guard lock(known_mutex_);
       known_[at].version = known.version;  // for resolutions()
     }
-    return make(at, *std::move(known.version), "");
+    return make(at, *std::move(known.version), "", when);
   }
-  Found found = store.find(at, known.version ? &*known.version : nullptr);
+  Found found;
+  try {
+    found = store.find(at, known.version ? &*known.version : nullptr);
+  } catch (const Error& error) {
+    const std::lock_guard lock(known_mutex_);
+    if (error.code() == ErrorCode::kAbsent) known_[at].is_absent = true;
+    throw;
+  }
   learn(at, [&](Known& what) { what.version = found.version; });
   if (found.version.is_weak) {
     warn(public_name(parent_name(at)) +
          ": its server sends no strong ETag: a change that keeps time and size is not seen");
   }
-  return make(at, std::move(found.version), found.first);
+  return make(at, std::move(found.version), found.first, when);
 }
 
-// Of a model that the Hub's own cache holds, without asking: the file that loading would choose.
+// Of a model that the Hub's own cache holds, without asking: the files that lie there.
 std::optional<std::vector<std::string>> Sources::Impl::local_listing(
     const std::string& name) const {
   if (scheme_of(name) != "hf") return std::nullopt;
   for (const char* file : {"model.safetensors.index.json", "model.safetensors"}) {
-    if (!hub_local_copy(child_name(name, file)).empty()) return std::vector<std::string>{file};
+    const std::string copy = hub_local_copy(child_name(name, file));
+    if (!copy.empty()) return stfs::names_in(std::filesystem::path(copy).parent_path());
   }
   return std::nullopt;
 }
@@ -487,7 +500,7 @@ std::unique_ptr<const Source> Sources::open(const std::string& name) {
   return is_url(name) ? impl_->open(name) : std::make_unique<const LocalFile>(name);
 }
 
-std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names) {
+std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
   constexpr std::size_t kAtOnce = 16;
   std::vector<Opened> opened(names.size());
   std::vector<std::size_t> remote;
@@ -496,6 +509,10 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
   std::optional<Error> unreachable;  // those that were not begun then fail as this one
   const auto open_one = [&](std::size_t i) {
     try {
+      if (when == When::kLater && is_url(names[i])) {
+        opened[i].source = impl_->open(names[i], when);
+        return;
+      }
       opened[i].source = open(names[i]);
       const Source& source = *opened[i].source;
       const ByteRange first{0, std::min(source.size(), CacheEntry::kBlock)};
@@ -528,7 +545,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
           if (unreachable) opened[remote[i]].error = unreachable;
         }
         if (!opened[remote[i]].error) open_one(remote[i]);
-        impl_->report(++done, remote.size());
+        if (when == When::kNow) impl_->report(++done, remote.size());
       } catch (...) {
         const std::lock_guard lock(mutex);
         failure = std::current_exception();

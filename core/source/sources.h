@@ -63,7 +63,10 @@ class Sources {
     std::unique_ptr<const Source> source;
     std::optional<Error> error;
   };
-  std::vector<Opened> open_all(std::span<const std::string> names);
+  // kLater: fetches nothing, and asks a store for the version alone; for files that are perhaps
+  // never read.
+  enum class When { kNow, kLater };
+  std::vector<Opened> open_all(std::span<const std::string> names, When when = When::kNow);
 
   // The names in a directory, unsorted; nullopt for a file. Throws Error as open() does.
   std::optional<std::vector<std::string>> names_in(const std::string& name);

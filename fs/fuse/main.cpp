@@ -141,6 +141,7 @@ struct LoadedSources {
 LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
           .dequantize = options.dequantize,
+          .with_model_files = options.control != ControlDirectory::kOff,
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -157,6 +158,10 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
     for (const Part& part : held->parts()) {
       if (!is_url(part.source->path())) continue;
       beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+    }
+    for (const ModelFile& file : held->model_files()) {
+      if (!file.text || !is_url(file.source->path())) continue;
+      beginnings.push_back({file.source.get(), file.source->size()});
     }
     return sources->resolutions(beginnings);
   });
@@ -271,7 +276,7 @@ int serve_as(Worker& worker, const Loaded& loaded) {
 }
 
 int supervise(const Loaded& loaded) {
-  Ledger ledger(loaded.checkpoint.parts().size());
+  Ledger ledger(loaded.checkpoint.sources().size());
   loaded.context.ledger = &ledger;
   Supervisor supervisor(loaded.signals, ledger,
                         {.ready = [&] { loaded.daemon.ready(); },

@@ -63,7 +63,8 @@ constexpr std::array<Xattr, 10> kXattrs{{
      [](const Nodes::Shown& s) { return s.as.has_value(); }},
 }};
 
-std::vector<const Source*> sources_of(const Checkpoint& checkpoint) {
+// Those of the tensors.
+std::vector<const Source*> sources_of_parts(const Checkpoint& checkpoint) {
   std::vector<const Source*> sources;
   for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
   return sources;
@@ -98,9 +99,10 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       options_(options),
       log_(std::move(log)),
       nodes_(checkpoint, options.views, options.control, options.ledger),
-      leases_(sources_of(checkpoint)),
-      reported_(checkpoint.parts().size()),
-      reasons_(checkpoint.parts().size()),
+      sources_(checkpoint.sources()),
+      leases_(sources_of_parts(checkpoint)),
+      reported_(sources_.size()),
+      reasons_(sources_.size()),
       counters_(options.counters != nullptr ? *options.counters : own_counters_),
       next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
       computed_(std::make_shared<Computed>(
@@ -109,23 +111,22 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
             return compute(node_of(key), stop, text);
           },
           [this](Computed::Key key) { return may_wait(node_of(key)); })) {
-  const std::vector<const Source*> sources = sources_of(checkpoint);
   statistics_.files = checkpoint.tensor_count();
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     statistics_.bytes += checkpoint.tensor(i).length;
   }
   for (std::size_t i = 0; options.ledger != nullptr && i < reported_.size(); ++i) {
-    const Source& source = *checkpoint.parts()[i].source;
+    const Source& source = *sources_[i];
     source.mark_failed(options.ledger->failures(i));
     if (!options.ledger->has_changed(i)) continue;
     source.mark_changed();
     reported_[i] = true;
   }
-  if (std::ranges::any_of(sources, [](const Source* source) { return !source->is_complete(); })) {
+  if (std::ranges::any_of(sources_, [](const Source* source) { return !source->is_complete(); })) {
     files_ahead_ = std::make_unique<const FilesAhead>(*this);
     read_ahead_ = std::make_unique<ReadAhead>(*files_ahead_);
     if (options.prefetch_all) {
-      prefetch_all_ = std::make_unique<PrefetchAll>(sources, log_);
+      prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
     }
   }
   if (options_.drop) dropping_ = start_thread([this] { drop_surplus(); });
@@ -353,7 +354,7 @@ int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& t
 
 void FileSystem::report_faults() const {
   for (std::size_t i = 0; i < reported_.size(); ++i) {
-    const Source& source = *checkpoint_.parts()[i].source;
+    const Source& source = *sources_[i];
     if (source.has_changed()) {
       if (options_.ledger != nullptr) options_.ledger->mark_changed(i);
       if (reported_[i].exchange(true)) continue;

@@ -171,6 +171,7 @@ class FileSystem {
   FileSystemOptions options_;
   Log log_;
   Nodes nodes_;
+  std::vector<const Source*> sources_;  // Checkpoint::sources()
   Leases leases_;
   Statistics statistics_{};
   mutable std::vector<std::atomic<bool>> reported_;  // by source: its change was logged

@@ -35,6 +35,11 @@ Node mirrored_node(const ViewSpec& row, const PathTree::Entry& entry) {
   if (row.names == Names::kTensors) return {row.id, false, entry.number};
   return {row.id, true, kTensorDirectory | entry.number};
 }
+// An entry of a view's list.
+Node listed_node(const ViewSpec& row, const Checkpoint& checkpoint, std::uint64_t number) {
+  const auto link = row.link != nullptr ? row.link(checkpoint, number) : std::nullopt;
+  return link.value_or(Node{row.id, false, number});
+}
 Node node_of(const ViewSpec& row) {
   return row.names == Names::kFile ? Node{row.id, false, row.file}
                                    : Node{row.id, true, PathTree::kRoot};
@@ -123,7 +128,9 @@ bool Nodes::exists(Node node) const {
     case Names::kGlobs:
       return node.number == 0 && !row->beside;
     case Names::kList:
-      return node.number < (node.is_directory ? 1 : data_of(*row).names.size());
+      if (node.is_directory) return node.number == 0;
+      return node.number < data_of(*row).names.size() &&
+             listed_node(*row, checkpoint_, node.number) == node;
     default:
       break;
   }
@@ -175,7 +182,8 @@ int Nodes::lookup(Node directory, std::string_view name, Node& node) {
   if (is_mirror(row)) return lookup_mirrored(row, directory, name, node);
   const auto number = data_of(row).names.find(name);
   if (!number) return ENOENT;
-  node = {row.id, false, *number};
+  node = listed_node(row, checkpoint_, *number);
+  if (node.view != row.id) return 0;
   // The kernel would keep a size of 0 for ever.
   std::uint64_t bytes = 0;
   return size_of(row, {checkpoint_, files_, gguf_files_, *number}, bytes);
@@ -275,7 +283,7 @@ std::optional<Nodes::Entry> Nodes::list(Node directory, std::uint64_t cursor,
   const NameList& names = data_of(row).names;
   if (cursor >= names.size()) return std::nullopt;
   const auto [number, name] = names.at(static_cast<std::size_t>(cursor));
-  return Entry{{row.id, false, number}, std::string(name)};
+  return Entry{listed_node(row, checkpoint_, number), std::string(name)};
 }
 
 std::optional<Nodes::Entry> Nodes::list_mirrored(const ViewSpec& row, Node directory,

@@ -49,6 +49,19 @@ std::optional<Extent> merged_extent(const ViewFile& file);
 int merged_size(const ViewFile& file, std::uint64_t& bytes);
 int make_merged(const ViewFile& file, Content& content);
 
+inline constexpr std::uint8_t kMergedFile = 3;  // ViewSpec::file of merged.safetensors
+
+// model_views.cpp: the files that loaders look for, beside the merged file
+
+bool has_model(const Checkpoint& checkpoint);
+NameList model_names(const Checkpoint& checkpoint);
+std::optional<Node> model_link(const Checkpoint& checkpoint, std::uint64_t number);
+int model_file_size(const ViewFile& file, std::uint64_t& bytes);
+int verify_model_file(const ViewFile& file);
+int make_model_file(const ViewFile& file, Content& content);
+std::optional<Extent> model_file_extent(const ViewFile& file);
+timespec model_file_mtime(const ViewFile& file);
+
 // gguf_views.cpp: some tensors as a GGUF file
 
 bool has_gguf(const Checkpoint& checkpoint);

@@ -51,6 +51,7 @@ enum class View : std::uint8_t {
   kPng,
   kPngSlice,
   kHist,
+  kModel,
 };
 
 struct Node {
@@ -104,6 +105,8 @@ struct ViewSpec {
   bool (*exists)(const Checkpoint&) = nullptr;    // whether a checkpoint has the view; null: yes
   bool (*shows)(const Tensor&) = nullptr;         // whether it has a file for a tensor; null: yes
   NameList (*list)(const Checkpoint&) = nullptr;  // kList
+  // kList: the node of an entry that is another row's file under a second name; nullopt for others.
+  std::optional<Node> (*link)(const Checkpoint&, std::uint64_t number) = nullptr;
   // The numbers of the tensors in a safetensors or GGUF file. A glob without tensors is ENOENT.
   std::vector<std::uint32_t> (*tensors)(const ViewFile&) = nullptr;
 

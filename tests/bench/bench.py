@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 
+import quantised
 import remote
 
 try:
@@ -627,6 +628,7 @@ def main():
         began = time.perf_counter()
         bench = Bench(Programs(arguments.build.resolve()), table, size, directory)
         bench.all()
+        quantised.Quantised(bench).all()
         remote.Remote(bench, arguments.build.resolve()).all()
     result = {"machine": machine(), "quick": arguments.quick, "seconds": round(time.perf_counter() - began),
               "rows": table.rows}

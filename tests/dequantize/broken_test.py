@@ -57,6 +57,9 @@ class Broken(unittest.TestCase):
         told = run(INFO, "list", "--dequantize=bf16", source)
         self.assertEqual(told.returncode, 1, told)
         self.assertEqual(told.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
+        checked = run(INFO, "check", "--dequantize=bf16", source)
+        self.assertEqual(checked.returncode, 1, checked)
+        info("check", source)
         with mounted(source, mountpoint):
             pass
 

@@ -203,6 +203,9 @@ class Dequantize(unittest.TestCase):
                 rows = json.loads(info(verb, option, "--json", self.source, *(["*"] if verb == "show" else [])))
                 told = {row["name"]: (row["dtype"], tuple(row["shape"])) for row in rows}
                 self.assertEqual(told, {name: (each.dtype, each.shape) for name, each in expected.items()})
+            self.assertIn(f"{len(expected)} tensors".encode(), info("check", option, self.source))
+            stats = info("stats", option, self.source).decode().splitlines()
+            self.assertEqual(len(stats), 1 + len(expected), stats)
             file = self.work / f"{word}.safetensors"
             info("extract", option, "-o", file, self.source, "*")
             others = read_safetensors(file)

@@ -60,6 +60,23 @@ class MountAsSource : public MountTest {
 
 using Strings = std::vector<std::string>;
 
+TEST_F(MountAsSource, TheModelDirectoryIsReadAsFiles) {
+  write_file(dir_ / "config.json", "{}");
+  const Mounted mount({source_});
+  const std::string model = mount / ".stfs/model/";
+
+  EXPECT_EQ(read_file(model + "model.safetensors"), read_file(source_));
+  EXPECT_EQ(read_file(model + "config.json"), "{}");
+  EXPECT_EQ(names(model), names(source_));
+  EXPECT_EQ(tensors(model + "model.safetensors")[0]["source"], model + "model.safetensors");
+  mount_at(dir_ / "second", {model});
+  EXPECT_EQ(read_file(dir_ / "second/.stfs/model/config.json"), "{}");
+  EXPECT_EQ(run({STFS_BINARY, "-u", dir_ / "second"}).status, 0);
+  mount_at(dir_ / "second", {mount.path()});
+  EXPECT_EQ(read_file(dir_ / "second/.stfs/model/model.safetensors"), read_file(source_));
+  EXPECT_EQ(run({STFS_BINARY, "-u", dir_ / "second"}).status, 0);
+}
+
 TEST_F(MountAsSource, TheRootNamesItsSourcesWithAndWithoutViews) {
   const Mounted mount({source_});
   const Mounted bare({source_}, {"-o", "views=off"});

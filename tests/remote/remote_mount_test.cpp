@@ -158,6 +158,37 @@ TEST_F(RemoteMount, ASecretOfAUrlIsInNoAttributeAndNoTable) {
   }
 }
 
+TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
+  {
+    const std::lock_guard lock(mutex_);
+    write_safetensors(dir_ / "q.safetensors", {{"w", "F8_E4M3", {4}, "8888"}});
+    objects_["/d/m.safetensors"] = {.bytes = read_file(dir_ / "q.safetensors")};
+    objects_["/d/config.json"] = {.bytes = R"({"quantization_config":{"quant_method":"fp8"}})"};
+    objects_["/d/tokenizer.json"] = {.bytes = std::string(300'000, ' ')};
+    objects_["/d/secret.txt"] = {.bytes = "secret"};
+  }
+  const std::vector<std::string> names{"config.json", "model.safetensors", "tokenizer.json"};
+  for (const char* more : {"dequantize=bf16", "dequantize=bf16,supervise", ""}) {
+    SCOPED_TRACE(more);
+    std::filesystem::remove_all(dir_ / "cache");
+    server_.forget_requests();
+    const Mounted mount({url("d/m.safetensors")}, options(more));
+    EXPECT_EQ(names_in(mount / ".stfs/model"), names);
+    EXPECT_EQ(std::filesystem::file_size(mount / ".stfs/model/tokenizer.json"), 300'000U);
+    // A web server tells a version with the first block alone.
+    for (const WebRequest& request : server_.requests()) {
+      EXPECT_TRUE(request.target != "/d/tokenizer.json" ||
+                  request.header("range") == "bytes=0-262143")
+          << request.header("range");
+    }
+    EXPECT_EQ(read_file(mount / ".stfs/model/config.json"),
+              *more != 0 ? R"({"torch_dtype": "bfloat16"})"
+                         : R"({"quantization_config":{"quant_method":"fp8"}})");
+    EXPECT_EQ(read_file(mount / ".stfs/model/tokenizer.json"), std::string(300'000, ' '));
+  }
+  EXPECT_FALSE(std::filesystem::exists(Mounted({url()}, options()) / ".stfs/model"));
+}
+
 TEST_F(RemoteMount, AMountOfAUrlIsASource) {
   const Mounted first({url()}, options());
 

@@ -111,10 +111,9 @@ class Verdicts {
  public:
   explicit Verdicts(bool json) : json_(json) {}
 
-  void check(const std::string& path, Sources& sources) {
+  void check(const std::string& path, const LoadOptions& options) {
     try {
-      const std::uint32_t count =
-          Checkpoint(std::span(&path, 1), {.sources = &sources}).tensor_count();
+      const std::uint32_t count = Checkpoint(std::span(&path, 1), options).tensor_count();
       add(path, "ok\t" + std::to_string(count) + " tensors",
           "\"ok\":true,\"tensors\":" + std::to_string(count));
     } catch (const Error& error) {
@@ -294,7 +293,9 @@ int check(const Arguments& arguments) {
     } catch (const Error& error) {
       verdicts.add_error(path, error);
     }
-    for (const std::string& checkpoint : checkpoints) verdicts.check(checkpoint, sources);
+    for (const std::string& checkpoint : checkpoints) {
+      verdicts.check(checkpoint, {.dequantize = arguments.dequantize, .sources = &sources});
+    }
   }
   return verdicts.end();
 }

@@ -162,7 +162,7 @@ constexpr std::array kOwnOptions = {
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--dequantize",
-              .verbs = "info list show cat stats hash diff extract",
+              .verbs = "info list show check cat stats hash diff extract",
               .argument = kDequantizedWords,
               .value = Value::kChoice,
               .set =
@@ -172,7 +172,7 @@ constexpr std::array kOwnOptions = {
               .help = "read quantised weights as their values, in this type",
               .man =
                   "Read each quantised weight as a tensor of its values, as `stfs -o dequantize` "
-                  "shows it."},
+                  "shows it. `check` then also says whether all of them can be computed."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff extract",
               .set = set<&Arguments::allow_missing>,

@@ -1,0 +1,262 @@
+#include "core/checkpoint/model_files.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/source/url.h"
+
+#include <fnmatch.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kMostConfig = 16 << 20;  // bytes of a config.json
+constexpr std::size_t kMostFiles = 256;          // each has a descriptor
+constexpr std::size_t kLongestName = 255;        // NAME_MAX
+
+// Patterns of fnmatch(3). SEMANTICS lists them.
+constexpr auto kPatterns = std::to_array<const char*>({"config.json",
+                                                       "generation_config.json",
+                                                       "tokenizer*",
+                                                       "vocab*",
+                                                       "merges.txt",
+                                                       "chat_template.*",
+                                                       "special_tokens_map.json",
+                                                       "added_tokens.json",
+                                                       "*processor_config.json",
+                                                       "*.tiktoken",
+                                                       "tiktoken.model",
+                                                       "spiece.model",
+                                                       "sentencepiece*",
+                                                       "tekken.json",
+                                                       "modules.json",
+                                                       "sentence_bert_config.json",
+                                                       "config_sentence_transformers.json",
+                                                       "*.py",
+                                                       "README*",
+                                                       "LICENSE*"});
+// They describe nothing but the quantisation.
+constexpr auto kOfQuantisation = std::to_array<std::string_view>(
+    {"hf_quant_config.json", "quantize_config.json", "quant_config.json"});
+// Weights, whatever the beginning of their names.
+constexpr auto kEndingsOfWeights = std::to_array<std::string_view>(
+    {".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pt", ".pth"});
+// What to try where no server lists a directory.
+constexpr auto kUsualNames = std::to_array<const char*>(
+    {"README.md", "LICENSE", "added_tokens.json", "chat_template.jinja", "generation_config.json",
+     "hf_quant_config.json", "merges.txt", "preprocessor_config.json", "processor_config.json",
+     "quantize_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer.model",
+     "tokenizer_config.json", "vocab.json", "vocab.txt"});
+
+bool is_of_quantisation(std::string_view name) {
+  return std::ranges::find(kOfQuantisation, name) != kOfQuantisation.end();
+}
+
+// A file in a local directory that is a regular one, at the end of its links.
+bool is_regular(const std::string& path) {
+  std::error_code error;
+  return is_url(path) || std::filesystem::is_regular_file(path, error);
+}
+
+std::string text_of(const Source& source) {
+  if (source.size() > kMostConfig) {
+    throw Error(ErrorCode::kUnreadable, source.path(),
+                "larger than the limit of " + std::to_string(kMostConfig) + " bytes");
+  }
+  std::string text(source.size(), '\0');
+  if (const int error = source.read(std::as_writable_bytes(std::span(text)), 0)) {
+    throw_read_failure(source, source.path(), "", error);
+  }
+  return text;
+}
+
+std::string_view type_word(DType type) {
+  return type == DType::kBF16 ? "bfloat16" : type == DType::kF16 ? "float16" : "float32";
+}
+
+// Edits a text that is known to be JSON, so that what is not touched stays as it was written.
+class ConfigEditor {
+ public:
+  explicit ConfigEditor(DType type) : type_(type) {}
+
+  // `at` is the place of the "{" in `text`, and becomes that behind its "}".
+  std::string object(std::string_view text, std::size_t& at, unsigned depth, bool names_type) {
+    std::string out = "{";
+    bool is_first = true;
+    bool has_type = false;
+    std::string_view indent;  // before the first key
+    ++at;
+    for (bool is_open = true; is_open;) {
+      const std::size_t begin = at;
+      skip_space(text, at);
+      if (text[at] == '}') {
+        out += text.substr(begin, at++ - begin);
+        break;
+      }
+      if (indent.data() == nullptr) indent = text.substr(begin, at - begin);
+      const std::size_t key_begin = at;
+      skip_value(text, at);
+      const auto key = Json::parse(text.substr(key_begin, at - key_begin)).get<std::string>();
+      skip_space(text, at);
+      ++at;  // the colon
+      skip_space(text, at);
+      const std::string_view before = text.substr(begin, at - begin);
+      const std::string value = edited_value(text, at, key, depth, names_type);
+      const std::size_t end = at;
+      skip_space(text, at);
+      const bool is_type = names_type && (key == "torch_dtype" || key == "dtype");
+      has_type = has_type || is_type;
+      if (!describes_quantisation(key, names_type)) {
+        if (!is_first) out += ',';
+        out.append(before).append(value);
+        is_first = false;
+      }
+      is_open = text[at++] == ',';
+      if (is_open) continue;
+      if (depth == 0 && !has_type) {
+        out.append(is_first ? "" : ",").append(indent);
+        out.append("\"torch_dtype\": \"").append(type_word(type_)).append("\"");
+      }
+      out += text.substr(end, at - 1 - end);
+    }
+    return out + '}';
+  }
+
+  static void skip_space(std::string_view text, std::size_t& at) {
+    at = std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+  }
+
+ private:
+  static constexpr unsigned kDeepest = 8;  // configurations in configurations
+
+  static bool describes_quantisation(std::string_view key, bool is_of_text) {
+    if (key == "quantization_config" || key == "compression_config") return true;
+    return is_of_text && (key == "quantization" || key == "expert_dtype");
+  }
+
+  std::string edited_value(std::string_view text, std::size_t& at, std::string_view key,
+                           unsigned depth, bool names_type) {
+    const std::size_t begin = at;
+    if (text[at] == '{' && depth < kDeepest) {
+      return object(text, at, depth + 1, depth == 0 && key == "text_config");
+    }
+    skip_value(text, at);
+    if (names_type && (key == "torch_dtype" || key == "dtype")) {
+      return "\"" + std::string(type_word(type_)) + "\"";
+    }
+    return std::string(text.substr(begin, at - begin));
+  }
+
+  static void skip_value(std::string_view text, std::size_t& at) {
+    std::size_t open = 0;
+    do {
+      const char c = text[at++];
+      if (c == '"') {
+        for (; text[at] != '"'; ++at) at += text[at] == '\\' ? 1 : 0;
+        ++at;
+      } else if (c == '{' || c == '[') {
+        ++open;
+      } else if (c == '}' || c == ']') {
+        --open;
+      } else if (open == 0) {  // a number, true, false or null
+        at = std::min(text.find_first_of(",}] \t\r\n", at), text.size());
+      }
+    } while (open > 0);
+  }
+
+  DType type_;
+};
+
+// Opens `names`, and notes those that cannot be opened where the directory lists them.
+void open_into(ModelFiles& out, const std::string& directory, const std::vector<std::string>& names,
+               bool is_listed, Sources& sources) {
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(child_name(directory, name));
+  std::vector<Sources::Opened> opened = sources.open_all(paths, Sources::When::kLater);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!opened[i].error) {
+      out.files.push_back({names[i], std::move(opened[i].source)});
+    } else if (is_listed && opened[i].error->code() != ErrorCode::kAbsent) {
+      out.warnings.push_back(std::string(opened[i].error->what()) +
+                             " (.stfs/model lacks this file)");
+    }
+  }
+}
+
+}  // namespace
+
+bool is_model_file(std::string_view name) {
+  const std::string text(name);
+  if (is_of_quantisation(name)) return true;
+  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
+  if (std::ranges::any_of(kEndingsOfWeights, ends)) return false;
+  return std::ranges::any_of(kPatterns, [&](const char* pattern) {
+    return ::fnmatch(pattern, text.c_str(), FNM_PERIOD) == 0;
+  });
+}
+
+std::optional<std::string> without_quantisation(std::string_view config, DType type) {
+  if (!Json::parse(config, nullptr, false).is_object()) return std::nullopt;
+  std::size_t at = config.find('{');
+  std::string text(config.substr(0, at));
+  text += ConfigEditor(type).object(config, at, 0, true);
+  return text.append(config.substr(at));
+}
+
+ModelFiles open_model_files(const std::string& directory,
+                            const std::optional<std::vector<std::string>>& names,
+                            std::optional<DType> computed, Sources& sources) {
+  ModelFiles out;
+  std::vector<std::string> wanted;
+  if (names) {
+    for (const std::string& name : *names) {
+      if (!is_model_file(name) || name.size() > kLongestName) continue;
+      if (computed && is_of_quantisation(name)) continue;
+      if (is_regular(child_name(directory, name))) wanted.push_back(name);
+    }
+    std::ranges::sort(wanted);
+    if (std::ranges::find(wanted, kModelConfig) == wanted.end()) return out;
+    if (wanted.size() > kMostFiles) {
+      out.warnings.push_back(printable(public_name(directory)) + ": .stfs/model: " +
+                             std::to_string(wanted.size()) + " files that loaders look for, and " +
+                             std::to_string(kMostFiles) + " are the limit: there is none");
+      return out;
+    }
+    open_into(out, directory, wanted, true, sources);
+  } else {
+    open_into(out, directory, {std::string(kModelConfig)}, false, sources);
+    if (out.files.empty()) return out;
+    for (const char* const name : kUsualNames) {
+      if (!computed || !is_of_quantisation(name)) wanted.emplace_back(name);
+    }
+    open_into(out, directory, wanted, false, sources);
+    std::ranges::sort(out.files, {}, &ModelFile::name);
+  }
+  const auto config = std::ranges::find(out.files, kModelConfig, &ModelFile::name);
+  if (config != out.files.end() && !computed) return out;
+  std::string why;
+  try {
+    if (config != out.files.end()) {
+      config->text = without_quantisation(text_of(*config->source), *computed);
+      if (config->text) return out;
+      out.warnings.push_back(printable(config->source->path()) +
+                             ": not a JSON object: there is no .stfs/model");
+    }
+  } catch (const Error& error) {
+    out.warnings.push_back(std::string(error.what()) + " (there is no .stfs/model)");
+  }
+  out.files.clear();
+  return out;
+}
+
+}  // namespace stfs

@@ -1,0 +1,49 @@
+// The files beside a checkpoint that programs look for when they load a model: the configuration,
+// the tokenizer, code, and the words for people. A fixed list of names chooses them: a mount that
+// others may read must not show what else lies in the directory.
+//
+// Thread safety: the functions may be called from any thread; what they return may be used by any.
+#pragma once
+
+#include "core/format/types.h"
+#include "core/source/source.h"
+#include "core/source/sources.h"
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+inline constexpr std::string_view kModelConfig = "config.json";
+
+struct ModelFile {
+  std::string name;
+  std::unique_ptr<const Source> source;
+  std::optional<std::string> text = {};  // shown in place of the source's bytes
+};
+
+struct ModelFiles {
+  std::vector<ModelFile> files;       // bytewise by name; empty without a config.json
+  std::vector<std::string> warnings;  // files that are there and cannot be opened; printable
+};
+
+// Whether loaders look for a file of this name.
+bool is_model_file(std::string_view name);
+
+// Opens the files in a directory, which may be a URL. `names` are those in it; nullopt where no
+// server lists them: the usual names are then tried. Of a checkpoint with computed tensors of type
+// `computed`, config.json has the text of without_quantisation(), and the files that describe
+// nothing but the quantisation are left out. Fetches no bytes but those of that text.
+ModelFiles open_model_files(const std::string& directory,
+                            const std::optional<std::vector<std::string>>& names,
+                            std::optional<DType> computed, Sources& sources);
+
+// The text of config.json for the values in BF16, F16 or F32: without its members that describe a
+// quantisation, and with the type's name. All else stays byte for byte. nullopt: not a JSON object.
+std::optional<std::string> without_quantisation(std::string_view config, DType type);
+
+}  // namespace stfs
