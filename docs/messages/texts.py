@@ -26,6 +26,7 @@ RENAMED = {'OF THE MOUNT': 'OPTION', 'COPIERS': 'UUID', 'FIRST': 'DEVICE', 'AS':
 LOGS = {'log', 'log_', 'say', 'syslog'}
 # file: texts of messages that are made, and found, elsewhere.
 PASSED_ON = {
+    'core/checkpoint/model_files.cpp': {'PATH: WHY'},
     'core/checkpoint/checkpoint.cpp': {'PATH: WHY'},
     'core/checkpoint/dequantize.cpp': {'PATH: tensor "NAME": REASON', 'tensor "NAME": REASON'},  # TABLES has the reasons
     'core/checkpoint/metadata.cpp': {'PATH: WHY'},
