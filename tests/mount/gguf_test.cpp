@@ -302,6 +302,25 @@ TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
                 "out, or write a .gguf file\n");
 }
 
+TEST_F(GgufFiles, OfDimensionsThatOverflowThereIsNoSafetensorsFile) {
+  GgufFile file;
+  file.tensor("empty", {0, 1LL << 62, 1LL << 62}, kI8, "");
+  file.tensor("first", {1LL << 62, 1LL << 62, 0}, kI8, "");
+  const std::string path = write("m.gguf", file);
+  const Mounted mount({path});
+
+  EXPECT_EQ(errno_to_open(mount / ".stfs/safetensors/empty.safetensors"), ENOENT);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/safetensors/first.safetensors"), 0);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/merged.safetensors"), EOPNOTSUPP);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/merged.gguf"), 0);
+  const Outcome extract =
+      run({STFS_INFO_BINARY, "extract", path, "*", "-o", dir_ / "x.safetensors"});
+  EXPECT_EQ(extract.status, 2);
+  EXPECT_EQ(extract.err, "stfs-info: " + path +
+                             ": tensor \"empty\": its dimensions overflow 64 bits, which "
+                             "safetensors does not allow: leave it out, or write a .gguf file\n");
+}
+
 TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
   std::string words;
   for (int i = 0; i < 100'000; ++i) words += gguf_string(std::string(300, 'a'));
