@@ -454,6 +454,30 @@ TEST_F(GgufFiles, DiffComparesTheValuesOfTwoFormats) {
             "b":"Q8_0","largest_difference":6.75,"at":[1,3]})"));
 }
 
+TEST_F(GgufFiles, DiffComparesDoublesAndEqualTypesOfTwoFormats) {
+  const double nearly = 1 + 0x1p-40;
+  GgufFile file;
+  file.tensor("double", {2}, 28, little(1.0) + little(nearly));
+  file.tensor("equal", {1}, kF32, little(1.0F));
+  file.tensor("float", {2}, kF32, little(0.5F) + little(2.0F));
+  file.tensor("same", {1}, 28, little(1.0));
+  file.tensor("zero", {1}, kF32, little(0.0F));
+  const std::string gguf = write("a.gguf", file);
+  const std::string safetensors = dir_ / "b.safetensors";
+  write_safetensors(safetensors, {{"double", "F32", {2}, little(1.0F) + little(1.0F)},
+                                  {"equal", "F32", {1}, little(1.0F)},
+                                  {"float", "F32", {2}, little(0.5F) + little(2.25F)},
+                                  {"same", "F32", {1}, little(1.0F)},
+                                  {"zero", "F32", {1}, little(-0.0F)}});
+
+  const Outcome text = run({STFS_INFO_BINARY, "diff", gguf, safetensors});
+
+  EXPECT_EQ(text.status, 1);
+  EXPECT_EQ(text.out,
+            "dtype\tdouble\tF64\tF32\t9.094947017729282e-13\t[1]\n"
+            "bytes\tfloat\t6\t0.25\t[1]\n");
+}
+
 TEST_F(GgufFiles, DiffOfTheirOwnMergedFilesIsExit0) {
   const Mounted mount({two()});
   for (const char* path : {".stfs/merged.gguf", ".stfs/merged.safetensors"}) {
