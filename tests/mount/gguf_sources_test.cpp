@@ -176,7 +176,7 @@ TEST_F(GgufSources, PartsThatDoNotBelongTogetherAreRefused) {
   expect_one_line(list(first), 1, "the parts have 4 tensors, split.tensors.count is 3");
   std::filesystem::copy_file(dir_ / part_name(2, 3), dir_ / part_name(3, 3),
                              std::filesystem::copy_options::overwrite_existing);
-  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 2");
+  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 3");
   write_file(dir_ / part_name(3, 3), "GGUF");
   expect_one_line(list(first), 1, part_name(3, 3) + ": header: the file ends here");
 }
