@@ -492,11 +492,10 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
 
 void Checkpoint::load_file(const std::string& path, std::string label, const LoadOptions& options) {
   Part part = read_part(path, std::move(label), options.sources->open(path));
-  if (split_of(part, public_name(path))) {
-    load_split(path, std::move(part), options);
-  } else {
-    add_part(std::move(part));
-  }
+  const std::optional<GgufSplit> split = split_of(part, public_name(path));
+  if (split && !options.alone) return load_split(path, std::move(part), options);
+  part.is_split = split.has_value();
+  add_part(std::move(part));
 }
 
 // Adds the parts of a split GGUF file, of which `first` is that at `path`.

@@ -90,6 +90,7 @@ struct MissingTensor {
 
 struct LoadOptions {
   bool allow_missing = false;  // accept missing shards, parts and tensors
+  bool alone = false;          // takes a part of a split GGUF file without the others
   // Shows quantised tensors as BF16, F16 or F32 (dequantize.h).
   std::optional<DType> dequantize = {};
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
