@@ -24,6 +24,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 
 namespace stfs {
 namespace {
@@ -184,6 +185,20 @@ std::string missing_rule(const std::string& noun, const std::string& label, cons
   const std::string step = is_url(file) ? "" : others == 0 ? "download it" : "download them";
   return noun + " " + in_quotes(label) + ": " + why + more("and", others, noun) +
          advice_on_missing(step, options);
+}
+
+// Refuses a part whose first part, which finds the others, is absent.
+void refuse_without_first(const std::string& path, const GgufSplit& split,
+                          const LoadOptions& options) {
+  const std::string place = public_name(path);
+  const std::string name = last_component(place);
+  const std::optional<GgufPartName> part = gguf_part_name(name);
+  if (!part || part->number != split.number || part->count != split.count) return;
+  const std::string first = child_name(parent_name(path), part->of(0));
+  const std::vector<Sources::Opened> opened = options.sources->open_all(std::span(&first, 1));
+  if (!is_absent(first, opened.front())) return;
+  throw Error(ErrorCode::kMissingShard, place,
+              missing_rule("part", part->of(0), first, opened.front(), 0, {}));
 }
 
 // Refuses a tensor that two parts of a split file have.
@@ -432,7 +447,13 @@ void Checkpoint::keep_within(const std::string& within) {
     keep_mapped(parts_[i].header, kept[i], others);
     parts_[i].is_whole = parts_[i].is_whole && others == 0;
   }
-  std::erase_if(parts_, [](const Part& part) { return part.header.tensors.empty(); });
+  std::set<const Source*> first_parts;  // of the parts that are kept
+  for (const Part& part : parts_) {
+    if (!part.header.tensors.empty()) first_parts.insert(part.first_part);
+  }
+  std::erase_if(parts_, [&](const Part& part) {
+    return part.header.tensors.empty() && !first_parts.contains(part.source.get());
+  });
 }
 
 void Checkpoint::load_path(const std::string& path, const LoadOptions& options) {
@@ -520,35 +541,45 @@ void Checkpoint::load_index(const std::string& path, const LoadOptions& options)
 
 void Checkpoint::load_file(const std::string& path, std::string label, const LoadOptions& options) {
   Part part = read_part(path, std::move(label), options.sources->open(path));
-  if (split_of(part, public_name(path))) {
-    load_split(path, std::move(part), options);
-  } else {
-    add_part(std::move(part));
-  }
+  const std::optional<GgufSplit> split = split_of(part, public_name(path));
+  if (split && !options.alone) return load_split(path, std::move(part), options);
+  part.is_split = split.has_value();
+  add_part(std::move(part));
 }
 
 // Adds the parts of a split GGUF file, of which `first` is that at `path`.
 void Checkpoint::load_split(const std::string& path, Part first, const LoadOptions& options) {
   const std::string place = public_name(path);
   const GgufSplit split = *split_of(first, place);
+  if (split.number != 0) refuse_without_first(path, split, options);
   const std::vector<std::string> labels = gguf_parts(last_component(place), split, place);
   std::vector<std::string> files;
   files.reserve(labels.size());
   for (const std::string& label : labels) files.push_back(child_name(parent_name(path), label));
   const auto others = std::span(files).subspan(1);
-  std::vector<Sources::Opened> opened = open_all(others, options);
+
+  // Not all at once: a header of 200 bytes may say 65535, of which the first is missing.
+  constexpr std::size_t kOpenedAtOnce = 64;
+  std::vector<Sources::Opened> opened;
+  const auto is_missing = [&](std::size_t i) {
+    if (i < opened.size()) return is_absent(others[i], opened[i]);
+    std::error_code error;
+    return !is_url(others[i]) && !fs::exists(others[i], error);
+  };
 
   const std::size_t first_missing = missing_.size();
   std::vector<Part> parts;
   parts.push_back(std::move(first));
-  for (std::size_t i = 0; i < opened.size(); ++i) {
+  for (std::size_t i = 0; i < others.size(); ++i) {
     const std::string& label = labels[i + 1];
-    if (is_absent(others[i], opened[i])) {
+    if (i == opened.size()) {
+      const auto next = others.subspan(i, std::min(kOpenedAtOnce, others.size() - i));
+      std::ranges::move(open_all(next, options), std::back_inserter(opened));
+    }
+    if (is_missing(i)) {
       if (!options.allow_missing) {
         std::size_t more_missing = 0;
-        for (std::size_t j = i + 1; j < opened.size(); ++j) {
-          more_missing += is_absent(others[j], opened[j]) ? 1 : 0;
-        }
+        for (std::size_t j = i + 1; j < others.size(); ++j) more_missing += is_missing(j) ? 1 : 0;
         throw Error(ErrorCode::kMissingShard, place,
                     missing_rule("part", label, others[i], opened[i], more_missing, options));
       }
@@ -564,6 +595,8 @@ void Checkpoint::load_split(const std::string& path, Part first, const LoadOptio
   for (Part& part : parts) {
     found += part.header.tensors.size();
     part.is_split = true;
+    part.first_part = parts.front().source.get();
+    apply_original_shapes(parts.front().header.original_shapes, part.header);
   }
   const bool is_complete = missing_.size() == first_missing;
   if (is_complete || found > split.tensors) check_gguf_tensors(found, split, place);
@@ -605,6 +638,7 @@ void Checkpoint::add_part(Part part) {
   };
   const std::string first_choice = part.label;
   for (int n = 2; is_used(part.label); ++n) part.label = first_choice + "~" + std::to_string(n);
+  part.header.original_shapes = {};
   const std::uint64_t count = std::uint64_t{first_.back()} + part.header.tensors.size();
   if (count > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorCode::kUsage, part.source->path(),

@@ -40,6 +40,9 @@ struct Part {
   std::string label;
   bool is_whole = true;   // `header` has all tensors of the source
   bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
+  // Of the first part of the split file with which this part was loaded; null for a file alone. The
+  // first part has the metadata of all.
+  const Source* first_part = nullptr;
   // Where the files lie that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
 };
@@ -88,6 +91,7 @@ struct MissingTensor {
 
 struct LoadOptions {
   bool allow_missing = false;  // accept missing shards, parts and tensors
+  bool alone = false;          // takes a part of a split GGUF file without the others
   // Shows quantised tensors as BF16, F16 or F32 (dequantize.h).
   std::optional<DType> dequantize = {};
   bool with_model_files = false;  // opens those of Checkpoint::model_files()

@@ -15,6 +15,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,6 +87,12 @@ void write_info(const Header& header, const TensorRecord& tensor, std::uint64_t 
   out.add(bytes_of(offset));
 }
 
+// Whether a part's key gives a shape to a tensor of the part `holder`.
+bool gives_shape(const Part& part, const Part& holder, std::string_view key) {
+  if (&part == &holder) return true;
+  return part.source.get() == holder.first_part && !holder.header.metadata.find(key);
+}
+
 }  // namespace
 
 bool is_gguf_part(const Part& part) { return part.format->name == kGgufName; }
@@ -125,16 +132,15 @@ GgufFiles::Keys GgufFiles::find_keys() const {
     return up_to_nul(key) == kGgufAlignmentKey;
   };
   bool has_alignment = false;
+  std::set<std::string_view> seen;  // not hashed: a file could choose keys of one hash
   const auto is_wanted = [&](const Part& part, std::string_view key) {
     if (is_split_key(key)) return false;
     if (is_alignment(key)) return !std::exchange(has_alignment, true);
     if (key.starts_with(kGgufOriginalShapeKey)) {
       const auto tensor = checkpoint_.find(key.substr(kGgufOriginalShapeKey.size()));
-      if (tensor) return &checkpoint_.part_of(*tensor) == &part;
+      if (tensor) return gives_shape(part, checkpoint_.part_of(*tensor), key);
     }
-    for (const Part* other = parts.data(); other != &part; ++other) {
-      if (is_gguf_part(*other) && other->header.metadata.find(key)) return false;  // has it already
-    }
+    if (parts.size() > 1 && !seen.insert(key).second) return false;  // a part before has it
     return !std::ranges::binary_search(conflicts, key);
   };
   for (const Part& part : parts) {

@@ -10,8 +10,9 @@
 //
 // The keys are those of all sources, a key that several have once. Left out are keys to which
 // sources give different values (Checkpoint::metadata_conflicts), those that number the parts of a
-// split file, and comfy.gguf.orig_shape.NAME in a source other than the one that holds the tensor
-// NAME. general.alignment is the largest of those that sources name, and 32 without one.
+// split file, and comfy.gguf.orig_shape.NAME in a source other than the one that gives the tensor
+// NAME its shape: that which holds it, or the first part of that split file. general.alignment is
+// the largest of those that sources name, and 32 without one.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"

@@ -97,6 +97,11 @@ DType type_in_safetensors(const Tensor& tensor) {
 }
 
 bool fits_safetensors(const Tensor& tensor) {
+  // Readers multiply the dimensions in their order, also those before a 0.
+  std::uint64_t product = 1;
+  for (const std::uint64_t dim : tensor.shape) {
+    if (__builtin_mul_overflow(product, dim, &product)) return false;
+  }
   return is_utf8(tensor.name) && tensor.name != "__metadata__";
 }
 

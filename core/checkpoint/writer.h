@@ -22,8 +22,8 @@ namespace stfs {
 // The type of a tensor in these files.
 DType type_in_safetensors(const Tensor& tensor);
 
-// Whether these files can hold a tensor: their names are UTF-8. The name of any tensor of a
-// safetensors file is; that of one of a GGUF file may not be.
+// Whether these files can hold a tensor: its name is UTF-8 and not "__metadata__", and the product
+// of its dimensions has 64 bits. That of a GGUF file may be another.
 bool fits_safetensors(const Tensor& tensor);
 
 // Makes the files of one checkpoint. They share the text of `__metadata__`, which may be long; the

@@ -175,17 +175,12 @@ class GgufReader {
     for (std::uint64_t i = 0; i < tensor_count_; ++i) end = read_tensor(end);
     place_data();
     sort_tensors();
-    for (const OriginalShape& original : original_shapes_) apply(original);
+    std::ranges::sort(header_.original_shapes, {}, &OriginalShape::name);
+    apply_original_shapes(header_.original_shapes, header_);
     return std::move(header_);
   }
 
  private:
-  // A shape in the metadata, of a tensor with more dimensions than the format can store.
-  struct OriginalShape {
-    std::string name;
-    std::vector<std::uint64_t> dims;
-  };
-
   [[noreturn]] void refuse(ErrorCode code, const std::string& rule) const {
     throw Error(code, place_, subject_ + ": " + rule);
   }
@@ -337,7 +332,7 @@ class GgufReader {
     const bool is_shape = value.element == ValueType::kI32 && value.count <= kMaxOriginalRank &&
                           std::string_view(key_).starts_with(kGgufOriginalShapeKey);
     if (!is_shape) return window_.skip(bytes);
-    OriginalShape& original = original_shapes_.emplace_back();
+    OriginalShape& original = header_.original_shapes.emplace_back();
     original.name = key_.substr(kGgufOriginalShapeKey.size());
     bool is_possible = true;
     for (std::uint64_t i = 0; i < value.count; ++i) {
@@ -345,7 +340,7 @@ class GgufReader {
       is_possible = is_possible && dim >= 0;
       original.dims.push_back(static_cast<std::uint64_t>(dim));
     }
-    if (!is_possible) original_shapes_.pop_back();
+    if (!is_possible) header_.original_shapes.pop_back();
   }
 
   void set_alignment(std::uint32_t alignment) {
@@ -489,31 +484,6 @@ class GgufReader {
     }
   }
 
-  // Gives a tensor the shape that the metadata tell, if it has as many elements.
-  void apply(const OriginalShape& original) {
-    const auto name_of = [this](std::uint32_t i) { return header_.name(header_.tensors[i]); };
-    const auto at =
-        std::ranges::lower_bound(header_.by_name, std::string_view(original.name), {}, name_of);
-    if (at == header_.by_name.end() || name_of(*at) != original.name) return;
-    TensorRecord& tensor = header_.tensors[*at];
-    std::uint64_t elements = 1;
-    for (const std::uint64_t dim : header_.shape(tensor)) elements *= dim;
-    std::uint64_t product = 1;
-    bool overflows = false;
-    for (const std::uint64_t dim : original.dims) {
-      overflows = __builtin_mul_overflow(product, dim, &product) || overflows;
-    }
-    const bool is_empty = std::ranges::find(original.dims, 0U) != original.dims.end();
-    if ((overflows && !is_empty) || product != elements) return;
-    const std::span<const std::uint64_t> shape = header_.shape(tensor);
-    const std::vector<std::uint64_t> stored(shape.begin(), shape.end());
-    tensor.stored_rank = static_cast<std::uint8_t>(stored.size());
-    header_.dims.insert(header_.dims.end(), stored.begin(), stored.end());
-    tensor.shape_begin = header_.dims.size();
-    tensor.rank = static_cast<std::uint32_t>(original.dims.size());
-    header_.dims.insert(header_.dims.end(), original.dims.begin(), original.dims.end());
-  }
-
   Window window_;
   std::uint64_t size_;  // of the file
   const std::string& place_;
@@ -521,14 +491,33 @@ class GgufReader {
   std::uint64_t tensor_count_ = 0;
   std::uint64_t key_count_ = 0;
   std::uint32_t alignment_ = 32;
-  bool has_alignment_ = false;   // a key has told it
-  std::uint64_t key_texts_ = 0;  // bytes
-  std::uint64_t texts_ = 0;      // bytes of strings kept
-  std::vector<OriginalShape> original_shapes_;
+  bool has_alignment_ = false;      // a key has told it
+  std::uint64_t key_texts_ = 0;     // bytes
+  std::uint64_t texts_ = 0;         // bytes of strings kept
   std::string subject_ = "header";  // of messages
   std::string key_;                 // being read
   TensorRecord tensor_;             // of messages: being read or checked
 };
+
+// Gives a tensor another shape, if it has as many elements.
+void apply(const OriginalShape& original, TensorRecord& tensor, Header& header) {
+  std::uint64_t elements = 1;
+  for (const std::uint64_t dim : header.shape(tensor)) elements *= dim;
+  std::uint64_t product = 1;
+  bool overflows = false;
+  for (const std::uint64_t dim : original.dims) {
+    overflows = __builtin_mul_overflow(product, dim, &product) || overflows;
+  }
+  const bool is_empty = std::ranges::find(original.dims, 0U) != original.dims.end();
+  if ((overflows && !is_empty) || product != elements) return;
+  const std::span<const std::uint64_t> shape = header.shape(tensor);
+  const std::vector<std::uint64_t> stored(shape.begin(), shape.end());
+  tensor.stored_rank = static_cast<std::uint8_t>(stored.size());
+  header.dims.insert(header.dims.end(), stored.begin(), stored.end());
+  tensor.shape_begin = header.dims.size();
+  tensor.rank = static_cast<std::uint32_t>(original.dims.size());
+  header.dims.insert(header.dims.end(), original.dims.begin(), original.dims.end());
+}
 
 // An encoded value, read from its beginning.
 class Encoded {
@@ -592,6 +581,16 @@ std::uint64_t gguf_header_length(std::span<const std::byte>) { return kGgufFirst
 
 Header read_gguf(const Source& source, const std::string& place) {
   return GgufReader(source, place).read();
+}
+
+void apply_original_shapes(std::span<const OriginalShape> shapes, Header& header) {
+  if (shapes.empty()) return;
+  for (TensorRecord& tensor : header.tensors) {
+    if (tensor.stored_rank != TensorRecord::kStoredAsShape) continue;
+    const std::string_view name = header.name(tensor);
+    const auto at = std::ranges::lower_bound(shapes, name, {}, &OriginalShape::name);
+    if (at != shapes.end() && at->name == name) apply(*at, tensor, header);
+  }
 }
 
 std::uint64_t gguf_value_size(ValueType type) { return size_of(type); }

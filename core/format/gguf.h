@@ -56,6 +56,10 @@ std::uint64_t gguf_header_length(std::span<const std::byte> first);
 // of errors. Throws Error: kUnreadable, kDuplicateTensor or kGguf*.
 Header read_gguf(const Source& source, const std::string& place);
 
+// Gives tensors the shapes that metadata tell, where a tensor has as many elements and no such
+// shape yet. `shapes` are sorted by name.
+void apply_original_shapes(std::span<const OriginalShape> shapes, Header& header);
+
 // Bytes of an encoded value of a type of one size; 0 for strings and arrays.
 std::uint64_t gguf_value_size(ValueType type);
 // The name of a type, as gguf-py has it in lower case: "uint32", "string".

@@ -108,7 +108,7 @@ void check_gguf_part(const Header& part, std::uint32_t number, const GgufSplit& 
   const std::int64_t stated = required(part, kSplitNumber, ValueType::kU16, place);
   if (stated != number) {
     refuse(place, "key \"split.no\": " + std::to_string(stated) + " in the file of part " +
-                      std::to_string(number) + ": the parts are mixed up");
+                      std::to_string(number + 1) + ": the parts are mixed up");
   }
   const auto count = number_of(part, kSplitCount, ValueType::kU16, place);
   if (count && *count != first.count) {

@@ -98,6 +98,12 @@ class Metadata {
   std::vector<MetadataValue> values_;  // empty when all are strings with a text
 };
 
+// A shape in the metadata, of a tensor with more dimensions than the format can store (GGUF).
+struct OriginalShape {
+  std::string name;
+  std::vector<std::uint64_t> dims;
+};
+
 struct Header {
   ByteRange raw;                       // the header's text or bytes in its source
   std::vector<TensorRecord> tensors;   // by offset; equal offsets in the order of the header
@@ -105,6 +111,8 @@ struct Header {
   std::vector<std::uint64_t> dims;     // arena
   Metadata metadata;                   // sorted by key; keys are unique
   std::vector<std::uint32_t> by_name;  // indices of `tensors`, bytewise by name; names are unique
+  // Applied to the tensors above; the first part of a split file has those of the other parts too.
+  std::vector<OriginalShape> original_shapes;
 
   std::string_view name(const TensorRecord& tensor) const {
     return std::string_view(names).substr(tensor.name_begin, tensor.name_length);

@@ -162,9 +162,10 @@ void check_descriptor(int descriptor, const std::string& place) {
   if (!S_ISCHR(status.st_mode) || status.st_rdev != fuse) {
     fail(place, "not a descriptor of /dev/fuse");
   }
-  if ((::fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDWR) {
-    fail(place, "not open for reading and writing");
-  }
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if ((flags & O_ACCMODE) != O_RDWR) fail(place, "not open for reading and writing");
+  // Without requests, a read(2) that does not wait would return at once, again and again.
+  if ((flags & O_NONBLOCK) != 0) ::fcntl(descriptor, F_SETFL, flags & ~O_NONBLOCK);
   ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
 }
 

@@ -109,7 +109,7 @@ TEST(GgufSplit, RefusesPartsThatDoNotBelongTogether) {
   check_gguf_part(part(2, 3, 17), 2, first, "p");
   check_gguf_tensors(17, first, "m");
   EXPECT_EQ(refusal([&] { check_gguf_part(part(1, 3, 17), 2, first, "p"); }),
-            "p: key \"split.no\": 1 in the file of part 2: the parts are mixed up (GgufSplit)");
+            "p: key \"split.no\": 1 in the file of part 3: the parts are mixed up (GgufSplit)");
   EXPECT_EQ(refusal([&] { check_gguf_part(part(2, 4, 17), 2, first, "p"); }),
             "p: key \"split.count\": 4, the first part says 3: parts of two files (GgufSplit)");
   EXPECT_EQ(refusal([&] { check_gguf_part(Header(), 2, first, "p"); }),

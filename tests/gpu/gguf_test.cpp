@@ -74,6 +74,35 @@ TEST_F(GpuGguf, ValuesOfBlocksAreThoseOfTheMount) {
   EXPECT_EQ(got({"--as", "f16", path + "::Q8_0"}).size(), 2048U * 2);
 }
 
+TEST_F(GpuGguf, TensorsOfASplitFileAreLoadedByTheirPathsInAMount) {
+  // The names of blobs, as in a Hub's cache, do not say which part they are.
+  std::filesystem::create_directories(file("blobs"));
+  for (int i = 0; i < 2; ++i) {
+    GgufFile part;
+    part.key("split.no", ValueType::kU16, little(static_cast<std::uint16_t>(i)));
+    part.key("split.count", ValueType::kU16, little<std::uint16_t>(2));
+    part.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(2));
+    if (i == 0) {
+      part.key("comfy.gguf.orig_shape.t1", ValueType::kArray,
+               gguf_array(ValueType::kI32, 5,
+                          little(2) + little(2) + little(2) + little(2) + little(2)));
+    }
+    const std::string number = std::to_string(i);
+    part.tensor("t" + number, {32}, 0, RandomBytes(static_cast<unsigned>(i)).bytes(128));
+    write_file(file("blobs/" + number), part.bytes());
+    std::filesystem::create_symlink(file("blobs/" + number),
+                                    file("m-0000" + std::to_string(i + 1) + "-of-00002.gguf"));
+  }
+  const Mounted mount({file("m-00001-of-00002.gguf")});
+
+  for (const char* path : {"t0", "t1", ".stfs/f32/t1", ".stfs/tree/t1"}) load({mount / path});
+  load({mount / ".stfs/slice/t1/1,...,0"});
+
+  EXPECT_TRUE(got({mount / "t1"}) == read_file(mount / "t1"));
+  EXPECT_EQ(gpu_json({"get", "--device", device(), mount / "t1"})[0]["shape"],
+            json::parse("[2,2,2,2,2]"));
+}
+
 TEST_F(GpuGguf, WhatTheHostConvertsForADeviceIsSaid) {
   const Outcome outcome = load({"--as", "f16", source() + "::*"});
 

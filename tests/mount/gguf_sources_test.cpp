@@ -128,6 +128,74 @@ TEST_F(GgufSources, AMountOfASplitFileIsASource) {
   EXPECT_NE(listed.out.find("\nc "), std::string::npos) << listed.out;
 }
 
+TEST_F(GgufSources, ADirectoryOfAMountOfASplitFileHasTheMetadataOfTheFirstPart) {
+  GgufFile first;
+  first.key("general.architecture", "llama");
+  add_split_keys(first, 1, 3, 2);
+  write(part_name(1, 3), first);
+  for (int i = 2; i <= 3; ++i) {
+    GgufFile part;
+    add_split_keys(part, i, 3, 2);
+    part.tensor(i == 2 ? "x/a" : "y/b", {4}, kI8Id, "aaaa");
+    write(part_name(i, 3), part);
+  }
+  const Mounted mount({dir_ / part_name(1, 3)});
+  for (const char* path : {"x", ".stfs/tree/x"}) {
+    const Mounted again({mount / path});
+    EXPECT_EQ(names_in(again / ".stfs/metadata"), GgufNames{"general.architecture"}) << path;
+    EXPECT_NE(read_file(again / ".stfs/merged.gguf").find("llama"), std::string::npos) << path;
+    EXPECT_EQ(info_json(again).at("tensors"), 1) << path;
+  }
+}
+
+TEST_F(GgufSources, TheFirstPartGivesTensorsOfTheOthersTheirShape) {
+  const auto shape = [](const std::vector<std::int32_t>& dims) {
+    std::string elements;
+    for (const std::int32_t dim : dims) elements += little(dim);
+    return gguf_array(ValueType::kI32, dims.size(), elements);
+  };
+  GgufFile first, second;
+  first.key("comfy.gguf.orig_shape.own", ValueType::kArray, shape({4, 2}));
+  first.key("comfy.gguf.orig_shape.w", ValueType::kArray, shape({2, 2, 2, 2, 2}));
+  add_split_keys(first, 1, 2, 2);
+  second.key("comfy.gguf.orig_shape.own", ValueType::kArray, shape({2, 4}));
+  add_split_keys(second, 2, 2, 2);
+  second.tensor("own", {8}, kI8Id, "abcdefgh");
+  second.tensor("w", {32}, kI8Id, std::string(32, 'w'));
+  write(part_name(2, 2), second);
+  const Mounted mount({write(part_name(1, 2), first)});
+  const auto expect_shapes = [](const Mounted& of) {
+    EXPECT_EQ(xattr(of / "own", "user.stfs.shape"), "[2,4]");
+    EXPECT_EQ(xattr(of / "w", "user.stfs.shape"), "[2,2,2,2,2]");
+  };
+  expect_shapes(mount);
+
+  const std::string merged = read_file(mount / ".stfs/merged.gguf");
+
+  EXPECT_EQ(merged.find("orig_shape.own"), merged.rfind("orig_shape.own"));
+  EXPECT_NE(merged.find(gguf_string("w") + little<std::uint32_t>(1) + little<std::uint64_t>(32)),
+            std::string::npos);
+  write_file(dir_ / "merged.gguf", merged);
+  expect_shapes(Mounted({dir_ / "merged.gguf"}));
+}
+
+TEST_F(GgufSources, OfManyPartsTheFirstThatIsMissingIsNamed) {
+  GgufFile first;
+  add_split_keys(first, 1, 65535, 65534);
+  const std::filesystem::path path = write(part_name(1, 65535), first);
+  GgufFile second;
+  add_split_keys(second, 2, 65535, 65534);
+  for (int i = 2; i <= 70; ++i) {
+    GgufFile part;
+    add_split_keys(part, i, 65535, 65534);
+    write(part_name(i, 65535), part);
+  }
+  write(part_name(100, 65535), second);
+  expect_one_line(
+      list(path), 3,
+      "part \"" + part_name(71, 65535) + "\": missing, and 65463 more parts: download them");
+}
+
 TEST_F(GgufSources, AnotherPartIsAnErrorThatNamesTheFirst) {
   write_split();
   expect_one_line(list(dir_ / part_name(2, 3)), 1,
@@ -176,7 +244,7 @@ TEST_F(GgufSources, PartsThatDoNotBelongTogetherAreRefused) {
   expect_one_line(list(first), 1, "the parts have 4 tensors, split.tensors.count is 3");
   std::filesystem::copy_file(dir_ / part_name(2, 3), dir_ / part_name(3, 3),
                              std::filesystem::copy_options::overwrite_existing);
-  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 2");
+  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 3");
   write_file(dir_ / part_name(3, 3), "GGUF");
   expect_one_line(list(first), 1, part_name(3, 3) + ": header: the file ends here");
 }
@@ -216,10 +284,13 @@ TEST_F(GgufSources, ADirectoryWithSeveralIsRefusedAndListsThem) {
                   "name one: a.safetensors, b.safetensors, " + part_name(1, 3) + ", q4.gguf");
 }
 
-TEST_F(GgufSources, ADirectoryWithoutTheFirstPartIsToldToNameIt) {
+TEST_F(GgufSources, WithoutTheFirstPartThatIsNamed) {
   write_split();
   std::filesystem::remove(dir_ / part_name(1, 3));
-  expect_one_line(list(dir_.path()), 1, "part 2 of 3: name \"" + part_name(1, 3) + "\"");
+  const std::string rule =
+      part_name(2, 3) + ": part \"" + part_name(1, 3) + "\": missing: download it\n";
+  expect_one_line(list(dir_.path()), 3, rule);
+  expect_one_line(list(dir_ / part_name(2, 3)), 3, rule);
 }
 
 TEST_F(GgufSources, AnIndexMayMapTensorsToOne) {

@@ -302,6 +302,25 @@ TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
                 "out, or write a .gguf file\n");
 }
 
+TEST_F(GgufFiles, OfDimensionsThatOverflowThereIsNoSafetensorsFile) {
+  GgufFile file;
+  file.tensor("empty", {0, 1LL << 62, 1LL << 62}, kI8, "");
+  file.tensor("first", {1LL << 62, 1LL << 62, 0}, kI8, "");
+  const std::string path = write("m.gguf", file);
+  const Mounted mount({path});
+
+  EXPECT_EQ(errno_to_open(mount / ".stfs/safetensors/empty.safetensors"), ENOENT);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/safetensors/first.safetensors"), 0);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/merged.safetensors"), EOPNOTSUPP);
+  EXPECT_EQ(errno_to_open(mount / ".stfs/merged.gguf"), 0);
+  const Outcome extract =
+      run({STFS_INFO_BINARY, "extract", path, "*", "-o", dir_ / "x.safetensors"});
+  EXPECT_EQ(extract.status, 2);
+  EXPECT_EQ(extract.err, "stfs-info: " + path +
+                             ": tensor \"empty\": its dimensions overflow 64 bits, which "
+                             "safetensors does not allow: leave it out, or write a .gguf file\n");
+}
+
 TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
   std::string words;
   for (int i = 0; i < 100'000; ++i) words += gguf_string(std::string(300, 'a'));
@@ -433,6 +452,30 @@ TEST_F(GgufFiles, DiffComparesTheValuesOfTwoFormats) {
   ASSERT_EQ(rows.size(), 4U);
   EXPECT_EQ(rows[2], nlohmann::json::parse(R"({"change":"dtype","name":"other","a":"F32",
             "b":"Q8_0","largest_difference":6.75,"at":[1,3]})"));
+}
+
+TEST_F(GgufFiles, DiffComparesDoublesAndEqualTypesOfTwoFormats) {
+  const double nearly = 1 + 0x1p-40;
+  GgufFile file;
+  file.tensor("double", {2}, 28, little(1.0) + little(nearly));
+  file.tensor("equal", {1}, kF32, little(1.0F));
+  file.tensor("float", {2}, kF32, little(0.5F) + little(2.0F));
+  file.tensor("same", {1}, 28, little(1.0));
+  file.tensor("zero", {1}, kF32, little(0.0F));
+  const std::string gguf = write("a.gguf", file);
+  const std::string safetensors = dir_ / "b.safetensors";
+  write_safetensors(safetensors, {{"double", "F32", {2}, little(1.0F) + little(1.0F)},
+                                  {"equal", "F32", {1}, little(1.0F)},
+                                  {"float", "F32", {2}, little(0.5F) + little(2.25F)},
+                                  {"same", "F32", {1}, little(1.0F)},
+                                  {"zero", "F32", {1}, little(-0.0F)}});
+
+  const Outcome text = run({STFS_INFO_BINARY, "diff", gguf, safetensors});
+
+  EXPECT_EQ(text.status, 1);
+  EXPECT_EQ(text.out,
+            "dtype\tdouble\tF64\tF32\t9.094947017729282e-13\t[1]\n"
+            "bytes\tfloat\t6\t0.25\t[1]\n");
 }
 
 TEST_F(GgufFiles, DiffOfTheirOwnMergedFilesIsExit0) {

@@ -95,6 +95,13 @@ TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST_F(HandOver, ADescriptorThatDoesNotWaitIsMadeToWait) {
+  mount(MS_RDONLY | MS_NOSUID | MS_NODEV, O_RDWR | O_NONBLOCK);
+  Process server = serve();
+  expect_served();
+  EXPECT_EQ(::fcntl(device_, F_GETFL) & O_NONBLOCK, 0);  // the flags are those of the open file
+}
+
 TEST_F(HandOver, TheCommandReturnsWhenTheMountAnswers) {
   mount();
   std::vector<std::string> argv = command();

@@ -104,8 +104,10 @@ Content new_safetensors(const Checkpoint& checkpoint, const SafetensorsFiles& fi
     if (fits_safetensors(tensor)) continue;
     refuse_tensor(
         arguments, tensor,
-        std::string(is_utf8(tensor.name) ? "in safetensors this names the metadata"
-                                         : "its name is not UTF-8, as safetensors needs") +
+        std::string(!is_utf8(tensor.name)           ? "its name is not UTF-8, as safetensors needs"
+                    : tensor.name == "__metadata__" ? "in safetensors this names the metadata"
+                                                    : "its dimensions overflow 64 bits, which "
+                                                      "safetensors does not allow") +
             ": leave it out, or write a .gguf file");
   }
   std::optional<Content> content = files.make(tensors);

@@ -220,45 +220,69 @@ struct Difference {
   const char* kind;
   std::string in_a = {}, in_b = {};  // of a dtype or a shape
   std::uint64_t first_byte = 0;
-  std::optional<Largest> largest = {};  // of a dtype, where values can be compared
+  std::optional<Largest> largest = {};  // of a dtype or of bytes, where values can be compared
 };
 
 bool have_equal_shapes(const Pair& pair) {
   return std::ranges::equal(pair.a->shape, pair.b->shape);
 }
 
-// Whether the dtypes differ, and the values can be compared as float32.
+// Whether the dtypes or the formats differ, and the values can be compared.
 bool is_compared_by_value(const Pair& pair) {
-  return pair.a && pair.b && pair.a->dtype != pair.b->dtype && have_equal_shapes(pair) &&
-         type_info(pair.a->dtype).to_f32 != nullptr && type_info(pair.b->dtype).to_f32 != nullptr;
+  return pair.a && pair.b && (pair.a->dtype != pair.b->dtype || !pair.is_of_one_format) &&
+         have_equal_shapes(pair) && type_info(pair.a->dtype).to_f32 != nullptr &&
+         type_info(pair.b->dtype).to_f32 != nullptr;
 }
 
-// The largest difference of the values as float32. Two NaNs do not differ; a NaN and a number, and
+// The values of a tensor in pieces. As doubles: two doubles may be one float32.
+class ValueReader {
+ public:
+  ValueReader(const Tensor& tensor, const std::atomic<bool>& stop)
+      : is_double_(tensor.dtype == DType::kF64),
+        content_(is_double_ ? tensor.content()
+                            : f32_content(tensor.content(), tensor.dtype, tensor.elements())),
+        reader_(content_, &stop) {}
+
+  // Reads the values from element `first` on. Returns 0 or an errno.
+  int read(std::uint64_t first, std::span<double> out) {
+    if (is_double_) return reader_.copy(first * sizeof(double), std::as_writable_bytes(out));
+    floats_.resize(out.size());
+    const int error =
+        reader_.copy(first * sizeof(float), std::as_writable_bytes(std::span(floats_)));
+    std::ranges::copy(floats_, out.begin());
+    return error;
+  }
+
+ private:
+  const bool is_double_;
+  const Content content_;
+  SequentialReader reader_;
+  std::vector<float> floats_;
+};
+
+// The largest difference of the values. Two NaNs do not differ; a NaN and a number, and
 // an infinity and another value, differ by infinity.
 Largest largest_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
                            const Progress& progress) {
   const std::uint64_t elements = a.elements();
-  const Content values_a = f32_content(a.content(), a.dtype, elements);
-  const Content values_b = f32_content(b.content(), b.dtype, elements);
-  SequentialReader reader_a(values_a, &stop);
-  SequentialReader reader_b(values_b, &stop);
+  ValueReader reader_a(a, stop);
+  ValueReader reader_b(b, stop);
   constexpr std::uint64_t kChunk = 64 << 10;  // elements: whole blocks of every type
-  std::vector<float> chunk_a(static_cast<std::size_t>(std::min(kChunk, elements)));
-  std::vector<float> chunk_b(chunk_a.size());
+  std::vector<double> chunk_a(static_cast<std::size_t>(std::min(kChunk, elements)));
+  std::vector<double> chunk_b(chunk_a.size());
   Largest largest;
   for (std::uint64_t first = 0; first < elements && !stop; first += kChunk) {
     const auto count = static_cast<std::size_t>(std::min(kChunk, elements - first));
-    const auto read = [&](SequentialReader& reader, const Tensor& tensor, std::vector<float>& to) {
-      const std::span out = std::as_writable_bytes(std::span(to).first(count));
-      const int error = reader.copy(first * sizeof(float), out);
+    const auto read = [&](ValueReader& reader, const Tensor& tensor, std::vector<double>& to) {
+      const int error = reader.read(first, std::span(to).first(count));
       if (error != 0 && !stop) fail(tensor, error);
     };
     read(reader_a, a, chunk_a);
     read(reader_b, b, chunk_b);
     for (std::size_t i = 0; i < count && !stop; ++i) {
-      const float x = chunk_a[i];
-      const float y = chunk_b[i];
-      double difference = std::abs(double{x} - double{y});
+      const double x = chunk_a[i];
+      const double y = chunk_b[i];
+      double difference = std::abs(x - y);
       if (std::isnan(difference)) {
         const bool is_same = x == y || (std::isnan(x) && std::isnan(y));
         difference = is_same ? 0 : std::numeric_limits<double>::infinity();
@@ -368,12 +392,14 @@ class DiffRows {
     const std::string_view kind = difference.kind;
     if (kind == "removed") return "only in A";
     if (kind == "added") return "only in B";
+    std::string text;
     if (kind == "bytes") {
-      return (is_narrow() ? "from byte " : "bytes differ from byte ") +
+      text = (is_narrow() ? "from byte " : "bytes differ from byte ") +
              std::to_string(difference.first_byte);
+    } else {
+      text = (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
+             (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
     }
-    std::string text = (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
-                       (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
     if (!difference.largest) return text;
     const auto& [largest, element] = *difference.largest;
     if (largest == 0) return text + (is_narrow() ? ", same" : ", equal values");
@@ -496,13 +522,20 @@ int diff(const Arguments& arguments) {
   add_in_order(out, pairs.size(), jobs_of(arguments),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
-                 const auto progress = [&](std::uint64_t n) { bar.add(n); };
+                 // Counts bytes that are read twice once.
+                 std::uint64_t position = 0, counted = 0;
+                 const auto progress = [&](std::uint64_t n) {
+                   position += n;
+                   if (position > counted) bar.add(position - std::exchange(counted, position));
+                 };
                  std::optional<Difference> difference = difference_of_headers(pair);
                  if (!difference) {
                    const auto at = first_difference(*pair.a, *pair.b, stop, progress);
                    if (!at) return "";
                    difference = Difference{"bytes", "", "", *at};
-                 } else if (is_compared_by_value(pair)) {
+                   position = 0;
+                 }
+                 if (is_compared_by_value(pair)) {
                    const Largest largest = largest_difference(*pair.a, *pair.b, stop, progress);
                    if (stop || (largest.difference == 0 && !pair.is_of_one_format)) return "";
                    difference->largest = largest;

@@ -73,6 +73,18 @@ bool take(std::string_view& text, char c) {
   return true;
 }
 
+// The shape "[2,3]" of this many elements; empty for any other text.
+std::vector<std::uint64_t> shape_of(std::string_view text, std::uint64_t elements) {
+  std::vector<std::uint64_t> shape;
+  std::uint64_t product = 1;
+  for (bool is_more = take(text, '['); is_more; is_more = take(text, ',')) {
+    std::uint64_t& dim = shape.emplace_back();
+    if (!take_number(text, dim) || __builtin_mul_overflow(product, dim, &product)) return {};
+  }
+  if (text != "]" || product != elements) shape.clear();
+  return shape;
+}
+
 constexpr std::string_view kForms =
     "name a tensor or a directory of a mount, a checkpoint, or SOURCE::NAME";
 
@@ -366,7 +378,14 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     wanted.as = dtype_from_name(*as);
     if (!wanted.as) refuse(path, "shows its tensor as " + in_quotes(*as) + ", an unknown type");
   }
-  add(checkpoint.tensor(*found), attribute("user.stfs.slice").value_or(""), wanted, path, items);
+  Tensor tensor = checkpoint.tensor(*found);
+  std::vector<std::uint64_t> shape;
+  if (checkpoint.part_of(*found).is_split) {
+    // Only the first part may say what shape it has.
+    shape = shape_of(attribute("user.stfs.shape").value_or(""), tensor.elements());
+    if (!shape.empty()) tensor.shape = shape;
+  }
+  add(tensor, attribute("user.stfs.slice").value_or(""), wanted, path, items);
   return true;
 }
 
@@ -399,7 +418,7 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
 
 void Selection::forget_remote() {
   std::erase_if(open_, [](const auto& entry) {
-    return is_url(entry.first) ||
+    return is_url(entry.first.first) ||
            (entry.second.checkpoint &&
             std::ranges::any_of(entry.second.checkpoint->parts(),
                                 [](const Part& part) { return is_url(part.source->path()); }));
@@ -416,20 +435,21 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact) {
   const std::string version = mounted     ? mounted->version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
-  Opened& known = open_[absolute];
+  Opened& known = open_[{absolute, is_exact}];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
     return *known.checkpoint;
   }
-  known = {version, std::make_unique<const Checkpoint>(std::span(&source, 1),
-                                                       LoadOptions{.sources = &sources_})};
+  known = {version,
+           std::make_unique<const Checkpoint>(
+               std::span(&source, 1), LoadOptions{.alone = is_exact, .sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();
-      open_.erase(absolute);
+      open_.erase({absolute, is_exact});
       refuse(path, "a mount makes this file, and its version is not known: name the mount, " +
                        printable(*root) + ", or a copy of the file");
     }

@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::gpu {
@@ -90,11 +91,12 @@ class Selection {
     std::unique_ptr<const Checkpoint> checkpoint;
   };
   // The checkpoint as it is now: opened again when anything of it has changed.
-  // `is_exact`: what a mount names, never a copy of it.
+  // `is_exact`: the file that a mount names, never a copy of it, and of a split file that part
+  // alone.
   const Checkpoint& open(const std::string& source, bool is_exact = false);
 
-  Sources sources_;  // outlives open_
-  std::map<std::string, Opened> open_;
+  Sources sources_;                                      // outlives open_
+  std::map<std::pair<std::string, bool>, Opened> open_;  // by absolute path, and is_exact
 };
 
 }  // namespace stfs::gpu
