@@ -11,6 +11,8 @@ cleanup() {
   rm -rf "$work"
 }
 trap cleanup EXIT
+# Reads all of its input: `grep -q` ends early, and a writer that is not done then fails the pipe.
+has() { grep "$@" >/dev/null; }
 fail() {
   printf 'package_test: %s\n' "$1" >&2
   exit 1
@@ -74,10 +76,10 @@ same_list 'cmake --install' "$(expected site-functions "$python_dir")" \
   "$(cd "$work/root/opt/stfs" && find . ! -type d -printf '%P\n')"
 [[ $(find "$work/root" -mindepth 1 -maxdepth 1) == "$work/root/opt" ]] ||
   fail 'cmake --install: a file outside the prefix'
-"$work/root/opt/stfs/bin/stfs" --version | grep -q '[0-9]' || fail 'stfs --version prints no version'
-"$work/root/opt/stfs/bin/stfs-info" --version | grep -q '[0-9]' ||
+"$work/root/opt/stfs/bin/stfs" --version | has '[0-9]' || fail 'stfs --version prints no version'
+"$work/root/opt/stfs/bin/stfs-info" --version | has '[0-9]' ||
   fail 'stfs-info --version prints no version'
-"$work/root/opt/stfs/bin/stfs-gpu" --version | grep -q '[0-9]' ||
+"$work/root/opt/stfs/bin/stfs-gpu" --version | has '[0-9]' ||
   fail 'stfs-gpu --version prints no version'
 grep -q '^ExecStart=/opt/stfs/bin/stfs-gpu ' "$work/root/opt/stfs/lib/systemd/user/stfs-gpu.service" ||
   fail 'the user unit does not start the installed program'
@@ -93,7 +95,7 @@ read -ra flags < <(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --l
 cc -std=c99 -Wall -Wextra -Werror -pedantic "$prefix/share/doc/stfs/examples/acquire.c" \
   -o "$work/acquire" "${flags[@]}" || fail 'the example does not build with pkg-config'
 LD_LIBRARY_PATH=$prefix/lib "$work/acquire" --device cpu "$tensor" |
-  grep -q '^layer.0.bias F32 \[64\] 256 bytes on cpu ' || fail 'the example prints another tensor'
+  has '^layer.0.bias F32 \[64\] 256 bytes on cpu ' || fail 'the example prints another tensor'
 mkdir "$work/consumer"
 cat >"$work/consumer/CMakeLists.txt" <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
@@ -108,7 +110,7 @@ cp "$prefix/share/doc/stfs/examples/acquire.c" "$work/consumer"
     -DCMAKE_BUILD_TYPE=Release -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
   cmake --build "$work/consumer/build"; } >"$work/log" 2>&1 ||
   { cat "$work/log" >&2; fail 'the example does not build with find_package(stfs_gpu)'; }
-"$work/consumer/build/acquire" "$tensor" | grep -q '^layer.0.bias ' ||
+"$work/consumer/build/acquire" "$tensor" | has '^layer.0.bias ' ||
   fail 'the example that CMake built prints another tensor'
 ! grep -qE 'FORTIFY|-Wall|-std=|-I' "$work/consumer/build/compile_commands.json" ||
   fail 'the CMake package gives its users options of stfs'
@@ -119,7 +121,7 @@ kill "$holder"
 PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-gpu" run \
   --device cpu "$tensor" -- /usr/bin/python3 -c '
 import stfs_gpu
-print(stfs_gpu.acquire()[0].numpy().shape)' | grep -qx '(64,)' ||
+print(stfs_gpu.acquire()[0].numpy().shape)' | has -x '(64,)' ||
   fail 'the Python module does not find its library'
 
 if ! command -v dpkg-deb >/dev/null; then
@@ -134,10 +136,10 @@ packages=("$work"/cpack/stfs_*.deb)
 package=${packages[0]}
 same_list 'the package' "$(expected vendor-completions python3/dist-packages | sed 's|^|./usr/|')" \
   "$(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$')"
-dpkg-deb --field "$package" Depends | grep -qw fuse3 || fail 'the package does not depend on fuse3'
-dpkg-deb --field "$package" Depends | grep -q libfuse3- || fail 'the package does not depend on libfuse3'
+dpkg-deb --field "$package" Depends | has -w fuse3 || fail 'the package does not depend on fuse3'
+dpkg-deb --field "$package" Depends | has libfuse3- || fail 'the package does not depend on libfuse3'
 dpkg-deb --fsys-tarfile "$package" | tar -xO ./usr/lib/systemd/system/stfs@.service |
-  grep -q '^ExecStart=/usr/bin/stfs ' || fail "the package's unit does not start its program"
+  has '^ExecStart=/usr/bin/stfs ' || fail "the package's unit does not start its program"
 
 if ((EUID != 0)) || dpkg-query -W stfs >/dev/null 2>&1; then
   printf 'package_test: not root, or stfs is installed here: the package was not installed\n'
@@ -148,7 +150,7 @@ remove=stfs
 mapfile -t installed < <(dpkg-deb --fsys-tarfile "$package" | tar -t | grep -v '/$' | sed 's|^\.||')
 [[ $(/usr/bin/stfs --version) == "$("$work/root/opt/stfs/bin/stfs" --version)" ]] ||
   fail 'the installed stfs is another'
-ldconfig -p | grep -F 'libstfs_gpu.so.0 ' >/dev/null || fail 'the linker does not find the library'
+ldconfig -p | has -F 'libstfs_gpu.so.0 ' || fail 'the linker does not find the library'
 (cd / && PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -c 'import stfs_gpu') ||
   fail 'Python does not find the installed module'
 dpkg --purge stfs >/dev/null  # a package with a library has scripts, which -r alone keeps

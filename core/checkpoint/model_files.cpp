@@ -181,6 +181,7 @@ class ConfigEditor {
 void open_into(ModelFiles& out, const std::string& directory, const std::vector<std::string>& names,
                bool is_listed, Sources& sources) {
   std::vector<std::string> paths;
+  paths.reserve(names.size());
   for (const std::string& name : names) paths.push_back(child_name(directory, name));
   std::vector<Sources::Opened> opened = sources.open_all(paths, Sources::When::kLater);
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -95,8 +95,7 @@ void FileSystem::FilesAhead::prefetch(const ReadAhead::Piece& piece) const {
 }
 
 FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& options, Log log)
-    : checkpoint_(checkpoint),
-      options_(options),
+    : options_(options),
       log_(std::move(log)),
       nodes_(checkpoint, options.views, options.control, options.ledger),
       sources_(checkpoint.sources()),

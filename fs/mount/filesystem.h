@@ -167,7 +167,6 @@ class FileSystem {
   bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
-  const Checkpoint& checkpoint_;
   FileSystemOptions options_;
   Log log_;
   Nodes nodes_;

@@ -72,7 +72,7 @@ std::vector<HostileGguf> hostile_files() {
       {"KeysOfTwoToTheSixty", counts(0, 1ULL << 60), "GgufCount", 8 * kGiB},
       {"TensorsOfTwoToTheSixty", counts(1ULL << 60, 0), "GgufCount", 8 * kGiB},
       {"NegativeTensors", counts(most, 0), "GgufCount", 1 << 20},
-      {"AsManyKeysAsFit", counts(0, (kGiB - 24) / 14), "GgufKey", kGiB},
+      {"AsManyKeysAsFit", counts(0, (kGiB - 24) / 14), "GgufCount", kGiB},
       {"ARankOfTwoToTheThirtyOne", counts(1, 0) + info({}, 1U << 31, 0), "GgufShape", 1 << 20},
       {"ARankOfNine", counts(1, 0) + info({1, 1, 1, 1, 1, 1, 1, 1, 1}, 9, 0), "GgufShape", 1 << 20},
       {"AProductThatWraps", counts(1, 0) + info({1LL << 62, 4}, 2, 0), "GgufShape", 1 << 20},
