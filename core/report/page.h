@@ -1,0 +1,16 @@
+// The report of a checkpoint as one HTML page: style, script and data in one file, which opens
+// without a network, without JavaScript (its tables) and from the keyboard. Its content security
+// policy allows nothing from elsewhere. Equal reports give equal pages.
+//
+// Thread safety: the function may be called from any thread.
+#pragma once
+
+#include "core/report/report.h"
+
+#include <string>
+
+namespace stfs {
+
+std::string report_page(const Report& report);
+
+}  // namespace stfs

@@ -1,0 +1,93 @@
+// What the report of a checkpoint shows (report.html): plain values, without a checkpoint behind
+// them. collect.h fills them in, page.h writes them as a page.
+//
+// Thread safety: none needed; these are values. Names and paths are bytes of a user or of a file:
+// not always UTF-8, and hostile.
+#pragma once
+
+#include "core/picture/png.h"
+#include "core/recipe/distribution.h"
+#include "core/recipe/stats.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+
+// A picture of at most 48 x 48 pixels: each is a byte of picture_color(), in rows from the top.
+struct Thumbnail {
+  std::size_t width = 0;
+  std::size_t height = 0;
+  std::vector<std::uint8_t> pixels;
+};
+
+// How a tensor differs from that of the same name in the other checkpoint (--against).
+struct Difference {
+  enum class Kind { kEqual, kValues, kShape, kType, kAdded };
+  Kind kind = Kind::kEqual;  // kType: another type; its values are compared all the same
+  std::string was;           // type and shape in the other one, where these differ
+  // Only where the shapes are equal and both have values: |a - b| / |b|, in Frobenius norms (b is
+  // the other one's; nullopt where |b| is 0 and a is not), the share of equal elements in [0, 1],
+  // and the largest |a - b|. Elements that are finite in both count; NaN equals NaN.
+  std::optional<double> distance, equal, largest;
+};
+
+struct ReportTensor {
+  std::string name;
+  std::string path;  // in the mount, relative to its root
+  std::string type;  // the name of the type
+  std::vector<std::uint64_t> shape;
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t file = 0;  // a position in Report::files
+  std::string quantised;   // how its values are stored, in words ("block FP8"), or empty
+  std::string failure;     // why there are no statistics, or empty
+  std::optional<ValueStats> stats;
+  std::optional<Histogram> histogram;  // beyond kMostPictured tensors only of the odd ones
+  std::array<double, kQuantiles.size()> quantiles{};  // with `histogram`
+  std::optional<Thumbnail> thumbnail;                 // as `histogram`
+  std::optional<std::uint32_t> equal_to;  // the first tensor with the same type, shape and bytes
+  std::optional<Difference> difference;   // with --against
+};
+
+struct ReportFile {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
+
+// One line of the health part. The worst comes first.
+struct Finding {
+  enum class Kind { kUnreadable, kNan, kInfinity, kAllZero, kConstant, kEqual, kScale, kMissing };
+  Kind kind;
+  std::string text;                    // one sentence for a user
+  std::vector<std::uint32_t> tensors;  // positions in Report::tensors
+};
+
+struct Report {
+  static constexpr std::size_t kMostPictured = 2000;  // tensors with a histogram and a thumbnail
+
+  std::string title;                 // the checkpoint's name
+  std::vector<std::string> sources;  // as the user named them, without secrets
+  std::string format;                // "safetensors", "GGUF", or both
+  std::uint64_t parameters = 0;
+  std::uint64_t bytes = 0;
+  std::vector<std::pair<std::string, std::string>> metadata;  // long values are cut
+  std::vector<ReportFile> files;
+  std::vector<ReportTensor> tensors;  // in natural order of their names
+  std::vector<Finding> findings;
+  // With --against: the other checkpoint's name, and its tensors that this one lacks.
+  std::optional<std::string> against;
+  struct Removed {
+    std::string name, type;
+    std::vector<std::uint64_t> shape;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Removed> removed;
+};
+
+}  // namespace stfs
