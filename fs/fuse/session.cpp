@@ -76,10 +76,30 @@ std::size_t Session::longest_request() const {
 }
 
 void Session::process(std::span<std::byte> request) {
+  fuse_in_header header{};
+  std::memcpy(&header, request.data(), std::min(request.size(), sizeof header));
+  const bool interrupts = header.opcode == FUSE_INTERRUPT;
+  std::uint64_t late = interrupts ? 0 : late_interrupts_.load();
+  while (late > 0 && !late_interrupts_.compare_exchange_weak(late, late - 1)) {
+  }
   fuse_buf buffer{};
   buffer.size = request.size();
   buffer.mem = request.data();
   fuse_session_process_buf(session_, &buffer);
+  if (interrupts) ++late_interrupts_;
+}
+
+// libfuse keeps an INTERRUPT that comes after the answer to its request. Each later request of
+// another kind frees one; the end of the session frees none.
+void Session::drop_late_interrupts() {
+  struct {
+    fuse_in_header header;
+    fuse_forget_in nothing;
+  } request{};
+  request.header.len = sizeof request;
+  request.header.opcode = FUSE_FORGET;
+  request.header.nodeid = FUSE_ROOT_ID;
+  while (late_interrupts_ > 0) process(std::as_writable_bytes(std::span(&request, 1)));
 }
 
 void Session::take_over(bool refuse) {
@@ -118,6 +138,10 @@ void Session::refuse_what_was_sent_before() {
 }
 
 void Session::run(unsigned threads, const Events& events, const Hooks& hooks) {
+  const struct AfterTheLoop {
+    ~AfterTheLoop() { session.drop_late_interrupts(); }
+    Session& session;
+  } after_the_loop{*this};
   std::latch hook_done(1);  // answer no request before `serving` returns
   const RequestLoop loop(
       fuse_session_fd(session_),

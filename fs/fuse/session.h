@@ -6,6 +6,7 @@
 
 #include "fs/fuse/mount.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -49,10 +50,12 @@ class Session {
   std::size_t longest_request() const;
   void process(std::span<std::byte> request);
   void refuse_what_was_sent_before();
+  void drop_late_interrupts();
 
   const Mount& mount_;
   fuse_session* const session_;
   FuseContext& context_;
+  std::atomic<std::uint64_t> late_interrupts_ = 0;  // libfuse keeps at most so many
 };
 
 // Whether the kernel can resend unanswered requests to another worker (Linux 6.9).

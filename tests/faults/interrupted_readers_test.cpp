@@ -72,5 +72,23 @@ TEST_F(InterruptedReaders, LeaveNothingBehind) {
   EXPECT_EQ(run({STFS_BINARY, "-u", root}).status, 0);
 }
 
+// libfuse keeps such an interrupt until the next request; LeakSanitizer sees the last one.
+TEST_F(InterruptedReaders, OfRequestsThatAreAnsweredLeaveNothingBehind) {
+  const TempDir dir;
+  write_safetensors(dir / "m.safetensors", {random_tensor("w", "U8", {100'000})});
+  const std::filesystem::path mountpoint = dir / "mnt";
+  std::filesystem::create_directory(mountpoint);
+  std::vector<std::string> environment = sanitizer_options("verify_asan_link_order=0");
+  environment.push_back("LD_PRELOAD=" STFS_LATE_INTERRUPTS);
+  Process process({STFS_BINARY, "-f", "-o", "threads=1", dir / "m.safetensors", mountpoint},
+                  {.environment = environment});
+  ASSERT_TRUE(eventually([&] { return !mounts_at(mountpoint).empty(); }));
+  EXPECT_EQ(read_file(mountpoint / "w").size(), 100'000u);
+  process.signal(SIGTERM);
+  const Outcome result = process.wait();
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+}
+
 }  // namespace
 }  // namespace stfs::test
