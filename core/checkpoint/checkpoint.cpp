@@ -142,7 +142,7 @@ Part read_part(const std::string& path, std::string label, std::unique_ptr<const
           .label = std::move(label)};
 }
 
-// What the header of a part says of its split file; nullopt for a whole file of any format.
+// The place of a part in its split file; nullopt for a whole file of any format.
 std::optional<GgufSplit> split_of(const Part& part, const std::string& place) {
   return part.format->name == kGgufName ? gguf_split(part.header, place) : std::nullopt;
 }

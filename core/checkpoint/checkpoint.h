@@ -82,7 +82,7 @@ struct Tensor {
   int verify() const;  // Source::verify() of its sources
 };
 
-// What is missing, only with LoadOptions::allow_missing: a tensor that the index names and no shard
+// A missing thing, only with LoadOptions::allow_missing: a tensor that the index names and no shard
 // holds, or a part of a split GGUF file. Such a part alone knows the names of its tensors.
 struct MissingTensor {
   std::optional<std::string> name;  // nullopt: all tensors of the part

@@ -26,7 +26,7 @@ bool is_checkpoint_name(std::string_view name);
 struct Candidates {
   std::vector<std::string> indexes, files, ggufs;
 
-  // What the directory means; nullopt when the choice is ambiguous. An index is preferred to a
+  // The directory's meaning; nullopt when the choice is ambiguous. An index is preferred to a
   // safetensors file, and that to a GGUF file. The usual name, "model" and the suffix, is preferred
   // to others, and else the only one is taken; a GGUF file must be the only one.
   std::optional<std::string> index() const;

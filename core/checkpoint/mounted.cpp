@@ -103,7 +103,7 @@ const T* member(const Json& object, const char* key) {
   return at == object.end() ? nullptr : at->get_ptr<const T*>();
 }
 
-// What write_text() wrote.
+// Reads a text of write_text().
 bool parse_text(const Json& json, std::string& text) {
   if (const auto* plain = json.get_ptr<const Json::string_t*>()) {
     text = *plain;

@@ -12,10 +12,11 @@
 // number, u64, and the elements. The alignment is the value of `general.alignment`, or 32. A file
 // gives the dimensions of a tensor with the fastest first; a Header has them row-major.
 //
-// What ggml's reader and llama.cpp's loader accept is accepted, except that a size over 64 bits, a
-// key over 65,535 bytes (the format's limit), 2^32 tensors, and more than 4,194,304 keys or 64 MiB
-// of their texts are refused. As there, a name ends at its first NUL, a key is kept whole and found
-// by what stands before its first NUL, and the zeros behind the last tensor may be missing.
+// Files that ggml's reader and llama.cpp's loader accept are accepted, except that a size over 64
+// bits, a key over 65,535 bytes (the format's limit), 2^32 tensors, and more than 4,194,304 keys or
+// 64 MiB of their texts are refused. As there, a name ends at its first NUL, a key is kept whole
+// and found by what stands before its first NUL, and the zeros behind the last tensor may be
+// missing.
 //
 // The time and the memory are linear in the size of the header. Arrays, and strings that would need
 // much memory, are not kept: MetadataValue says where they stand.

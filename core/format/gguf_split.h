@@ -28,8 +28,8 @@ struct GgufSplit {
   std::uint64_t tensors = 0;  // of all parts together
 };
 
-// What a header says of its part; nullopt for a whole file (no split.count, or one part). Throws
-// Error kGgufSplit for a key that is missing, of another type or out of its range.
+// The place of a part, read from its header; nullopt for a whole file (no split.count, or one
+// part). Throws Error kGgufSplit for a key that is missing, of another type or out of its range.
 std::optional<GgufSplit> gguf_split(const Header& header, const std::string& place);
 
 // A name as llama.cpp gives it to a part: PREFIX-00002-of-00003.gguf.

@@ -1,7 +1,7 @@
 // The blocks of one remote object that are on this machine: their bytes, in an entry of the cache
 // or in memory, and a byte of state for each. fetcher.h draws the states.
 //
-// Who changes a state: any thread turns kUnknown and kAbsent into kHere or kAbsent (a look at the
+// Changes of a state: any thread turns kUnknown and kAbsent into kHere or kAbsent (a look at the
 // cache), and kHere into kAbsent (a read that failed). All else is the Fetcher's, under its lock.
 //
 // Thread safety: all members.

@@ -150,7 +150,7 @@ class Cache {
   // use.
   std::unique_ptr<CacheEntry> open(const RemoteVersion& version, bool existing = false);
 
-  // What was remembered about a name (public_name()): a JSON text; nullopt for nothing.
+  // The JSON text that was remembered for a name (public_name()), or nullopt.
   std::optional<std::string> recall(const std::string& name) const;
   void remember(const std::string& name, const std::string& json) const;
 

@@ -1,4 +1,5 @@
-// What has been done so far: `.stfs/counters.json`. Lies in memory that supervised workers share.
+// The work done so far, in numbers: `.stfs/counters.json`. They lie in memory that supervised
+// workers share.
 //
 // Thread safety: all members. A Counters is constructed in zeroed memory, never destroyed.
 #pragma once

@@ -95,7 +95,7 @@ void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range)
   Blocks& blocks = file->blocks;
   Items item(1);
   BlockRun run = blocks.run_of({range.offset, std::min(range.length, kFarthest)});
-  // What is here, or in the cache, need not come; who reads it checks it.
+  // Blocks that are here or in the cache need not come; a reader checks those.
   std::array<bool, kFarthest / Blocks::kBlock + 1> is_wanted{};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const State state = blocks.state(block);
@@ -116,7 +116,7 @@ void Fetcher::Impl::prefetch(const std::shared_ptr<File>& file, ByteRange range)
     is_any = is_any || is_new;
   }
   if (!is_any) return;
-  // What was queued first makes room.
+  // The oldest runs make room.
   for (auto old = ahead_.begin(); old != ahead_.end();) {
     BlockRun& left = old->run;
     if (old->file == file) {

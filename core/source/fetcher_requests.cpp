@@ -283,7 +283,7 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
   const bool is_no_server = transfer.end.error == EACCES || transfer.end.error == EPROTO;
   const bool is_wrong =
       kind == Verdict::Kind::kAccept ? is_no_server : kind != Verdict::Kind::kRetry;
-  // What came may be bytes that the server sent behind the answer before (HttpEnd).
+  // These may be bytes that the server sent behind the answer before (HttpEnd).
   if (is_wrong && transfer.end.was_kept) return again(transfer, rest, true);
   switch (kind) {
     case Verdict::Kind::kAccept:

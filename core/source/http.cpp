@@ -376,8 +376,8 @@ void set_up(Transfer& transfer) {
   curl_easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
-// What libcurl says about a transfer that broke, in our words where it may say more than it should:
-// its own texts may hold a URL.
+// libcurl's reason why a transfer broke, in our words where its own may say more than they should:
+// they may hold a URL.
 HttpEnd end_of(CURLcode code, Transfer& transfer) {
   long connect_errno = 0;
   curl_easy_getinfo(transfer.easy.get(), CURLINFO_OS_ERRNO, &connect_errno);

@@ -27,7 +27,7 @@ Place place_of(const sockaddr& address);
 // inet_aton(3) takes ("127.1", "2130706433"), or "localhost". Any other name is kElsewhere.
 Place place_of(const std::string& host);
 
-// What the environment says about connections, as curl(1) reads it.
+// The environment's settings for connections, as curl(1) reads them.
 struct HttpEnvironment {
   std::string http_proxy, https_proxy, no_proxy;
   std::string ca_file, ca_directory;  // CURL_CA_BUNDLE, SSL_CERT_FILE; SSL_CERT_DIR; "": libcurl's

@@ -82,7 +82,7 @@ class HubRemote final : public Remote {
   }
 
  private:
-  // What an answer means. The second host knows nothing of models.
+  // The meaning of an answer. The second host knows nothing of models.
   std::string refusal_of(const HttpHead& head) const {
     const std::optional<WebUrl> from = parse_web_url(head.url);
     if (!from || from->origin() != options_.origin) {
@@ -243,7 +243,7 @@ class HubStore final : public Store {
     return HubName{.id = repository.id, .revision = repository.commit, .path = path}.text();
   }
 
-  // What is known of a revision: from the first answer on, always the same. Threads that ask at the
+  // The facts about a revision: from the first answer on, always the same. Threads that ask at the
   // same time send one request.
   Known repository(const HubName& name) {
     const std::string key = name.id + "@" + name.revision;

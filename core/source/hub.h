@@ -17,7 +17,7 @@
 //
 // The token goes to the origin of HF_ENDPOINT alone, over https or to a loopback address.
 //
-// What lies complete in the Hub's own cache is used from there: hub_local_copy().
+// A file that lies complete in the Hub's own cache is used from there: hub_local_copy().
 #pragma once
 
 #include "core/source/remote.h"

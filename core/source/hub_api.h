@@ -1,4 +1,4 @@
-// What the Hub's API answers: models, trees, refusals. Nothing that it says is trusted: names stay
+// The answers of the Hub's API: models, trees, refusals. Nothing in them is trusted: names stay
 // inside the model, sizes and digests are valid or count as not told.
 //
 // Thread safety: the functions may be called from any thread.

@@ -32,7 +32,7 @@ struct HubName {
 };
 HubName parse_hub_name(const std::string& name);  // throws Error kUsage
 
-// What the environment says: HF_ENDPOINT, HF_TOKEN and the files that hold a token.
+// The environment's settings: HF_ENDPOINT, HF_TOKEN and the files that hold a token.
 struct HubOptions {
   std::string endpoint;  // "https://huggingface.co", without a slash at its end
   std::string origin;    // of it

@@ -19,7 +19,7 @@
 
 namespace stfs {
 
-// What was found out about an object when it was opened: enough to open it again without asking.
+// The facts about an object, found when it was opened: enough to open it again without asking.
 struct RemoteVersion {
   std::string name;  // Source::path(): a URL without secrets that pins what it can pin
                      // (hf://org/name@COMMIT/file)
@@ -38,7 +38,7 @@ struct RemoteVersion {
 std::string to_json(const RemoteVersion& version, bool with_secrets);
 std::optional<RemoteVersion> parse_remote_version(std::string_view text);
 
-// What to do with an answer to a request for a range of a version.
+// The next step after an answer to a request for a range of a version.
 struct Verdict {
   enum class Kind {
     kAccept,

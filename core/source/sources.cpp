@@ -102,7 +102,7 @@ class Sources::Impl {
   }
 
  private:
-  // What was found out about a name.
+  // The facts found about a name.
   struct Known {
     std::optional<std::string> pinned = {};
     bool is_file = false;    // a store said so
@@ -261,7 +261,7 @@ void Sources::Impl::warn(const std::string& line) {
   if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
 }
 
-// What use() said about a name.
+// The facts that use() was given for a name.
 std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name) {
   if (!asks_nobody_) return std::nullopt;
   const std::lock_guard lock(known_mutex_);
@@ -269,7 +269,7 @@ std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name
   return at != known_.end() ? std::optional(at->second) : std::nullopt;
 }
 
-// What the cache knows of a name.
+// The cache's facts about a name.
 Sources::Impl::Known Sources::Impl::recalled(const std::string& name) {
   const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
@@ -331,7 +331,7 @@ std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, Remot
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   std::unique_ptr<Remote> remote = store(name).remote(version);
-  // What a store must ask before the first block is asked for here, where many threads can, and not
+  // A store's questions before its first block are asked here, where many threads can, and not
   // on the one thread of the Fetcher that prepares requests.
   const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
   if (when == When::kNow && may_ask() && version.size > 0 && !has_first)

@@ -81,7 +81,7 @@ class Sources {
     const Source* source;
     std::uint64_t length;  // bytes
   };
-  // What was found out, with secrets, and those beginnings that no cache holds: for memory only.
+  // The resolved names, with secrets, and those beginnings that no cache holds: for memory only.
   // Throws Error kUnreadable when they are larger than a source without a cache can be.
   std::string resolutions(std::span<const Beginning> beginnings);
   // From now on this Sources asks nobody: a name that the resolutions lack is an Error, and bytes

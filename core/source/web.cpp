@@ -93,7 +93,7 @@ class WebStore final : public Store {
   throw Error(ErrorCode::kUnreadable, public_name(name), rule);
 }
 
-// What an answer with bytes, or of an object that has none, says about the version.
+// The version that an answer with bytes, or of an object without any, belongs to.
 RemoteVersion web_version(const std::string& name, const WebUrl& url, const HttpHead& head,
                           std::uint64_t size) {
   RemoteVersion version;

@@ -21,7 +21,7 @@
 namespace stfs {
 namespace {
 
-// What the child sends: kDone and the text; or kFailed, the code, the length of the place, the
+// The child's message: kDone and the text; or kFailed, the code, the length of the place, the
 // place and the message.
 constexpr char kDone = 'd';
 constexpr char kFailed = 'f';

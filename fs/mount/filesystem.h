@@ -142,7 +142,7 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
-  // What a sequential reader will probably read next.
+  // The files that a sequential reader will probably read next.
   class FilesAhead : public ReadAhead::Files {
    public:
     explicit FilesAhead(const FileSystem& filesystem) : filesystem_(filesystem) {}

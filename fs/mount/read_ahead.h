@@ -29,7 +29,7 @@ class ReadAhead {
   struct Piece {
     std::uint64_t file, offset, length;
   };
-  // What it must know of files; any thread may call it. A file is any number.
+  // Facts about files, asked on any thread. A file is any number.
   class Files {
    public:
     Files() = default;

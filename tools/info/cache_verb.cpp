@@ -155,7 +155,7 @@ int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Li
   return 0;
 }
 
-// What was found out about one entry.
+// The state of one entry.
 struct Finding {
   bool is_readable = false;
   std::uint64_t good = 0, bad = 0;  // blocks

@@ -224,7 +224,7 @@ class Transfer {
            type_info(item.request().dtype).kind == TypeKind::kFloat;
   }
 
-  // What the host converted although a device would be faster.
+  // The tensors that the host converted although a device would be faster.
   std::string note() const {
     std::size_t count = 0;
     std::set<std::string_view> blocks;  // types that no device converts
@@ -348,7 +348,7 @@ class Transfer {
     throw Error(ErrorCode::kDeviceFailed, device_.info().id, "the copy was stopped");
   }
 
-  // What copy() reads for a tile: a part of the bytes, or of those before the conversion.
+  // The bytes that copy() reads for a tile: stored ones, or those before the conversion.
   struct Needed {
     const Content* content;
     std::uint64_t offset, length;

@@ -17,7 +17,7 @@ namespace stfs::gpu {
 std::vector<int> local_processors(const std::string& pci, const std::string& root = "");
 
 // Lets the calling thread run only on some of the processors on which it may run, during a scope.
-// What it allocates then lies near them. Does nothing where it may run on none of them.
+// Memory that it allocates then lies near them. Does nothing where it may run on none of them.
 class OnProcessors {
  public:
   explicit OnProcessors(std::span<const int> processors);

@@ -220,7 +220,7 @@ void Residency::order(Load& load) {
 
 bool Residency::order_again(Load& load, std::uint64_t needed, std::uint64_t free) {
   if (load.client == 0) return false;
-  // What was refused lacks, whatever was promised.
+  // After a refusal there is too little memory, whatever was promised.
   std::uint64_t lacking = needed > free ? needed - free : needed;
   if (needed == 0) lacking = std::min(kContext, room(load.uuid).evictable);
   if (lacking == 0 || !make_room(load.uuid, lacking)) {

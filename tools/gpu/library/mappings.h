@@ -8,7 +8,7 @@
 //   2  the same while a stream captures a graph, during which nothing may wait for the device
 //   3  retry(), when the capture is over
 //
-// What is parked when this object ends stays mapped until the process ends.
+// A mapping that is parked when this object ends stays until the process ends.
 //
 // Thread safety: all of it. Lifetime: references outlive this object. After fork(2) a child must
 // not end references: it leaks them (tensor_leases.h).
