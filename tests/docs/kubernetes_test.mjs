@@ -97,6 +97,14 @@ function* about_container(container, pod) {
     if (mount.mountPropagation === 'Bidirectional' && !context.privileged) yield `${place}: only a privileged container may have Bidirectional`;
     if (!pod.volumes?.some((volume) => volume.name === mount.name)) yield `${place}: no volume ${mount.name}`;
   }
+  const cache = container.env?.find(({ name }) => name === 'STFS_CACHE')?.value;
+  const holder = container.volumeMounts?.find((mount) => cache?.startsWith(`${mount.mountPath}/`) || cache === mount.mountPath);
+  // A volume belongs to root, and stfs takes no cache of another user.
+  if (holder?.mountPath === cache && cache) yield `${place}: STFS_CACHE is a volume itself`;
+  // The kubelet evicts a pod when a volume grows over its limit.
+  const bound = /cache[-_]size[= ](\d+)G/.exec((container.args ?? []).join(' '))?.[1];
+  const limit = pod.volumes?.find((volume) => volume.name === holder?.name)?.emptyDir?.sizeLimit;
+  if (bound && !(Number(bound) < Number(/^(\d+)Gi$/.exec(limit ?? '')?.[1]))) yield `${place}: the cache may grow over sizeLimit`;
   if (!/:[^/:]+$/.test(container.image)) yield `${place}: the image has no version`;
 }
 
@@ -205,6 +213,9 @@ const kPlanted = [
   ['memory.yaml', '        - extract\n', '        - extrakt\n', 'exit status 2'],
   ['csi.yaml', 'cache_size=90G', 'cache_sizes=90G', 'exit status 2'],
   ['csi.yaml', 'supervise,', 'supervise,allow_other,', 'exit status 2'],
+  ['csi.yaml', 'cache_size=90G', 'cache_size=900G', 'the cache may grow over sizeLimit'],
+  ['gpu.yaml', 'value: /cache/stfs', 'value: /cache', 'STFS_CACHE is a volume itself'],
+  ['gpu.yaml', 'sizeLimit: 100Gi', 'sizeLimit: 80Gi', 'the cache may grow over sizeLimit'],
   ['memory.yaml', 'name: STFS_CACHE', 'name: STFS_CACHES', 'no page names STFS_CACHES'],
   ['memory.yaml', 'key: HF_TOKEN', 'key: HF_TOKENS', 'secret.yaml has no stfs/HF_TOKENS'],
   ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a right without its reason'],
