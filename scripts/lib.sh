@@ -22,7 +22,8 @@ STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# To compare with others' values, also for `test --all`: PyTorch, and ggml's library, which npm gets.
+# To compare with others' values, also for `test --all`: PyTorch, and what npm gets (ggml's library,
+# Kubernetes' schemas).
 # shellcheck disable=SC2034
 STFS_ORACLE_PACKAGES=(python3-torch)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)

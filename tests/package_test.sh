@@ -45,6 +45,7 @@ share/bash-completion/completions/stfs
 share/bash-completion/completions/stfs-gpu
 share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
+share/doc/stfs/KUBERNETES.md
 share/doc/stfs/LICENSE
 share/doc/stfs/MANY_MACHINES.md
 share/doc/stfs/MESSAGES.md
@@ -56,6 +57,12 @@ share/doc/stfs/TROUBLESHOOTING.md
 share/doc/stfs/examples/acquire.c
 share/doc/stfs/examples/example.conf
 share/doc/stfs/examples/hand_over.py
+share/doc/stfs/examples/kubernetes/csi.yaml
+share/doc/stfs/examples/kubernetes/device-plugin.yaml
+share/doc/stfs/examples/kubernetes/gpu.yaml
+share/doc/stfs/examples/kubernetes/memory.yaml
+share/doc/stfs/examples/kubernetes/secret.yaml
+share/doc/stfs/examples/kubernetes/sidecar.yaml
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
