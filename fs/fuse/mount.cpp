@@ -37,7 +37,8 @@ std::string with_advice(const std::string& message) {
     std::string_view text;
   };
   constexpr std::array kAdvice = {
-      Advice{"user_allow_other", ""},  // the message says it
+      Advice{"user_allow_other",
+             "as root, add the line user_allow_other to it; all users must be able to read it"},
       Advice{"no write access", "choose a directory that you may write to"},
       Advice{"not owned by user", "choose a directory of yours"},
       Advice{"exec fusermount3", "install the package fuse3, or mount as root"},
@@ -50,7 +51,7 @@ std::string with_advice(const std::string& message) {
   };
   for (const Advice& advice : kAdvice) {
     if (message.find(advice.part) == std::string::npos) continue;
-    return advice.text.empty() ? message : message + " (" + std::string(advice.text) + ")";
+    return message + " (" + std::string(advice.text) + ")";
   }
   return message;
 }
