@@ -7,12 +7,16 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -114,6 +118,47 @@ TEST_P(HandOverAttacks, OfSeveralServersOneServesAndTheOthersEnd) {
     if (!server->running()) expect_refusal(server->wait(), 4, "another process");
   }
   EXPECT_EQ(running(), 1);
+}
+
+// Lets a process that waits for SIGCONT go on until poll(2) says that its handshake has come. False
+// if it may not be traced.
+bool trace_until_handshake(pid_t pid) {
+  if (::ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACESYSGOOD) != 0) return false;
+  ::kill(pid, SIGCONT);
+  ::ptrace(PTRACE_INTERRUPT, pid, nullptr, nullptr);
+  constexpr int kSystemCall = SIGTRAP | 0x80;
+  bool is_awaiting = false;
+  for (int status = 0; ::waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status);) {
+    if (WSTOPSIG(status) == kSystemCall) {
+      __ptrace_syscall_info info{};
+      ::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof info, &info);
+      const bool is_exit = info.op == PTRACE_SYSCALL_INFO_EXIT;
+      if (is_exit && is_awaiting && info.exit.rval == 1) return true;
+      is_awaiting = !is_exit && info.entry.nr == SYS_poll && info.entry.args[1] == 1 &&
+                    info.entry.args[2] == 10'000;
+    }
+    ::ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr);
+  }
+  return false;
+}
+
+TEST_P(HandOverAttacks, AHandshakeThatAnotherTakesAtTheLastMomentIsNotWaitedFor) {
+#ifndef SYS_poll
+  GTEST_SKIP() << "this machine has no poll(2)";
+#else
+  mount();
+  std::vector<std::string> argv{"bash", "-c", R"(kill -STOP $$; exec "$@")", "bash"};
+  for (const std::string& word : command(options())) argv.push_back(word);
+  Process server(argv);
+  EXPECT_TRUE(eventually([&] { return is_stopped(server.pid()); }));
+  if (!trace_until_handshake(server.pid())) GTEST_SKIP() << "ptrace: " << std::strerror(errno);
+
+  std::vector<char> handshake(FUSE_MIN_READ_BUFFER);
+  EXPECT_GT(::read(device_, handshake.data(), handshake.size()), 0);
+  ::ptrace(PTRACE_DETACH, server.pid(), nullptr, nullptr);
+
+  expect_refusal(server.wait(), 4, "another process");
+#endif
 }
 
 TEST_P(HandOverAttacks, TheParentsDeathBeforeServingChangesNothing) {
