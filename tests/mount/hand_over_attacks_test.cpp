@@ -97,7 +97,7 @@ TEST_P(HandOverAttacks, AMountThatGoesBeforeItsHandshakeIsRefused) {
   Process server = serve(options());
   EXPECT_TRUE(eventually([&] { return has_loaded(server.pid()) || !server.running(); }));
 
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
 
   expect_refusal(server.wait(), 4, "the mount is gone");
 }
@@ -174,7 +174,7 @@ TEST_P(HandOverAttacks, TheParentsDeathBeforeServingChangesNothing) {
   ::kill(server, SIGCONT);
 
   expect_served();
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   EXPECT_TRUE(eventually([&] { return servers().empty(); }));
 }
 
@@ -196,7 +196,7 @@ TEST_P(HandOverAttacks, TheParentsDeathWhileServingChangesNothing) {
   EXPECT_EQ(::access((mountpoint() / "nothing").c_str(), F_OK), -1);
   EXPECT_EQ(errno, ENOENT);
   expect_served();
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   EXPECT_TRUE(eventually([&] { return servers().empty(); }));
 }
 
@@ -254,7 +254,7 @@ TEST_P(HandOverAttacks, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
       }
       EXPECT_EQ(run({"sha256sum", mountpoint() / ".stfs/merged.safetensors"}).out.substr(0, 64),
                 digest);
-      checked(::umount2(mountpoint().c_str(), 0), "umount2");
+      unmount();
       EXPECT_EQ(server.wait().status, 0) << server.err();
       EXPECT_EQ(server.err(), "");
     } else {

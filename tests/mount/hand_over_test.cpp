@@ -26,7 +26,7 @@ TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
   expect_served();
   EXPECT_EQ(read_file(mountpoint() / ".stfs/info.json").find("error"), std::string::npos);
 
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
 
   const Outcome result = server.wait();
   EXPECT_EQ(result.status, 0) << result.err;
@@ -83,7 +83,7 @@ TEST_F(HandOver, ASupervisedServerSurvivesItsWorkersDeath) {
 
   expect_served();
   EXPECT_TRUE(eventually([&] { return worker() != 0 && worker() != first; }));
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   EXPECT_EQ(server.wait().status, 0);
 }
 
@@ -114,7 +114,7 @@ exec chroot "$1" /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups --n
   EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"})) << server.err();
   EXPECT_EQ(read_file(mountpoint() / "tokens").size(),
             std::filesystem::file_size(mountpoint() / "tokens"));
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   const Outcome result = server.wait();
   EXPECT_EQ(result.status, 0) << result.err;
 }
@@ -198,7 +198,7 @@ TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
 
 TEST_F(HandOver, AMountThatIsGoneIsRefused) {
   mount();
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   expect_refusal(run(command()), 4, "the mount is gone");
 }
 

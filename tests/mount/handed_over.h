@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -46,6 +48,11 @@ class HandOver : public MountTest {
   void release() {
     if (device_ >= 0) ::close(device_);
     device_ = -1;
+  }
+  // Right after a reader it is busy: the kernel still reads ahead.
+  void unmount() const {
+    EXPECT_TRUE(eventually([&] { return ::umount2(mountpoint().c_str(), 0) == 0; }))
+        << std::strerror(errno);
   }
   std::string place() const { return "/dev/fd/" + std::to_string(device_); }
 

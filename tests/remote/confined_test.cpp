@@ -155,7 +155,7 @@ TEST_F(Confined, ServesWhatAnotherProcessMountedAndSurvivesItsWorkersDeath) {
   ::close(file);
   EXPECT_TRUE(bytes == large_.bytes);
 
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   EXPECT_EQ(server.wait().status, 0) << server.err();
 }
 
@@ -179,7 +179,7 @@ TEST_F(Confined, StreamsInSixtyFourMebibytes) {
     for (std::thread& reader : readers) reader.join();
     EXPECT_EQ(right, 4) << server.err();
     EXPECT_EQ(server.err().find("was killed"), std::string::npos) << server.err();
-    checked(::umount2(mountpoint().c_str(), 0), "umount2");
+    unmount();
     EXPECT_EQ(server.wait().status, 0) << server.err();
   }
 }
@@ -212,7 +212,7 @@ TEST_F(Confined, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
       EXPECT_FALSE(limit == kEnough && bytes.status != 0) << server.err();
       if (is_served) {
         EXPECT_EQ(run({"cat", mountpoint() / "small"}).out, small_.bytes);  // came with the header
-        checked(::umount2(mountpoint().c_str(), 0), "umount2");
+        unmount();
       }
       EXPECT_EQ(server.wait().status == 0, is_served) << server.err();
       if (!is_served) unmount_all(mountpoint());
