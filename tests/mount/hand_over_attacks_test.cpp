@@ -2,6 +2,7 @@
 // and limits of processes.
 #include "tests/mount/handed_over.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/fuse.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>

@@ -45,6 +45,9 @@ PATH=$1:$PATH
 cd "$1"
 chown 1000 mnt
 rm -f fuse; mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse || exit 99
+getent passwd 1000 >/dev/null || {  # fusermount3 wants a name
+  { cat /etc/passwd; echo 'user:x:1000:1000::/:/bin/sh'; } >passwd && mount --bind passwd /etc/passwd
+} || exit 99
 as() { local uid=$1; shift; setpriv --reuid="$uid" --regid="$uid" --clear-groups "$@"; }
 fuse_conf() {
   echo "$1" >fuse.conf && chmod "${2-644}" fuse.conf
@@ -200,6 +203,9 @@ TEST_F(UsersFstab, ADirectoryOfAnotherUserIsRefused) {
 
 // No /tmp, /run, /dev/shm and home; no variable but a locale that is not installed; no user's name.
 TEST_F(Unprivileged, NothingOfALoginIsNeeded) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "a sanitizer needs its variables";
+#endif
   const std::string begin =
       R"sh(mount --rbind "$1" /mnt && PATH=/mnt:/usr/bin:/bin && cd /mnt || exit 99
       for place in /tmp /var/tmp /run /dev/shm /home /root; do mount -t tmpfs -o ro,mode=755 none $place; done
