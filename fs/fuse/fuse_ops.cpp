@@ -75,7 +75,8 @@ void init(void* userdata, fuse_conn_info* connection) {
 #ifdef FUSE_CAP_DIRECT_IO_ALLOW_MMAP
   want(FUSE_CAP_DIRECT_IO_ALLOW_MMAP);  // shared mappings with cache=direct too
 #endif
-  context.opendir_needed = (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
+  context.opendir_needed =
+      context.has_private_listings || (connection->capable & FUSE_CAP_NO_OPENDIR_SUPPORT) == 0;
   // Replies come from memory and requests are small: splice(2) costs more than it saves. Size and
   // times of a file never change, so the kernel need not check them to keep its pages.
   connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |

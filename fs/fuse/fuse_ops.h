@@ -18,9 +18,11 @@ struct FuseContext {
   Ledger* ledger = nullptr;          // of a supervised worker, else null
   bool direct = false;               // -o cache=direct: the kernel caches no file pages
   unsigned max_read = 0;             // bytes per request; 0: libfuse's default
+  // -o allow_root: libfuse refuses opendir to other users, and answers their readdir.
+  bool has_private_listings = false;
   // Set by the handshake:
   unsigned max_write = 0;      // bytes of data that the kernel may send with a request
-  bool opendir_needed = true;  // this kernel does not accept ENOSYS for opendir
+  bool opendir_needed = true;  // listings are private, or this kernel does not accept ENOSYS
 };
 
 const fuse_lowlevel_ops& fuse_operations();

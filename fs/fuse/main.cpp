@@ -332,7 +332,10 @@ int mount(Options options) {
 
   ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
-  FuseContext context{.direct = options.direct, .max_read = options.max_read};
+  const bool is_for_root_too = std::ranges::count(options.mount_options, "allow_root") != 0;
+  FuseContext context{.direct = options.direct,
+                      .max_read = options.max_read,
+                      .has_private_listings = is_for_root_too};
   const Mount mount(options, context);
   lock = UniqueFd();
 

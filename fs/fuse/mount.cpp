@@ -10,10 +10,15 @@
 
 #include <linux/fuse.h>
 #include <poll.h>
+#include <sys/time.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
+#include <cstddef>
 #include <exception>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -37,7 +42,8 @@ std::string with_advice(const std::string& message) {
     std::string_view text;
   };
   constexpr std::array kAdvice = {
-      Advice{"user_allow_other", ""},  // the message says it
+      Advice{"user_allow_other",
+             "as root, add the line user_allow_other to it; all users must be able to read it"},
       Advice{"no write access", "choose a directory that you may write to"},
       Advice{"not owned by user", "choose a directory of yours"},
       Advice{"exec fusermount3", "install the package fuse3, or mount as root"},
@@ -46,13 +52,39 @@ std::string with_advice(const std::string& message) {
       Advice{"not permitted",
              "a container needs --cap-add SYS_ADMIN, and a user needs fusermount3 "
              "with its setuid bit"},
+      Advice{"determine username",
+             "fusermount3 mounts for users of /etc/passwd alone: mount as root, or in a user "
+             "namespace"},
       Advice{"too many FUSE", "unmount some, or raise mount_max in /etc/fuse.conf"},
   };
   for (const Advice& advice : kAdvice) {
     if (message.find(advice.part) == std::string::npos) continue;
-    return advice.text.empty() ? message : message + " (" + std::string(advice.text) + ")";
+    return message + " (" + std::string(advice.text) + ")";
   }
   return message;
+}
+
+// read(2) of what poll(2) has seen: -EINTR if it is gone. The descriptor itself must wait: its
+// flags are those of the other server's, too. Other threads block SIGALRM.
+ssize_t read_at_once(int device, std::span<std::byte> buffer) {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};  // without SA_RESTART
+  struct sigaction before {};
+  ::sigaction(SIGALRM, &action, &before);
+  sigset_t alarm;
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigset_t mask;
+  ::pthread_sigmask(SIG_UNBLOCK, &alarm, &mask);
+  const itimerval every_second{{1, 0}, {1, 0}};  // the first one may come before read(2)
+  ::setitimer(ITIMER_REAL, &every_second, nullptr);
+  const ssize_t n = ::read(device, buffer.data(), buffer.size());
+  const int error = errno;
+  const itimerval never{};
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  return n < 0 ? -error : n;
 }
 
 }  // namespace
@@ -164,9 +196,12 @@ void Mount::await_handshake() const {
 
 void Mount::read_handshake() {
   handshake_.resize(FUSE_MIN_READ_BUFFER);
-  const ssize_t n = read_request(fuse_session_fd(session_), handshake_);
-  // After the handshake the kernel wants larger buffers, and keeps the request for its server.
-  if (n == -EINVAL && is_handed_over_) {
+  const int device = fuse_session_fd(session_);
+  const ssize_t n =
+      is_handed_over_ ? read_at_once(device, handshake_) : read_request(device, handshake_);
+  // EINTR: another server took it after poll(2). EINVAL: after the handshake the kernel wants
+  // larger buffers, and keeps the request for its server.
+  if (is_handed_over_ && (n == -EINTR || n == -EINVAL)) {
     throw Error(ErrorCode::kMountFailed, mountpoint_, "another process serves this mount");
   }
   if (n < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "handshake", static_cast<int>(-n));

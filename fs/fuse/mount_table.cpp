@@ -216,6 +216,9 @@ void unmount(const std::string& path, bool lazy) {
       if (message.starts_with(kProgram)) message.erase(0, kProgram.size());
       message = printable(message) + ": root and the user who mounted it may unmount it";
     }
+    if (error == EINVAL && mounted_at(path)) {
+      message = "made in another mount namespace: unmount it there";
+    }
     if (error != EBUSY) fail(path, message);
     if (Clock::now() > deadline) {
       fail(path,

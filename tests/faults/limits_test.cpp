@@ -3,6 +3,7 @@
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/daemon_figures.h"
 #include "tests/support/long_tests.h"
+#include "tests/support/memory_group.h"
 #include "tests/support/mounted.h"
 
 #include <fcntl.h>
@@ -173,22 +174,8 @@ TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "a sanitizer needs more";
 #endif
-  const std::filesystem::path v1 = "/sys/fs/cgroup/memory";
-  const bool is_v1 = std::filesystem::exists(v1 / "memory.limit_in_bytes");
-  const std::filesystem::path group =
-      (is_v1 ? v1 : std::filesystem::path("/sys/fs/cgroup")) / dir_.path().filename();
-  std::error_code error;
-  std::filesystem::create_directory(group, error);
-  if (error) GTEST_SKIP() << group << ": " << error.message();
-  const struct Remove {
-    std::filesystem::path path;
-    ~Remove() {
-      eventually([&] { return ::rmdir(path.c_str()) == 0; });
-    }
-  } remove{group};
-  const std::filesystem::path limit = group / (is_v1 ? "memory.limit_in_bytes" : "memory.max");
-  if (!std::filesystem::exists(limit)) GTEST_SKIP() << "no memory cgroup at " << group;
-  write_file(limit, "67108864");
+  const MemoryGroup group(dir_.path().filename(), 64 << 20);
+  if (!group.missing().empty()) GTEST_SKIP() << group.missing();
   // A hole of 2 GiB with a few bytes at its end.
   const std::uint64_t size = 2ULL << 30;
   HeaderBuilder header;
@@ -204,8 +191,9 @@ TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
     ::close(fd);
   }
 
-  const Outcome mounted = sh(R"(echo $$ >"$1/cgroup.procs"; exec "$2" "$3" "$4")",
-                             {group, STFS_BINARY, dir_ / "m.safetensors", new_directory("mnt")});
+  const Outcome mounted =
+      sh(R"(echo $$ >"$1"; exec "$2" "$3" "$4")",
+         {group.processes(), STFS_BINARY, dir_ / "m.safetensors", new_directory("mnt")});
   ASSERT_EQ(mounted.status, 0) << mounted.err;
   std::vector<std::thread> readers;
   std::atomic<int> right = 0;

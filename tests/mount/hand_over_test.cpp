@@ -1,5 +1,5 @@
 // Mounts that another process made and hands over: stfs SOURCE /dev/fd/N.
-#include "tests/support/checkpoint_writer.h"
+#include "tests/mount/handed_over.h"
 #include "tests/support/mounted.h"
 
 #include <fcntl.h>
@@ -19,68 +19,6 @@
 namespace stfs::test {
 namespace {
 
-class HandOver : public MountTest {
- protected:
-  void SetUp() override {
-    MountTest::SetUp();
-    if (!IsSkipped() && ::geteuid() != 0) GTEST_SKIP() << "only root may mount without fusermount3";
-    std::filesystem::create_directory(mountpoint());
-    // Another user serves it.
-    ::chmod(dir_.path().c_str(), 0755);
-    std::filesystem::copy_file(test_data("single/voices.safetensors"), source());
-  }
-  ~HandOver() override {
-    release();
-    unmount_all(mountpoint());
-    unmount_all(dir_.path());
-  }
-
-  std::filesystem::path mountpoint() const { return dir_ / "mnt"; }
-  std::filesystem::path source() const { return dir_ / "model.safetensors"; }
-
-  // Makes a mount without a server. The server inherits the descriptor.
-  void mount(unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV, int access = O_RDWR) {
-    device_ = checked(::open("/dev/fuse", access), "open");
-    const std::string options = "fd=" + std::to_string(device_) +
-                                ",rootmode=40000,user_id=65534,group_id=65534,allow_other";
-    checked(::mount("stfs", mountpoint().c_str(), "fuse.stfs", flags, options.c_str()), "mount");
-  }
-  // Closes this process's descriptor.
-  void release() {
-    if (device_ >= 0) ::close(device_);
-    device_ = -1;
-  }
-  std::string place() const { return "/dev/fd/" + std::to_string(device_); }
-
-  // The command that serves the mount, as a user without any privilege.
-  std::vector<std::string> command(std::vector<std::string> options = {}) const {
-    std::vector<std::string> argv{"setpriv",        "--reuid",
-                                  "65534",          "--regid",
-                                  "65534",          "--clear-groups",
-                                  "--no-new-privs", "--bounding-set=-all",
-                                  STFS_BINARY,      "-f"};
-    argv.insert(argv.end(), options.begin(), options.end());
-    argv.insert(argv.end(), {source(), place()});
-    return argv;
-  }
-  Process serve(const std::vector<std::string>& options = {}) const {
-    return Process(command(options));
-  }
-
-  void expect_served() const {
-    EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"}));
-    EXPECT_EQ(run({"sha256sum", mountpoint() / "tokens"}).status, 0);
-  }
-  static void expect_refusal(const Outcome& result, int status, const std::string& rule) {
-    EXPECT_EQ(result.status, status) << result.err;
-    EXPECT_NE(result.err.find(rule), std::string::npos) << result.err;
-    EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
-  }
-
-  TempDir dir_;
-  int device_ = -1;
-};
-
 TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
   mount();
   Process server = serve();
@@ -88,7 +26,7 @@ TEST_F(HandOver, AUserWithoutPrivilegesServesItUntilItIsUnmounted) {
   expect_served();
   EXPECT_EQ(read_file(mountpoint() / ".stfs/info.json").find("error"), std::string::npos);
 
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
 
   const Outcome result = server.wait();
   EXPECT_EQ(result.status, 0) << result.err;
@@ -145,7 +83,7 @@ TEST_F(HandOver, ASupervisedServerSurvivesItsWorkersDeath) {
 
   expect_served();
   EXPECT_TRUE(eventually([&] { return worker() != 0 && worker() != first; }));
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   EXPECT_EQ(server.wait().status, 0);
 }
 
@@ -176,7 +114,7 @@ exec chroot "$1" /usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups --n
   EXPECT_EQ(names_in(mountpoint()), (std::vector<std::string>{"mask", "tokens"})) << server.err();
   EXPECT_EQ(read_file(mountpoint() / "tokens").size(),
             std::filesystem::file_size(mountpoint() / "tokens"));
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   const Outcome result = server.wait();
   EXPECT_EQ(result.status, 0) << result.err;
 }
@@ -260,7 +198,7 @@ TEST_F(HandOver, ADescriptorThatIsNoMountIsRefused) {
 
 TEST_F(HandOver, AMountThatIsGoneIsRefused) {
   mount();
-  checked(::umount2(mountpoint().c_str(), 0), "umount2");
+  unmount();
   expect_refusal(run(command()), 4, "the mount is gone");
 }
 

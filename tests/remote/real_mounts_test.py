@@ -341,6 +341,52 @@ class S3Mounts(Scenario):
                 mount.check({"layers.2.weight": TENSORS["layers.2.weight"]})
                 mount.end()
 
+    def test_a_server_that_has_nothing_serves_what_another_process_mounted(self):
+        confined = os.path.join(HERE, "../support/confined")
+        if os.geteuid() != 0 or subprocess.run([confined, "/bin/true"], check=False).returncode != 0:
+            self.skipTest("needs root, and user namespaces for users")
+        self.gateway.put("models", "confined.safetensors", one_file())
+        os.chmod(self.work, 0o755)
+        path = os.path.join(self.work, "mnt")
+        os.mkdir(path)
+        # So that unmounting reaches the namespace of the server.
+        subprocess.run(["mount", "--bind", self.work, self.work], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-R", "-l", self.work], check=True)
+        subprocess.run(["mount", "--make-shared", self.work], check=True)
+        with open(self.work + "/log", "wb") as log:
+            server = subprocess.Popen(
+                [sys.executable, os.path.join(HERE, "../../docs/examples/hand_over.py"), path, "--user", "65534",
+                 "--allow-other", "--", confined, STFS, "-f", "-o", "supervise", "s3://models/confined.safetensors",
+                 "@FD@"],
+                env={"PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true", **self.variables()},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.addCleanup(server.kill)
+        until_true(self, lambda: os.path.ismount(path), server)
+
+        def worker():
+            """The process of stfs whose parent is one."""
+            parents = {}
+            for process in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    if b"s3://models/confined.safetensors" in content(f"/proc/{process}/cmdline").split(b"\0"):
+                        name, fields = content(f"/proc/{process}/stat").rsplit(b")", 1)
+                        if name.endswith(b"(stfs"):
+                            parents[int(process)] = int(fields.split()[1])
+            return next((child for child, parent in parents.items() if parent in parents), None)
+
+        for name, data in TENSORS.items():
+            with open(os.path.join(path, name), "rb", buffering=0) as file:
+                self.assertTrue(file.read(300_000) == data[:300_000])
+                until_true(self, worker)
+                os.kill(worker(), signal.SIGKILL)
+                rest = bytearray()
+                while part := file.read():
+                    rest += part
+                self.assertTrue(rest == data[300_000:], name)
+        self.assertEqual(content(self.work + "/log").count(b"was killed by signal 9"), len(TENSORS))
+        subprocess.run(["umount", path], check=True)
+        self.assertEqual(server.wait(HANG), 0)
+
     def test_credentials_that_end_while_mounted_are_asked_for_again(self):
         rgw = self.gateway.rgw
         self.gateway.put("models", "expires.safetensors", one_file())

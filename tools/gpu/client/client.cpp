@@ -212,7 +212,9 @@ std::string holder_socket_path() {
   }
   if (directory.empty()) {
     directory = "/tmp/stfs-gpu-" + uid;
-    ::mkdir(directory.c_str(), 0700);
+    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+      holder_failed(directory, errno_text(errno) + ": set XDG_RUNTIME_DIR or STFS_GPU_SOCKET");
+    }
   }
   check_private(directory);
   return directory + "/stfs-gpu.sock";

@@ -1,0 +1,273 @@
+// Careless and hostile parents of a handed-over mount: wrong descriptors, several servers, deaths,
+// and limits of processes.
+#include "tests/mount/handed_over.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/fuse.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+class HandOverAttacks : public HandOver, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // -o ro, which changes nothing, or -o supervise.
+  std::vector<std::string> options() const { return {"-o", GetParam()}; }
+  bool is_supervised() const { return GetParam() == std::string("supervise"); }
+
+  // Hands over `descriptor`, closes it, and expects one line.
+  void expect_refused(int descriptor, const std::string& rule) {
+    device_ = checked(descriptor, "a descriptor");
+    SCOPED_TRACE(rule + ", " + std::to_string(device_));
+    expect_refusal(run(command(options())), 4, rule);
+    release();
+  }
+  // Whether a process has the source open.
+  bool has_loaded(pid_t pid) const {
+    const std::filesystem::path fds = "/proc/" + std::to_string(pid) + "/fd";
+    return std::ranges::any_of(names_in(fds), [&](const std::string& fd) {
+      std::error_code error;
+      return std::filesystem::read_symlink(fds / fd, error) == source();
+    });
+  }
+  static bool is_stopped(pid_t pid) {
+    return read_file("/proc/" + std::to_string(pid) + "/status").find("State:\tT") !=
+           std::string::npos;
+  }
+  // A process that starts the server with a script, and prints its process id.
+  std::unique_ptr<Process> start_parent(const std::string& script) const {
+    std::vector<std::string> argv{"bash", "-c", script, "bash"};
+    for (const std::string& word : command(options())) argv.push_back(word);
+    return std::make_unique<Process>(argv);
+  }
+  static pid_t printed_pid(const Process& parent) {
+    EXPECT_TRUE(eventually([&] { return parent.out().ends_with("\n"); }));
+    return std::stoi(parent.out());
+  }
+  std::vector<pid_t> servers() const { return processes_with(source()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(With, HandOverAttacks, ::testing::Values("ro", "supervise"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(HandOverAttacks, AWrongDescriptorIsRefused) {
+  expect_refused(::open("/dev/fuse", O_RDWR | O_CLOEXEC), "no such descriptor");
+  const std::string rule = "not a descriptor of /dev/fuse";
+  for (const char* const name : {"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"}) {
+    expect_refused(::open(name, O_RDWR), rule);
+  }
+  expect_refused(::open(source().c_str(), O_RDWR), rule);
+  expect_refused(::open(mountpoint().c_str(), O_RDONLY | O_DIRECTORY), rule);
+  expect_refused(::memfd_create("no mount", 0), rule);
+  std::array<int, 2> ends{};
+  checked(::pipe(ends.data()), "pipe");
+  for (const int end : ends) expect_refused(end, rule);
+  checked(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), "socketpair");
+  for (const int end : ends) expect_refused(end, rule);
+  expect_refused(::open("/dev/fuse", O_PATH), "not open for reading and writing");
+  expect_refused(::open("/dev/fuse", O_WRONLY), "not open for reading and writing");
+  expect_refused(::open("/dev/fuse", O_RDWR), "was never mounted");
+}
+
+TEST_P(HandOverAttacks, AMountWhoseDescriptorIsOpenForReadingOnlyIsRefused) {
+  mount(MS_RDONLY | MS_NOSUID | MS_NODEV, O_RDONLY);
+  expect_refused(std::exchange(device_, -1), "not open for reading and writing");
+}
+
+TEST_P(HandOverAttacks, AMountThatGoesBeforeItsHandshakeIsRefused) {
+  mount();
+  std::vector<char> handshake(FUSE_MIN_READ_BUFFER);  // so that the server waits for one
+  checked(static_cast<int>(::read(device_, handshake.data(), handshake.size())), "read");
+  Process server = serve(options());
+  EXPECT_TRUE(eventually([&] { return has_loaded(server.pid()) || !server.running(); }));
+
+  unmount();
+
+  expect_refusal(server.wait(), 4, "the mount is gone");
+}
+
+TEST_P(HandOverAttacks, OfSeveralServersOneServesAndTheOthersEnd) {
+  mount();
+  std::vector<std::unique_ptr<Process>> servers;
+  for (int i = 0; i < 4; ++i) servers.push_back(std::make_unique<Process>(command(options())));
+  release();
+  const auto running = [&] { return std::ranges::count_if(servers, &Process::running); };
+  int request = 0;
+  EXPECT_TRUE(eventually([&] {
+    ::access((mountpoint() / std::to_string(++request)).c_str(), F_OK);
+    return running() == 1;
+  }));
+  expect_served();
+  for (const auto& server : servers) {
+    if (!server->running()) expect_refusal(server->wait(), 4, "another process");
+  }
+  EXPECT_EQ(running(), 1);
+}
+
+// Lets a process that waits for SIGCONT go on until poll(2) says that its handshake has come. False
+// if it may not be traced.
+bool trace_until_handshake(pid_t pid) {
+  if (::ptrace(PTRACE_SEIZE, pid, nullptr, PTRACE_O_TRACESYSGOOD) != 0) return false;
+  ::kill(pid, SIGCONT);
+  ::ptrace(PTRACE_INTERRUPT, pid, nullptr, nullptr);
+  constexpr int kSystemCall = SIGTRAP | 0x80;
+  bool is_awaiting = false;
+  for (int status = 0; ::waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status);) {
+    if (WSTOPSIG(status) == kSystemCall) {
+      __ptrace_syscall_info info{};
+      ::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof info, &info);
+      const bool is_exit = info.op == PTRACE_SYSCALL_INFO_EXIT;
+      if (is_exit && is_awaiting && info.exit.rval == 1) return true;
+      is_awaiting = !is_exit && info.entry.nr == SYS_poll && info.entry.args[1] == 1 &&
+                    info.entry.args[2] == 10'000;
+    }
+    ::ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr);
+  }
+  return false;
+}
+
+TEST_P(HandOverAttacks, AHandshakeThatAnotherTakesAtTheLastMomentIsNotWaitedFor) {
+#ifndef SYS_poll
+  GTEST_SKIP() << "this machine has no poll(2)";
+#else
+  mount();
+  std::vector<std::string> argv{"bash", "-c", R"(kill -STOP $$; exec "$@")", "bash"};
+  for (const std::string& word : command(options())) argv.push_back(word);
+  Process server(argv);
+  EXPECT_TRUE(eventually([&] { return is_stopped(server.pid()); }));
+  if (!trace_until_handshake(server.pid())) GTEST_SKIP() << "ptrace: " << std::strerror(errno);
+
+  std::vector<char> handshake(FUSE_MIN_READ_BUFFER);
+  EXPECT_GT(::read(device_, handshake.data(), handshake.size()), 0);
+  ::ptrace(PTRACE_DETACH, server.pid(), nullptr, nullptr);
+
+  expect_refusal(server.wait(), 4, "another process");
+#endif
+}
+
+TEST_P(HandOverAttacks, TheParentsDeathBeforeServingChangesNothing) {
+  mount();
+  const auto parent =
+      start_parent(R"(bash -c 'kill -STOP $$; exec "$@"' bash "$@" & echo $!; wait)");
+  const pid_t server = printed_pid(*parent);
+  release();
+  EXPECT_TRUE(eventually([&] { return is_stopped(server); }));
+
+  parent->signal(SIGKILL);
+  parent->wait();
+  ::kill(server, SIGCONT);
+
+  expect_served();
+  unmount();
+  EXPECT_TRUE(eventually([&] { return servers().empty(); }));
+}
+
+TEST_P(HandOverAttacks, TheParentsDeathWhileServingChangesNothing) {
+  mount();
+  const auto parent = start_parent(R"("$@" & echo $!; wait)");
+  const pid_t server = printed_pid(*parent);
+  release();
+  expect_served();
+
+  parent->signal(SIGKILL);
+  parent->wait();
+
+  EXPECT_EQ(::access((mountpoint() / "none").c_str(), F_OK), -1);
+  EXPECT_EQ(errno, ENOENT);
+  for (const pid_t worker : servers()) {
+    if (is_supervised() && worker != server) ::kill(worker, SIGKILL);
+  }
+  EXPECT_EQ(::access((mountpoint() / "nothing").c_str(), F_OK), -1);
+  EXPECT_EQ(errno, ENOENT);
+  expect_served();
+  unmount();
+  EXPECT_TRUE(eventually([&] { return servers().empty(); }));
+}
+
+TEST_P(HandOverAttacks, AServerThatIsKilledLeavesADeadMountOnceNobodyHasTheDescriptor) {
+  mount();
+  Process server = serve(options());
+  release();
+  expect_served();
+  for (const pid_t pid : servers()) {
+    if (pid != server.pid()) ::kill(pid, SIGSTOP);  // so that no worker goes on alone
+  }
+
+  server.signal(SIGKILL);
+  for (const pid_t pid : servers()) ::kill(pid, SIGKILL);
+
+  EXPECT_TRUE(eventually(
+      [&] { return ::access((mountpoint() / "none").c_str(), F_OK) == -1 && errno == ENOTCONN; }));
+}
+
+TEST_P(HandOverAttacks, AForcedUnmountEndsTheServer) {
+  mount();
+  Process server = serve(options());
+  release();
+  const int file = checked(::open((mountpoint() / "tokens").c_str(), O_RDONLY | O_CLOEXEC), "open");
+
+  ::umount2(mountpoint().c_str(), MNT_FORCE);  // busy, but the connection is cut
+
+  EXPECT_EQ(server.wait().status, 0) << server.err();
+  ::close(file);
+}
+
+// A limit on processes counts threads. Without enough of them the mount is refused, or served by
+// fewer; no reader hangs.
+TEST_P(HandOverAttacks, ALimitOnProcessesNeitherHangsNorKillsTheMount) {
+#ifdef STFS_SANITIZED
+  GTEST_SKIP() << "sanitizers have threads of their own";
+#endif
+  const std::string user = std::to_string(1'000'000 + ::getpid());  // who has no other process
+  bool was_served = false;
+  for (const char* const limit : {"1", "2", "4", "6", "7", "8", "9", "12", "16"}) {
+    SCOPED_TRACE(limit);
+    mount();
+    std::vector<std::string> argv{"prlimit", std::string("--nproc=") + limit};
+    for (const std::string& word : command(options())) {
+      argv.push_back(word == "65534" ? user : word);
+    }
+    Process server(argv);
+    release();
+
+    const bool is_served = run({"ls", mountpoint()}).status == 0;
+    if (is_served) {
+      const std::string digest = run({"sha256sum", source()}).out.substr(0, 64);
+      for (const char* const file : {".stfs/sha256/tokens", ".stfs/stats/mask.json"}) {
+        EXPECT_EQ(run({"cat", mountpoint() / file}).status, 0) << file;
+      }
+      EXPECT_EQ(run({"sha256sum", mountpoint() / ".stfs/merged.safetensors"}).out.substr(0, 64),
+                digest);
+      unmount();
+      EXPECT_EQ(server.wait().status, 0) << server.err();
+      EXPECT_EQ(server.err(), "");
+    } else {
+      EXPECT_FALSE(was_served) << "a lower limit was enough";
+      expect_refusal(server.wait(), 4, "Resource temporarily unavailable");
+      unmount_all(mountpoint());
+    }
+    was_served = is_served;
+  }
+  EXPECT_TRUE(was_served);
+}
+
+}  // namespace
+}  // namespace stfs::test
