@@ -10,7 +10,12 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::gpu::test {
@@ -194,7 +199,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
     EXPECT_EQ(item.raw_bytes(), 37U * 4);
     ASSERT_EQ(item.bytes(), as == DType::kF32 ? 37U * 4 : 37U * 2);
     std::vector<std::byte> bytes(item.bytes());
-    ASSERT_EQ(item.content(file).copy(0, bytes), 0);
+    ASSERT_EQ(item.content({{&file}}).copy(0, bytes), 0);
     for (std::size_t i = 0; i < 37; ++i) {
       float value = 0;  // each is exact in 16 bits
       if (as == DType::kF32) {
@@ -287,9 +292,9 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   std::vector<std::byte> raw(item.raw_bytes());
   std::vector<std::byte> converted(item.bytes());
   ConversionTally tally;
-  ASSERT_EQ(item.raw(file).size(), raw.size());
-  ASSERT_EQ(item.raw(file).copy(0, raw), 0);
-  const Content content = item.content(file, &tally);
+  ASSERT_EQ(item.raw({{&file}}).size(), raw.size());
+  ASSERT_EQ(item.raw({{&file}}).copy(0, raw), 0);
+  const Content content = item.content({{&file}}, &tally);
   ASSERT_EQ(content.size(), converted.size());
   ASSERT_EQ(content.copy(0, converted), 0);
 
@@ -297,6 +302,124 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   EXPECT_EQ(std::memcmp(raw.data() + 4, bytes.data() + 9 * 4, 4), 0);
   EXPECT_EQ(std::memcmp(converted.data(), bytes.data() + 6 * 4 + 2, 2), 0) << "6.0 is exact";
   EXPECT_EQ(std::memcmp(converted.data() + 2, bytes.data() + 9 * 4 + 2, 2), 0);
+}
+
+// A matrix of 2 by 4 bytes, each block of 2 columns with a scale of its own.
+Computation computation() {
+  Computation computed{.scheme = "FP8 with scales"};
+  QuantizedLayout& layout = computed.layout;
+  layout.rows = 2;
+  layout.columns = 4;
+  layout.weight = {.codes = Codes::kTyped, .type = DType::kF8E4M3, .pitch = 4};
+  layout.block_columns = 2;
+  layout.grid_rows = 2;
+  layout.grid_columns = 2;
+  layout.scale = {.codes = Codes::kTyped, .type = DType::kF32, .pitch = 8};
+  computed.others = {{"/w/scales", "s1", 16}};
+  computed.inputs = {{Role::kWeight, 0, 0, 8}, {Role::kScale, 1, 0, 16}};
+  return computed;
+}
+
+Item computed_with(const std::function<void(Computation&)>& change, DType type = DType::kF32) {
+  Computation computed = computation();
+  change(computed);
+  return Item({.path = "/w/codes",
+               .tensor = "w",
+               .version = "v1",
+               .source_size = 8,
+               .dtype = type,
+               .shape = {2, 4},
+               .computed = std::make_shared<const Computation>(std::move(computed))});
+}
+
+const auto kUnchanged = [](Computation&) {};
+
+TEST(GpuItem, TheKeyOfAComputedTensorIsAllThatItsValuesDependOn) {
+  std::vector<std::string> keys{computed_with(kUnchanged).key(),
+                                computed_with(kUnchanged, DType::kF16).key()};
+  const std::vector<std::function<void(Computation&)>> changes{
+      [](Computation& c) { c.scheme = "another"; },
+      [](Computation& c) { c.layout.nested_offset = 1; },
+      [](Computation& c) { c.layout.weight.type = DType::kF8E5M2; },
+      [](Computation& c) { c.layout.scale.pitch = 16; },
+      [](Computation& c) { c.layout.is_divided_by_127 = true; },
+      [](Computation& c) { c.others[0].version = "s2"; },
+      [](Computation& c) { c.inputs[1].length = 8; },
+      [](Computation& c) {
+        c.inputs[1] = {Role::kScale, 0, 0, 8};
+      },
+      [](Computation& c) { c.inputs[1].role = Role::kBias; }};
+  for (const auto& change : changes) keys.push_back(computed_with(change).key());
+
+  EXPECT_EQ(std::set(keys.begin(), keys.end()).size(), keys.size());
+  EXPECT_EQ(computed_with([](Computation& c) { c.others[0].path = "/hard/link"; }).key(), keys[0]);
+}
+
+TEST(GpuItem, TheLabelOfAComputedTensorSaysTypeAndScheme) {
+  EXPECT_EQ(computed_with(kUnchanged, DType::kBF16).label(),
+            "/w/codes::w dequantized to BF16 (FP8 with scales)");
+}
+
+TEST(GpuItem, InputsOutsideOfTheirFilesAndTwiceAreRefused) {
+  const std::vector<std::function<void(Computation&)>> wrong{
+      [](Computation& c) { c.inputs[0].offset = 1; },
+      [](Computation& c) { c.inputs[0].length = kMost; },
+      [](Computation& c) { c.inputs[1].offset = kMost; },
+      [](Computation& c) { c.inputs[1].source = 2; },
+      [](Computation& c) { c.inputs[1].role = Role::kWeight; }};
+  for (const auto& change : wrong) EXPECT_THROW(computed_with(change), Error);
+  EXPECT_THROW(computed_with(kUnchanged, DType::kF64), Error);
+}
+
+class ComputedItem : public ::testing::Test {
+ protected:
+  ComputedItem() {
+    write_file(dir_ / "codes", std::string(8, '\x38'));  // 1.0
+    const std::vector<float> scales{1, 2, 3, 4};
+    write_file(dir_ / "scales", {reinterpret_cast<const char*>(scales.data()), 16});
+    codes_.emplace((dir_ / "codes").string());
+    scales_.emplace((dir_ / "scales").string());
+  }
+  std::vector<float> values(const Item& item) {
+    TileCache tiles;
+    std::vector<float> values(static_cast<std::size_t>(item.elements()));
+    const Content content = item.content({{&*codes_, &*scales_}, &tiles});
+    EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(values))), 0);
+    return values;
+  }
+
+  TempDir dir_;
+  std::optional<LocalFile> codes_, scales_;
+};
+
+TEST_F(ComputedItem, ItsRecipeComputesTheValues) {
+  EXPECT_EQ(values(computed_with(kUnchanged)), (std::vector<float>{1, 1, 2, 2, 3, 3, 4, 4}));
+}
+
+TEST_F(ComputedItem, WhatDoesNotFitItsInputsIsRefusedAndNothingIsRead) {
+  const std::vector<std::function<void(Computation&)>> wrong{
+      [](Computation& c) { c.layout.columns = 5; },
+      [](Computation& c) { c.layout.rows = kMost; },
+      [](Computation& c) { c.layout.block_columns = 0; },
+      [](Computation& c) { c.layout.block_columns = 1; },
+      [](Computation& c) { c.layout.grid_rows = 0; },
+      [](Computation& c) { c.layout.weight.type = DType::kU8; },
+      [](Computation& c) { c.layout.weight.codes = Codes::kFields; },
+      [](Computation& c) { c.layout.weight.codes = Codes::kWords; },
+      [](Computation& c) { c.layout.scale.type = DType::kI32; },
+      [](Computation& c) { c.layout.weight.matrix = 3; },
+      [](Computation& c) { c.layout.matrices = 2; },
+      [](Computation& c) { c.inputs[1].role = Role::kLevels; },
+      [](Computation& c) { c.inputs[1].role = Role::kMap; },
+      [](Computation& c) { c.inputs[1].role = Role::kIndex; },
+      [](Computation& c) { c.inputs[1].length = 8; },
+      [](Computation& c) { c.inputs.erase(c.inputs.begin()); },
+      [](Computation& c) { c.inputs.pop_back(); }};
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    const Item item = computed_with(wrong[i]);
+    TileCache tiles;
+    EXPECT_THROW(static_cast<void>(item.content({{&*codes_, &*scales_}, &tiles})), Error) << i;
+  }
 }
 
 }  // namespace
