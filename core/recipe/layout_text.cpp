@@ -187,27 +187,28 @@ bool is_computable(const QuantizedLayout& layout, const QuantizedInputs& inputs)
   const auto has = [&](Role role) {
     return inputs[static_cast<std::size_t>(role)].source != nullptr;
   };
-  if (!has(Role::kWeight) || !is_decodable(layout.weight) || misfit(layout, inputs)) return false;
+  if (!has(Role::kWeight) || !is_decodable(layout.weight)) return false;
   if (layout.grid_rows == 0) {
     for (std::size_t i = 0; i < kRoles; ++i) {
       const auto role = static_cast<Role>(i);
       const bool is_text = role == Role::kShape || role == Role::kState;
       if (role != Role::kWeight && !is_text && has(role)) return false;
     }
-    return true;
+    return !misfit(layout, inputs);
   }
-  const auto fits = [&](Role role, const Packing& packing) {
+  const auto is_decoded = [&](Role role, const Packing& packing) {
     return !has(role) || is_decodable_as_grid(packing);
   };
-  if (!fits(Role::kScale, layout.scale) || !fits(Role::kZero, layout.zero) ||
-      !fits(Role::kBias, layout.bias)) {
+  if (!is_decoded(Role::kScale, layout.scale) || !is_decoded(Role::kZero, layout.zero) ||
+      !is_decoded(Role::kBias, layout.bias)) {
     return false;
   }
   const TypeInfo& factor = type_info(layout.factor_type);
   if (has(Role::kFactor) && (factor.to_f32 == nullptr || factor.block_elements != 1)) return false;
   if (has(Role::kMap) && !is_of_indices(layout.weight, 4)) return false;
   if (has(Role::kNestedScale) && !is_of_indices(layout.scale, 8)) return false;
-  return has(Role::kNestedScale) || !has(Role::kLevels);
+  if (has(Role::kLevels) && !has(Role::kNestedScale)) return false;
+  return !misfit(layout, inputs);  // divides by what was checked before
 }
 
 }  // namespace stfs

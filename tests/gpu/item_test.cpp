@@ -2,18 +2,21 @@
 #include "tools/gpu/copier/item.h"
 
 #include "core/base/error.h"
+#include "core/recipe/layout_text.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -420,6 +423,55 @@ TEST_F(ComputedItem, WhatDoesNotFitItsInputsIsRefusedAndNothingIsRead) {
     TileCache tiles;
     EXPECT_THROW(static_cast<void>(item.content({{&*codes_, &*scales_}, &tiles})), Error) << i;
   }
+}
+
+// Reads outside of a buffer are found under AddressSanitizer.
+TEST_F(ComputedItem, AnyLayoutIsRefusedOrReadsItsInputsAlone) {
+  const std::vector<std::string> pool{"0", "1",  "2",   "3",       "4",    "5",          "7",
+                                      "8", "9",  "16",  "32",      "256",  "4294967296", "-4",
+                                      "-", "U8", "F16", "F8_E4M3", "MXFP4"};
+  std::vector<std::string> good;
+  std::istringstream stream(layout_text(computation().layout));
+  for (std::string word; stream >> word;) good.push_back(word);
+  RandomBytes random(7);
+  const auto below = [&](std::size_t most) {
+    return static_cast<std::size_t>(random.next() % most);
+  };
+  int computed = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::vector<std::string> words = good;
+    for (std::size_t changes = below(4); changes > 0; --changes) {
+      words[below(words.size())] = pool[below(pool.size())];
+    }
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+    const std::optional<QuantizedLayout> layout = parse_layout(text);
+    std::uint64_t elements = 0;
+    if (!layout || __builtin_mul_overflow(layout->rows, layout->columns, &elements) ||
+        __builtin_mul_overflow(elements, layout->matrices, &elements)) {
+      continue;
+    }
+    Computation changed = computation();
+    changed.layout = *layout;
+    if (below(4) == 0) changed.inputs[1].role = static_cast<Role>(1 + below(kRoles - 1));
+    if (below(4) == 0) changed.inputs[below(2)].length = below(9);
+    try {
+      const Item item({.path = "/w/codes",
+                       .tensor = "w",
+                       .version = "v1",
+                       .source_size = 8,
+                       .dtype = DType::kF32,
+                       .shape = {elements},
+                       .computed = std::make_shared<const Computation>(std::move(changed))});
+      TileCache tiles;
+      const Content content = item.content({{&*codes_, &*scales_}, &tiles});
+      std::vector<std::byte> bytes(std::min<std::uint64_t>(content.size(), 4096));
+      static_cast<void>(content.copy(0, bytes));
+      ++computed;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(computed, 1000);
 }
 
 }  // namespace
