@@ -13,6 +13,7 @@
 #include "core/format/gguf_split.h"
 #include "core/format/guess.h"
 #include "core/format/index.h"
+#include "core/recipe/dequantize.h"
 #include "core/source/url.h"
 
 #include <fnmatch.h>
@@ -260,6 +261,8 @@ int Tensor::verify() const {
 }
 
 std::vector<Tensor> ComputedTensor::inputs() const { return {}; }
+
+std::optional<QuantizedRecipe> ComputedTensor::recipe() const { return std::nullopt; }
 
 Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& options) {
   LoadOptions complete = options;

@@ -47,6 +47,7 @@ struct Part {
   std::string directory = {};
 };
 
+struct QuantizedRecipe;
 struct Tensor;
 
 // A tensor whose bytes are computed when they are read. Thread safety: its members may be called
@@ -64,6 +65,9 @@ class ComputedTensor {
   virtual std::vector<Tensor> inputs() const;
   // How it is computed, in words for a user: "block FP8".
   virtual std::string_view scheme() const { return ""; }
+  // What content() computes, for another process (core/recipe/dequantize.h); nullopt: it cannot be
+  // told.
+  virtual std::optional<QuantizedRecipe> recipe() const;
 };
 
 // One tensor. Has either a `locator` or a `computed`.

@@ -81,6 +81,7 @@ class QuantizedTensors : public ComputedTensors {
     timespec mtime() const override { return of_->mtime(number_); }
     std::vector<Tensor> inputs() const override { return of_->inputs(number_); }
     std::string_view scheme() const override { return of_->records_[number_].scheme->name; }
+    std::optional<QuantizedRecipe> recipe() const override { return of_->recipe(number_); }
 
    private:
     const QuantizedTensors* of_ = nullptr;
@@ -111,15 +112,20 @@ class QuantizedTensors : public ComputedTensors {
     return static_cast<std::uint32_t>(known - layouts_.begin());
   }
 
-  Content content(std::uint32_t i) const {
+  QuantizedRecipe recipe(std::uint32_t i) const {
     const Record& record = records_[i];
-    QuantizedInputs inputs;
+    QuantizedRecipe recipe{.layout = layouts_[record.layout].get(), .inputs = {}};
     for (std::size_t role = 0; role < kRoles; ++role) {
       if (record.inputs[role] == QuantizedWeight::kNone) continue;
-      inputs[role] = *owner_->stored_tensor(first_ + record.inputs[role]).locator;
+      recipe.inputs[role] = *owner_->stored_tensor(first_ + record.inputs[role]).locator;
     }
+    return recipe;
+  }
+
+  Content content(std::uint32_t i) const {
+    const QuantizedRecipe recipe = this->recipe(i);
     Content content;
-    content.production(dequantized(*layouts_[record.layout], inputs, type_, tiles_, i));
+    content.production(dequantized(*recipe.layout, recipe.inputs, type_, tiles_, i));
     return content;
   }
 

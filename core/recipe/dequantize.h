@@ -111,6 +111,12 @@ struct QuantizedLayout {
   bool operator==(const QuantizedLayout&) const = default;
 };
 
+// All that the values of a tensor depend on, but the type that they are rounded to.
+struct QuantizedRecipe {
+  const QuantizedLayout* layout = nullptr;  // borrowed from the tensor's checkpoint
+  QuantizedInputs inputs;
+};
+
 // Whether the inputs have exactly the bytes that the layout needs, and nothing overflows. A
 // producer may be made only then. Returns the first role for which it is not so.
 std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs& inputs);

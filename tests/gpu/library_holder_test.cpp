@@ -136,6 +136,41 @@ class LibraryHolder : public ::testing::Test {
 
 const std::vector<pid_t> kNobody;
 
+TEST_F(LibraryHolder, AcquiresTheValuesOfQuantizedWeights) {
+  const std::string path = dir_ / "q.safetensors";
+  const std::vector<float> scales{3, 5};
+  write_safetensors(
+      path, {{"w", "F8_E4M3", {1, 4}, std::string(4, '\x38')},  // 1.0
+             {"w_scale_inv", "F32", {1, 2}, {reinterpret_cast<const char*>(scales.data()), 8}}});
+  const auto write_config = [&](const char* block) {
+    write_file(dir_ / "config.json", std::string(R"({"quantization_config": {"quant_method": "fp8",
+        "weight_block_size": )") + block +
+                                         "}}");
+  };
+  write_config("[1, 2]");
+  stfs_gpu_acquire_options options = loading();
+  options.dequantize = "bf16";
+
+  ASSERT_EQ(acquire({path}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+  ASSERT_EQ(stfs_gpu_count(acquired_), 1u);
+  const std::string three = "\x40\x40";
+  const std::string five = "\xa0\x40";
+  EXPECT_EQ(bytes_of(acquired_, 0), three + three + five + five);
+  stfs_gpu_tensor_info info{};
+  info.size = sizeof info;
+  ASSERT_EQ(stfs_gpu_info(acquired_, 0, &info), STFS_GPU_OK);
+  EXPECT_STREQ(info.name, "w");
+  EXPECT_EQ(info.label, path + "::w dequantized to BF16 (FP8 with scales)");
+
+  // The files beside the checkpoint are read anew.
+  write_config("[1, 3]");
+  ASSERT_EQ(acquire({path}, options), STFS_GPU_OK) << stfs_gpu_last_error();
+  EXPECT_EQ(bytes_of(acquired_, 0), three + three + three + five);
+  options.dequantize = "f64";
+  EXPECT_EQ(acquire({path}, options), STFS_GPU_USAGE);
+  EXPECT_PRED_FORMAT2(IsSubstring, "not bf16, f16 or f32", std::string(stfs_gpu_last_error()));
+}
+
 TEST_F(LibraryHolder, LoadsWhatIsMissing) {
   const stfs_gpu_acquire_options options = loading();
 

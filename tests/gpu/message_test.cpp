@@ -174,6 +174,75 @@ TEST(GpuItemJson, AnItemThatLacksAMemberOrHasAnotherTypeIsRefused) {
   for (const Json& other : wrong) EXPECT_THROW(item_from_json(other), Error) << other;
 }
 
+Item computed_item() {
+  Computation computed{.scheme = "a \xff scheme"};
+  QuantizedLayout& layout = computed.layout;
+  layout.matrices = 3;
+  layout.rows = 5;
+  layout.columns = 1ULL << 40;
+  layout.is_transposed = layout.index_is_of_rows = layout.is_divided_by_127 = true;
+  layout.weight = {.codes = Codes::kWordsDown, .bits = 3, .added = 1, .offset = -4, .pitch = 9};
+  layout.block_rows = 128;
+  layout.grid_rows = 7;
+  layout.zero = {.codes = Codes::kTyped, .type = DType::kBF16, .pitch = 1, .matrix = 2};
+  layout.factor = QuantizedLayout::Factor::kDivides;
+  layout.factor_type = DType::kF16;
+  layout.nested_offset = -0.0F;
+  computed.others = {{"/x\xff", "v2", 77}};
+  computed.inputs = {{Role::kWeight, 0, 8, 16}, {Role::kNestedScale, 1, 1, 2}};
+  return Item({.path = "/w",
+               .tensor = "t",
+               .version = "v",
+               .source_size = 5000,
+               .offset = 8,
+               .dtype = DType::kF16,
+               .shape = {3, 4},
+               .computed = std::make_shared<const Computation>(std::move(computed))});
+}
+
+TEST(GpuItemJson, AComputedItemComesBackAsItWas) {
+  const Item item = computed_item();
+
+  const Item back = item_from_json(Json::parse(to_json(item).dump()));
+
+  ASSERT_NE(back.request().computed, nullptr);
+  EXPECT_EQ(back.key(), item.key());
+  EXPECT_EQ(back.label(), item.label());
+  EXPECT_EQ(back.request().computed->layout, item.request().computed->layout);
+  EXPECT_EQ(back.sources()[1].path, "/x\xff");
+  EXPECT_EQ(to_json(back), to_json(item));
+}
+
+TEST(GpuItemJson, AComputationThatIsNoneIsRefused) {
+  const Json good = to_json(computed_item());
+  const std::string layout = good["computed"]["layout"].get<std::string>();
+  const auto refused = [&](const char* member, const Json& value) {
+    Json json = good;
+    json["computed"][member] = value;
+    EXPECT_THROW(item_from_json(json), Error) << member << " " << value;
+  };
+  for (const Json& value : {Json(), Json(1), Json("x"), Json::array({1})}) {
+    Json json = good;
+    json["computed"] = value;
+    EXPECT_THROW(item_from_json(json), Error) << value;
+    for (const char* member : {"layout", "inputs", "others"}) refused(member, value);
+  }
+  for (const std::string& text :
+       {std::string(), layout + " ", layout + " 0", layout.substr(0, layout.rfind(' ')),
+        "-" + layout, " " + layout, std::string("9999999999999999999999") + layout,
+        layout.substr(0, layout.size() - 1) + "2"}) {
+    refused("layout", text);
+  }
+  std::string words = layout;
+  words.replace(words.find("BF16"), 4, "XF16");
+  refused("layout", words);
+  for (const char* text : {"0", "0 0 8", "11 0 8 16", "0 0 8 16 ", "0  0 8 16", "0 0 8 -1",
+                           "0 0 8 18446744073709551616", "0 9 8 16", "0 0 8 16 0 0 8 16"}) {
+    refused("inputs", text);
+  }
+  refused("others", Json::array({{{"path", "/x"}, {"version", "\n"}, {"size", 1}}}));
+}
+
 // The holder passes it on as a part of a key, and JSON is UTF-8.
 TEST(GpuItemJson, AVersionThatIsNotPrintableIsRefused) {
   for (const char* version : {"\xc3\xbf", "a\n", "\x7f"}) {

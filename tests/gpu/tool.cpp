@@ -104,17 +104,20 @@ void GpuToolTest::MidLoad::signal_copier(int number) const {
   if (copier > 0) ::kill(copier, number);
 }
 
-GpuToolTest::MidLoad GpuToolTest::mid_load() const {
+GpuToolTest::MidLoad GpuToolTest::mid_load(const std::string& dtype,
+                                           const std::vector<std::string>& options) const {
   // A sparse source, with the smallest tiles, a conversion and --verify, takes long enough to stop.
   const std::uint64_t bytes = 256 << 20;
   HeaderBuilder header;
-  header.add("large", "BF16", {bytes / 2}, bytes);
+  header.add("large", dtype, {bytes / (dtype == "BF16" ? 2 : 1)}, bytes);
   const std::string head = safetensors_bytes(header.finish(), "");
   write_file(large(), head);
   std::filesystem::resize_file(large(), head.size() + bytes);
-  MidLoad load{start({"load", "--device", device(), "--as", "f32", "--workers", "1", "--tile",
-                      "4096", "--verify", large().string() + "::large"}),
-               0};
+  std::vector<std::string> words{"load",      "--device", device(),
+                                 "--workers", "1",        "--tile",
+                                 "4096",      "--verify", large().string() + "::large"};
+  words.insert(words.end(), options.begin(), options.end());
+  MidLoad load{start(words), 0};
   const auto has_segment = [&] {
     load.copier = copier();
     if (load.copier == 0) return false;

@@ -60,7 +60,8 @@ class GpuToolTest : public MountTest {
     // kill(2) takes 0 for the test's own process group.
     void signal_copier(int number) const;
   };
-  MidLoad mid_load() const;
+  MidLoad mid_load(const std::string& dtype = "BF16",
+                   const std::vector<std::string>& options = {"--as", "f32"}) const;
   std::filesystem::path large() const { return dir_ / "large.safetensors"; }
 
   // The bytes of a resident tensor, read by the path that `get` prints.

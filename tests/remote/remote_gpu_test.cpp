@@ -119,6 +119,36 @@ TEST_F(RemoteGpu, LoadsAllOfACheckpointAndEachBlockIsFetchedOnce) {
   EXPECT_EQ(gpu_json({"load", "-d", "cpu", url()})["copied_bytes"], 0);
 }
 
+TEST_F(RemoteGpu, ValuesOfQuantizedWeightsAreComputedFromWhatIsFetched) {
+  const std::string config =
+      R"({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})";
+  std::filesystem::create_directories(file("q"));
+  const std::string path = file("q/m.safetensors").string();
+  write_safetensors(path, {random_tensor("w", "F8_E4M3", {256, 1024}, 1),
+                           random_tensor("w_scale_inv", "F32", {2, 8}, 2)});
+  write_file(file("q/config.json"), config);
+  {
+    const std::lock_guard lock(mutex_);
+    objects_["/q/m.safetensors"] = {.bytes = read_file(path), .etag = "\"q\""};
+    objects_["/q/config.json"] = {.bytes = config, .etag = "\"c\""};
+  }
+  const std::string remote = server_.url("/q/m.safetensors");
+  const std::vector<std::string> words{"--verify", "--tile", "65536", "--dequantize", "bf16"};
+  const auto with = [&](std::vector<std::string> more, const std::string& name) {
+    more.push_back(name);
+    return more;
+  };
+
+  ASSERT_EQ(load(with(words, remote)).status, 0);
+  ASSERT_EQ(load(with(words, path)).status, 0);
+
+  const std::string values = bytes_on_device({"--dequantize", "bf16", remote + "::w"});
+  EXPECT_EQ(values.size(), 256U * 1024 * 2);
+  EXPECT_TRUE(values == bytes_on_device({"--dequantize", "bf16", path + "::w"}));
+  const Mounted mount({remote}, {"-o", "dequantize=bf16,cache_dir=" + cache()});
+  EXPECT_EQ(gpu_json({"load", "-d", "cpu", mount / "w"})["copied_bytes"], 0);
+}
+
 TEST_F(RemoteGpu, PartsTypesAndGlobsAreThoseOfALocalFile) {
   const std::vector<std::vector<std::string>> requests{{"", "layers.0.w"},
                                                        {"", "layers.*"},

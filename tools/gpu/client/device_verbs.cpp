@@ -241,6 +241,11 @@ int bench(const GpuArguments& arguments) {
       throw Error(ErrorCode::kUsage, "",
                   in_quotes(item.label()) + ": bench copies whole tensors in their own type");
     }
+    if (item.request().computed) {
+      throw Error(
+          ErrorCode::kUsage, "",
+          in_quotes(item.label()) + ": bench copies stored tensors: name the source of the mount");
+    }
     if (is_url(item.request().path)) {
       throw Error(ErrorCode::kUsage, item.request().path,
                   "bench measures files of this machine: download it first");

@@ -1,3 +1,4 @@
+#include "core/checkpoint/dequantize.h"
 #include "core/source/source_rows.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
@@ -96,6 +97,21 @@ constexpr std::array kOwnOptions = {
                   "Of many tensors, those of other types keep their type, and the command counts "
                   "them. "
                   "For a tensor named alone this is an error."},
+    OptionRow{.flags = "--dequantize",
+              .verbs = "plan load get evict pin unpin run",
+              .argument = kDequantizedWords,
+              .value = Value::kChoice,
+              .set =
+                  [](void* to, const std::string& type) {
+                    of(to).selection.dequantize = dequantized_type(type);
+                  },
+              .help = "quantised weights as their values, in this type",
+              .man =
+                  "Take each quantised weight as a tensor of its values, as `stfs -o dequantize` "
+                  "shows it, computed from the codes and scales while they are copied. "
+                  "A <tensor> then has the name that the mount would show. "
+                  "Tensors of a mount that was made with this option are so without it. "
+                  "With `--as` the values are converted afterwards."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",

@@ -206,13 +206,14 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
   if (arguments.all != arguments.tensors.empty()) {
     throw Error(ErrorCode::kUsage, "", "give either tensors or --all");
   }
-  const bool has_options = arguments.selection.as || arguments.selection.shard;
+  const bool has_options =
+      arguments.selection.as || arguments.selection.shard || arguments.selection.dequantize;
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
   const auto may_be_label = [&](const std::string& tensor) {
     // A URL is asked for only where no label is equal.
-    return !has_options &&
-           (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos || is_url(tensor));
+    return !has_options && (tensor.ends_with(']') || tensor.find(" as ") != std::string::npos ||
+                            tensor.find(" dequantized to ") != std::string::npos || is_url(tensor));
   };
   std::set<std::string> labels;
   if (client && std::ranges::any_of(arguments.tensors, may_be_label)) {

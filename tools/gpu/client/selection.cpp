@@ -4,6 +4,7 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/absent.h"
+#include "core/checkpoint/dequantize.h"
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
@@ -165,6 +166,73 @@ std::string shard_of(const SelectionOptions& options, const std::string& slice,
                     std::to_string(kept) + "): load it without a shard");
 }
 
+// The options for a file of a mount that may show its tensor as another type.
+SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
+  const auto as = extended_attribute(path, "user.stfs.as");
+  if (!as || options.as) return options;
+  options.as = dtype_from_name(*as);
+  if (!options.as) refuse(path, "shows its tensor as " + in_quotes(*as) + ", an unknown type");
+  return options;
+}
+
+// Whether a mount shows weights as their values in this type already. Refuses another type, and a
+// part of a mount: the scales of a weight may lie outside of it.
+bool is_dequantized(const MountedPath& mounted, DType to) {
+  const std::optional<DType> shown = mounted.origin.dequantize;
+  if (shown && *shown != to) {
+    refuse(mounted.source, "mounted with -o dequantize=" + std::string(dequantized_word(*shown)) +
+                               ": name the source of the mount for another type");
+  }
+  if (!shown && !mounted.origin.within.empty()) {
+    refuse(mounted.source, "a part of a mount, and scales may lie outside of it: name the mount, " +
+                               printable(mounted.mountpoint) + ", or " +
+                               printable(mounted.mountpoint) + "::GLOB");
+  }
+  return shown.has_value();
+}
+
+// Of a whole tensor in its own type.
+ItemRequest request_for(const Tensor& tensor, const std::string& place) {
+  ItemRequest request;
+  request.tensor = tensor.name;
+  request.dtype = tensor.dtype;
+  request.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  const auto set_source = [&](const Extent& at) {
+    request.path = at.source->path();
+    request.version = at.source->version().token;
+    request.source_size = at.source->size();
+    request.offset = at.offset;
+  };
+  if (tensor.locator) {
+    set_source(*tensor.locator);
+    return request;
+  }
+  const std::optional<QuantizedRecipe> recipe = tensor.computed->recipe();
+  if (!recipe) {
+    refuse(place, "tensor " + in_quotes(tensor.name) +
+                      ": its values are computed, and this command cannot tell how");
+  }
+  auto computed = std::make_shared<Computation>();
+  computed->scheme = tensor.computed->scheme();
+  computed->layout = *recipe->layout;
+  std::vector<const Source*> sources;
+  for (std::size_t role = 0; role < kRoles; ++role) {
+    const Extent& input = recipe->inputs[role];
+    if (input.source == nullptr) continue;
+    if (sources.empty()) set_source(input);
+    const auto known = std::ranges::find(sources, input.source);
+    const auto number = static_cast<std::size_t>(known - sources.begin());
+    if (known == sources.end()) sources.push_back(input.source);
+    if (number > computed->others.size()) {
+      computed->others.push_back(
+          {input.source->path(), input.source->version().token, input.source->size()});
+    }
+    computed->inputs.push_back({static_cast<Role>(role), number, input.offset, input.length});
+  }
+  request.computed = std::move(computed);
+  return request;
+}
+
 }  // namespace
 
 Shard parse_shard(const std::string& text) {
@@ -293,7 +361,7 @@ std::size_t Selection::split(const std::string& argument) {
 
 void Selection::add_named(const std::string& source, const std::string& name,
                           SelectionOptions options, std::vector<Item>& items) {
-  const Checkpoint& checkpoint = open(source);
+  const Checkpoint& checkpoint = open(source, false, options.dequantize);
   const std::vector<std::uint32_t> numbers = select(checkpoint, name);
   if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
   if (!checkpoint.find(name)) options.is_one_of_many = true;
@@ -305,7 +373,7 @@ void Selection::add_named(const std::string& source, const std::string& name,
 void Selection::add_checkpoint(const std::string& source, SelectionOptions options,
                                std::vector<Item>& items) {
   options.is_one_of_many = true;
-  const Checkpoint& checkpoint = open(source);
+  const Checkpoint& checkpoint = open(source, false, options.dequantize);
   for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
     add(checkpoint.tensor(number), "", options, source, items);
   }
@@ -364,19 +432,15 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   const auto name = attribute("user.stfs.name");
   const auto source = attribute("user.stfs.source");
   const auto version = attribute("user.stfs.version");
-  if (!name || !source || !version) return false;
+  if (!name) return false;
+  if (!source || options.dequantize) return add_values(path, *name, options, items);
+  if (!version) return false;
   const Checkpoint& checkpoint = open(*source, true);
   const auto found = checkpoint.find(*name);
   if (!found || checkpoint.part_of(*found).source->version().token != *version) {
     throw Error(ErrorCode::kUnreadable, *source,
                 std::string("is another version than the one that is mounted: mount it again") +
                     (is_url(*source) ? ", by a URL without a query" : ""));
-  }
-  SelectionOptions wanted = options;
-  const auto as = attribute("user.stfs.as");
-  if (as && !wanted.as) {
-    wanted.as = dtype_from_name(*as);
-    if (!wanted.as) refuse(path, "shows its tensor as " + in_quotes(*as) + ", an unknown type");
   }
   Tensor tensor = checkpoint.tensor(*found);
   std::vector<std::uint64_t> shape;
@@ -385,25 +449,37 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
     shape = shape_of(attribute("user.stfs.shape").value_or(""), tensor.elements());
     if (!shape.empty()) tensor.shape = shape;
   }
-  add(tensor, attribute("user.stfs.slice").value_or(""), wanted, path, items);
+  add(tensor, attribute("user.stfs.slice").value_or(""), as_shown(path, options), path, items);
+  return true;
+}
+
+bool Selection::add_values(const std::string& path, const std::string& name,
+                           const SelectionOptions& options, std::vector<Item>& items) {
+  const std::string absolute = absolute_path(path);
+  std::optional<std::string> root = root_of_view(absolute);
+  std::optional<MountedPath> mounted = find_mounted(root ? *root : absolute);
+  if (!mounted) return false;
+  root = mounted->mountpoint;
+  const Checkpoint& checkpoint = open(*root, false, options.dequantize);
+  const auto found = checkpoint.find(name);
+  if (!found) {
+    if (options.is_one_of_many) return true;
+    refuse(path, "no tensor of the dequantised checkpoint: others are computed from it");
+  }
+  const std::optional<std::string> slice = extended_attribute(path, "user.stfs.slice");
+  const Tensor tensor = checkpoint.tensor(*found);
+  if (slice && tensor.computed != nullptr && !mounted->origin.dequantize) {
+    refuse(path,
+           "a part of the stored tensor, whose shape may be another: mount it with -o "
+           "dequantize, or name the tensor");
+  }
+  add(tensor, slice.value_or(""), as_shown(path, options), path, items);
   return true;
 }
 
 void Selection::add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                     const std::string& place, std::vector<Item>& items) {
-  if (!tensor.locator) {
-    refuse(place, "tensor " + in_quotes(tensor.name) +
-                      ": its values are computed, and this command loads stored ones: name the "
-                      "source of the mount");
-  }
-  ItemRequest request;
-  request.path = tensor.locator->source->path();
-  request.tensor = tensor.name;
-  request.version = tensor.locator->source->version().token;
-  request.source_size = tensor.locator->source->size();
-  request.offset = tensor.locator->offset;
-  request.dtype = tensor.dtype;
-  request.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  ItemRequest request = request_for(tensor, place);
   request.slice = options.shard ? shard_of(options, slice, tensor, place) : slice;
   const bool can_convert =
       options.as && (tensor.dtype == *options.as || converts(tensor.dtype, *options.as));
@@ -416,16 +492,24 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
   items.emplace_back(std::move(request));
 }
 
+void Selection::forget_dequantized() {
+  std::erase_if(open_, [](const auto& entry) {
+    return std::get<2>(entry.first) ||
+           (entry.second.checkpoint && entry.second.checkpoint->is_derived());
+  });
+}
+
 void Selection::forget_remote() {
   std::erase_if(open_, [](const auto& entry) {
-    return is_url(entry.first.first) ||
+    return is_url(std::get<0>(entry.first)) ||
            (entry.second.checkpoint &&
             std::ranges::any_of(entry.second.checkpoint->parts(),
                                 [](const Part& part) { return is_url(part.source->path()); }));
   });
 }
 
-const Checkpoint& Selection::open(const std::string& source, bool is_exact) {
+const Checkpoint& Selection::open(const std::string& source, bool is_exact,
+                                  std::optional<DType> dequantize) {
   sources_.use_hub_copies(!is_exact);
   const bool is_remote = is_url(source);
   const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
@@ -435,7 +519,9 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact) {
   const std::string version = mounted     ? mounted->version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
-  Opened& known = open_[{absolute, is_exact}];
+  if (mounted && dequantize && is_dequantized(*mounted, *dequantize)) dequantize.reset();
+  const Name name{absolute, is_exact, dequantize};
+  Opened& known = open_[name];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
@@ -443,13 +529,14 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact) {
   }
   known = {version,
            std::make_unique<const Checkpoint>(
-               std::span(&source, 1), LoadOptions{.alone = is_exact, .sources = &sources_})};
+               std::span(&source, 1),
+               LoadOptions{.alone = is_exact, .dequantize = dequantize, .sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.
     if (const auto root = root_of_view(part.source->path())) {
       const std::string path = part.source->path();
-      open_.erase({absolute, is_exact});
+      open_.erase(name);
       refuse(path, "a mount makes this file, and its version is not known: name the mount, " +
                        printable(*root) + ", or a copy of the file");
     }

@@ -9,7 +9,8 @@
 //                                       first "::" behind the host
 //
 // The extended attributes of a file in a mount name the source, the tensor, its part and the type
-// that it is shown as. The source must still be the version that was mounted.
+// that it is shown as. The source must still be the version that was mounted. A file of a computed
+// tensor names no source: its tensor is that of the mount's sources, dequantised as they are there.
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
@@ -22,6 +23,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,9 @@ Shard parse_shard(const std::string& text);  // throws Error kUsage
 struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
+  // Quantised weights as their values in this type: those of the whole checkpoint or mount that is
+  // named (core/checkpoint/dequantize.h).
+  std::optional<DType> dequantize;
   // Load a tensor without the shard's dimension whole, and one without a conversion to `as` in its
   // own type. When false, both are errors.
   bool is_one_of_many = false;
@@ -71,6 +76,10 @@ class Selection {
   // the source is not the version that was mounted, and what Checkpoint throws.
   std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
 
+  // Files beside a checkpoint decide how its weights are dequantised: the next call reads them
+  // anew.
+  void forget_dequantized();
+
   // What a URL means is asked once. The next call asks anew: after a load that failed, since the
   // object may be another one now.
   void forget_remote();
@@ -84,6 +93,9 @@ class Selection {
                       std::vector<Item>& items);
   // Returns false for a file that is not in a mount.
   bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
+  // The same of a file that shows the tensor `name` of a dequantised checkpoint.
+  bool add_values(const std::string& path, const std::string& name, const SelectionOptions& options,
+                  std::vector<Item>& items);
   static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,
                   const std::string& place, std::vector<Item>& items);
   struct Opened {
@@ -93,10 +105,13 @@ class Selection {
   // The checkpoint as it is now: opened again when anything of it has changed.
   // `is_exact`: the file that a mount names, never a copy of it, and of a split file that part
   // alone.
-  const Checkpoint& open(const std::string& source, bool is_exact = false);
+  const Checkpoint& open(const std::string& source, bool is_exact = false,
+                         std::optional<DType> dequantize = {});
 
-  Sources sources_;                                      // outlives open_
-  std::map<std::pair<std::string, bool>, Opened> open_;  // by absolute path, and is_exact
+  using Name = std::tuple<std::string, bool, std::optional<DType>>;
+
+  Sources sources_;              // outlives open_
+  std::map<Name, Opened> open_;  // by absolute path, is_exact, and dequantize
 };
 
 }  // namespace stfs::gpu

@@ -1,5 +1,6 @@
 // One thing to have on a device: a tensor of a source file, or a part of it, in its own type or
-// another. It says where the bytes are and of which version; it owns no file.
+// another. The tensor may be computed: the values of a quantised weight. An item says where the
+// bytes are and of which version; it owns no file.
 //
 // Two items are the same bytes exactly when their keys are equal. Immutable once it is made, and
 // then safe to share between threads.
@@ -7,10 +8,12 @@
 
 #include "core/format/types.h"
 #include "core/recipe/content.h"
+#include "core/recipe/dequantize.h"
 #include "core/recipe/slice.h"
 #include "core/source/source.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,23 +22,54 @@ namespace stfs::gpu {
 
 class ConversionTally;
 
+// One version of the file that holds bytes of an item.
+struct ItemSource {
+  std::string path;        // absolute, or its URL without secrets
+  std::string version;     // the token of the source's version (core/source/source.h)
+  std::uint64_t size = 0;  // bytes
+};
+
+// How the values of a quantised weight are computed (core/recipe/dequantize.h).
+struct Computation {
+  struct Input {
+    Role role = Role::kWeight;
+    std::size_t source = 0;    // 0: the file that the request names; else others[source - 1]
+    std::uint64_t offset = 0;  // in that file, bytes
+    std::uint64_t length = 0;  // bytes
+  };
+  std::string scheme;  // for people: "FP8 with scales"
+  QuantizedLayout layout = {};
+  std::vector<ItemSource> others = {};
+  std::vector<Input> inputs = {};  // one a role, by role
+};
+
 // A request for an item: a tensor as its header describes it, with an optional slice and type.
 struct ItemRequest {
   std::string path;               // of the source file: absolute, or its URL without secrets
   std::string tensor;             // its name
   std::string version;            // the token of the source's version (core/source/source.h)
   std::uint64_t source_size = 0;  // bytes
-  std::uint64_t offset = 0;       // of the tensor's first byte in the file
-  DType dtype = DType::kU8;
+  std::uint64_t offset = 0;       // of the tensor's first byte in the file; of its first input
+  DType dtype = DType::kU8;       // BF16, F16 or F32 of a computed one
   std::vector<std::uint64_t> shape;
-  std::string slice;        // EXPR as core/recipe/slice.h says; empty: all of it
-  std::optional<DType> as;  // F32, F16 or BF16; empty: its own type
+  std::string slice = {};        // EXPR as core/recipe/slice.h says; empty: all of it
+  std::optional<DType> as = {};  // F32, F16 or BF16; empty: its own type
+  // Null: the tensor is stored. Shared, since its recipes borrow it and an item may be moved.
+  std::shared_ptr<const Computation> computed = {};
+};
+
+// What the recipes of an item read.
+struct OpenItem {
+  std::vector<const Source*> sources;  // of Item::sources(), in their order; outlive the recipes
+  // Of a computed tensor: tiles that the items of a transfer share, in which each has a number.
+  TileCache* tiles = nullptr;
+  std::uint64_t number = 0;
 };
 
 class Item {
  public:
-  // Trusts nothing in the request. Throws Error kUsage for a tensor outside its file, a slice that
-  // its tensor does not have, or a conversion that does not exist.
+  // Trusts nothing in the request. Throws Error kUsage for a tensor or an input outside its file, a
+  // slice that its tensor does not have, or a conversion that does not exist.
   explicit Item(ItemRequest request);
 
   const ItemRequest& request() const { return request_; }
@@ -53,23 +87,34 @@ class Item {
   bool cuts_blocks() const { return !ranges_.empty(); }
 
   // The bytes' identity, on whichever device: the source's version, offset, type and shape, the
-  // canonical form of the slice, and the type they are converted to.
+  // canonical form of the slice, and the type they are converted to. Of a computed tensor, the
+  // versions and extents of all inputs, and how they are computed.
   const std::string& key() const { return key_; }
 
-  // The name for people: "/w/model.safetensors::w[0:2,:] as F16". It stays the same when the
+  // The name for people: "/w/model.safetensors::w[0:2,:] as F16", or, of a computed tensor,
+  // "/w/model.safetensors::w dequantized to BF16 (FP8 with scales)". It stays the same when the
   // source changes.
   std::string label() const;
 
-  // The recipe of the bytes before a conversion. `source` is open, and of the version
-  // that the request names.
-  Content raw(const Source& source) const;
+  // The files that hold its bytes, the one of the request first.
+  std::vector<ItemSource> sources() const;
+
+  // The recipe of the bytes before a conversion. The sources are open, and of the versions
+  // that the request names. Throws Error kUsage for a computation that does not fit its inputs. The
+  // recipe borrows the computation.
+  Content raw(const OpenItem& open) const;
 
   // The recipe of the bytes that stand on the device, converted on the host where they are
   // converted. What the conversion meets is added to `tally` when that is given; it then outlives
   // the recipe.
-  Content content(const Source& source, ConversionTally* tally = nullptr) const;
+  Content content(const OpenItem& open, ConversionTally* tally = nullptr) const;
 
  private:
+  [[noreturn]] void refuse(const std::string& rule) const;
+  void check_place() const;
+  std::string identity() const;
+  Content whole(const OpenItem& open) const;
+
   ItemRequest request_;
   std::uint64_t tensor_bytes_ = 0;  // of the whole tensor
   Slice slice_;                     // in bytes; in elements if it cuts blocks

@@ -1,6 +1,7 @@
 #include "tools/gpu/copier/message.h"
 
 #include "core/base/error.h"
+#include "core/recipe/layout_text.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -17,7 +19,7 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = 8;
 constexpr std::size_t kMaxRights = 253;  // SCM_MAX_FD
-constexpr int kMaxDepth = 8;             // of JSON values; our messages need five
+constexpr int kMaxDepth = 8;             // of JSON values; our messages need six
 constexpr std::size_t kMaxValues =
     3 << 20;  // of one message: a parsed value takes far more memory than its text
 
@@ -92,6 +94,72 @@ std::optional<DType> dtype_member(const Json& object, const char* name) {
   return dtype;
 }
 
+// The version of a source: a part of the key, which is sent and printed as it is.
+std::string version_of(const Json& object) {
+  std::string version = text_of(object, "version");
+  const auto is_printable = [](char c) { return c >= ' ' && c <= '~'; };
+  if (!std::ranges::all_of(version, is_printable)) malformed("version");
+  return version;
+}
+
+// A computation is mostly text, since each JSON value takes far more memory: 100,000 tensors go
+// into one message. Its inputs are "ROLE SOURCE OFFSET LENGTH" one behind the other.
+Json to_json(const Computation& computed) {
+  std::string inputs;
+  for (const Computation::Input& input : computed.inputs) {
+    for (const std::uint64_t number : {static_cast<std::uint64_t>(input.role),
+                                       std::uint64_t{input.source}, input.offset, input.length}) {
+      inputs += (inputs.empty() ? "" : " ") + std::to_string(number);
+    }
+  }
+  Json json{{"scheme", to_json_text(computed.scheme)},
+            {"layout", layout_text(computed.layout)},
+            {"inputs", std::move(inputs)}};
+  for (const ItemSource& other : computed.others) {
+    json["others"].push_back(
+        {{"path", to_json_text(other.path)}, {"version", other.version}, {"size", other.size}});
+  }
+  return json;
+}
+
+// The numbers of a text, with a space between two.
+std::vector<std::uint64_t> numbers_in(std::string_view text) {
+  std::vector<std::uint64_t> numbers;
+  const char* at = text.data();
+  const char* const last = at + text.size();
+  while (at != last) {
+    if (!numbers.empty() && *at++ != ' ') malformed("numbers");
+    const auto [end, error] = std::from_chars(at, last, numbers.emplace_back());
+    if (error != std::errc()) malformed("numbers");
+    at = end;
+  }
+  return numbers;
+}
+
+Computation computation_from_json(const Json& json) {
+  if (!json.is_object()) malformed("computed");
+  const std::optional<QuantizedLayout> layout = parse_layout(text_of(json, "layout"));
+  if (!layout) malformed("layout");
+  Computation computed{.scheme = text_of(json, "scheme"), .layout = *layout};
+  const std::vector<std::uint64_t> numbers = numbers_in(text_of(json, "inputs"));
+  if (numbers.size() % 4 != 0) malformed("inputs");
+  for (std::size_t i = 0; i < numbers.size(); i += 4) {
+    if (numbers[i] >= kRoles) malformed("inputs");
+    computed.inputs.push_back({.role = static_cast<Role>(numbers[i]),
+                               .source = static_cast<std::size_t>(numbers[i + 1]),
+                               .offset = numbers[i + 2],
+                               .length = numbers[i + 3]});
+  }
+  if (!json.contains("others")) return computed;
+  for (const Json& other : list_of(json, "others")) {
+    if (!other.is_object()) malformed("others");
+    computed.others.push_back({.path = text_of(other, "path"),
+                               .version = version_of(other),
+                               .size = number_of(other, "size")});
+  }
+  return computed;
+}
+
 }  // namespace
 
 Message::Message(Json body, std::vector<UniqueFd> received)
@@ -163,15 +231,17 @@ const Json& list_of(const Json& object, const char* name) {
 
 Json to_json(const Item& item) {
   const ItemRequest& request = item.request();
-  return {{"path", to_json_text(request.path)},
-          {"tensor", to_json_text(request.tensor)},
-          {"version", request.version},
-          {"size", request.source_size},
-          {"offset", request.offset},
-          {"dtype", dtype_name(request.dtype)},
-          {"shape", request.shape},
-          {"slice", request.slice},
-          {"as", request.as ? dtype_name(*request.as) : ""}};
+  Json json{{"path", to_json_text(request.path)},
+            {"tensor", to_json_text(request.tensor)},
+            {"version", request.version},
+            {"size", request.source_size},
+            {"offset", request.offset},
+            {"dtype", dtype_name(request.dtype)},
+            {"shape", request.shape},
+            {"slice", request.slice},
+            {"as", request.as ? dtype_name(*request.as) : ""}};
+  if (request.computed) json["computed"] = to_json(*request.computed);
+  return json;
 }
 
 Item item_from_json(const Json& json) {
@@ -179,10 +249,7 @@ Item item_from_json(const Json& json) {
   ItemRequest request;
   request.path = text_of(json, "path");
   request.tensor = text_of(json, "tensor");
-  request.version = text_of(json, "version");
-  // Part of the key, which is sent and printed as it is.
-  const auto is_printable = [](char c) { return c >= ' ' && c <= '~'; };
-  if (!std::ranges::all_of(request.version, is_printable)) malformed("version");
+  request.version = version_of(json);
   request.source_size = number_of(json, "size");
   request.offset = number_of(json, "offset");
   request.dtype = dtype_member(json, "dtype").value_or(DType::kU8);
@@ -192,6 +259,10 @@ Item item_from_json(const Json& json) {
   }
   request.slice = text_of(json, "slice");
   request.as = dtype_member(json, "as");
+  if (json.contains("computed")) {
+    request.computed =
+        std::make_shared<const Computation>(computation_from_json(json.at("computed")));
+  }
   return Item(std::move(request));
 }
 

@@ -9,10 +9,10 @@
 // Each connection begins with a hello, because a holder may outlive an upgrade of stfs-gpu. A hello
 // has the same form in every version; version 1 sends none.
 //
-//   client to holder   {"request":"hello","version":5}
-//   holder to client   {"version":5,"pid":123}, with an "error" when the versions differ
-//   holder to copier   {"hello":5}
-//   copier to holder   {"load":0,"hello":5}
+//   client to holder   {"request":"hello","version":6}
+//   holder to client   {"version":6,"pid":123}, with an "error" when the versions differ
+//   holder to copier   {"hello":6}
+//   copier to holder   {"load":0,"hello":6}
 //
 // When the versions differ, the user sees version_error().
 //
@@ -42,7 +42,7 @@ namespace stfs::gpu {
 using Json = nlohmann::json;
 
 // Increase it with every change that an older version would misread.
-inline constexpr std::uint64_t kProtocolVersion = 5;
+inline constexpr std::uint64_t kProtocolVersion = 6;
 
 // The most segments whose descriptors one answer to a client has. A client asks for the rest in
 // batches and closes each after it has mapped it: many tensors are more segments than a process may

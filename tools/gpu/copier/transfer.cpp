@@ -46,7 +46,9 @@ class OpenSources {
       : own_(given == nullptr ? std::make_unique<Sources>() : nullptr) {
     std::vector<std::string> paths;
     for (const Item& item : items) {
-      if (sources_.try_emplace(item.request().path).second) paths.push_back(item.request().path);
+      for (const ItemSource& source : item.sources()) {
+        if (sources_.try_emplace(source.path).second) paths.push_back(source.path);
+      }
     }
     Sources& opener = given == nullptr ? *own_ : *given;
     opener.use_hub_copies(false);  // a copy would have been named by its path
@@ -60,15 +62,21 @@ class OpenSources {
       sources_[paths[i]] = std::move(opened[i].source);
     }
     for (const Item& item : items) {
-      const ItemRequest& request = item.request();
-      if (of(item).version().token != request.version) {
-        throw Error(ErrorCode::kUnreadable, request.path,
+      for (const ItemSource& source : item.sources()) {
+        if (sources_.at(source.path)->version().token == source.version) continue;
+        throw Error(ErrorCode::kUnreadable, source.path,
                     "has changed since it was named: load it again");
       }
     }
   }
 
-  const Source& of(const Item& item) const { return *sources_.at(item.request().path); }
+  std::vector<const Source*> of(const Item& item) const {
+    std::vector<const Source*> sources;
+    for (const ItemSource& source : item.sources()) {
+      sources.push_back(sources_.at(source.path).get());
+    }
+    return sources;
+  }
 
   bool are_complete() const {
     return std::ranges::all_of(sources_,
@@ -196,7 +204,7 @@ class Transfer {
       const auto [segment, offset] = layout_.placements[i];
       if (segment == Placement::kNone) continue;
       const Item& item = items_[i];
-      const Source& source = sources_.of(item);
+      const OpenItem open{.sources = sources_.of(item), .tiles = &tiles_of_values_, .number = i};
       std::vector<Run>& runs = runs_[segment];
       const bool converts = item.converts() && is_for_device(item);
       const bool joins = !converts && !runs.empty() && !runs.back().converts;
@@ -209,8 +217,8 @@ class Transfer {
       const std::uint64_t gap = offset - run.begin - run.length;
       if (gap > 0) run.gaps.emplace_back(run.length, gap);
       run.content.literal(std::string(static_cast<std::size_t>(gap), '\0'));
-      run.content.append(item.content(source, converts ? nullptr : &host_counts_[i]));
-      if (converts) run.raw = item.raw(source);
+      run.content.append(item.content(open, converts ? nullptr : &host_counts_[i]));
+      if (converts) run.raw = item.raw(open);
       run.length = run.content.size();
     }
     for (std::size_t segment = 0; segment < runs_.size(); ++segment) {
@@ -437,6 +445,7 @@ class Transfer {
   Lanes own_lanes_;
   Lanes& lanes_;
   OpenSources sources_;
+  TileCache tiles_of_values_;  // of computed tensors
   bool fetches_ahead_ = false;
   std::mutex ahead_mutex_;
   std::size_t asked_ = 0;  // the tiles before this were asked for

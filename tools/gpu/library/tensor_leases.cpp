@@ -139,7 +139,8 @@ std::vector<TensorLeases::Wanted> TensorLeases::resolve(const AcquireRequest& re
       }
     }
   };
-  if (request.selection.as || request.selection.shard) {
+  selection_.forget_dequantized();
+  if (request.selection.as || request.selection.shard || request.selection.dequantize) {
     add(selection_.resolve_all(request.names, request.selection));
     return wanted;
   }

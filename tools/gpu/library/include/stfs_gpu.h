@@ -80,16 +80,19 @@ typedef struct stfs_gpu_acquire_options {
   int32_t load_if_missing; /* nonzero: load tensors that are not resident; needs `device` */
   int32_t verify;          /* nonzero: compare loaded tensors with the source */
   int32_t pin;             /* nonzero: never evict them to make room */
+  const char* dequantize;  /* "bf16", "f16", "f32": quantised weights as their values; NULL: not */
 } stfs_gpu_acquire_options;
 
 #define STFS_GPU_ACQUIRE_OPTIONS_INIT \
-  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0 }
+  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0, NULL }
 
 /* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
  * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, SOURCE::GLOB, or
  * SOURCE, a checkpoint, which means all its tensors.
  * If the names mean many tensors, a tensor without the dimension of `shard` is acquired whole, and
  * one without a conversion to `as` in its own type; for a tensor named alone both are errors.
+ * With `dequantize`, names are those of the dequantised checkpoint, and `as` and `shard` apply to
+ * its tensors; those of a mount with -o dequantize need no option.
  * `count` 0 with STFS_GPU_TENSORS in the environment means every inherited tensor. All must be on
  * one device: otherwise the call fails with STFS_GPU_USAGE, and the message names the devices.
  * options NULL: all defaults. The caller frees `tensors` with stfs_gpu_release. */

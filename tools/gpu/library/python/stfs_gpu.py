@@ -69,7 +69,7 @@ class _Options(ctypes.Structure):  # stfs_gpu_acquire_options
     _fields_ = [
         ("size", ctypes.c_size_t), ("device", ctypes.c_char_p), ("as_", ctypes.c_char_p),
         ("shard", ctypes.c_char_p), ("load_if_missing", ctypes.c_int32),
-        ("verify", ctypes.c_int32), ("pin", ctypes.c_int32),
+        ("verify", ctypes.c_int32), ("pin", ctypes.c_int32), ("dequantize", ctypes.c_char_p),
     ]
 
 
@@ -442,7 +442,7 @@ class Connection:
         self._handle = _Handle(handle, _library.stfs_gpu_disconnect)
 
     def acquire(self, *names, device=None, as_=None, shard=None, load_if_missing=False,
-                verify=False, pin=False):
+                verify=False, pin=False, dequantize=None):
         """Acquires the tensors of these names (as for stfs-gpu), all or none, as Tensors.
 
         A name is a path in a mount, SOURCE::NAME, SOURCE::GLOB, or SOURCE: a checkpoint, which
@@ -455,12 +455,14 @@ class Connection:
                  that as_ cannot convert come in their own type. For one tensor both are errors.
         load_if_missing   load tensors that are not resident to `device`
         verify, pin       as the options of `stfs-gpu load`
+        dequantize        "bf16", "f16", "f32": quantised weights as their values
 
         Without names: everything that `stfs-gpu run` gave this process.
         """
         options = _Options(
             size=ctypes.sizeof(_Options), device=_encode(device), as_=_encode(as_),
-            shard=_encode(shard), load_if_missing=load_if_missing, verify=verify, pin=pin)
+            shard=_encode(shard), load_if_missing=load_if_missing, verify=verify, pin=pin,
+            dequantize=_encode(dequantize))
         array = (ctypes.c_char_p * len(names))(*map(_encode, names))
         tensors = ctypes.c_void_p()
         with self._handle as connection:
