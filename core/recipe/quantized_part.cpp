@@ -1,6 +1,6 @@
 #include "core/recipe/quantized_part.h"
 
-#include "core/recipe/unpack.h"
+#include "core/recipe/row_loops.h"
 #include "core/source/source.h"
 
 #include <algorithm>
@@ -11,16 +11,20 @@ namespace stfs {
 namespace {
 
 constexpr std::uint64_t kAlignedGrid = 32;  // a multiple of each alignment of a grid
+// Bytes between two runs that are read with them: a read costs as much as so many bytes.
+constexpr std::uint64_t kSmallGap = 2048;
 
 InputWindow window_of(const Packing& p, const MatrixPart& part) {
   const auto [first, last] = stored_rows(p, part.row, part.row + part.rows);
   const std::uint64_t begin = lead(p, part.column);
-  return {.begin = part.matrix * p.matrix + first * p.pitch + begin,
-          .run = tail(p, part.column + part.columns) - begin,
-          .stride = p.pitch,
-          .count = last - first,
-          .row = first,
-          .column = part.column};
+  InputWindow window{.begin = part.matrix * p.matrix + first * p.pitch + begin,
+                     .run = tail(p, part.column + part.columns) - begin,
+                     .stride = p.pitch,
+                     .count = last - first,
+                     .row = first,
+                     .column = part.column};
+  window.pitch = window.stride - window.run <= kSmallGap ? window.stride : window.run;
+  return window;
 }
 
 // `row` and `column` are those of the stored matrix.
@@ -28,28 +32,7 @@ void unpack_part(const Packing& p, const InputWindow& window, std::uint64_t row,
                  std::uint64_t column, std::size_t count, float* out) {
   const std::byte* const in =
       window.at(stored_rows(p, row, row + 1).first) + lead(p, column) - lead(p, window.column);
-  unpack(p, in, window.run, row, count, out);
-}
-
-template <class Do>
-int for_runs(const InputWindow& window, const Do& act) {
-  if (window.run == window.stride && window.count > 0) {
-    return window.run == 0 ? 0 : act(window.begin, window.run * window.count);
-  }
-  for (std::uint64_t i = 0; i < window.count; ++i) {
-    if (window.run == 0) break;
-    if (const int error = act(window.begin + i * window.stride, window.run)) return error;
-  }
-  return 0;
-}
-
-// Multiplies each block of `kSize` values by a scale of its own.
-template <std::size_t kSize>
-void scale_blocks(const float* scales, std::size_t blocks, float* out) {
-  for (std::size_t i = 0; i < blocks; ++i, out += kSize) {
-    const float scale = scales[i];
-    for (std::size_t k = 0; k < kSize; ++k) out[k] *= scale;
-  }
+  unpack(p, in, window.pitch, row, count, out);
 }
 
 }  // namespace
@@ -69,7 +52,7 @@ void PartDecoder::aim(const MatrixPart& part, std::span<const std::int32_t> inde
   add(Role::kZero, layout_.zero);
   add(Role::kBias, layout_.bias);
   const auto add_run = [&](Role role, std::uint64_t begin, std::uint64_t bytes) {
-    if (is_there(input(role))) window(role) = {begin, bytes, bytes, 1};
+    if (is_there(input(role))) window(role) = {begin, bytes, bytes, 1, bytes};
   };
   const std::uint64_t factor = type_info(layout_.factor_type).block_bytes;
   add_run(Role::kFactor, layout_.factor_is_of_matrix ? part.matrix * factor : 0, factor);
@@ -101,7 +84,7 @@ void PartDecoder::missing(std::vector<Extent>& missing) const {
 
 std::uint64_t PartDecoder::bytes() const {
   std::uint64_t bytes = 0;
-  for (const InputWindow& window : windows_) bytes += window.run * window.count;
+  for (const InputWindow& window : windows_) bytes += window.bytes();
   return bytes;
 }
 
@@ -113,13 +96,18 @@ int PartDecoder::read() {
   }
   std::byte* at = bytes_.get();
   for (std::size_t i = 0; i < kRoles; ++i) {
-    windows_[i].data = at;
-    const int error = for_runs(windows_[i], [&](std::uint64_t begin, std::uint64_t length) {
-      const std::span to(at, static_cast<std::size_t>(length));
-      at += length;
-      return inputs_[i].source->read_unverified(to, inputs_[i].offset + begin);
-    });
-    if (error != 0) return error;
+    InputWindow& window = windows_[i];
+    window.data = at;
+    if (window.bytes() == 0) continue;
+    const bool is_one = window.pitch == window.stride;
+    const std::uint64_t reads = is_one ? 1 : window.count;
+    const std::uint64_t length = is_one ? window.bytes() : window.run;
+    for (std::uint64_t k = 0; k < reads; ++k, at += length) {
+      const int error =
+          inputs_[i].source->read_unverified({at, static_cast<std::size_t>(length)},
+                                             inputs_[i].offset + window.begin + k * window.stride);
+      if (error != 0) return error;
+    }
   }
   load_constants();
   return 0;
@@ -141,13 +129,14 @@ int PartDecoder::decode(std::uint64_t row, std::uint64_t column, std::size_t cou
   if (!index_.empty() && !layout_.index_is_of_rows) return apply_index(column, count, out);
   for (std::size_t i = scale_whole_blocks(column, count, out); i < count;) {
     const std::uint64_t block = (column + i) / layout_.block_columns;
-    if (layout_.block_columns == 1 && !layout_.is_divided_by_127) {
-      apply_each(static_cast<std::size_t>(block - grid_.column), count, out);
+    const Terms terms = terms_at(static_cast<std::size_t>(block - grid_.column));
+    if (layout_.block_columns == 1) {
+      apply_each(terms, count, out);
       break;
     }
     const std::uint64_t end = (block + 1) * layout_.block_columns - column;
     const std::size_t some = static_cast<std::size_t>(std::min<std::uint64_t>(end, count)) - i;
-    apply(static_cast<std::size_t>(block - grid_.column), some, out + i);
+    apply(terms, some, out + i);
     i += some;
   }
   return 0;
@@ -224,50 +213,46 @@ void PartDecoder::load_grid(std::uint64_t row) {
   }
 }
 
+Terms PartDecoder::terms_at(std::size_t block) const {
+  constexpr float kPer127 = 0.007874015718698502F;
+  return {.zero = is_there(input(Role::kZero)) ? zeros_.data() + block : nullptr,
+          .scale = scales_.data() + block,
+          .factor = layout_.is_divided_by_127 ? kPer127 : 1,
+          .bias = is_there(input(Role::kBias)) ? biases_.data() + block : nullptr};
+}
+
 std::size_t PartDecoder::scale_whole_blocks(std::uint64_t column, std::size_t count,
                                             float* out) const {
   const std::uint64_t size = layout_.block_columns;
   const bool has_more =
       is_there(input(Role::kZero)) || is_there(input(Role::kBias)) || layout_.is_divided_by_127;
   if (has_more || (size != 16 && size != 32) || column % size != 0) return 0;
-  const float* const scales = scales_.data() + (column / size - grid_.column);
-  const std::size_t blocks = count / static_cast<std::size_t>(size);
-  size == 16 ? scale_blocks<16>(scales, blocks, out) : scale_blocks<32>(scales, blocks, out);
+  const auto blocks = count / static_cast<std::size_t>(size);
+  scale_blocks(scales_.data() + (column / size - grid_.column), static_cast<std::size_t>(size),
+               blocks, out);
   return blocks * static_cast<std::size_t>(size);
 }
 
-void PartDecoder::apply(std::size_t block, std::size_t count, float* out) const {
-  constexpr float kPer127 = 0.007874015718698502F;
-  if (is_there(input(Role::kZero))) {
-    const float zero = zeros_[block];
-    for (std::size_t i = 0; i < count; ++i) out[i] -= zero;
-  }
-  const float scale = scales_[block];
-  for (std::size_t i = 0; i < count; ++i) out[i] *= scale;
-  if (layout_.is_divided_by_127) {
-    for (std::size_t i = 0; i < count; ++i) out[i] *= kPer127;
-  }
-  if (is_there(input(Role::kBias))) {
-    const float bias = biases_[block];
-    for (std::size_t i = 0; i < count; ++i) out[i] += bias;
-  }
-}
-
-void PartDecoder::apply_each(std::size_t block, std::size_t count, float* out) const {
-  if (is_there(input(Role::kZero))) {
-    for (std::size_t i = 0; i < count; ++i) out[i] -= zeros_[block + i];
-  }
-  for (std::size_t i = 0; i < count; ++i) out[i] *= scales_[block + i];
-  if (is_there(input(Role::kBias))) {
-    for (std::size_t i = 0; i < count; ++i) out[i] += biases_[block + i];
-  }
-}
-
 int PartDecoder::apply_index(std::uint64_t column, std::size_t count, float* out) const {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::int32_t block = index_[static_cast<std::size_t>(column) + i];
-    if (block < 0 || static_cast<std::uint64_t>(block) >= layout_.grid_columns) return EIO;
-    apply(static_cast<std::size_t>(block), 1, out + i);
+  constexpr std::size_t kSome = 256;
+  std::array<float, kSome> zeros;
+  std::array<float, kSome> scales;
+  std::array<float, kSome> biases;
+  const Terms all = terms_at(0);
+  const Terms own{.zero = all.zero == nullptr ? nullptr : zeros.data(),
+                  .scale = scales.data(),
+                  .factor = all.factor,
+                  .bias = all.bias == nullptr ? nullptr : biases.data()};
+  for (std::size_t done = 0; done < count; done += kSome) {
+    const std::size_t some = std::min(kSome, count - done);
+    for (std::size_t i = 0; i < some; ++i) {
+      const std::int32_t block = index_[static_cast<std::size_t>(column) + done + i];
+      if (block < 0 || static_cast<std::uint64_t>(block) >= layout_.grid_columns) return EIO;
+      if (all.zero != nullptr) zeros[i] = all.zero[block];
+      scales[i] = all.scale[block];
+      if (all.bias != nullptr) biases[i] = all.bias[block];
+    }
+    apply_each(own, some, out + done);
   }
   return 0;
 }

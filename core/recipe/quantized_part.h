@@ -5,6 +5,7 @@
 
 #include "core/recipe/content.h"
 #include "core/recipe/quantized_layout.h"
+#include "core/recipe/row_loops.h"
 
 #include <array>
 #include <cstddef>
@@ -22,11 +23,13 @@ struct InputWindow {
   std::uint64_t run = 0;    // bytes
   std::uint64_t stride = 0;
   std::uint64_t count = 0;          // runs
+  std::uint64_t pitch = 0;          // from run to run in `data`: run, or stride
   std::uint64_t row = 0;            // the stored row of the first run
   std::uint64_t column = 0;         // the first element of the runs
-  const std::byte* data = nullptr;  // the runs one behind the other, once they are read
+  const std::byte* data = nullptr;  // the runs, once they are read
 
-  const std::byte* at(std::uint64_t stored_row) const { return data + (stored_row - row) * run; }
+  const std::byte* at(std::uint64_t stored_row) const { return data + (stored_row - row) * pitch; }
+  std::uint64_t bytes() const { return run == 0 || count == 0 ? 0 : (count - 1) * pitch + run; }
 };
 
 // Rows and columns of one stored matrix.
@@ -72,9 +75,7 @@ class PartDecoder {
   // Returns the number of elements that are done.
   std::size_t scale_whole_blocks(std::uint64_t column, std::size_t count, float* out) const;
   // `block` is counted from the first of grid_.
-  void apply(std::size_t block, std::size_t count, float* out) const;
-  // As apply(), each element with a block of its own, from `block` on.
-  void apply_each(std::size_t block, std::size_t count, float* out) const;
+  Terms terms_at(std::size_t block) const;
   int apply_index(std::uint64_t column, std::size_t count, float* out) const;
 
   const QuantizedLayout& layout_;

@@ -1,12 +1,14 @@
-// Codes of a row of a quantised matrix, as binary32.
+// The loops over a row of a quantised matrix: codes to binary32, then its scales. They use the
+// vectors that the processor has, and give the same bits with all of them.
 //
-// Thread safety: a pure function.
+// Thread safety: pure functions. Call them while IeeeArithmetic lives.
 #pragma once
 
 #include "core/recipe/packing.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace stfs {
 
@@ -15,5 +17,19 @@ namespace stfs {
 // `out` has room for a whole block more.
 void unpack(const Packing& packing, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
             std::size_t count, float* out);
+
+// What a value is made of besides its code, in this order; a null pointer is not there.
+struct Terms {
+  const float* zero;
+  const float* scale;
+  float factor;  // 1: none
+  const float* bias;
+};
+// Computes `count` values that share the first element of each term.
+void apply(const Terms& terms, std::size_t count, float* values);
+// Each value has an element of its own.
+void apply_each(const Terms& terms, std::size_t count, float* values);
+// Multiplies blocks of `size` values, 16 or 32, by a scale each.
+void scale_blocks(const float* scales, std::size_t size, std::size_t blocks, float* values);
 
 }  // namespace stfs

@@ -1,6 +1,32 @@
 #include "core/recipe/tile_cache.h"
 
+#include <algorithm>
+#include <new>
+
 namespace stfs {
+
+void TileCache::Buffers::Free::operator()(std::byte* bytes) const {
+  ::operator delete[](bytes, std::align_val_t{kAlignment});
+}
+
+TileCache::Buffers::Buffer TileCache::Buffers::take(std::size_t size) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(spare_, size, &std::pair<std::size_t, Buffer>::first);
+    if (found != spare_.end()) {
+      Buffer buffer = std::move(found->second);
+      spare_.erase(found);
+      return buffer;
+    }
+  }
+  return Buffer(static_cast<std::byte*>(::operator new[](size, std::align_val_t{kAlignment})));
+}
+
+void TileCache::Buffers::give(std::size_t size, Buffer buffer) {
+  const std::lock_guard lock(mutex_);
+  if (spare_.size() == kMostSpare) spare_.erase(spare_.begin());
+  spare_.emplace_back(size, std::move(buffer));
+}
 
 std::shared_ptr<TileCache::Tile> TileCache::get(const Key& key, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -8,14 +34,14 @@ std::shared_ptr<TileCache::Tile> TileCache::get(const Key& key, std::size_t byte
     kept_.splice(kept_.begin(), kept_, found->second);
     return found->second->tile;
   }
-  kept_.push_front({key, std::make_shared<Tile>(), bytes});
-  by_key_[key] = kept_.begin();
-  bytes_ += bytes;
-  while (bytes_ > kMost && kept_.size() > 1) {
-    bytes_ -= kept_.back().bytes;
+  while (bytes_ + bytes > kMost && !kept_.empty()) {
+    bytes_ -= kept_.back().tile->size;
     by_key_.erase(kept_.back().key);
     kept_.pop_back();
   }
+  kept_.push_front({key, std::make_shared<Tile>(buffers_, bytes)});
+  by_key_[key] = kept_.begin();
+  bytes_ += bytes;
   return kept_.front().tile;
 }
 
