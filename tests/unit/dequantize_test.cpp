@@ -284,7 +284,7 @@ TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
 class MixedTest : public DequantizeTest {
  protected:
   void SetUp() override {
-    std::vector<std::int32_t> index(1096);
+    std::vector<std::int32_t> index(1152);
     for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int32_t>(i * 5 % 9);
     const std::string order(reinterpret_cast<const char*>(index.data()), index.size() * 4);
     const auto numbers = [](std::size_t count) {
@@ -293,10 +293,10 @@ class MixedTest : public DequantizeTest {
       return packed_floats(values);
     };
     write_safetensors(dir_ / "model.safetensors",
-                      {random_tensor("w.qweight", "I32", {137, 1240}, 1),
+                      {random_tensor("w.qweight", "I32", {144, 1240}, 1),
                        random_tensor("w.qzeros", "I32", {9, 155}, 2),
                        {"w.scales", "F32", {9, 1240}, numbers(9 * 1240)},
-                       {"w.g_idx", "I32", {1096}, order},
+                       {"w.g_idx", "I32", {1152}, order},
                        random_tensor("v.weight_packed", "I32", {300, 60}, 3),
                        {"v.weight_scale", "F32", {300, 15}, numbers(4500)},
                        random_tensor("e.up_blocks", "U8", {2, 1100, 33, 16}, 4),
