@@ -48,7 +48,7 @@ std::optional<std::uint64_t> matrix_bytes(const Packing& packing, std::uint64_t 
 // No dimension and no matrix has more elements. The functions below expect that.
 inline constexpr std::uint64_t kMostElements = std::uint64_t{1} << 56;
 
-// Fields of 32 bits hold the fields of Codes::kWords and Codes::kWordsDown.
+// How many fields a word of 32 bits has, of Codes::kWords and Codes::kWordsDown.
 std::uint64_t fields_in_word(const Packing& packing);
 // A row may be decoded from multiples of so many columns on.
 std::uint64_t alignment(const Packing& packing);
