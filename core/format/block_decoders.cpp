@@ -723,6 +723,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
+#include "core/base/vectors.h"
+
 namespace stfs {
 namespace {
 
@@ -772,13 +774,9 @@ STFS_DECODER(42, q2_0_to_f32)
 
 std::vector<VectorDecoder> all_block_decoders(unsigned gguf) {
   std::vector<VectorDecoder> decoders;
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  with_each_target(HWY_TARGETS, [&](std::int64_t target) {
     decoders.push_back({hwy::TargetName(target), HWY_DYNAMIC_DISPATCH(decoder_of)(gguf)});
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  });
   return decoders;
 }
 

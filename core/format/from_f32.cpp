@@ -112,6 +112,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
+#include "core/base/vectors.h"
+
 namespace stfs {
 namespace {
 
@@ -135,13 +137,8 @@ void f32_to_bf16(const float* in, std::size_t count, std::byte* out) {
 
 std::vector<Roundings> all_roundings() {
   std::vector<Roundings> all;
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    all.push_back(HWY_DYNAMIC_DISPATCH(roundings)());
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  with_each_target(HWY_TARGETS,
+                   [&](std::int64_t) { all.push_back(HWY_DYNAMIC_DISPATCH(roundings)()); });
   return all;
 }
 

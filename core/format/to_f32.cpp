@@ -162,6 +162,34 @@ void convert(const std::byte* in, std::size_t elements, float* out) {
   std::memcpy(out, values, elements * sizeof(float));
 }
 
+void f4_one_by_one(const std::byte* in, std::size_t elements, float* out) {
+  constexpr std::array<float, 8> kMagnitudes{0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  for (std::size_t i = 0; i < elements; ++i) {
+    const auto code = std::to_integer<unsigned>(in[i / 2]) >> (i % 2 * 4);
+    out[i] = (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+  }
+}
+
+// In the place of a binary16's exponent and significand, the exponent is too small by 14.
+void from_f4(const std::byte* in, std::size_t elements, float* out) {
+  std::size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR  // which has no half of a vector
+  const Halves halves;
+  const std::size_t lanes = hn::Lanes(halves);
+  const hn::Half<Bytes> pairs;
+  const hn::Rebind<std::uint16_t, decltype(pairs)> spread;
+  for (; i + lanes <= elements; i += lanes) {
+    const auto pair = hn::PromoteTo(spread, load(pairs, in + i / 2));
+    const auto apart = hn::And(hn::Or(pair, hn::ShiftLeft<4>(pair)), hn::Set(spread, 0x0F0F));
+    const auto code = hn::PromoteTo(halves, hn::BitCast(Bytes(), apart));
+    const auto magnitude = hn::ShiftLeft<9>(hn::And(code, hn::Set(halves, 7)));
+    const auto sign = hn::ShiftLeft<12>(hn::And(code, hn::Set(halves, 8)));
+    hn::StoreU(scaled(of_binary16(hn::Or(magnitude, sign)), 0x1p14F), Floats(), out + i);
+  }
+#endif
+  if (i < elements) f4_one_by_one(in + i / 2, elements - i, out + i);
+}
+
 // The compiler makes vectors of it.
 void from_f64(const std::byte* in, std::size_t elements, float* out) {
   for (std::size_t i = 0; i < elements; ++i) {
@@ -173,6 +201,8 @@ void from_f64(const std::byte* in, std::size_t elements, float* out) {
 
 ToF32* function_of(DType dtype) {
   switch (dtype) {
+    case DType::kF4:
+      return from_f4;
     case DType::kF16:
       return convert<F16>;
     case DType::kBF16:
@@ -199,6 +229,8 @@ ToF32* function_of(DType dtype) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+
+#include "core/base/vectors.h"
 
 namespace stfs {
 namespace {
@@ -239,7 +271,6 @@ constexpr std::array<float, Size> table(unsigned exponent_bits, unsigned signifi
   return out;
 }
 
-constexpr auto kF4 = table<16>(2, 1, 1);
 constexpr auto kF6E2M3 = table<64>(2, 3, 1);
 constexpr auto kF6E3M2 = table<64>(3, 2, 3);
 
@@ -254,16 +285,6 @@ void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::
 }
 
 }  // namespace
-
-void f4_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  for (std::size_t i = 0; i < elements / 2; ++i) {
-    const auto pair = std::to_integer<unsigned>(blocks[i]);
-    out[2 * i] = kF4[pair & 15];
-    out[2 * i + 1] = kF4[pair >> 4];
-  }
-  if (elements % 2 != 0)
-    out[elements - 1] = kF4[std::to_integer<unsigned>(blocks[elements / 2]) & 15];
-}
 
 void f6_e2m3_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
   from_sextets(kF6E2M3, blocks, elements, out);
@@ -280,6 +301,7 @@ void f32_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
 // clang-format off
 #define STFS_TO_F32(dtype, name) \
   void name(const std::byte* blocks, std::size_t elements, float* out) { with_vectors<dtype>(blocks, elements, out); }
+STFS_TO_F32(DType::kF4, f4_to_f32)
 STFS_TO_F32(DType::kF8E5M2, f8_e5m2_to_f32)
 STFS_TO_F32(DType::kF8E4M3, f8_e4m3_to_f32)
 STFS_TO_F32(DType::kF8E8M0, f8_e8m0_to_f32)
@@ -293,14 +315,10 @@ STFS_TO_F32(DType::kF64, f64_to_f32)
 
 std::vector<ToF32*> all_to_f32(DType dtype) {
   std::vector<ToF32*> functions;
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  with_each_target(HWY_TARGETS, [&](std::int64_t) {
     ToF32* const function = HWY_DYNAMIC_DISPATCH(function_of)(dtype);
     if (function != nullptr) functions.push_back(function);
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  });
   return functions;
 }
 

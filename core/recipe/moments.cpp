@@ -156,6 +156,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
+#include "core/base/vectors.h"
+
 namespace stfs {
 namespace {
 
@@ -180,13 +182,7 @@ RunDeviations deviations_of(std::span<const double> values, double mean) {
 }
 
 void with_each_target(const std::function<void()>& use) {
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    use();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  with_each_target(HWY_TARGETS, [&](std::int64_t) { use(); });
 }
 
 }  // namespace stfs

@@ -7,11 +7,13 @@
 #include "core/checkpoint/mounted.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/dequantize.h"
+#include "core/recipe/moments.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -19,8 +21,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -276,6 +280,73 @@ TEST_F(DequantizeTest, AnyRangeOfATransposedTensorIsThatOfTheWhole) {
   }
 }
 
+// GPTQ with an index, INT4 of compressed-tensors and MXFP4 of gpt-oss, in odd shapes.
+class MixedTest : public DequantizeTest {
+ protected:
+  void SetUp() override {
+    std::vector<std::int32_t> index(1152);
+    for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int32_t>(i * 5 % 9);
+    const std::string order(reinterpret_cast<const char*>(index.data()), index.size() * 4);
+    const auto numbers = [](std::size_t count) {
+      std::vector<float> values(count);
+      for (std::size_t i = 0; i < count; ++i) values[i] = 0.01F * static_cast<float>(i % 101 + 1);
+      return packed_floats(values);
+    };
+    write_safetensors(dir_ / "model.safetensors",
+                      {random_tensor("w.qweight", "I32", {144, 1240}, 1),
+                       random_tensor("w.qzeros", "I32", {9, 155}, 2),
+                       {"w.scales", "F32", {9, 1240}, numbers(9 * 1240)},
+                       {"w.g_idx", "I32", {1152}, order},
+                       random_tensor("v.weight_packed", "I32", {300, 60}, 3),
+                       {"v.weight_scale", "F32", {300, 15}, numbers(4500)},
+                       random_tensor("e.up_blocks", "U8", {2, 1100, 33, 16}, 4),
+                       {"e.up_scales", "U8", {2, 1100, 33}, std::string(72600, '\x79')}});
+    write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"gptq","bits":4,
+        "config_groups":{"g":{"weights":{"num_bits":4,"group_size":32}}}}})");
+  }
+};
+
+TEST_F(MixedTest, ValuesDoNotDependOnTheVectorsOfTheProcessor) {
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    std::set<std::vector<std::byte>> found;
+    with_each_target([&] {
+      const auto checkpoint = load(DType::kF32);
+      ASSERT_EQ(checkpoint->tensor_count(), 3U);
+      const Content content = checkpoint->tensor(i).content();
+      std::vector<std::byte> bytes(content.size());
+      EXPECT_EQ(content.copy(0, bytes), 0);
+      found.insert(bytes);
+    });
+    EXPECT_EQ(found.size(), 1U) << i;
+  }
+}
+
+TEST_F(MixedTest, ManyReadersAtOnceReadTheSame) {
+  const auto alone = load(DType::kBF16);
+  const auto shared = load(DType::kBF16);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const Content expected = alone->tensor(i).content();
+    std::vector<std::byte> whole(expected.size());
+    ASSERT_EQ(expected.copy(0, whole), 0);
+    const Content content = shared->tensor(i).content();
+    std::vector<std::thread> readers;
+    for (unsigned seed = 1; seed <= 6; ++seed) {
+      readers.emplace_back([&, seed] {
+        RandomBytes random(seed);
+        for (int k = 0; k < 20; ++k) {
+          const std::uint64_t offset = random.next() % whole.size();
+          const std::uint64_t most = std::min<std::uint64_t>(whole.size() - offset, 600'000);
+          std::vector<std::byte> part(static_cast<std::size_t>(1 + random.next() % most));
+          EXPECT_EQ(content.copy(offset, part), 0);
+          EXPECT_EQ(std::memcmp(part.data(), whole.data() + offset, part.size()), 0)
+              << i << " " << offset << "+" << part.size();
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+  }
+}
+
 // A matrix of a 70B model, whose tiles touch many bytes of a source that keeps few of them.
 TEST_F(DequantizeTest, ATileOfALongMatrixNeedsNoMoreThanIsKept) {
   constexpr std::uint64_t kIn = 2048;
@@ -400,6 +471,16 @@ TEST(TileCacheTest, KeepsTheTilesThatWereReadLast) {
   EXPECT_FALSE(cache.has({0, 0, 0}));
   EXPECT_TRUE(cache.has({0, 1, 0}));
   EXPECT_TRUE(cache.has({0, 4, 0}));
+}
+
+TEST(TileCacheTest, ATileTakesTheMemoryOfOneThatIsGone) {
+  constexpr std::size_t kTile = TileCache::kMost / 2;
+  TileCache cache;
+  const std::byte* const first = cache.get({0, 0, 0}, kTile)->buffer.get();
+  const std::byte* const second = cache.get({0, 1, 0}, kTile)->buffer.get();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(cache.get({0, 2, 0}, kTile)->buffer.get(), first);
+  EXPECT_NE(cache.get({0, 3, 0}, kTile / 2)->buffer.get(), second);
 }
 
 }  // namespace
