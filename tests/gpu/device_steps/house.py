@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -145,12 +146,11 @@ class Client:
         while json.loads(self.line())["begun"] < now:
             pass
 
-    def end(self) -> str:
-        """Closes its standard input, on which it ends; the last line that it printed."""
-        said, _ = self.process.communicate()
+    def end(self) -> None:
+        """Closes its standard input, on which a reader ends. It must end well."""
+        self.process.communicate()
         if self.process.returncode != 0:
             raise Failed(f"a client ended with status {self.process.returncode}")
-        return said.strip().splitlines()[-1]
 
     def kill(self) -> None:
         self.process.kill()
@@ -185,7 +185,8 @@ class Holder:
     def answers(self) -> bool:
         if self.process.poll() is not None:
             raise Failed(f"the holder ended with status {self.process.returncode}")
-        return os.path.exists(os.environ["STFS_GPU_SOCKET"])
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(os.environ["STFS_GPU_SOCKET"]) == 0
 
     def __enter__(self) -> Holder:
         return self
@@ -219,7 +220,7 @@ def children_of(parent: int) -> list[int]:
 
 def has_open(process: int, file: Path) -> bool:
     try:
-        return any(os.path.realpath(link) == str(file)
+        return any(os.path.realpath(link) == str(file.resolve())
                    for link in Path(f"/proc/{process}/fd").iterdir())
     except OSError:  # it has ended
         return False
