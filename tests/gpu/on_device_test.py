@@ -115,6 +115,13 @@ class OnDevice(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertIn("there is no device cuda:9", [row["note"] for row in rows])
 
+    def test_a_step_that_there_is_not_is_an_error(self):
+        done = subprocess.run([sys.executable, str(HERE / "on_device"), "--only", "corect"],
+                              capture_output=True, text=True)
+
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no step begins with corect", done.stderr)
+
     def test_when_the_time_is_over_the_rest_is_said_not_to_have_run(self):
         status, rows, said = self.run_on(BUILD, "--seconds", "0")
 

@@ -44,7 +44,7 @@ def persistence_mode() -> str:
 def machine(step: Step) -> None:
     """What all results depend on. Without the programs, a driver or the device nothing else runs."""
     check(not step.places.missing(), f"not there: {', '.join(step.places.missing())}")
-    step.row("stfs", note=step.gpu("--version").splitlines()[0])
+    step.row("stfs", note=", ".join(step.gpu("--version").splitlines()))
     step.row("kernel", note=f"{platform.release()} {platform.machine()}, glibc "
              f"{platform.libc_ver()[1]}, Python {platform.python_version()}")
     models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -66,7 +66,9 @@ def machine(step: Step) -> None:
 
 def positions(step: Step, full: int = 1024 * MIB, small: int = 36 * MIB) -> Path:
     """A checkpoint with a tensor that has a segment of its own, and many that share one."""
-    total = step.size(min(full, step.device_left() // 4, step.memory_left() // 8), small)
+    total = small
+    if not step.is_small:
+        total = min(full, step.device_left() // 4, step.memory_left() // 8)
     sizes = [max(total - 3 * MIB, MIB), MIB, MIB + 2, 2, MIB // 2 + 6, 4096]
     return checkpoints.write(step.shared / f"positions-{total}.safetensors", sizes)
 

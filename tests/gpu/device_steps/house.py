@@ -94,7 +94,9 @@ class Step:
                               capture_output=True, text=True)
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-            raise Failed(f"{Path(str(words[0])).name} {words[1]}: status {done.returncode}: {said}")
+            who = ("a client" if words[0] == sys.executable
+                   else f"{Path(str(words[0])).name} {words[1]}")
+            raise Failed(f"{who}: status {done.returncode}: {said}")
         return done.stdout
 
     def gpu(self, *words: object) -> str:

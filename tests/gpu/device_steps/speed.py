@@ -14,10 +14,11 @@ from correct import need
 from house import Failed, Holder, Skipped, Step
 
 
-def model(step: Step, full: int = 4 * GIB) -> Path:
+def model(step: Step) -> Path:
     """A checkpoint like a model's, in the page cache."""
-    fits = min(full, step.device_left() // 2, step.memory_left() // 3, step.disk_left() // 2)
-    total = step.size(fits, 24 * MIB)
+    total = 24 * MIB
+    if not step.is_small:
+        total = min(4 * GIB, step.device_left() // 2, step.memory_left() // 3, step.disk_left() // 2)
     path = checkpoints.write(step.shared / f"model-{total}.safetensors",
                              checkpoints.like_a_model(total))
     checkpoints.warm(path)
@@ -81,8 +82,9 @@ def load(step: Step) -> None:
 
 def load_large(step: Step) -> None:
     """32 GiB from the page cache, and from the disk if that is fast."""
-    wanted = step.size(32 * GIB, 48 * MIB)
-    total = min(wanted, step.device_left() * 3 // 4, step.memory_left() // 2)
+    total = 48 * MIB
+    if not step.is_small:
+        total = min(32 * GIB, step.device_left() * 3 // 4, step.memory_left() // 2)
     sparse = checkpoints.write_sparse(step.own / "large.safetensors",
                                       checkpoints.like_a_model(total))
     bench(step, sparse, "load, warm (bench)")
