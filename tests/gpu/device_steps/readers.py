@@ -10,7 +10,7 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import stfs_gpu
 
