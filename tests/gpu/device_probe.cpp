@@ -11,12 +11,11 @@
 #include "tools/gpu/device/driver.h"
 
 #include <nlohmann/json.hpp>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
