@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# packages_test.sh DIRECTORY ROOTS MIRROR: what scripts/package made works in clean chroots: the build
-# to carry in Debian 11 and 12 with nothing installed, the .deb (if it is there) in Debian 12. They
-# mount, serve a mount that was handed over, read, and fetch over TLS. As root, with /dev/fuse. ROOTS
-# keeps the chroots' archives. scripts/package --test runs it.
+# packages_test.sh DIRECTORY ROOTS MIRROR FAKE_DRIVER: what scripts/package made works in clean
+# chroots: the build to carry in Debian 11 and 12 with nothing installed, the .deb (if it is there) in
+# Debian 12. They mount, serve a mount that was handed over, read, and fetch over TLS. The script
+# on_device runs beside Python alone, on the fake driver (if it is there). As root, with /dev/fuse.
+# ROOTS keeps the chroots' archives. scripts/package --test runs it.
 set -euo pipefail
 
-directory=${1:?usage: packages_test.sh DIRECTORY ROOTS MIRROR}
+directory=${1:?usage: packages_test.sh DIRECTORY ROOTS MIRROR FAKE_DRIVER}
 roots=${2:?}
 mirror=${3:?}
+fake_driver=${4:?}
 tests=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fail() {
   printf 'packages_test: %s\n' "$1" >&2
@@ -65,13 +67,14 @@ eval "$started"
 cp "$model" "$NGINX_ROOT/model.safetensors"
 url=https://127.0.0.1:$NGINX_TLS_PORT/model.safetensors
 
-# make_root NAME: a clean chroot of $release, in $rootfs.
+# make_root NAME [PACKAGE]: a clean chroot of $release, in $rootfs.
 make_root() {
-  local archive=$roots/$release.tar
+  local archive=$roots/$release${2+-$2}.tar
   printf '== %s: %s\n' "$release" "$1"
   if [[ ! -f $archive ]]; then
     mkdir -p "$roots"
-    mmdebstrap --quiet --variant=minbase "$release" "$archive.part" "deb $mirror $release main"
+    mmdebstrap --quiet --format=tar --variant=minbase ${2+--include="$2"} "$release" "$archive.part" \
+      "deb $mirror $release main"
     mv "$archive.part" "$archive"
   fi
   rootfs=$work/$release-$1
@@ -139,6 +142,17 @@ for release in bullseye bookworm; do
     expect 0 '' stfs -u /mnt
     rm "$rootfs$place"
   done
+
+  if [[ -f $fake_driver ]]; then
+    make_root on_device python3  # python3-minimal has neither ctypes nor json
+    tar -C "$rootfs/opt/stfs" --strip-components=1 -xzf "${tarball[0]}"
+    cp "$fake_driver" "$rootfs/libcuda.so.1"
+    variables=(STFS_GPU_DRIVER=/libcuda.so.1 STFS_FAKE_CUDA_SPACE="packages_test.$$.$release")
+    in_root /opt/stfs/share/stfs/on_device --small --output /on_device.json >"$work/on_device" 2>&1 ||
+      { cat "$work/on_device" >&2; fail "$release: on_device has failed"; }
+  else
+    printf '== %s: on_device: skipped: there is no fake driver (scripts/package carried makes it)\n' "$release"
+  fi
 done
 
 if ((${#deb[@]} == 1)); then

@@ -1,31 +1,25 @@
-// Measures a GPU for on_device and prints one JSON object.
+// Asks a driver in a process of its own, and prints JSON.
 //
 //   device_probe devices
-//   device_probe attributes DEVICE
-//   device_probe ceilings DEVICE BYTES    copies of BYTES at once, GB/s (10^9)
 //   device_probe survival DEVICE BYTES    does a descriptor alone keep memory?
-//   device_probe mapping DEVICE FILE      plain copies from the file's mapping, GB/s
 //
 // DEVICE is as for stfs-gpu. Exit status 0, 1 when memory did not survive, 2 for wrong usage, 5
 // when the device failed.
 #include "core/base/posix.h"
-#include "core/source/local_file.h"
 #include "tests/gpu/device_pattern.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
 
 #include <nlohmann/json.hpp>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,7 +29,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kTile = 4 << 20;
-constexpr int kRepetitions = 5;
 
 // For verbs that copy: keeps the primary context current until the process ends.
 struct Session {
@@ -57,18 +50,6 @@ struct Session {
   CUcontext context = nullptr;
 };
 
-// The best of several repetitions, GB/s.
-double best_rate(std::uint64_t bytes, const std::function<void()>& copy) {
-  double best = 0;
-  for (int i = 0; i < kRepetitions; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    copy();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    best = std::max(best, static_cast<double>(bytes) / took.count() / 1e9);
-  }
-  return best;
-}
-
 json as_json(const DeviceInfo& info) {
   return {{"id", info.id},
           {"name", info.name},
@@ -76,64 +57,6 @@ json as_json(const DeviceInfo& info) {
           {"pci", info.pci},
           {"total_bytes", info.total_bytes},
           {"free_bytes", info.free_bytes}};
-}
-
-json attributes(const DeviceInfo& info) {
-  const Session session(info);
-  json result = as_json(open_cuda(info)->info());
-  result["cuda"] = session.cuda.version;
-  const auto add = [&](const char* name, CUdevice_attribute which) {
-    int value = 0;
-    session.cuda.check(session.cuda.cuDeviceGetAttribute(&value, which, session.device), name);
-    result[name] = value;
-  };
-  add("compute_capability_major", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  add("compute_capability_minor", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-  add("copy_engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
-  add("virtual_memory_management", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-  add("posix_descriptors", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
-  add("rdma_with_vmm", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-  add("pageable_access", CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
-  add("numa_node", CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
-  result["findings"] = cuda_findings();
-  return result;
-}
-
-json ceilings(const DeviceInfo& info, std::size_t bytes) {
-  const Session session(info);
-  const CudaDriver& cuda = session.cuda;
-  CUdeviceptr device = 0;
-  void* pinned = nullptr;
-  CUstream stream = nullptr;
-  cuda.check(cuda.cuMemAlloc(&device, bytes), "cuMemAlloc");
-  cuda.check(cuda.cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
-  cuda.check(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  std::vector<std::byte> pageable = pattern(1, bytes);
-  std::memcpy(pinned, pageable.data(), bytes);
-  const auto wait = [&] { cuda.check(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize"); };
-
-  json result{{"bytes", bytes}};
-  result["pinned_to_device"] = best_rate(bytes, [&] {
-    cuda.check(cuda.cuMemcpyHtoDAsync(device, pinned, bytes, stream), "cuMemcpyHtoDAsync");
-    wait();
-  });
-  result["pageable_to_device"] = best_rate(bytes, [&] {
-    cuda.check(cuda.cuMemcpyHtoD(device, pageable.data(), bytes), "cuMemcpyHtoD");
-    cuda.check(cuda.cuStreamSynchronize(nullptr), "cuStreamSynchronize");
-  });
-  result["device_to_pinned"] = best_rate(bytes, [&] {
-    cuda.check(cuda.cuMemcpyDtoHAsync(pinned, device, bytes, stream), "cuMemcpyDtoHAsync");
-    wait();
-  });
-  result["pinned_copy"] = best_rate(bytes, [&] {  // of the host, one thread, a tile at a time
-    for (std::size_t at = 0; at < bytes; at += kTile)
-      std::memcpy(pinned, pageable.data() + at, std::min(kTile, bytes - at));
-  });
-
-  cuda.cuStreamDestroy(stream);
-  cuda.cuMemFreeHost(pinned);
-  cuda.cuMemFree(device);
-  return result;
 }
 
 void send_descriptor(int socket, int fd) {
@@ -229,22 +152,6 @@ json survival(const std::string& device_name, std::size_t bytes) {
   return result;
 }
 
-json from_mapping(const DeviceInfo& info, const std::string& path) {
-  const Session session(info);
-  const CudaDriver& cuda = session.cuda;
-  const LocalFile file(path);
-  const std::size_t bytes = file.bytes().size();
-  CUdeviceptr device = 0;
-  cuda.check(cuda.cuMemAlloc(&device, bytes), "cuMemAlloc");
-  json result{{"bytes", bytes}};
-  result["mapping_to_device"] = best_rate(bytes, [&] {
-    cuda.check(cuda.cuMemcpyHtoD(device, file.bytes().data(), bytes), "cuMemcpyHtoD");
-    cuda.check(cuda.cuStreamSynchronize(nullptr), "cuStreamSynchronize");
-  });
-  cuda.cuMemFree(device);
-  return result;
-}
-
 int run(const std::vector<std::string>& arguments) {
   const auto usage = [] { throw Error(ErrorCode::kUsage, "", "see the head of its source"); };
   json result;
@@ -253,14 +160,8 @@ int run(const std::vector<std::string>& arguments) {
   if (verb == "devices" && arguments.size() == 1) {
     result = json::array();
     for (const DeviceInfo& info : cuda_infos()) result.push_back(as_json(info));
-  } else if (verb == "attributes" && arguments.size() == 2) {
-    result = attributes(find_device(arguments[1]));
-  } else if (verb == "ceilings" && arguments.size() == 3) {
-    result = ceilings(find_device(arguments[1]), std::stoull(arguments[2]));
   } else if (verb == "survival" && arguments.size() == 3) {
     result = survival(arguments[1], std::stoull(arguments[2]));
-  } else if (verb == "mapping" && arguments.size() == 3) {
-    result = from_mapping(find_device(arguments[1]), arguments[2]);
   } else {
     usage();
   }

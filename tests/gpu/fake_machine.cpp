@@ -12,8 +12,6 @@
 namespace stfs::gpu::test::fake {
 namespace {
 
-constexpr int kGarbage = 0xa5;
-
 std::string variable(const char* name, const char* otherwise = "") {
   const char* value = std::getenv(name);
   return value != nullptr ? value : otherwise;

@@ -28,6 +28,7 @@ namespace stfs::gpu::test::fake {
 
 inline constexpr std::size_t kGranularity = 2 << 20;
 inline constexpr const char* kMemoryName = "stfs_fake_cuda";
+inline constexpr int kGarbage = 0xa5;  // each byte of new memory
 
 // --- resources
 

@@ -1,0 +1,252 @@
+"""Steps: the bytes on the device are those of the source, whoever looks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import checkpoints
+from checkpoints import MIB
+from house import Failed, Holder, Skipped, Step, check
+
+LIBRARIES = ("torch", "cupy", "jax", "safetensors", "fastsafetensors", "numpy")
+
+
+def version_of(module: str) -> str:
+    if importlib.util.find_spec(module) is None:
+        return "not here"
+    distributions = importlib.metadata.distributions()
+    for distribution in distributions:
+        name = (distribution.metadata["Name"] or "").lower()
+        if name == module or name.startswith(f"{module}-cuda"):
+            return distribution.version
+    return "here"
+
+
+def persistence_mode() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "unknown: no nvidia-smi"
+    try:
+        asked = subprocess.run(["nvidia-smi", "--query-gpu=persistence_mode,driver_version,name",
+                                "--format=csv,noheader"], capture_output=True, text=True, timeout=8)
+    except subprocess.TimeoutExpired:
+        return "unknown: nvidia-smi does not answer"
+    return "; ".join((asked.stdout.strip() or asked.stderr.strip()).splitlines())
+
+
+def machine(step: Step) -> None:
+    """What all results depend on. Without the programs, a driver or the device nothing else runs."""
+    check(not step.places.missing(), f"not there: {', '.join(step.places.missing())}")
+    step.row("stfs", note=", ".join(step.gpu("--version").splitlines()))
+    step.row("kernel", note=f"{platform.release()} {platform.machine()}, glibc "
+             f"{platform.libc_ver()[1]}, Python {platform.python_version()}")
+    models = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]
+    step.row("processors", note=f"{os.cpu_count()}, {models[0] if models else 'unknown'}")
+    step.row("free", note=f"memory {step.memory_left() >> 20} MiB, disk {step.disk_left() >> 20} MiB")
+    step.row("libraries", note=", ".join(f"{name} {version_of(name)}" for name in LIBRARIES))
+    for row in step.gpu_json("doctor"):
+        step.row(f"doctor: {row['subject']}", note=row["finding"])
+    if step.device == "cpu":
+        return
+    devices = [row for row in step.gpu_json("devices") if row["device"] == step.device]
+    check(bool(devices), f"there is no device {step.device}")
+    step.row("device", note=", ".join(f"{key} {value}" for key, value in devices[0].items()))
+    step.row("persistence mode, driver", note=persistence_mode())
+    found = step.client("free")
+    step.row("a context", note=f"CUDA {found['version']}, {found['bytes'] >> 20} MiB free beside it")
+
+
+def positions(step: Step, full: int = 1024 * MIB, small: int = 36 * MIB) -> Path:
+    """A checkpoint with a tensor that has a segment of its own, and many that share one."""
+    total = small
+    if not step.is_small:
+        total = min(full, step.device_left() // 4, step.memory_left() // 8)
+    sizes = [max(total - 3 * MIB, MIB), MIB, MIB + 2, 2, MIB // 2 + 6, 4096]
+    return checkpoints.write(step.shared / f"positions-{total}.safetensors", sizes)
+
+
+def loaded(step: Step) -> None:
+    """load, ls, get, pin, evict; and every byte on the device."""
+    path = positions(step)
+    total = sum(tensor.size for tensor in checkpoints.tensors_of(path))
+    step.run(step.places.info, "check", path)
+    with Holder(step):
+        answer = step.load("--verify", path)
+        check(answer["copied_bytes"] == total and answer["verified"], f"load said {answer}")
+        step.row("load --verify", note=f"{total} bytes")
+        found = step.client("compare", path)
+        check(found["bytes"] == total, f"{found} compared instead of {total} bytes")
+        step.row("every byte", note=f"{found['tensors']} tensors, read back by a process of its own")
+        check(step.load(path)["copied_bytes"] == 0, "the second load copied again")
+        step.row("the second load copies nothing")
+        rows = step.gpu_json("get", "--device", step.device, path)
+        check([row["label"] for row in rows] == step.labels(), "get and ls differ")
+        check(all(Path(row["path"]).is_symlink() for row in rows if row["bytes"]),
+              "get names a descriptor that the holder does not have")
+        step.row("get")
+        kept = f"{path}::layers.1.weight"
+        step.gpu("pin", kept)
+        step.gpu("evict", "--all")
+        check(step.labels() == [kept], f"ls shows {step.labels()} after evict, with one pinned")
+        step.gpu("unpin", kept)
+        step.gpu("evict", "--all")
+        check(step.labels() == [], "a tensor is there after evict --all")
+        step.row("pin, unpin, evict")
+
+
+def converted(step: Step) -> None:
+    """--as f32, f16 and bf16, each value against Python's arithmetic."""
+    values = checkpoints.many_values(step.size(64 * 1024, 4096))
+    path = checkpoints.write_values(step.own / "values.safetensors", {
+        dtype: (dtype, [len(values)], values) for dtype in ("F32", "F16", "BF16")})
+    with Holder(step):
+        step.load("--as", "f16", path)
+        step.client("convert", path, "f32", "f16", "bf16")
+        step.row("--as f32, f16, bf16", note=f"of F32, F16, BF16; {len(values)} values each")
+
+
+def sharded(step: Step) -> None:
+    """Parts by rows and by columns."""
+    rows, columns = 96, step.size(6 * 4096, 6 * 128)
+    sizes = [rows * columns * 2]
+    base = checkpoints.write(step.own / "flat.safetensors", sizes)
+    data = b"".join(checkpoints.pieces(base, checkpoints.tensors_of(base)[0]))
+    path = step.own / "matrix.safetensors"
+    path.write_bytes(checkpoints.header([("w", "BF16", [rows, columns], sizes[0])]) + data)
+    with Holder(step):
+        step.load("--shard", "1/2@1", path)
+        step.client("shard", path, *[f"{rank}/{world}@{dimension}" for dimension in (0, 1)
+                                     for world in (2, 3) for rank in range(world)])
+        step.row("--shard by rows and columns", note="halves and thirds")
+
+
+def descriptors(step: Step) -> None:
+    """More segments than a process may have files open."""
+    count, soft, hard = 1500, 1024, 1024
+    if step.is_small:  # a hard limit must leave room for the 64 descriptors of a message
+        count, soft, hard = (34, 30, 0) if step.is_fake else (120, 60, 100)
+    path = checkpoints.write(step.own / "many.safetensors", [512] * count)
+    with Holder(step):
+        step.client("one_by_one", path)
+        segments = {row["path"] for row in step.gpu_json("get", "--device", step.device, path)}
+        check(len(segments) == count, f"{len(segments)} segments instead of {count}")
+        step.row("segments", note=f"{count}, one for each tensor")
+        step.client("compare", path, f"soft={soft}")
+        step.row(f"acquire under ulimit -S -n {soft}")
+        if step.is_fake:
+            step.row("acquire under a hard limit", "skipped",
+                     "a mapping of the fake driver has a descriptor")
+            return
+        step.client("compare", path, f"soft={soft}", f"hard={hard}")
+        step.row(f"acquire under ulimit -n {hard}")
+
+
+def two_clients(step: Step) -> None:
+    """Two processes load the same tensors at once: they are copied once, and both see them."""
+    path = positions(step)
+    with Holder(step):
+        both = [step.start("compare", path, "load=1") for _ in range(2)]
+        for client in both:
+            client.end()
+        labels = step.labels()
+        check(len(labels) == len(set(labels)) == len(checkpoints.tensors_of(path)),
+              f"ls shows {labels}")
+        check(not any(row["users"] for row in step.gpu_json("ls")), "a lease is left")
+        step.row("two clients at once")
+
+
+def need(step: Step, library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        raise Skipped(f"{library} is not here")
+    if step.is_fake:
+        raise Skipped(f"{library} would use libcuda.so.1, and not STFS_GPU_DRIVER")
+
+
+def seen_by(step: Step, library: str) -> None:
+    need(step, library)
+    path = checkpoints.write_sums(step.own / "sums.safetensors")
+    with Holder(step):
+        step.load(path)
+        accepted = 0
+        for line in step.run(*step.client_command(library, path)).splitlines():
+            seen = json.loads(line)
+            if "refused" in seen:
+                step.row(seen["row"], "skipped", f"{library} refuses: {seen['refused']}")
+                continue
+            accepted += 1
+            check(seen["sum"] == checkpoints.SUM,
+                  f"{seen['row']}: the sum is {seen['sum']} instead of {checkpoints.SUM}")
+            check(seen["same_address"], f"{seen['row']}: {library} has another address")
+            step.row(seen["row"], note="address and sum")
+        check(accepted > 0 or step.device == "cpu", f"{library} refuses every type")
+
+
+def seen_by_torch(step: Step) -> None:
+    """PyTorch sees the same address and sum for F32, F16, BF16 and FP8."""
+    seen_by(step, "torch")
+
+
+def seen_by_cupy(step: Step) -> None:
+    """CuPy does."""
+    seen_by(step, "cupy")
+
+
+def seen_by_jax(step: Step) -> None:
+    """JAX does."""
+    seen_by(step, "jax")
+
+
+def dropped(step: Step) -> None:
+    """A tensor given back while the device reads it."""
+    if step.device == "cpu":
+        raise Skipped("host memory has no streams")
+    path = positions(step)
+    with Holder(step):
+        step.load(path)
+        found = step.client("drop", path)
+        step.row("under copies", note=f"{found['copies']} of {found['bytes']} bytes")
+        try:
+            need(step, "torch")
+        except Skipped as why:
+            step.row("under a kernel of PyTorch", "skipped", str(why))
+            return
+        sums = checkpoints.write_sums(step.own / "sums.safetensors")
+        step.load(sums)
+        check(step.client("torch_drop", sums)["sum"] == checkpoints.SUM, "the kernel's sum is wrong")
+        step.row("under a kernel of PyTorch")
+
+
+def stored(step: Step) -> None:
+    """A store into a tensor faults in the process that tries, and changes nothing."""
+    path = checkpoints.write_sums(step.own / "sums.safetensors")
+    with Holder(step):
+        step.load(path)
+        if step.device == "cpu":
+            done = subprocess.run(step.client_command("store", path, "F32"), capture_output=True)
+            check(done.returncode == -signal.SIGSEGV, f"a store ended with {done.returncode}")
+            step.row("by a process", note="SIGSEGV")
+        else:
+            refused = step.client("store", path, "F32")["refused"]
+            check(refused != 0, "the driver stored into memory that is for reading")
+            step.row("by the driver", note=f"CUresult {refused}")
+        step.client("compare", path)
+        step.row("the bytes are as they were")
+        try:
+            need(step, "torch")
+            check(step.device != "cpu", "")
+        except (Skipped, Failed) as why:
+            step.row("by a kernel of PyTorch", "skipped", str(why) or "only on a GPU")
+            return
+        refused = step.client("torch_store", path)["refused"]
+        check(refused != "", "PyTorch stored into memory that is for reading")
+        step.row("by a kernel of PyTorch", note=refused)
+        step.client("compare", path)
+        step.row("the bytes are as they were, again")

@@ -1,0 +1,88 @@
+"""Clients that see tensors through PyTorch, CuPy and JAX: the address and the sum of each.
+
+FILE is a checkpoint of checkpoints.write_sums.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+import stfs_gpu
+
+from checkpoints import SUM_TYPES
+from readers import say
+
+def each(device: str, file: str, see: Callable[[Any], tuple[int, float]]) -> None:
+    """Prints what the library sees of each type, or what it says when it refuses the type."""
+    with stfs_gpu.connect(start_holder=False) as connection:
+        for dtype in SUM_TYPES:
+            with connection.acquire(f"{file}::{dtype}", device=device) as acquired:
+                try:
+                    address, found = see(acquired[0])
+                except Exception as error:  # libraries refuse with exceptions of their own
+                    say(row=dtype, refused=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+                    continue
+                say(row=dtype, same_address=address == acquired[0].ptr, sum=found)
+
+
+def with_torch(device: str, file: str) -> None:
+    import torch
+
+    def see(tensor: Any) -> tuple[int, float]:
+        array = torch.from_dlpack(tensor)
+        return array.data_ptr(), array.to(torch.float64).sum().item()
+    each(device, file, see)
+
+
+def with_cupy(device: str, file: str) -> None:
+    import cupy
+
+    def see(tensor: Any) -> tuple[int, float]:
+        array = cupy.from_dlpack(tensor)
+        return array.data.ptr, float(array.astype("float64").sum())
+    each(device, file, see)
+
+
+def with_jax(device: str, file: str) -> None:
+    import jax
+    import jax.numpy
+
+    def see(tensor: Any) -> tuple[int, float]:
+        array = jax.dlpack.from_dlpack(tensor)
+        return array.unsafe_buffer_pointer(), float(array.astype(jax.numpy.float32).sum())
+    each(device, file, see)
+
+
+def torch_drop(device: str, file: str) -> None:
+    """Drops a tensor while a kernel that waits, and then a sum, have it."""
+    import torch
+    with stfs_gpu.connect(start_holder=False) as connection:
+        acquired = connection.acquire(f"{file}::F32", device=device)
+    array = torch.from_dlpack(acquired[0])
+    torch.cuda._sleep(500_000_000)  # cycles: a fraction of a second
+    found = array.to(torch.float64).sum()
+    acquired.release()
+    del array, acquired
+    torch.cuda.synchronize()
+    say(sum=found.item())
+
+
+def torch_store(device: str, file: str) -> None:
+    """Prints what PyTorch says to a store: a kernel that writes to memory for reading."""
+    import os
+    import torch
+    with stfs_gpu.connect(start_holder=False) as connection:
+        acquired = connection.acquire(f"{file}::F32", device=device)
+    try:
+        torch.from_dlpack(acquired[0]).zero_()
+        torch.cuda.synchronize()
+        say(refused="")
+    except RuntimeError as error:
+        say(refused=str(error).splitlines()[0][:200])
+    sys.stdout.flush()
+    os._exit(0)  # a context with a fault gives nothing back
+
+
+VERBS = {"torch": with_torch, "cupy": with_cupy, "jax": with_jax, "torch_drop": torch_drop,
+         "torch_store": torch_store}

@@ -1,0 +1,250 @@
+"""What a step works with: the programs, a holder of its own, clients, and rows of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+CLIENTS = Path(__file__).resolve().parent / "clients.py"
+
+
+class Failed(Exception):
+    """A check that failed: the step ends."""
+
+
+class Skipped(Exception):
+    """A check that cannot be made here, and why."""
+
+
+class Places(NamedTuple):
+    """Where stfs is: an unpacked or installed tree, or a build in place."""
+    gpu: Path
+    info: Path
+    library: Path
+    module: Path  # the directory of stfs_gpu.py
+
+    @staticmethod
+    def of(tree: Path) -> Places:
+        if (tree / "CMakeCache.txt").exists():
+            source = Path(__file__).resolve().parents[3]
+            return Places(tree / "tools/gpu/stfs-gpu", tree / "tools/stfs-info",
+                          tree / "tools/gpu/libstfs_gpu.so.0", source / "tools/gpu/library/python")
+        modules = [*tree.glob("lib/python3*/*-packages/stfs_gpu.py")]
+        libraries = [*tree.glob("lib/libstfs_gpu.so.0"), *tree.glob("lib/*/libstfs_gpu.so.0")]
+        return Places(tree / "bin/stfs-gpu", tree / "bin/stfs-info",
+                      next(iter(libraries), tree / "lib/libstfs_gpu.so.0"),
+                      next(iter(modules), tree / "lib/python3/stfs_gpu.py").parent)
+
+    def missing(self) -> list[str]:
+        return [str(path) for path in (self.gpu, self.info, self.library,
+                                       self.module / "stfs_gpu.py") if not path.exists()]
+
+
+@dataclass
+class Step:
+    name: str
+    device: str
+    places: Places
+    shared: Path  # checkpoints that several steps use
+    own: Path     # a directory of this step
+    is_small: bool
+    write: Callable[[dict[str, Any]], None]  # keeps a row
+
+    def row(self, name: str, status: str = "ok", note: str = "", **values: Any) -> None:
+        self.write({"step": self.name, "row": name, "status": status, "note": note, **values})
+
+    def measured(self, name: str, value: float, unit: str, ceiling: float | None = None,
+                 note: str = "") -> None:
+        share = {} if not ceiling else {"ceiling": ceiling, "share": value / ceiling}
+        self.row(name, "measured", note, value=value, unit=unit, **share)
+
+    def size(self, full: int, small: int) -> int:
+        return small if self.is_small else full
+
+    @property
+    def is_fake(self) -> bool:
+        return self.device != "cpu" and bool(os.environ.get("STFS_GPU_DRIVER"))
+
+    def disk_left(self) -> int:
+        return shutil.disk_usage(self.shared).free
+
+    def memory_left(self) -> int:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def device_left(self) -> int:
+        return self.client("free")["bytes"]
+
+    # --- programs
+
+    def run(self, *words: object) -> str:
+        """The standard output of a program. Failed has its status and last line."""
+        done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            who = ("a client" if words[0] == sys.executable
+                   else f"{Path(str(words[0])).name} {words[1]}")
+            raise Failed(f"{who}: status {done.returncode}: {said}")
+        return done.stdout
+
+    def gpu(self, *words: object) -> str:
+        return self.run(self.places.gpu, *words)
+
+    def gpu_json(self, verb: str, *words: object) -> Any:
+        return json.loads(self.gpu(verb, "--json", *words))
+
+    def load(self, *words: object) -> Any:
+        return self.gpu_json("load", "--device", self.device, *words)
+
+    def labels(self) -> list[str]:
+        return [row["label"] for row in self.gpu_json("ls")]
+
+    # --- clients
+
+    def client_command(self, verb: str, *words: object) -> list[str]:
+        return [sys.executable, "-B", str(CLIENTS), verb, self.device, *map(str, words)]
+
+    def client(self, verb: str, *words: object) -> Any:
+        """The JSON object that a client prints."""
+        return json.loads(self.run(*self.client_command(verb, *words)))
+
+    def start(self, verb: str, *words: object) -> Client:
+        return Client(self.client_command(verb, *words))
+
+    def start_program(self, *words: object) -> Program:
+        return Program([str(self.places.gpu), *map(str, words)])
+
+
+class Client:
+    """A client that runs beside the step, and prints lines."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
+        self.pid = self.process.pid
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise Failed(f"a client ended with status {self.process.wait()}")
+        return line
+
+    def goes_on(self) -> None:
+        """Waits until a reader has begun to read everything anew, and found it right."""
+        now = time.monotonic()
+        while json.loads(self.line())["begun"] < now:
+            pass
+
+    def end(self) -> None:
+        """Closes its standard input, on which a reader ends. It must end well."""
+        self.process.communicate()
+        if self.process.returncode != 0:
+            raise Failed(f"a client ended with status {self.process.returncode}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Program:
+    """stfs-gpu beside the step, with an end that may be an error."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def outcome(self) -> tuple[int, str]:
+        _, said = self.process.communicate()
+        return self.process.returncode, said.strip()
+
+
+class Holder:
+    """A holder in the foreground, on the socket of the step."""
+
+    def __init__(self, step: Step, *options: object) -> None:
+        self.step = step
+        self.process = subprocess.Popen(
+            [str(step.places.gpu), "holder", *map(str, options)], stdin=subprocess.DEVNULL)
+        self.pid = self.process.pid
+        wait_until("the holder answers", self.answers)
+
+    def answers(self) -> bool:
+        if self.process.poll() is not None:
+            raise Failed(f"the holder ended with status {self.process.returncode}")
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(os.environ["STFS_GPU_SOCKET"]) == 0
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def copier(self) -> int:
+        """The process that copies; 0: there is none."""
+        return next(iter(children_of(self.pid)), 0)
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for directory in Path("/proc").iterdir():
+        try:
+            # The name in parentheses may hold anything.
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and int(fields[1]) == parent:
+                found.append(int(directory.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def has_open(process: int, file: Path) -> bool:
+    try:
+        return any(os.path.realpath(link) == str(file.resolve())
+                   for link in Path(f"/proc/{process}/fd").iterdir())
+    except OSError:  # it has ended
+        return False
+
+
+def wait_until(what: str, is_so: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise Failed(f"{what}: not within {seconds:g} seconds")
+        time.sleep(0.005)
+
+
+def kill(pid: int) -> None:
+    if pid <= 0:  # kill(2) would signal many processes
+        return
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def check(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise Failed(otherwise)

@@ -1,0 +1,232 @@
+"""Clients that measure. Rates are in GB/s (10^9 bytes), times in seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import stfs_gpu
+
+from checkpoints import MIB, tensors_of
+from driver import (ADDRESS, DESCRIPTOR, INT, ON_DEVICE, PINNED, READ, READ_AND_WRITE, Access,
+                    AllocationProperties, Gpu, Location)
+from readers import acquire_all, say
+
+TILE = 4 * MIB
+GRANULARITY = 2 * MIB
+
+
+class Stopwatch:
+    """Names the time since the last stage."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self.since = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stages[stage] = now - self.since
+        self.since = time.perf_counter()
+
+
+def map_memory(gpu: Gpu, handle: ADDRESS, size: int, access: int) -> ADDRESS:
+    address = ADDRESS()
+    gpu.call("cuMemAddressReserve", address, size, 0, 0, 0)
+    gpu.call("cuMemMap", address, size, 0, handle, 0)
+    gpu.call("cuMemSetAccess", address, size,
+             Access(Location(ON_DEVICE, gpu.ordinal), access), 1)
+    return address
+
+
+def unmap_memory(gpu: Gpu, address: ADDRESS, size: int) -> None:
+    gpu.call("cuMemUnmap", address, size)
+    gpu.call("cuMemAddressFree", address, size)
+
+
+def stages(device: str, size_text: str) -> None:
+    """What a copier and a client do, one after the other, in a new process."""
+    size = max(int(size_text) // GRANULARITY, 1) * GRANULARITY
+    watch = Stopwatch()
+    gpu = Gpu(device)
+    watch("dlopen")
+    gpu.call("cuInit", 0)
+    watch("cuInit")
+    gpu.retain()
+    watch("context")
+    with gpu.pinned(3 * TILE) as host:
+        watch("pinning 12 MiB")
+        stream, handle = gpu.stream(), ADDRESS()
+        properties = AllocationProperties(PINNED, DESCRIPTOR, Location(ON_DEVICE, gpu.ordinal))
+        gpu.call("cuMemCreate", handle, size, properties, 0)
+        watch("create")
+        address = map_memory(gpu, handle, size, READ_AND_WRITE)
+        watch("map")
+        for at in range(0, size, TILE):
+            gpu.call("cuMemcpyHtoDAsync_v2", address.value + at, host, min(TILE, size - at), stream)
+        gpu.call("cuStreamSynchronize", stream)
+        watch("copy")
+        descriptor = INT()
+        gpu.call("cuMemExportToShareableHandle", descriptor, handle, DESCRIPTOR, 0)
+        watch("export")
+        unmap_memory(gpu, address, size)
+        gpu.call("cuMemRelease", handle)
+        watch("unmap and release")
+        gpu.call("cuMemImportFromShareableHandle", handle, descriptor.value, DESCRIPTOR)
+        watch("import")
+        address = map_memory(gpu, handle, size, READ)
+        watch("map for reading")
+        unmap_memory(gpu, address, size)
+        gpu.call("cuMemRelease", handle)
+        os.close(descriptor.value)
+        watch("free")
+    say(bytes=size, **watch.stages)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> float:
+    """Seconds of work(0) to work(count - 1), each on its own thread. Raises the first failure."""
+    failures: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[number]) for number in range(count)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return time.perf_counter() - begin
+
+
+def ceilings(device: str, size_text: str, file: str) -> None:
+    """By one and by eight threads: pinned memory to the device, and the page cache to pinned memory.
+    Each thread has its own pinned tile, which it copies again and again."""
+    threads, total = 8, int(size_text)
+    gpu = Gpu(device).open()
+    fd = os.open(file, os.O_RDONLY)
+    file_size = os.fstat(fd).st_size
+    with gpu.pinned(threads * TILE) as host, gpu.memory(threads * TILE) as memory:
+        tiles = [(ctypes.c_char * TILE).from_address(host + i * TILE) for i in range(threads)]
+
+        def send(number: int, count: int) -> None:
+            gpu.make_current()
+            stream = gpu.stream()
+            for _ in range(count):
+                gpu.call("cuMemcpyHtoDAsync_v2", memory + number * TILE, host + number * TILE, TILE,
+                         stream)
+            gpu.call("cuStreamSynchronize", stream)
+
+        def read(number: int, count: int, of: int) -> None:
+            for i in range(count):
+                os.preadv(fd, [tiles[number]], (number + i * of) * TILE % max(file_size - TILE, 1))
+
+        rates = {}
+        for of in (1, threads):
+            count = max(total // TILE // of, 1)
+            moved = count * of * TILE / 1e9
+            name = f"{of} thread" + "s" * (of > 1)
+            rates[f"pinned to device, {name}"] = max(
+                moved / in_threads(of, lambda i: send(i, count)) for _ in range(3))
+            rates[f"page cache to pinned, {name}"] = max(
+                moved / in_threads(of, lambda i: read(i, count, of)) for _ in range(3))
+    os.close(fd)
+    say(**rates)
+
+
+def acquire(device: str, file: str, *counts: str) -> None:
+    """Median seconds to acquire what is resident, over one connection, and to give it back."""
+    names = [f"{file}::{tensor.name}" for tensor in tensors_of(Path(file))]
+    medians = {}
+    with stfs_gpu.connect(start_holder=False) as connection:
+        connection.acquire(names[0], device=device).release()  # makes the context
+        for count in map(int, counts):
+            took = []
+            for _ in range(3):
+                begin = time.perf_counter()
+                acquired = connection.acquire(*names[:count], device=device)
+                took.append(time.perf_counter() - begin)
+                acquired.release()
+            medians[str(count)] = statistics.median(took)
+    say(**medians)
+
+
+def first(device: str, file: str, name: str, how: str) -> None:
+    """Starts as a program that wants one tensor does. Without stfs: FILE is empty."""
+    if how == "with":
+        import torch
+        if not file:
+            torch.zeros(1, device=torch.device(device)).sum().item()
+            return say(done=True)
+    elif not file:
+        return say(done=True)
+    with stfs_gpu.connect(start_holder=False) as connection:
+        acquired = connection.acquire(f"{file}::{name}", device=device, load_if_missing=True)
+        if how == "with":
+            torch.from_dlpack(acquired[0]).flatten()[:1].float().sum().item()
+    say(done=True)
+
+
+# --- loaders of others, and stfs as they do it
+
+def by_load_file(torch: Any, device: str, path: str) -> Any:
+    from safetensors.torch import load_file
+    return load_file(path, device=device)
+
+
+def by_safe_open(torch: Any, device: str, path: str) -> Any:
+    from safetensors import safe_open
+    with safe_open(path, framework="pt", device=device) as file:
+        return [file.get_tensor(name) for name in file.keys()]
+
+
+def by_fastsafetensors(torch: Any, device: str, path: str) -> Any:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
+    loader.add_filenames({0: [path]})
+    buffer = loader.copy_files_to_device()
+    tensors = [buffer.get_tensor(name).clone() for name in buffer.key_to_rank_lidx]
+    buffer.close()
+    loader.close()
+    return tensors
+
+
+def by_stfs(torch: Any, device: str, path: str) -> Any:
+    with stfs_gpu.connect(start_holder=False) as connection:
+        acquired = acquire_all(connection, device, Path(path), load=True)
+    return [torch.from_dlpack(tensor) for tensor in acquired] if torch else acquired
+
+
+LOADERS: dict[str, tuple[str, Callable[[Any, str, str], Any]]] = {
+    "load_file": ("safetensors", by_load_file), "safe_open": ("safetensors", by_safe_open),
+    "fastsafetensors": ("fastsafetensors", by_fastsafetensors), "stfs": ("", by_stfs)}
+
+
+def rate(device: str, file: str, loader: str, how: str) -> None:
+    """Loads once. Starting PyTorch and its context is not counted."""
+    package, load = LOADERS[loader]
+    torch = None
+    if how == "with":
+        import torch
+        if device != "cpu":
+            torch.zeros(1, device=device)
+    begin = time.perf_counter()
+    kept = load(torch, device, file)
+    if torch and device != "cpu":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    del kept
+    say(seconds=seconds, version=importlib.metadata.version(package) if package else "")
+
+
+VERBS = {"stages": stages, "ceilings": ceilings, "acquire": acquire, "first": first, "rate": rate}

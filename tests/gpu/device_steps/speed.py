@@ -1,0 +1,163 @@
+"""Steps: what it costs, each beside the limit of the same machine in the same run."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+import checkpoints
+from checkpoints import GIB, MIB
+from correct import need
+from house import Failed, Holder, Skipped, Step
+
+
+def model(step: Step) -> Path:
+    """A checkpoint like a model's, in the page cache."""
+    total = 24 * MIB
+    if not step.is_small:
+        total = min(4 * GIB, step.device_left() // 2, step.memory_left() // 3, step.disk_left() // 2)
+    path = checkpoints.write(step.shared / f"model-{total}.safetensors",
+                             checkpoints.like_a_model(total))
+    checkpoints.warm(path)
+    return path
+
+
+def stages(step: Step) -> None:
+    """The parts of a load and of a map, one after the other in a new process."""
+    if step.device == "cpu":
+        raise Skipped("host memory has no driver")
+    found = step.client("stages", step.size(GIB, 8 * MIB))
+    size = found.pop("bytes")
+    for name, seconds in found.items():
+        step.measured(name, seconds * 1000, "ms", note=f"{size >> 20} MiB")
+
+
+def ceilings(step: Step) -> None:
+    """Plain copies by one and by eight threads."""
+    if step.device == "cpu":
+        raise Skipped("host memory has no pinned memory")
+    for name, rate in step.client("ceilings", step.size(8 * GIB, 64 * MIB), model(step)).items():
+        step.measured(name, rate, "GB/s")
+
+
+def bench(step: Step, path: Path, what: str) -> None:
+    found = step.gpu_json("bench", "--device", step.device, "--rounds", step.size(3, 1), path)
+    rates = found["bytes_per_second"]
+    load = rates.pop("load")
+    name, ceiling = next(iter(rates.items()))
+    step.measured(what, load / 1e9, "GB/s", ceiling / 1e9,
+                  f"{found['workers']} workers; the ceiling: {name}; median ratio "
+                  f"{found['ratio']:.2f}")
+
+
+def timed_load(step: Step, path: Path, what: str, ceiling: float | None = None) -> None:
+    """A load through the holder, as its command says."""
+    found = step.load(path)
+    step.measured(what, found["copied_bytes"] / found["seconds"] / 1e9, "GB/s", ceiling,
+                  f"{found['copied_bytes'] >> 20} MiB in {found['seconds']:.2f} s")
+    step.gpu("evict", "--all")
+
+
+def plain_read(path: Path) -> float:
+    begin = time.perf_counter()
+    checkpoints.warm(path)
+    return path.stat().st_size / (time.perf_counter() - begin) / 1e9
+
+
+def load(step: Step) -> None:
+    """4 GiB from the page cache and from the disk."""
+    path = model(step)
+    bench(step, path, "load, warm (bench)")
+    with Holder(step):
+        timed_load(step, path, "the first load of a holder, warm")
+        timed_load(step, path, "the second load, warm")
+        checkpoints.cool(path)
+        ceiling = plain_read(path)
+        checkpoints.cool(path)
+        timed_load(step, path, "load, cold", ceiling)
+
+
+def load_large(step: Step) -> None:
+    """32 GiB from the page cache, and from the disk if that is fast."""
+    total = 48 * MIB
+    if not step.is_small:
+        total = min(32 * GIB, step.device_left() * 3 // 4, step.memory_left() // 2)
+    sparse = checkpoints.write_sparse(step.own / "large.safetensors",
+                                      checkpoints.like_a_model(total))
+    bench(step, sparse, "load, warm (bench)")
+    sparse.unlink()
+    begin = time.perf_counter()
+    probe = checkpoints.write(step.own / "probe.safetensors", [step.size(GIB, MIB)])
+    checkpoints.cool(probe)
+    rate = probe.stat().st_size / (time.perf_counter() - begin)
+    ceiling = plain_read(probe)
+    if total > step.disk_left() * 3 // 4 or total / rate > 20:
+        step.row("load, cold", "skipped", f"the disk writes {rate / 1e6:.0f} MB/s and has "
+                 f"{step.disk_left() >> 20} MiB left")
+        return
+    path = checkpoints.write(step.own / "large-cold.safetensors", checkpoints.like_a_model(total))
+    checkpoints.cool(path)
+    with Holder(step):
+        timed_load(step, path, "load, cold", ceiling)
+
+
+def with_torch(step: Step) -> str:
+    """Whether PyTorch is here and sees the device. Before DLPack 1.0 it takes no host memory."""
+    is_there = importlib.util.find_spec("torch") is not None
+    return "with" if is_there and step.device != "cpu" and not step.is_fake else "without"
+
+
+def loaders(step: Step) -> None:
+    """The same file by stfs and by the loaders of others, each in a new process."""
+    path = model(step)
+    size = path.stat().st_size / 1e9
+    with Holder(step):
+        for _ in range(2):  # the first one starts the copier
+            found = step.client("rate", path, "stfs", with_torch(step))
+            step.gpu("evict", "--all")
+        step.measured("stfs", size / found["seconds"], "GB/s", note=f"{with_torch(step)} PyTorch")
+        ours = size / found["seconds"]
+    for name, library in (("load_file", "safetensors"), ("safe_open", "safetensors"),
+                          ("fastsafetensors", "fastsafetensors")):
+        try:
+            need(step, "torch")
+            need(step, library)
+            found = step.client("rate", path, name, "with")
+        except Skipped as why:
+            step.row(name, "skipped", str(why))
+        except Failed as why:
+            step.row(name, "skipped", f"it fails: {why}")
+        else:
+            rate = size / found["seconds"]
+            step.measured(name, rate, "GB/s",
+                          note=f"{library} {found['version']}; stfs is {ours / rate:.1f} times as fast")
+
+
+def acquire(step: Step) -> None:
+    """Acquire of 1, 100 and 1,000 resident tensors."""
+    path = checkpoints.write(step.own / "many.safetensors", [4096] * 1000)
+    with Holder(step):
+        step.load(path)
+        for count, seconds in step.client("acquire", path, 1, 100, 1000).items():
+            step.measured(f"{count} tensors", seconds * 1000, "ms")
+
+
+def start(step: Step) -> None:
+    """From the command's start to a tensor, with PyTorch where that can be."""
+    path = model(step)
+    name = "layers.1.weight"
+    how = with_torch(step)
+
+    def seconds(*words: object) -> float:
+        begin = time.perf_counter()
+        step.client("first", *words, how)
+        return time.perf_counter() - begin
+
+    seconds("", "")  # Python's and PyTorch's files are in the page cache
+    ceiling = seconds("", "")
+    with Holder(step):
+        cold, resident = seconds(path, name), seconds(path, name)
+    step.measured("without a tensor", ceiling, "s", note=f"{how} PyTorch")
+    step.measured("not resident", cold, "s", ceiling)
+    step.measured("resident", resident, "s", ceiling)

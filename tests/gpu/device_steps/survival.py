@@ -1,0 +1,136 @@
+"""Steps: processes are killed, and those that use tensors go on with the right bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Iterator
+
+import checkpoints
+from checkpoints import MIB
+from correct import persistence_mode, positions
+from house import Client, Failed, Holder, Skipped, Step, check, has_open, kill, wait_until
+from speed import model
+
+
+@contextlib.contextmanager
+def readers(step: Step, path: Path) -> Iterator[list[Client]]:
+    """Two processes that read every byte again and again. At the end both must have gone on."""
+    both = [step.start("read", path) for _ in range(2)]
+    try:
+        for one in both:
+            one.goes_on()
+        yield both
+        for one in both:
+            one.goes_on()
+        for one in both:
+            one.end()
+    finally:
+        for one in both:
+            one.kill()
+
+
+def small_positions(step: Step) -> Path:
+    return positions(step, 64 * MIB, 5 * MIB)
+
+
+def holder_killed(step: Step) -> None:
+    """SIGKILL to the holder: who has a tensor keeps it; the next holder loads it anew."""
+    path = small_positions(step)
+    with Holder(step) as first:
+        step.load(path)
+        with readers(step, path) as both:
+            first.kill()
+            for one in both:
+                one.goes_on()
+            step.row("readers go on", note="two, each with every byte compared")
+            with Holder(step):
+                check(step.labels() == [], "a new holder knows tensors")
+                step.load("--verify", path)
+                step.client("compare", path)
+                step.row("the next holder loads")
+
+
+def copier_killed(step: Step) -> None:
+    """SIGKILL to the copier in a load: the load fails in one line, the next one works."""
+    path = small_positions(step)
+    other = model(step)
+    with Holder(step) as holder:
+        step.load(path)
+        with readers(step, path):
+            loading = step.start_program("load", "--device", step.device, "--verify", other)
+            wait_until("the copier reads", lambda: not loading.is_running() or
+                       has_open(holder.copier(), other))
+            kill(holder.copier())
+            status, said = loading.outcome()
+            check(status == 5 and "\n" not in said or status == 0,
+                  f"the load ended with status {status}: {said}")
+            step.row("the load of a killed copier",
+                     note=said if status else "the load was over before the copier was killed")
+            step.load("--verify", other)
+            step.client("compare", other)
+            step.row("the next load")
+        step.row("readers go on")
+
+
+def client_killed(step: Step) -> None:
+    """SIGKILL to a client: its lease ends, the others read on."""
+    path = small_positions(step)
+    with Holder(step):
+        step.load(path)
+        with readers(step, path):
+            client = step.start("hold", path)
+            client.line()
+
+            def has_lease() -> bool:
+                return any(client.pid in row["users"] for row in step.gpu_json("ls"))
+            check(has_lease(), "ls does not show the client")
+            client.kill()
+            wait_until("the lease of a killed client ends", lambda: not has_lease())
+            step.row("its lease ends")
+        step.row("readers go on")
+        wait_until("no lease is left",
+                   lambda: not any(row["users"] for row in step.gpu_json("ls")))
+        step.gpu("evict", "--all")
+        step.row("evict afterwards")
+
+
+def copier_gone(step: Step) -> None:
+    """The copier has ended, or was killed, and nobody has a context: descriptors alone keep the
+    memory."""
+    path = small_positions(step)
+    with Holder(step) as holder:
+        step.load(path)
+        kill(holder.copier())
+        wait_until("the copier has ended", lambda: holder.copier() == 0)
+        step.client("compare", path)
+        step.row("a map after the copier was killed")
+    with Holder(step, "--copier-idle", 0) as holder:
+        step.load(path)
+        wait_until("the copier has ended", lambda: holder.copier() == 0)
+        step.client("compare", path)
+        step.row("a map after the copier's end",
+                 note=f"{persistence_mode()}" if step.device != "cpu" else "")
+        step.load(checkpoints.write(step.own / "next.safetensors", [MIB]))
+        step.row("the next load")
+
+
+def memory_given_back(step: Step) -> None:
+    """Free memory of the device after all that is as it was before."""
+    if step.device == "cpu":
+        raise Skipped("other processes use host memory too")
+    path = positions(step)
+    total = path.stat().st_size
+    before = step.device_left()
+    with Holder(step):
+        step.load(path)
+        held = step.device_left()
+        check(before - held > total // 2, f"{total} bytes took {before - held}")
+        with readers(step, path):
+            pass
+        step.gpu("evict", "--all")
+    try:
+        wait_until("the memory is free again", lambda: step.device_left() >= before, 10)
+    except Failed:
+        raise Failed(f"{step.device_left()} bytes free, before it were {before}") from None
+    step.row("free memory", note=f"{before} bytes before, {held} in use, {step.device_left()} after")
