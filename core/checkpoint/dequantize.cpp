@@ -286,7 +286,7 @@ class Dequantizer {
     fates_[number] = tensors_->add(found, scheme, stored, *length);
   }
 
-  // What no scheme took.
+  // Decides about the tensors that no scheme took.
   void finish_left() {
     const bool is_quantized = !tensors_->is_empty();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {

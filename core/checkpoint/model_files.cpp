@@ -51,7 +51,7 @@ constexpr auto kOfQuantisation = std::to_array<std::string_view>(
 // Weights, whatever the beginning of their names.
 constexpr auto kEndingsOfWeights = std::to_array<std::string_view>(
     {".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pt", ".pth"});
-// What to try where no server lists a directory.
+// The names to try where no server lists a directory.
 constexpr auto kUsualNames = std::to_array<const char*>(
     {"README.md", "LICENSE", "added_tokens.json", "chat_template.jinja", "generation_config.json",
      "hf_quant_config.json", "merges.txt", "preprocessor_config.json", "processor_config.json",

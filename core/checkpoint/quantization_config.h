@@ -1,4 +1,4 @@
-// What the files beside a checkpoint say about its quantisation: `quantization_config` of
+// The quantisation that the files beside a checkpoint describe: `quantization_config` of
 // config.json (also in its text_config), `quantization` of MLX, and for older checkpoints
 // hf_quant_config.json (ModelOpt), quantize_config.json (GPTQ) or quant_config.json (AWQ).
 //

@@ -330,4 +330,40 @@ std::string_view without_ending(std::string_view name, std::string_view ending) 
   return name.substr(0, name.size() - ending.size());
 }
 
+void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending) {
+  Finder::refuse(weight, "has no " + in_quotes(std::string(base) + std::string(ending)) +
+                             " beside it: the checkpoint is not complete");
+}
+
+std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,
+                   std::string_view ending) {
+  const auto number = finder.find(base, ending);
+  if (!number) refuse_half(weight, base, ending);
+  return *number;
+}
+
+void refuse_without_config(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                           const std::string& subject) {
+  const QuantizationConfig& config = finder.config(number);
+  Finder::refuse(weight,
+                 "its tensors do not tell " + subject + ", and " + printable(config.file) +
+                     (config.unreadable.empty() ? " does not either" : ": " + config.unreadable));
+}
+
+// Packs, or refuses a size that overflows.
+Packing packed_or_refuse(const Tensor& weight, const Packing& packing, std::uint64_t rows,
+                         std::uint64_t columns, std::uint64_t unit) {
+  const auto whole = packed(packing, rows, columns, unit);
+  if (!whole) Finder::refuse(weight, "its size overflows");
+  return *whole;
+}
+
+std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last) {
+  std::vector<std::uint64_t> out(shape.begin(), shape.end());
+  out.back() = last;
+  return out;
+}
+
+bool has_rank(const Tensor& tensor, std::size_t rank) { return tensor.shape.size() == rank; }
+
 }  // namespace stfs

@@ -307,4 +307,43 @@ bool find_fp4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   return true;
 }
 
+// --- gpt-oss
+
+bool find_gpt_oss(const Finder& finder, std::uint32_t number, const Tensor& tensor,
+                  QuantizedWeight& found) {
+  const bool is_turned = tensor.name.ends_with("_blocks");
+  if (!is_turned && !tensor.name.ends_with(".blocks")) return false;
+  const std::string_view base = tensor.name.substr(0, tensor.name.size() - 7);
+  const std::string_view ending = is_turned ? "_scales" : ".scales";
+  const bool has_blocks =
+      tensor.dtype == DType::kU8 && has_rank(tensor, 4) && tensor.shape[3] == 16;
+  const auto scales = finder.find(base, ending);
+  if (!has_blocks && !scales) return false;
+  const std::uint32_t scale_number = need(finder, tensor, base, ending);
+  const Tensor scale = finder.tensor(scale_number);
+  if (!has_blocks) refuse_companion(tensor, scale, "blocks of 16 bytes, U8, are expected");
+  if (scale.dtype != DType::kU8 || !std::ranges::equal(scale.shape, tensor.shape.first(3))) {
+    refuse_companion(tensor, scale, "a scale for each block of 32 is expected");
+  }
+  QuantizedLayout& layout = found.layout;
+  layout.matrices = tensor.shape[0];
+  layout.rows = tensor.shape[1];
+  if (__builtin_mul_overflow(tensor.shape[2], 32, &layout.columns)) {
+    Finder::refuse(tensor, "its size overflows");
+  }
+  layout.is_transposed = is_turned;
+  layout.weight = packed_or_refuse(tensor, typed(DType::kF4), layout.rows, layout.columns);
+  layout.grid_rows = layout.rows;
+  layout.grid_columns = tensor.shape[2];
+  layout.block_columns = 32;
+  layout.scale =
+      packed_or_refuse(tensor, typed(DType::kF8E8M0), layout.grid_rows, layout.grid_columns);
+  found.name = base;
+  found.shape = {layout.matrices, layout.rows, layout.columns};
+  if (is_turned) std::swap(found.shape[1], found.shape[2]);
+  found.input(Role::kWeight) = number;
+  found.input(Role::kScale) = scale_number;
+  return true;
+}
+
 }  // namespace stfs
