@@ -68,6 +68,8 @@ std::string_view error_name(ErrorCode code) {
       return "Usage";
     case ErrorCode::kUnreadable:
       return "Unreadable";
+    case ErrorCode::kHidden:
+      return "Hidden";
     case ErrorCode::kAbsent:
       return "Absent";
     case ErrorCode::kMissingShard:
@@ -86,6 +88,7 @@ int exit_status(ErrorCode code) {
       return 2;
     case ErrorCode::kUnreadable:
     case ErrorCode::kAbsent:
+    case ErrorCode::kHidden:
     case ErrorCode::kMissingShard:
       return 3;
     case ErrorCode::kMountFailed:

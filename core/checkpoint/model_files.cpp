@@ -187,7 +187,8 @@ void open_into(ModelFiles& out, const std::string& directory, const std::vector<
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!opened[i].error) {
       out.files.push_back({names[i], std::move(opened[i].source)});
-    } else if (is_listed && opened[i].error->code() != ErrorCode::kAbsent) {
+    } else if (opened[i].error->code() != ErrorCode::kAbsent &&
+               (is_listed || opened[i].error->code() != ErrorCode::kHidden)) {
       out.warnings.push_back(std::string(opened[i].error->what()) +
                              " (.stfs/model lacks this file)");
     }
@@ -207,8 +208,11 @@ bool is_model_file(std::string_view name) {
 }
 
 std::optional<std::string> without_quantisation(std::string_view config, DType type) {
-  if (!Json::parse(config, nullptr, false).is_object()) return std::nullopt;
-  std::size_t at = config.find('{');
+  // Checked without a tree of values, which could take a hundred times the text.
+  std::size_t at = config.find_first_not_of("\xEF\xBB\xBF \t\r\n");
+  if (at == std::string_view::npos || config[at] != '{' || !Json::accept(config)) {
+    return std::nullopt;
+  }
   std::string text(config.substr(0, at));
   text += ConfigEditor(type).object(config, at, 0, true);
   return text.append(config.substr(at));

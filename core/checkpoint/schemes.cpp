@@ -35,6 +35,7 @@ constexpr Scheme kPlain{"FP8 without scales", find_plain};
 // clang-format off
 constexpr std::string_view kEndings[] = {
     ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
+    ".scale_weight", ".qscale_weight",                              // ComfyUI, Mistral
     "_zero_point", "_g_idx", "_shape", "_global_scale",             // compressed-tensors
     ".scales", ".biases", ".qbiases",                               // MLX
     ".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", ".SCB", ".weight_format",
@@ -82,7 +83,8 @@ constexpr std::string_view kVanish[] = {
     ".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale",
     ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".input_zero_point",
     ".input_scale_ub", ".k_zero_point", ".v_zero_point", "_input_scale", "_input_global_scale",
-    "_activation_scale",
+    "_activation_scale", ".scale_input", ".qscale_act",
+    ".comfy_quant", "scaled_fp8",  // ComfyUI: a format's name, and the mark of a file
 };
 
 constexpr Named kLeft[] = {
@@ -91,6 +93,8 @@ constexpr Named kLeft[] = {
     {".weight_scale_2",    "is a scale"},
     {"_proj_scale",        "is a scale"},
     {".weight_global_scale", "is a scale"},
+    {".scale_weight",      "is a scale"},
+    {".qscale_weight",     "is a scale"},
     {".weight_packed",     "holds packed weights"},
     {".weight_zero_point", "holds zero points"},
     {".weight_g_idx",      "holds the groups of columns"},
@@ -267,7 +271,8 @@ std::string Finder::bytes_of(const Tensor& tensor) const {
   if (!tensor.locator || tensor.length > kMost) refuse(tensor, "too large for what its name says");
   std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
   const Source& source = *tensor.locator->source;
-  const int error = source.read(std::as_writable_bytes(std::span(bytes)), tensor.locator->offset);
+  const std::span out = std::as_writable_bytes(std::span(bytes));
+  const int error = sources_.read(source, tensor.locator->offset, out);
   if (error != 0) {
     throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
   }

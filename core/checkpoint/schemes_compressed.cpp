@@ -95,13 +95,14 @@ std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tenso
   return told.back();
 }
 
-void add_zero_points(const Finder& finder, const Tensor& weight, std::string_view base,
-                     const Packing& packing, QuantizedWeight& found) {
+void add_zero_points(const Finder& finder, const Tensor& weight, const Tensor& scale,
+                     std::string_view base, const Packing& packing, QuantizedWeight& found) {
   const auto number = finder.find(base, "_zero_point");
   if (!number) return;
   const Tensor zero = finder.tensor(*number);
   QuantizedLayout& layout = found.layout;
   found.input(Role::kZero) = *number;
+  std::vector<std::uint64_t> shape(scale.shape.begin(), scale.shape.end());
   if (zero.dtype == DType::kI8) {
     layout.zero =
         packed_or_refuse(weight, {.codes = Codes::kSigned}, layout.grid_rows, layout.grid_columns);
@@ -109,9 +110,11 @@ void add_zero_points(const Finder& finder, const Tensor& weight, std::string_vie
     Packing down = packing;
     down.codes = packing.codes == Codes::kFields ? Codes::kDown : Codes::kWordsDown;
     layout.zero = packed_or_refuse(weight, down, layout.grid_rows, layout.grid_columns);
+    shape[shape.size() - 2] = layout.zero.matrix / layout.zero.pitch;  // rows of words
   } else {
     refuse_companion(weight, zero, "zero points are I8 or I32");
   }
+  if (!std::ranges::equal(zero.shape, shape)) refuse_companion(weight, zero);
 }
 
 bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tensor& tensor,
@@ -159,7 +162,7 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
   found.input(Role::kWeight) = number;
   found.input(Role::kScale) = scale_number;
   if (shape_number) found.input(Role::kShape) = *shape_number;
-  add_zero_points(finder, tensor, prefix, *packing, found);
+  add_zero_points(finder, tensor, scale, prefix, *packing, found);
   if (const auto index = finder.find(prefix, "_g_idx")) {
     if (finder.tensor(*index).dtype != DType::kI32 || layout.grid_rows != layout.rows) {
       refuse_companion(tensor, finder.tensor(*index));

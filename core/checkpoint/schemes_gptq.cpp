@@ -58,6 +58,18 @@ void set_turned(const Tensor& tensor, std::uint32_t number, const Qweight& parts
   found.input(Role::kScale) = parts.scale_number;
 }
 
+// The number of bits by the width of the zeros; 0 when that leaves a choice.
+std::uint64_t bits_of_zeros(const Finder& finder, const Qweight& parts) {
+  if (!parts.zeros) return 0;
+  const Tensor zeros = finder.tensor(*parts.zeros);
+  const std::uint64_t columns = parts.scale.shape[1];
+  std::uint64_t bits = 0;
+  if (!has_rank(zeros, 2) || columns == 0 || __builtin_mul_overflow(zeros.shape[1], 32, &bits)) {
+    return 0;
+  }
+  return bits % columns == 0 ? bits / columns : 0;
+}
+
 }  // namespace
 
 bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
@@ -72,15 +84,17 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     Finder::refuse(tensor, "stored as by GPTQ, but " + printable(config.file) +
                                " names quant_method " + in_quotes(config.method));
   }
-  const bool is_v2 = config.format == "gptq_v2";
+  // AutoRound's own layout stores zeros as they are, as GPTQ's second version.
+  const bool is_v2 = config.format == "gptq_v2" || config.format == "auto_round" ||
+                     config.format == "auto_round:gptqmodel";
   const bool is_v1 = config.format.empty() || config.format == "gptq" ||
-                     config.format == "auto_round" || config.format == "auto_round:auto_gptq" ||
-                     config.format == "auto_round:gptq";
+                     config.format == "auto_round:auto_gptq" || config.format == "auto_round:gptq";
   if (!is_v1 && !is_v2) {
     Finder::refuse(tensor, "the layout " + in_quotes(config.format) + " of GPTQ is not supported");
   }
   const auto index_number = finder.find(parts.base, ".g_idx");
-  std::uint64_t bits = config.bits.value_or(0);
+  std::uint64_t bits = config.has_exceptions ? bits_of_zeros(finder, parts) : 0;
+  if (!config.has_exceptions) bits = config.bits.value_or(0);
   std::uint64_t word_bits = 0;
   if (__builtin_mul_overflow(tensor.shape[0], 32, &word_bits))
     Finder::refuse(tensor, "its size overflows");
@@ -90,11 +104,12 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     if (index.dtype != DType::kI32 || !has_rank(index, 1) || rows == 0 || word_bits % rows != 0) {
       refuse_companion(tensor, index);
     }
-    if (config.has_exceptions || bits == 0) bits = word_bits / rows;
+    if (bits == 0) bits = word_bits / rows;
     if (bits != word_bits / rows)
       refuse_companion(tensor, index, "the bits of config.json do not fit");
     found.input(Role::kIndex) = *index_number;
   }
+  if (bits == 0) bits = config.bits.value_or(0);
   if (bits == 0) refuse_without_config(finder, number, tensor, "the number of bits");
   if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
     Finder::refuse(

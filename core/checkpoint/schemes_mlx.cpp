@@ -31,9 +31,7 @@ MlxForm mlx_form(const Finder& finder, std::uint32_t number, const Tensor& weigh
                                  " says that it is not quantised, but it has "
                                  "scales");
     }
-    if (own->second.bits) module.bits = own->second.bits;
-    if (own->second.group_size) module.group_size = own->second.group_size;
-    if (!own->second.mode.empty()) module.mode = own->second.mode;
+    module = own->second;
   }
   const bool is_affine = module.mode.empty() || module.mode == "affine";
   if (has_biases) {

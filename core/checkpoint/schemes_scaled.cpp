@@ -3,6 +3,7 @@
 #include "core/checkpoint/schemes.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace stfs {
 namespace {
@@ -20,7 +21,10 @@ std::uint64_t block_along(std::uint64_t size, std::uint64_t scales, std::uint64_
     wanted = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(size, 1));
     return (size + wanted - 1) / wanted == scales ? wanted : 0;
   }
-  return size % scales == 0 ? size / scales : 0;
+  // The last block may be cut: 192 rows with two scales are 128 and 64, and not 96 each. Blocks of
+  // an equal size that is a power of two could not be those of a larger one.
+  if (size % scales != 0) return 0;
+  return scales == 1 || std::has_single_bit(size / scales) ? size / scales : 0;
 }
 
 // The blocks that share a scale, by the shape of the scales; false when it fits no blocks.
@@ -108,7 +112,8 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;
   if (blocks.empty() && config.text.empty()) {
     refuse_companion(weight, scale,
-                     "no blocks of equal size have such scales; config.json, which may tell their "
+                     "no blocks whose sizes are powers of two have such scales; config.json, which "
+                     "may tell their "
                      "size, is " +
                          (config.unreadable.empty() ? std::string("not there")
                                                     : "not readable: " + config.unreadable));
@@ -131,7 +136,9 @@ std::optional<std::uint32_t> scale_of(const Finder& finder, const Tensor& weight
   add(weight.name, "_scale_inv");
   add(weight.name, "_scale");
   add(weight.name, "_weight_scale");  // of experts in one tensor, whose names have no ".weight"
-  if (weight.name.ends_with(".weight")) add(without_ending(weight.name, ".weight"), ".scale");
+  if (!weight.name.ends_with(".weight")) return found;
+  const std::string_view base = without_ending(weight.name, ".weight");
+  for (const char* const ending : {".scale", ".scale_weight", ".qscale_weight"}) add(base, ending);
   return found;
 }
 
