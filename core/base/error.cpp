@@ -67,9 +67,8 @@ std::string_view error_name(ErrorCode code) {
     case ErrorCode::kUsage:
       return "Usage";
     case ErrorCode::kUnreadable:
-      return "Unreadable";
     case ErrorCode::kHidden:
-      return "Hidden";
+      return "Unreadable";
     case ErrorCode::kAbsent:
       return "Absent";
     case ErrorCode::kMissingShard:

@@ -48,7 +48,7 @@ constexpr std::array<Row, 35> kRows{{
     {ErrorCode::kUsage, "Usage", 2},
     {ErrorCode::kUnreadable, "Unreadable", 3},
     {ErrorCode::kAbsent, "Absent", 3},
-    {ErrorCode::kHidden, "Hidden", 3},
+    {ErrorCode::kHidden, "Unreadable", 3},
     {ErrorCode::kMissingShard, "MissingShard", 3},
     {ErrorCode::kMountFailed, "MountFailed", 4},
     {ErrorCode::kDeviceFailed, "DeviceFailed", 5},
