@@ -231,6 +231,11 @@ class Dequantizer {
   }
 
   void refuse_known() const {
+    bool has_codes = false;
+    for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
+      has_codes = may_hold_codes(checkpoint_.tensor(i).dtype);
+    }
+    if (!has_codes) return;
     refuse_formats_in_headers();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string reason = reason_to_refuse(checkpoint_.name(i));

@@ -186,18 +186,22 @@ void read_mlx(const Json& json, QuantizationConfig& out) {
 // The objects of config.json that may describe the quantisation: the whole, its text_config, and
 // the parts of a model that have other names, such as llm_config.
 std::vector<const Json*> places_in(const Json& json, const std::string& file) {
+  constexpr const char* kKey = "quantization_config";
   std::vector<const Json*> places{&json};
-  if (const Json* const text = object_at(json, "text_config", file)) places.push_back(text);
-  const Json* one = nullptr;
-  for (const Json& part : json) {
-    if (!part.is_object() || !part.contains("quantization_config")) continue;
-    const Json& config = part["quantization_config"];
-    if (one != nullptr && places.size() == 1 && config != (*one)["quantization_config"]) {
-      ConfigReader(json, file).refuse("quantization_config", "two parts have different ones");
-    }
-    one = &part;
+  if (const Json* const text = object_at(json, "text_config", file)) {
+    places.push_back(text);
+    if (object_at(*text, kKey, file) != nullptr) return places;
   }
-  if (one != nullptr) places.push_back(one);
+  const Json* found = nullptr;
+  for (const Json& part : json) {
+    const Json* const config = part.is_object() ? object_at(part, kKey, file) : nullptr;
+    if (config == nullptr) continue;
+    if (found != nullptr && *config != *found) {
+      ConfigReader(json, file).refuse(kKey, "two parts of the model have different ones");
+    }
+    found = config;
+    places.push_back(&part);
+  }
   return places;
 }
 

@@ -155,6 +155,12 @@ std::string reason_to_refuse(std::string_view name) {
   return has_ending_of(name, kRefused, reason) ? std::string(reason) : "";
 }
 
+bool may_hold_codes(DType dtype) {
+  const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
+                        dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
+  return !is_plain && type_info(dtype).kind != TypeKind::kQuantized;
+}
+
 bool vanishes(std::string_view name) {
   return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
 }
@@ -216,10 +222,7 @@ const QuantizationConfig& Finder::config(std::uint32_t number) const {
 
 const QuantizationConfig* Finder::first_with(bool (*is_wanted)(const QuantizationConfig&)) const {
   for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
-    const DType dtype = checkpoint_.tensor(i).dtype;
-    const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
-                          dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
-    if (is_plain || type_info(dtype).kind == TypeKind::kQuantized) continue;
+    if (!may_hold_codes(checkpoint_.tensor(i).dtype)) continue;
     if (is_wanted(config(i))) return &config(i);
   }
   return nullptr;

@@ -87,7 +87,11 @@ std::span<const Scheme> schemes();
 // The row of an FP8 tensor without a scale, where nothing else in the checkpoint is quantised.
 const Scheme& plain_scheme();
 
-// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other.
+// Whether tensors of this type may hold codes that only a scheme explains: no plain numbers, and no
+// blocks of GGUF.
+bool may_hold_codes(DType dtype);
+// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
+// checkpoint without codes the name means nothing.
 std::string reason_to_refuse(std::string_view name);
 // Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
 // activations and of the cache of keys and values.

@@ -1,8 +1,8 @@
 """Checkpoints that `-o dequantize` must refuse, or must show right: each is a good variant with one thing changed.
 
 The outcome of each: "refused" (the mount fails, and the message has one of the words: the tensor, or the scheme),
-"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell) or "either" (refused, or
-the right values all the same: what was changed need not be looked at).
+"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell), "either" (refused, or
+the right values all the same: what was changed need not be looked at) or "right" (the right values).
 """
 
 import json
@@ -155,6 +155,14 @@ row("fp8-comfy-nvfp4", "plain", "nvfp4", comfy("nvfp4"))
 row("fp8-comfy-nvfp4-in-metadata", "plain", "nvfp4", comfy("nvfp4", metadata=True))
 row("fp8-comfy-rotated", "plain", "convrot", comfy("float8_e4m3fn", convrot=True))
 row("fp8-comfy-no-json", "plain", "comfy_quant", both(comfy("nvfp4"), added(Q + ".comfy_quant", tensor("U8", np.zeros(4)))))
+
+# In a checkpoint of plain numbers the names of other schemes mean nothing.
+row("fp8-names-of-others", "plain", "", lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", np.ones((4, 4)))) for name in ("attn.W_q", "attn.q_weight", "vq.codebooks", "vq.centroids.weight")], "right")
+# A part of the model without a quantisation says so with null.
+row("fp8-config-null-in-a-part", "fp8-config-of-a-part", "", lambda model: model.config.update(audio_config={"quantization_config": None}, vision_config={"quantization_config": None}), "right")
+row("fp8-configs-of-two-parts", "fp8-config-of-a-part", "quantization_config",
+    lambda model: model.config.update(vision_config={"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}))
 
 # gpt-oss.
 
