@@ -147,13 +147,12 @@ class ConfigEditor {
   std::string edited_value(std::string_view text, std::size_t& at, std::string_view key,
                            unsigned depth, bool names_type) {
     const std::size_t begin = at;
-    if (text[at] == '{' && depth < kDeepest) {
+    const bool is_type = names_type && (key == "torch_dtype" || key == "dtype");
+    if (text[at] == '{' && depth < kDeepest && !is_type) {
       return object(text, at, depth + 1, depth == 0 && key == "text_config");
     }
     skip_value(text, at);
-    if (names_type && (key == "torch_dtype" || key == "dtype")) {
-      return "\"" + std::string(type_word(type_)) + "\"";
-    }
+    if (is_type) return "\"" + std::string(type_word(type_)) + "\"";
     return std::string(text.substr(begin, at - begin));
   }
 

@@ -139,9 +139,15 @@ void read_config(const Json& json, QuantizationConfig& out) {
       out.format = config.text(key);
     }
   }
+  const Json* const symmetric = config.find("sym");
+  out.is_symmetric = symmetric != nullptr && *symmetric == true;
   for (const char* const key : {"dynamic", "extra_config"}) {
     const Json* const exceptions = config.find(key);
-    if (exceptions != nullptr && !exceptions->empty()) out.has_exceptions = true;
+    if (exceptions == nullptr || exceptions->empty()) continue;
+    out.has_exceptions = true;
+    for (const Json& module : *exceptions) {
+      if (module.is_object() && module.contains("sym")) out.is_symmetric = false;
+    }
   }
   for (const char* const key : {"transform_config", "sparsity_config"}) {
     const Json* const part = config.find(key);

@@ -44,6 +44,7 @@ struct QuantizationConfig {
   std::optional<bool> zero_point;
   // `dynamic` of GPTQ, `extra_config` of AutoRound: other parameters for some modules.
   bool has_exceptions = false;
+  bool is_symmetric = false;  // GPTQ's `sym`, for all modules
   std::vector<Group> groups;
   Module all;                             // MLX
   std::map<std::string, Module> modules;  // MLX: modules with parameters of their own, by name

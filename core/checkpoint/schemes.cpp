@@ -269,6 +269,19 @@ std::string Finder::config_texts() const {
   return all;
 }
 
+std::optional<std::uint32_t> Finder::first_word(const Tensor& tensor) const {
+  std::uint32_t word = 0;
+  if (!tensor.locator || tensor.length < sizeof word) return std::nullopt;
+  const Source& source = *tensor.locator->source;
+  if (!source.has({tensor.locator->offset, sizeof word})) return std::nullopt;
+  const std::span out = std::as_writable_bytes(std::span(&word, 1));
+  const int error = source.read(out, tensor.locator->offset);
+  if (error != 0) {
+    throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
+  }
+  return word;
+}
+
 std::string Finder::bytes_of(const Tensor& tensor) const {
   constexpr std::uint64_t kMost = 64 << 10;
   if (!tensor.locator || tensor.length > kMost) refuse(tensor, "too large for what its name says");

@@ -61,6 +61,8 @@ class Finder {
   // The same for any method; for a checkpoint in which no row has found a weight.
   void refuse_any_method() const;
 
+  // The first four bytes of a tensor; nullopt when they are not on this machine.
+  std::optional<std::uint32_t> first_word(const Tensor& tensor) const;
   // Reads all bytes of a small tensor.
   std::string bytes_of(const Tensor& tensor) const;
 

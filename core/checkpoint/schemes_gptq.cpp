@@ -58,6 +58,17 @@ void set_turned(const Tensor& tensor, std::uint32_t number, const Qweight& parts
   found.input(Role::kScale) = parts.scale_number;
 }
 
+// Whether the first zeros are the middle of all codes, as either version of GPTQ stores it.
+bool is_of_symmetric(std::uint32_t word, std::uint64_t bits) {
+  const std::uint32_t first = word & ((1U << bits) - 1);
+  const std::uint32_t middle = 1U << (bits - 1);
+  bool is_same = first == middle || first == middle - 1;
+  for (std::uint64_t at = 0; at + bits <= 32; at += bits) {
+    is_same = is_same && (word >> at & ((1U << bits) - 1)) == first;
+  }
+  return is_same;
+}
+
 // The number of bits by the width of the zeros; 0 when that leaves a choice.
 std::uint64_t bits_of_zeros(const Finder& finder, const Qweight& parts) {
   if (!parts.zeros) return 0;
@@ -133,6 +144,15 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   if (zeros.dtype != DType::kI32 || !has_rank(zeros, 2) ||
       zeros.shape[0] != found.layout.grid_rows || zeros.shape[1] != zero.pitch / 4) {
     refuse_companion(tensor, zeros);
+  }
+  if (config.is_symmetric) {
+    // Some store them as the second version does, and name the first: Qwen3.5's GPTQ-Int4.
+    if (const auto word = finder.first_word(zeros); word && !is_of_symmetric(*word, bits)) {
+      refuse_companion(tensor, zeros, "zero points of a symmetric weight are all the same");
+    }
+    found.layout.weight.offset = std::int32_t{1} << (bits - 1);
+    found.others.push_back(*parts.zeros);
+    return true;
   }
   found.layout.zero = zero;
   found.input(Role::kZero) = *parts.zeros;

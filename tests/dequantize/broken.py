@@ -264,6 +264,7 @@ row("mxfp8-scale-columns", "modelopt-mxfp8", Q, reshaped(Q + ".weight_scale", (3
 # GPTQ, AWQ.
 
 row("gptq-qzeros-missing", "gptq-4", Q, removed(Q + ".qzeros"))
+row("gptq-symmetric-of-other-zeros", "gptq-4-sym", Q, stored(Q + ".qzeros", "I32", [[0x77777776] * 8] * 3))
 row("gptq-scales-missing", "gptq-4", Q, removed(Q + ".scales"))
 row("gptq-qweight-missing", "gptq-4", Q, removed(Q + ".qweight"))
 row("gptq-scales-groups", "gptq-4", Q, reshaped(Q + ".scales", (2, 72)))

@@ -208,6 +208,8 @@ class Reference:
             weight = weight.reshape(-1, rows)
         if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round":
             zeros = (zeros + 1) & mask
+        if config.get("sym"):
+            zeros = torch.full_like(zeros, 1 << (bits - 1))
         order = self.get(f"{module}.g_idx")
         if order is None:
             group = config["group_size"]
