@@ -67,6 +67,7 @@ std::string_view error_name(ErrorCode code) {
     case ErrorCode::kUsage:
       return "Usage";
     case ErrorCode::kUnreadable:
+    case ErrorCode::kHidden:
       return "Unreadable";
     case ErrorCode::kAbsent:
       return "Absent";
@@ -86,6 +87,7 @@ int exit_status(ErrorCode code) {
       return 2;
     case ErrorCode::kUnreadable:
     case ErrorCode::kAbsent:
+    case ErrorCode::kHidden:
     case ErrorCode::kMissingShard:
       return 3;
     case ErrorCode::kMountFailed:

@@ -49,6 +49,7 @@ enum class ErrorCode {
   kUsage,         // wrong arguments
   kUnreadable,    // the source cannot be read: not permitted, not a regular file, I/O error
   kAbsent,        // no such file or object
+  kHidden,        // perhaps so: its server does not tell, or must not be asked
   kMissingShard,  // the index names a file that does not exist
   kMountFailed,
   kDeviceFailed,

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -173,9 +174,9 @@ class Dequantizer {
     for (const MissingTensor& missing : checkpoint_.missing()) {
       if (missing.name && !vanishes(*missing.name)) lost_.emplace(base_of_part(*missing.name));
     }
+    fetch_ahead();
     refuse_known();
     finder_.refuse_unknown_methods();
-    fetch_ahead();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
     if (std::ranges::count(fates_, Dequantized::kKept) == std::ssize(fates_)) {
@@ -195,7 +196,7 @@ class Dequantizer {
   void fetch_ahead() const {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string_view name = checkpoint_.name(i);
-      if (!name.ends_with(".weight_format") &&
+      if (!name.ends_with(".weight_format") && !name.ends_with(".comfy_quant") &&
           name.find(".quant_state.bitsandbytes__") == std::string_view::npos) {
         continue;
       }
@@ -215,10 +216,37 @@ class Dequantizer {
     return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
   }
 
+  // ComfyUI names the format of a weight in a tensor beside it, or in the header. Other formats
+  // than FP8 look like those of ModelOpt, and have scales in another order, or rotated weights.
+  void refuse_formats_of_comfy(std::uint32_t number) const {
+    const Tensor tensor = checkpoint_.tensor(number);
+    if (!tensor.name.ends_with(".comfy_quant")) return;
+    const std::string reason = refused_comfy_format(finder_.bytes_of(tensor));
+    if (!reason.empty()) Finder::refuse(tensor, reason);
+  }
+
+  void refuse_formats_in_headers() const {
+    for (const Part& part : checkpoint_.parts()) {
+      const auto at = part.header.metadata.find("_quantization_metadata");
+      if (!at) continue;
+      const std::string text(part.header.metadata[*at].second);
+      const std::string reason = refused_comfy_format(text);
+      if (reason.empty()) continue;
+      throw Error(ErrorCode::kQuantized, part.source->path(), "_quantization_metadata: " + reason);
+    }
+  }
+
   void refuse_known() const {
+    bool has_codes = false;
+    for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
+      has_codes = may_hold_codes(checkpoint_.tensor(i).dtype);
+    }
+    if (!has_codes) return;
+    refuse_formats_in_headers();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
       const std::string reason = reason_to_refuse(checkpoint_.name(i));
       if (!reason.empty()) Finder::refuse(checkpoint_.tensor(i), reason);
+      refuse_formats_of_comfy(i);
     }
   }
 
@@ -292,7 +320,27 @@ class Dequantizer {
     fates_[number] = tensors_->add(found, scheme, stored, *length);
   }
 
-  // What no scheme took.
+  // FP8 that looks as if it had no scale, beside a tensor that may be one under an unknown name.
+  void refuse_unknown_scale(const Tensor& weight) {
+    if (!weight.name.ends_with(".weight")) return;
+    if (!knows_scales_) {
+      for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+        const std::string_view name = checkpoint_.name(i);
+        const std::size_t dot = name.rfind('.');
+        if (dot == std::string_view::npos || vanishes(name)) continue;
+        if (name.find("scale", dot) != std::string_view::npos) {
+          scales_.emplace(name.substr(0, dot), i);
+        }
+      }
+      knows_scales_ = true;
+    }
+    const auto scale = scales_.find(without_ending(weight.name, ".weight"));
+    if (scale == scales_.end()) return;
+    Finder::refuse(weight, "is FP8, and " + in_quotes(checkpoint_.name(scale->second)) +
+                               " beside it may be its scale, in a way that is not known");
+  }
+
+  // Decides about the tensors that no scheme took.
   void finish_left() {
     const bool is_quantized = !tensors_->is_empty();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) {
@@ -301,6 +349,7 @@ class Dequantizer {
       if (!is_stored(tensor)) continue;
       QuantizedWeight found;
       if (!is_quantized && plain_scheme().find(finder_, i, tensor, found)) {
+        refuse_unknown_scale(tensor);
         add(plain_scheme(), i, tensor, found);
       } else if (is_quantized && vanishes(tensor.name)) {
         fates_[i] = Dequantized::kGone;
@@ -317,6 +366,9 @@ class Dequantizer {
   std::vector<std::uint32_t> fates_;
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
   std::unique_ptr<QuantizedTensors> tensors_;
+  bool knows_scales_ = false;
+  // By the module's name: a tensor whose name tells of a scale. Views of the checkpoint's names.
+  std::map<std::string_view, std::uint32_t> scales_;
 };
 
 }  // namespace

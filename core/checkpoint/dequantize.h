@@ -26,7 +26,7 @@ std::optional<DType> dequantized_type(std::string_view word);
 std::string_view dequantized_word(DType type);
 inline constexpr std::string_view kDequantizedWords = "bf16|f16|f32";
 
-// What becomes of the tensors of a checkpoint.
+// The fates of the tensors of a checkpoint.
 struct Dequantized {
   static constexpr std::uint32_t kKept = ~std::uint32_t{0};  // shown as before
   static constexpr std::uint32_t kGone = kKept - 1;          // not shown: a scale, a zero point

@@ -147,13 +147,12 @@ class ConfigEditor {
   std::string edited_value(std::string_view text, std::size_t& at, std::string_view key,
                            unsigned depth, bool names_type) {
     const std::size_t begin = at;
-    if (text[at] == '{' && depth < kDeepest) {
+    const bool is_type = names_type && (key == "torch_dtype" || key == "dtype");
+    if (text[at] == '{' && depth < kDeepest && !is_type) {
       return object(text, at, depth + 1, depth == 0 && key == "text_config");
     }
     skip_value(text, at);
-    if (names_type && (key == "torch_dtype" || key == "dtype")) {
-      return "\"" + std::string(type_word(type_)) + "\"";
-    }
+    if (is_type) return "\"" + std::string(type_word(type_)) + "\"";
     return std::string(text.substr(begin, at - begin));
   }
 
@@ -187,7 +186,8 @@ void open_into(ModelFiles& out, const std::string& directory, const std::vector<
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!opened[i].error) {
       out.files.push_back({names[i], std::move(opened[i].source)});
-    } else if (is_listed && opened[i].error->code() != ErrorCode::kAbsent) {
+    } else if (opened[i].error->code() != ErrorCode::kAbsent &&
+               (is_listed || opened[i].error->code() != ErrorCode::kHidden)) {
       out.warnings.push_back(std::string(opened[i].error->what()) +
                              " (.stfs/model lacks this file)");
     }
@@ -207,8 +207,11 @@ bool is_model_file(std::string_view name) {
 }
 
 std::optional<std::string> without_quantisation(std::string_view config, DType type) {
-  if (!Json::parse(config, nullptr, false).is_object()) return std::nullopt;
-  std::size_t at = config.find('{');
+  // Checked without a tree of values, which could take a hundred times the text.
+  std::size_t at = config.find_first_not_of("\xEF\xBB\xBF \t\r\n");
+  if (at == std::string_view::npos || config[at] != '{' || !Json::accept(config)) {
+    return std::nullopt;
+  }
   std::string text(config.substr(0, at));
   text += ConfigEditor(type).object(config, at, 0, true);
   return text.append(config.substr(at));

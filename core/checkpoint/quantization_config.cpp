@@ -139,8 +139,16 @@ void read_config(const Json& json, QuantizationConfig& out) {
       out.format = config.text(key);
     }
   }
-  const Json* const dynamic = config.find("dynamic");
-  out.has_exceptions = dynamic != nullptr && !dynamic->empty();
+  const Json* const symmetric = config.find("sym");
+  out.is_symmetric = symmetric != nullptr && *symmetric == true;
+  for (const char* const key : {"dynamic", "extra_config"}) {
+    const Json* const exceptions = config.find(key);
+    if (exceptions == nullptr || exceptions->empty()) continue;
+    out.has_exceptions = true;
+    for (const Json& module : *exceptions) {
+      if (module.is_object() && module.contains("sym")) out.is_symmetric = false;
+    }
+  }
   for (const char* const key : {"transform_config", "sparsity_config"}) {
     const Json* const part = config.find(key);
     if (part == nullptr || part->empty()) continue;
@@ -168,20 +176,48 @@ void read_mlx(const Json& json, QuantizationConfig& out) {
   out.method = "mlx";
   out.all = module_of(json, out.file);
   for (const auto& [name, value] : json.items()) {
-    if (value.is_object()) out.modules[name] = module_of(value, out.file);
-    if (value.is_boolean()) out.modules[name].is_quantized = value.get<bool>();
+    if (value.is_object()) {
+      // Parameters that it lacks have the defaults of MLX, and not those of the others.
+      QuantizationConfig::Module& own = out.modules[name] = module_of(value, out.file);
+      if (!own.bits) own.bits = 4;
+      if (!own.group_size) own.group_size = 64;
+    }
+    if (value.is_boolean()) {
+      out.modules[name] = out.all;
+      out.modules[name].is_quantized = value.get<bool>();
+    }
   }
+}
+
+// The objects of config.json that may describe the quantisation: the whole, its text_config, and
+// the parts of a model that have other names, such as llm_config.
+std::vector<const Json*> places_in(const Json& json, const std::string& file) {
+  constexpr const char* kKey = "quantization_config";
+  std::vector<const Json*> places{&json};
+  if (const Json* const text = object_at(json, "text_config", file)) {
+    places.push_back(text);
+    if (object_at(*text, kKey, file) != nullptr) return places;
+  }
+  const Json* found = nullptr;
+  for (const Json& part : json) {
+    const Json* const config = part.is_object() ? object_at(part, kKey, file) : nullptr;
+    if (config == nullptr) continue;
+    if (found != nullptr && *config != *found) {
+      ConfigReader(json, file).refuse(kKey, "two parts of the model have different ones");
+    }
+    found = config;
+    places.push_back(&part);
+  }
+  return places;
 }
 
 // The quantisation in config.json; false when it says nothing.
 bool read_main(const Json& json, QuantizationConfig& out) {
-  const Json* const text = object_at(json, "text_config", out.file);
   if (const Json* const mlx = object_at(json, "quantization", out.file)) {
     read_mlx(*mlx, out);
     return true;
   }
-  for (const Json* const at : {&json, text}) {
-    if (at == nullptr) continue;
+  for (const Json* const at : places_in(json, out.file)) {
     for (const char* const key : {"quantization_config", "compression_config"}) {
       const Json* const config = object_at(*at, key, out.file);
       if (config == nullptr) continue;
@@ -205,10 +241,9 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
   try {
     text = sources.read_file(path, kMostText);
   } catch (const Error& refusal) {
-    const bool is_absent = refusal.code() == ErrorCode::kAbsent;
-    if (is_absent) return false;
-    // A store may answer so for an object that is not there.
-    if (!is_url(path)) throw;
+    if (refusal.code() == ErrorCode::kAbsent) return false;
+    // Without the file, values could be wrong: only one that is perhaps absent counts as absent.
+    if (refusal.code() != ErrorCode::kHidden) throw;
     if (out.unreadable.empty()) out.unreadable = refusal.what();
     return false;
   }
@@ -239,6 +274,28 @@ QuantizationConfig read_quantization_config(const std::string& directory, Source
   }
   if (out.file.empty()) out.file = public_name(child_name(directory, "config.json"));
   return out;
+}
+
+std::string refused_comfy_format(const std::string& text) {
+  const auto reason_of = [](const Json& about) -> std::string {
+    if (!about.is_object()) return "is not the JSON of a format of ComfyUI";
+    if (const auto at = about.find("convrot"); at != about.end() && *at != false) {
+      return "\"convrot\" of ComfyUI is not supported: the weights are rotated";
+    }
+    const auto at = about.find("format");
+    const std::string format =
+        at != about.end() && at->is_string() ? at->get<std::string>() : std::string();
+    if (format.starts_with("float8_")) return "";
+    return "the format " + in_quotes(format) + " of ComfyUI is not supported: only FP8 is";
+  };
+  const Json json = parse(text);
+  const auto layers = json.is_object() ? json.find("layers") : json.end();
+  if (layers == json.end() || !layers->is_object()) return reason_of(json);
+  for (const auto& [name, layer] : layers->items()) {
+    const std::string reason = reason_of(layer);
+    if (!reason.empty()) return in_quotes(name) + ": " + reason;
+  }
+  return "";
 }
 
 std::optional<QuantState> parse_quant_state(const std::string& text) {

@@ -1,4 +1,4 @@
-// What the files beside a checkpoint say about its quantisation: `quantization_config` of
+// The quantisation that the files beside a checkpoint describe: `quantization_config` of
 // config.json (also in its text_config), `quantization` of MLX, and for older checkpoints
 // hf_quant_config.json (ModelOpt), quantize_config.json (GPTQ) or quant_config.json (AWQ).
 //
@@ -42,18 +42,24 @@ struct QuantizationConfig {
   std::optional<Block> weight_block;
   std::optional<std::uint64_t> bits, group_size;
   std::optional<bool> zero_point;
-  bool has_exceptions = false;  // GPTQ's `dynamic`: other parameters for some modules
+  // `dynamic` of GPTQ, `extra_config` of AutoRound: other parameters for some modules.
+  bool has_exceptions = false;
+  bool is_symmetric = false;  // GPTQ's `sym`, for all modules
   std::vector<Group> groups;
   Module all;                             // MLX
-  std::map<std::string, Module> modules;  // MLX: what differs, by the module's name
+  std::map<std::string, Module> modules;  // MLX: modules with parameters of their own, by name
   std::string refused;                    // a part that stfs does not know: "transform_config"
-  std::string unreadable;                 // why config.json could not be read
+  std::string unreadable;                 // why a file that is perhaps absent was not read
 };
 
 // Reads the files in a directory, which may be a URL. A file that does not exist is no error, and
-// one that cannot be read is noted. Throws Error kQuantized for JSON that is none, or has values of
-// other types.
+// one that is perhaps absent (kHidden) is noted. Throws Error kQuantized for JSON that is none, or
+// has values of other types, and kUnreadable.
 QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources);
+
+// Why weights of a format of ComfyUI cannot be computed; "" when they can. `text` is that of a
+// tensor "X.comfy_quant", or of `_quantization_metadata` in a header, which has one for each layer.
+std::string refused_comfy_format(const std::string& text);
 
 // The texts of `quant_state` of bitsandbytes.
 struct QuantState {

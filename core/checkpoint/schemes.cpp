@@ -35,6 +35,7 @@ constexpr Scheme kPlain{"FP8 without scales", find_plain};
 // clang-format off
 constexpr std::string_view kEndings[] = {
     ".scale", "_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2",
+    ".scale_weight", ".qscale_weight",                              // ComfyUI, Mistral
     "_zero_point", "_g_idx", "_shape", "_global_scale",             // compressed-tensors
     ".scales", ".biases", ".qbiases",                               // MLX
     ".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", ".SCB", ".weight_format",
@@ -82,7 +83,8 @@ constexpr std::string_view kVanish[] = {
     ".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale",
     ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".input_zero_point",
     ".input_scale_ub", ".k_zero_point", ".v_zero_point", "_input_scale", "_input_global_scale",
-    "_activation_scale",
+    "_activation_scale", ".scale_input", ".qscale_act",
+    ".comfy_quant", "scaled_fp8",  // ComfyUI: a format's name, and the mark of a file
 };
 
 constexpr Named kLeft[] = {
@@ -91,6 +93,8 @@ constexpr Named kLeft[] = {
     {".weight_scale_2",    "is a scale"},
     {"_proj_scale",        "is a scale"},
     {".weight_global_scale", "is a scale"},
+    {".scale_weight",      "is a scale"},
+    {".qscale_weight",     "is a scale"},
     {".weight_packed",     "holds packed weights"},
     {".weight_zero_point", "holds zero points"},
     {".weight_g_idx",      "holds the groups of columns"},
@@ -149,6 +153,12 @@ const Scheme& plain_scheme() { return kPlain; }
 std::string reason_to_refuse(std::string_view name) {
   std::string_view reason;
   return has_ending_of(name, kRefused, reason) ? std::string(reason) : "";
+}
+
+bool may_hold_codes(DType dtype) {
+  const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
+                        dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
+  return !is_plain && type_info(dtype).kind != TypeKind::kQuantized;
 }
 
 bool vanishes(std::string_view name) {
@@ -212,10 +222,7 @@ const QuantizationConfig& Finder::config(std::uint32_t number) const {
 
 const QuantizationConfig* Finder::first_with(bool (*is_wanted)(const QuantizationConfig&)) const {
   for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
-    const DType dtype = checkpoint_.tensor(i).dtype;
-    const bool is_plain = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
-                          dtype == DType::kF64 || dtype == DType::kI64 || dtype == DType::kBool;
-    if (is_plain || type_info(dtype).kind == TypeKind::kQuantized) continue;
+    if (!may_hold_codes(checkpoint_.tensor(i).dtype)) continue;
     if (is_wanted(config(i))) return &config(i);
   }
   return nullptr;
@@ -262,12 +269,26 @@ std::string Finder::config_texts() const {
   return all;
 }
 
+std::optional<std::uint32_t> Finder::first_word(const Tensor& tensor) const {
+  std::uint32_t word = 0;
+  if (!tensor.locator || tensor.length < sizeof word) return std::nullopt;
+  const Source& source = *tensor.locator->source;
+  if (!source.has({tensor.locator->offset, sizeof word})) return std::nullopt;
+  const std::span out = std::as_writable_bytes(std::span(&word, 1));
+  const int error = source.read(out, tensor.locator->offset);
+  if (error != 0) {
+    throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
+  }
+  return word;
+}
+
 std::string Finder::bytes_of(const Tensor& tensor) const {
   constexpr std::uint64_t kMost = 64 << 10;
   if (!tensor.locator || tensor.length > kMost) refuse(tensor, "too large for what its name says");
   std::string bytes(static_cast<std::size_t>(tensor.length), '\0');
   const Source& source = *tensor.locator->source;
-  const int error = source.read(std::as_writable_bytes(std::span(bytes)), tensor.locator->offset);
+  const std::span out = std::as_writable_bytes(std::span(bytes));
+  const int error = sources_.read(source, tensor.locator->offset, out);
   if (error != 0) {
     throw_read_failure(source, source.path(), "tensor " + in_quotes(tensor.name), error);
   }
@@ -329,5 +350,41 @@ void refuse_companion(const Tensor& weight, const Tensor& companion, const std::
 std::string_view without_ending(std::string_view name, std::string_view ending) {
   return name.substr(0, name.size() - ending.size());
 }
+
+void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending) {
+  Finder::refuse(weight, "has no " + in_quotes(std::string(base) + std::string(ending)) +
+                             " beside it: the checkpoint is not complete");
+}
+
+std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,
+                   std::string_view ending) {
+  const auto number = finder.find(base, ending);
+  if (!number) refuse_half(weight, base, ending);
+  return *number;
+}
+
+void refuse_without_config(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                           const std::string& subject) {
+  const QuantizationConfig& config = finder.config(number);
+  Finder::refuse(weight,
+                 "its tensors do not tell " + subject + ", and " + printable(config.file) +
+                     (config.unreadable.empty() ? " does not either" : ": " + config.unreadable));
+}
+
+// Packs, or refuses a size that overflows.
+Packing packed_or_refuse(const Tensor& weight, const Packing& packing, std::uint64_t rows,
+                         std::uint64_t columns, std::uint64_t unit) {
+  const auto whole = packed(packing, rows, columns, unit);
+  if (!whole) Finder::refuse(weight, "its size overflows");
+  return *whole;
+}
+
+std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last) {
+  std::vector<std::uint64_t> out(shape.begin(), shape.end());
+  out.back() = last;
+  return out;
+}
+
+bool has_rank(const Tensor& tensor, std::size_t rank) { return tensor.shape.size() == rank; }
 
 }  // namespace stfs

@@ -41,7 +41,7 @@ struct QuantizedWeight {
   }
 };
 
-// What the schemes look things up in.
+// Finds tensors and configurations for the schemes.
 class Finder {
  public:
   Finder(const Checkpoint& checkpoint, Sources& sources);
@@ -51,7 +51,7 @@ class Finder {
 
   // The tensor `base` + `ending`, which is one of the known endings (schemes.cpp).
   std::optional<std::uint32_t> find(std::string_view base, std::string_view ending) const;
-  // What stands beside the checkpoint that holds a tensor.
+  // The configuration beside the file that holds a tensor.
   const QuantizationConfig& config(std::uint32_t number) const;
   // All texts that were read.
   std::string config_texts() const;
@@ -61,6 +61,8 @@ class Finder {
   // The same for any method; for a checkpoint in which no row has found a weight.
   void refuse_any_method() const;
 
+  // The first four bytes of a tensor; nullopt when they are not on this machine.
+  std::optional<std::uint32_t> first_word(const Tensor& tensor) const;
   // Reads all bytes of a small tensor.
   std::string bytes_of(const Tensor& tensor) const;
 
@@ -87,12 +89,17 @@ std::span<const Scheme> schemes();
 // The row of an FP8 tensor without a scale, where nothing else in the checkpoint is quantised.
 const Scheme& plain_scheme();
 
-// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other.
+// Whether tensors of this type may hold codes that only a scheme explains: no plain numbers, and no
+// blocks of GGUF.
+bool may_hold_codes(DType dtype);
+// Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
+// checkpoint without codes the name means nothing.
 std::string reason_to_refuse(std::string_view name);
 // Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
 // activations and of the cache of keys and values.
 bool vanishes(std::string_view name);
-// What the names of all parts of a weight begin with: "X" of X.weight, X.weight_scale and X.scales.
+// The beginning that the names of all parts of a weight share: "X" of X.weight, X.weight_scale and
+// X.scales.
 std::string_view base_of_part(std::string_view name);
 // Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
 // there"; "" for one that can.
@@ -121,12 +128,27 @@ std::optional<DType> scale_type(DType dtype);
                                    const std::string& rule);
 
 std::string_view without_ending(std::string_view name, std::string_view ending);
+bool has_rank(const Tensor& tensor, std::size_t rank);
+std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::uint64_t last);
+
+// The companion `base` + `ending` of a weight. Refuses a weight without it.
+std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,
+                   std::string_view ending);
+[[noreturn]] void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending);
+// `subject` is told neither by the tensors nor by the config: "the number of bits".
+[[noreturn]] void refuse_without_config(const Finder& finder, std::uint32_t number,
+                                        const Tensor& weight, const std::string& subject);
+// packed(), or refuses a size that overflows.
+Packing packed_or_refuse(const Tensor& weight, const Packing& packing, std::uint64_t rows,
+                         std::uint64_t columns, std::uint64_t unit = 1);
 
 // Rows of the table, by the file that has them.
 using FindWeight = bool(const Finder&, std::uint32_t, const Tensor&, QuantizedWeight&);
-FindWeight find_gguf;                                                  // schemes.cpp
-FindWeight find_fp8, find_int8, find_fp4;                              // schemes_scaled.cpp
-FindWeight find_gpt_oss, find_packed, find_mlx, find_bnb4, find_bnb8;  // schemes_packed.cpp
-FindWeight find_gptq, find_awq;                                        // schemes_packed.cpp
+FindWeight find_gguf;                                    // schemes.cpp
+FindWeight find_fp8, find_int8, find_fp4, find_gpt_oss;  // schemes_scaled.cpp
+FindWeight find_packed;                                  // schemes_compressed.cpp
+FindWeight find_gptq, find_awq;                          // schemes_gptq.cpp
+FindWeight find_bnb4, find_bnb8;                         // schemes_bitsandbytes.cpp
+FindWeight find_mlx;                                     // schemes_mlx.cpp
 
 }  // namespace stfs

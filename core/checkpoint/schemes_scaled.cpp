@@ -3,6 +3,7 @@
 #include "core/checkpoint/schemes.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace stfs {
 namespace {
@@ -20,7 +21,10 @@ std::uint64_t block_along(std::uint64_t size, std::uint64_t scales, std::uint64_
     wanted = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(size, 1));
     return (size + wanted - 1) / wanted == scales ? wanted : 0;
   }
-  return size % scales == 0 ? size / scales : 0;
+  // The last block may be cut: 192 rows with two scales are 128 and 64, and not 96 each. Blocks of
+  // an equal size that is a power of two could not be those of a larger one.
+  if (size % scales != 0) return 0;
+  return scales == 1 || std::has_single_bit(size / scales) ? size / scales : 0;
 }
 
 // The blocks that share a scale, by the shape of the scales; false when it fits no blocks.
@@ -108,7 +112,8 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
   if (fits || set_grid(scale, all, rank, std::nullopt, layout)) return;
   if (blocks.empty() && config.text.empty()) {
     refuse_companion(weight, scale,
-                     "no blocks of equal size have such scales; config.json, which may tell their "
+                     "no blocks whose sizes are powers of two have such scales; config.json, which "
+                     "may tell their "
                      "size, is " +
                          (config.unreadable.empty() ? std::string("not there")
                                                     : "not readable: " + config.unreadable));
@@ -131,7 +136,9 @@ std::optional<std::uint32_t> scale_of(const Finder& finder, const Tensor& weight
   add(weight.name, "_scale_inv");
   add(weight.name, "_scale");
   add(weight.name, "_weight_scale");  // of experts in one tensor, whose names have no ".weight"
-  if (weight.name.ends_with(".weight")) add(without_ending(weight.name, ".weight"), ".scale");
+  if (!weight.name.ends_with(".weight")) return found;
+  const std::string_view base = without_ending(weight.name, ".weight");
+  for (const char* const ending : {".scale", ".scale_weight", ".qscale_weight"}) add(base, ending);
   return found;
 }
 
@@ -304,6 +311,45 @@ bool find_fp4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
                      "the rows, is not supported");
   }
   pack_weight(tensor, is_down ? fields(Codes::kF4Down, 4) : typed(DType::kF4), found.layout);
+  return true;
+}
+
+// --- gpt-oss
+
+bool find_gpt_oss(const Finder& finder, std::uint32_t number, const Tensor& tensor,
+                  QuantizedWeight& found) {
+  const bool is_turned = tensor.name.ends_with("_blocks");
+  if (!is_turned && !tensor.name.ends_with(".blocks")) return false;
+  const std::string_view base = tensor.name.substr(0, tensor.name.size() - 7);
+  const std::string_view ending = is_turned ? "_scales" : ".scales";
+  const bool has_blocks =
+      tensor.dtype == DType::kU8 && has_rank(tensor, 4) && tensor.shape[3] == 16;
+  const auto scales = finder.find(base, ending);
+  if (!has_blocks && !scales) return false;
+  const std::uint32_t scale_number = need(finder, tensor, base, ending);
+  const Tensor scale = finder.tensor(scale_number);
+  if (!has_blocks) refuse_companion(tensor, scale, "blocks of 16 bytes, U8, are expected");
+  if (scale.dtype != DType::kU8 || !std::ranges::equal(scale.shape, tensor.shape.first(3))) {
+    refuse_companion(tensor, scale, "a scale for each block of 32 is expected");
+  }
+  QuantizedLayout& layout = found.layout;
+  layout.matrices = tensor.shape[0];
+  layout.rows = tensor.shape[1];
+  if (__builtin_mul_overflow(tensor.shape[2], 32, &layout.columns)) {
+    Finder::refuse(tensor, "its size overflows");
+  }
+  layout.is_transposed = is_turned;
+  layout.weight = packed_or_refuse(tensor, typed(DType::kF4), layout.rows, layout.columns);
+  layout.grid_rows = layout.rows;
+  layout.grid_columns = tensor.shape[2];
+  layout.block_columns = 32;
+  layout.scale =
+      packed_or_refuse(tensor, typed(DType::kF8E8M0), layout.grid_rows, layout.grid_columns);
+  found.name = base;
+  found.shape = {layout.matrices, layout.rows, layout.columns};
+  if (is_turned) std::swap(found.shape[1], found.shape[2]);
+  found.input(Role::kWeight) = number;
+  found.input(Role::kScale) = scale_number;
   return true;
 }
 

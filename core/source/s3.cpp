@@ -98,8 +98,10 @@ struct S3Answer {
   if (status != 401 && status != 403 && !is_expired(code)) {
     throw Error(ErrorCode::kUnreadable, name, said);
   }
+  // Without s3:ListBucket, an object that is not there is answered so too.
+  const bool is_hidden = status == 403 && (code.empty() || code == "AccessDenied");
   throw Error(
-      ErrorCode::kUnreadable, name,
+      is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
       "Permission denied: " + said + ": " +
           (!refused.is_signed                ? "no AWS credentials were found: set AWS_PROFILE, or"
                                                " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

@@ -22,11 +22,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -87,6 +89,7 @@ class Sources::Impl {
   std::unique_ptr<const Source> open(const std::string& name, When when = When::kNow);
   std::optional<std::vector<std::string>> names_in(const std::string& name);
   std::string pinned(const std::string& name);
+  int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
   void keep_if_not_cached(const Source& source, std::string_view first);
   std::string resolutions(std::span<const Beginning> beginnings);
   void use(std::string_view resolutions);
@@ -156,8 +159,11 @@ class Sources::Impl {
 
   std::mutex known_mutex_;
   std::map<std::string, Known> known_;  // by name, with its secrets
-  std::mutex talk_mutex_;               // of the functions in options_
-  std::set<std::string> warnings_;      // that the user has seen
+  // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
+  std::map<std::string, std::string> parts_;
+  std::size_t parts_bytes_ = 0;
+  std::mutex talk_mutex_;           // of the functions in options_
+  std::set<std::string> warnings_;  // that the user has seen
 };
 
 Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
@@ -291,7 +297,7 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
 }
 
 void Sources::Impl::refuse_to_ask(const std::string& name) const {
-  throw Error(ErrorCode::kUnreadable, public_name(name),
+  throw Error(ErrorCode::kHidden, public_name(name),
               options_.offline ? is_hub_offline()
                                      ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
                                      : "offline, and this was never fetched"
@@ -437,6 +443,28 @@ std::string Sources::Impl::pinned(const std::string& name) {
   return pinned;
 }
 
+int Sources::Impl::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
+  if (!is_url(source.path())) return source.read(out, offset);
+  std::string key = source.path();
+  key.append(1, '\0').append(source.version().token).append(1, '\0');
+  key += std::to_string(offset);
+  if (asks_nobody_) {
+    const auto known = parts_.find(key);
+    if (known != parts_.end() && known->second.size() == out.size()) {
+      std::memcpy(out.data(), known->second.data(), out.size());
+      return 0;
+    }
+  }
+  const int error = source.read(out, offset);
+  if (error != 0 || asks_nobody_) return error;
+  constexpr std::size_t kMostParts = std::size_t{16} << 20;
+  const std::lock_guard lock(known_mutex_);
+  if (parts_bytes_ + out.size() > kMostParts) return 0;
+  parts_bytes_ += out.size();
+  parts_[std::move(key)] = {reinterpret_cast<const char*>(out.data()), out.size()};
+  return 0;
+}
+
 void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view first) {
   const std::lock_guard lock(known_mutex_);
   for (auto& [name, known] : known_) {
@@ -474,6 +502,11 @@ std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
   for (const auto& [name, known] : known_) {
     names.push_back(Json::array({Json::binary({name.begin(), name.end()}), json_of(known, true)}));
   }
+  Json& parts = json["parts"] = Json::array();
+  for (const auto& [key, bytes] : parts_) {
+    parts.push_back(Json::array(
+        {Json::binary({key.begin(), key.end()}), Json::binary({bytes.begin(), bytes.end()})}));
+  }
   json["warnings"] = warnings_;
   const std::vector<std::uint8_t> bytes = Json::to_msgpack(json);
   return {bytes.begin(), bytes.end()};
@@ -481,13 +514,19 @@ std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
 
 void Sources::Impl::use(std::string_view resolutions) {
   const Json json = Json::from_msgpack(resolutions, true, false);
-  if (!json.is_object() || !json.contains("names") || !json.contains("warnings")) {
+  if (!json.is_object() || !json.contains("names") || !json.contains("parts") ||
+      !json.contains("warnings")) {
     throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
   }
   const std::scoped_lock lock(known_mutex_, talk_mutex_);
   for (const Json& entry : json["names"]) {
     const auto& name = entry.at(0).get_binary();
     known_[std::string(name.begin(), name.end())] = known_of(entry.at(1));
+  }
+  for (const Json& entry : json["parts"]) {
+    const auto& key = entry.at(0).get_binary();
+    const auto& bytes = entry.at(1).get_binary();
+    parts_[{key.begin(), key.end()}].assign(bytes.begin(), bytes.end());
   }
   for (const Json& line : json["warnings"]) warnings_.insert(line.get<std::string>());
   asks_nobody_ = true;
@@ -524,6 +563,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
     }
     const std::optional<Error>& error = opened[i].error;
     if (!error || error->code() == ErrorCode::kAbsent || !is_url(names[i])) return;
+    if (error->code() == ErrorCode::kHidden && when == When::kLater) return;
     const std::lock_guard lock(mutex);
     if (!unreachable) unreachable = error;
   };
@@ -590,6 +630,10 @@ std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
 
 std::string Sources::pinned(const std::string& name) {
   return is_url(name) ? impl_->pinned(name) : name;
+}
+
+int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
+  return impl_->read(source, offset, out);
 }
 
 std::string Sources::resolutions(std::span<const Beginning> beginnings) {

@@ -73,6 +73,10 @@ class Sources {
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
   std::string read_file(const std::string& name, std::uint64_t limit);
 
+  // Reads a few bytes that loading needs beside headers, as Source::read: of a remote source,
+  // resolutions() has them.
+  int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
+
   // The name with what can be pinned (hf://org/name@COMMIT); a local one as it stands.
   std::string pinned(const std::string& name);
 

@@ -122,7 +122,9 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
     throw Error(ErrorCode::kAbsent, public_name(name), "No such object");
   }
   if (status == 401 || status == 403) {
-    refuse_object(name, "Permission denied: name a user and a password for its host in ~/.netrc");
+    // Stores behind a web server answer 403 for an object that is not there.
+    throw Error(status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable, public_name(name),
+                "Permission denied: name a user and a password for its host in ~/.netrc");
   }
   if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
   refuse_object(name, "its server answers with status " + std::to_string(status));

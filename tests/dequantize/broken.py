@@ -1,8 +1,8 @@
 """Checkpoints that `-o dequantize` must refuse, or must show right: each is a good variant with one thing changed.
 
 The outcome of each: "refused" (the mount fails, and the message has one of the words: the tensor, or the scheme),
-"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell) or "either" (refused, or
-the right values all the same: what was changed need not be looked at).
+"late" (the same, or the read of that tensor fails, because only its inputs' bytes tell), "either" (refused, or
+the right values all the same: what was changed need not be looked at) or "right" (the right values).
 """
 
 import json
@@ -16,6 +16,7 @@ from schemes import Draw
 
 BROKEN = {}
 Q = variants.LAYER + "self_attn.q_proj"
+W = Q + ".weight"
 UP = variants.LAYER + "mlp.up_proj"
 KV = variants.LAYER + "self_attn.kv_a_proj_with_mqa.weight"
 EXPERTS = variants.LAYER + "mlp.experts."
@@ -122,6 +123,47 @@ row("config-is-a-list", "fp8-block-f32", ("config.json",), lambda model: (model.
 row("quantization-config-is-text", "fp8-block-f32", ("quantization_config",), lambda model: model.config.update(quantization_config="fp8"), "either")
 row("dsv4-fp4-odd-scale", "deepseek-v4", "layers.0.ffn.experts.0.w1", reshaped("layers.0.ffn.experts.0.w1.scale", (35, 2)))
 
+# 192 rows with two scales are not 96 each: the config, which is missing, names 128.
+row("fp8-blocks-of-96-rows", "plain", W, both(added(W, tensor("F8_E4M3", np.zeros((192, 256)))), added(W + "_scale_inv", floats("F32", np.ones((2, 2))))))
+
+
+def alone(suffix, each):
+    """FP8 whose scale has a name that is not known."""
+    return both(added(Q + ".weight", tensor("F8_E4M3", np.full((8, 32), 0x38))), added(Q + suffix, each))
+
+
+row("fp8-unknown-scale", "plain", (Q + ".weight", "new_scale"), alone(".new_scale", floats("F32", 0.5)))
+row("fp8-unknown-scales", "plain", (Q + ".weight", "scales_of_rows"), alone(".scales_of_rows", floats("F32", np.ones(8))))
+
+
+def comfy(form, metadata=False, **more):
+    """ComfyUI's NVFP4 and MXFP8 have scales in tiles, ConvRot's weights are rotated: only a text tells."""
+    text = json.dumps({"format": form, **more})
+
+    def change(model):
+        model.tensors.update({W: tensor("U8", np.zeros((128, 32))), Q + ".weight_scale": tensor("F8_E4M3", np.zeros((128, 4))),
+                              Q + ".weight_scale_2": floats("F32", 1)})
+        if metadata:
+            model.metadata["_quantization_metadata"] = '{"layers": {"%s": %s}}' % (Q, text)
+        else:
+            model.tensors[Q + ".comfy_quant"] = tensor("U8", np.frombuffer(text.encode(), np.uint8))
+
+    return change
+
+
+row("fp8-comfy-nvfp4", "plain", "nvfp4", comfy("nvfp4"))
+row("fp8-comfy-nvfp4-in-metadata", "plain", "nvfp4", comfy("nvfp4", metadata=True))
+row("fp8-comfy-rotated", "plain", "convrot", comfy("float8_e4m3fn", convrot=True))
+row("fp8-comfy-no-json", "plain", "comfy_quant", both(comfy("nvfp4"), added(Q + ".comfy_quant", tensor("U8", np.zeros(4)))))
+
+# In a checkpoint of plain numbers the names of other schemes mean nothing.
+row("fp8-names-of-others", "plain", "", lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", np.ones((4, 4)))) for name in ("attn.W_q", "attn.q_weight", "vq.codebooks", "vq.centroids.weight")], "right")
+# A part of the model without a quantisation says so with null.
+row("fp8-config-null-in-a-part", "fp8-config-of-a-part", "", lambda model: model.config.update(audio_config={"quantization_config": None}, vision_config={"quantization_config": None}), "right")
+row("fp8-configs-of-two-parts", "fp8-config-of-a-part", "quantization_config",
+    lambda model: model.config.update(vision_config={"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}))
+
 # gpt-oss.
 
 row("gpt-oss-scales-missing", "gpt-oss", EXPERTS + "down_proj", removed(EXPERTS + "down_proj_scales"))
@@ -160,6 +202,8 @@ row("ct-g-idx-short", "ct-pack-4-g-idx", UP, stored(UP + ".weight_g_idx", "I32",
 row("ct-zero-points-short", "ct-pack-4-zero-points", UP, reshaped(UP + ".weight_zero_point", (4, 3)))
 row("ct-zero-points-groups", "ct-pack-4-zero-points", UP, reshaped(UP + ".weight_zero_point", (5, 2)))
 row("ct-zero-points-i8-short", "ct-pack-4-zero-points-i8", UP, reshaped(UP + ".weight_zero_point", (34, 3)))
+row("ct-zero-points-turned", "ct-pack-4-zero-points", UP, reshaped(UP + ".weight_zero_point", (3, 5)))
+row("ct-zero-points-i8-turned", "ct-pack-4-zero-points-i8", UP, reshaped(UP + ".weight_zero_point", (3, 35)))
 row("ct-name-taken", "ct-pack-4", UP, added(UP + ".weight", floats("BF16", np.ones((35, 96)))))
 row("ct-config-missing", "ct-pack-4", (UP, "bits", "config"), lambda model: model.config.pop("quantization_config"), "either")
 row("ct-groups-are-a-list", "ct-pack-4", (UP, "config_groups"), config("config_groups", value=[1, 2]), "either")
@@ -220,6 +264,7 @@ row("mxfp8-scale-columns", "modelopt-mxfp8", Q, reshaped(Q + ".weight_scale", (3
 # GPTQ, AWQ.
 
 row("gptq-qzeros-missing", "gptq-4", Q, removed(Q + ".qzeros"))
+row("gptq-symmetric-of-other-zeros", "gptq-4-sym", Q, stored(Q + ".qzeros", "I32", [[0x77777776] * 8] * 3))
 row("gptq-scales-missing", "gptq-4", Q, removed(Q + ".scales"))
 row("gptq-qweight-missing", "gptq-4", Q, removed(Q + ".qweight"))
 row("gptq-scales-groups", "gptq-4", Q, reshaped(Q + ".scales", (2, 72)))
@@ -248,7 +293,6 @@ row("awq-bits-8", "awq", (Q, "bits"), config("bits", value=8))
 
 # bitsandbytes.
 
-W = Q + ".weight"
 STATE = W + ".quant_state.bitsandbytes__nf4"
 
 

@@ -119,6 +119,9 @@ class Checkpoint:
     def expected_config(self, word):
         """config.json of `.stfs/model/`: nothing is left of the quantisation, and the type is the new one."""
         config = json.loads(json.dumps(self.config))
+        for each in config.values():
+            if isinstance(each, dict):
+                each.pop("quantization_config", None)
         for each in (config, config.get("text_config", {})):
             for key in ("quantization_config", "quantization", "expert_dtype", "compression_config"):
                 each.pop(key, None)

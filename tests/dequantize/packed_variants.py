@@ -206,6 +206,7 @@ gptq_variant("gptq_2", 2)
 gptq_variant("gptq_3", 3)
 gptq_variant("gptq_8", 8, sizes=((68, 96), (12, 64)))
 gptq_variant("gptq_4_sym", 4, sym=True, only_file=True)
+gptq_variant("gptq_3_sym", 3, sym=True)
 gptq_variant("gptq_4_desc_act", 4, g_idx="order", sizes=((72, 160), (32, 64)))
 gptq_variant("gptq_3_desc_act", 3, g_idx="order", dtype="BF16")
 gptq_variant("gptq_4_no_g_idx", 4, g_idx=None)
@@ -237,6 +238,13 @@ awq_variant("awq_old_config", True, True)
 
 
 @variant
+def gptq_4_sym_as_stored(model, draw):
+    """Qwen3.5-27B-GPTQ-Int4 stores zero points as they are, and names the first version (vllm #38966)."""
+    dress(model, draw, "Qwen3ForCausalLM", {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"})
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 2, sym=True)
+
+
+@variant
 def auto_round(model, draw):
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "packing_format": "auto_round:auto_gptq", "data_type": "int"}
     dress(model, draw, "Qwen3ForCausalLM", config)
@@ -248,6 +256,25 @@ def auto_round_awq(model, draw):
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_awq", "data_type": "int"}
     dress(model, draw, "Qwen3ForCausalLM", config)
     schemes.awq(model, draw, LAYER + "mlp.up_proj", 40, 64, 32)
+
+
+@variant
+def auto_round_zeros_as_stored(model, draw):
+    """packing_format "auto_round" stores zero points as they are, unlike "auto_round:auto_gptq"."""
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round", "data_type": "int"}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 2, None)
+
+
+@variant
+def auto_round_mixed_bits(model, draw):
+    """AutoScheme: extra_config has other bits and groups for some modules, and nothing but the shapes tells them here."""
+    extra = {LAYER + "mlp.down_proj": {"bits": 8, "group_size": 16}, LAYER + "mlp.gate_proj": {"bits": 2}}
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_gptq", "extra_config": extra}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 1, None)
+    schemes.gptq(model, draw, LAYER + "mlp.down_proj", 64, 64, 8, 16, 1, None)
+    schemes.gptq(model, draw, LAYER + "mlp.gate_proj", 64, 64, 2, 32, 1, "order")
 
 
 # 6. bitsandbytes.
@@ -321,6 +348,17 @@ def mlx_overrides(model, draw):
     schemes.mlx_affine(model, draw, "model.quantised_embed", (17, 96), 8, 32)
     schemes.mlx_affine(model, draw, LAYER + "mlp.up_proj", (20, 128), 4, 64)
     model.passes("lm_head.weight", draw.floats("BF16", (17, 24)))
+
+
+@variant
+def mlx_mxfp4_overrides(model, draw):
+    """gpt-oss MXFP4-Q8: a module's own parameters do not inherit the mode, nor the size of a group."""
+    overrides = {LAYER + "mlp.router": {"group_size": 64, "bits": 8}, "model.quantised_embed": {"bits": 8}, LAYER + "self_attn.o_proj": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
+    mlx_config(model, draw, "GptOssForCausalLM", {"group_size": 32, "bits": 4, "mode": "mxfp4", **overrides})
+    schemes.mlx_affine(model, draw, LAYER + "mlp.router", (5, 128), 8, 64)
+    schemes.mlx_affine(model, draw, "model.quantised_embed", (17, 128), 8, 64)
+    schemes.mlx_fp(model, draw, LAYER + "mlp.experts.up_proj", (3, 5, 64), "mxfp4")
+    schemes.mlx_fp(model, draw, LAYER + "self_attn.o_proj", (9, 96), "mxfp4")
 
 
 def mlx_mode(mode, group, bits):

@@ -131,7 +131,8 @@ class Reference:
         for file in ("quant_config.json", "quantize_config.json", "hf_quant_config.json", "config.json"):
             if (directory / file).exists():
                 each = json.loads((directory / file).read_text())
-                top = each.get("quantization_config") or each.get("text_config", {}).get("quantization_config") or each.get("quantization")
+                parts = [part.get("quantization_config") for part in (each, *(part for part in each.values() if isinstance(part, dict)))]
+                top = next(filter(None, parts), None) or each.get("quantization")
                 self.config = top or ({} if file == "config.json" else each) or self.config
         self.mlx = "quantization" in json.loads((directory / "config.json").read_text())
         self.scaled = any(name.endswith(("scale", "scale_inv", "scale_2", "_scales")) for name in self.tensors)
@@ -192,7 +193,8 @@ class Reference:
         return result.reshape(state["shape"])
 
     def gptq(self, module):
-        bits = self.config["bits"]
+        config = {**self.config, **self.config.get("extra_config", {}).get(module, {})}
+        bits = config["bits"]
         qweight, qzeros, scales = (self.get(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
         rows, mask = qweight.shape[1], (1 << bits) - 1
         if bits == 3:
@@ -204,11 +206,13 @@ class Reference:
             zeros = zeros.reshape(len(qzeros), -1)
             weight = torch.bitwise_right_shift(qweight[:, None].expand(-1, 32 // bits, -1), shifts[None, :, None]) & mask
             weight = weight.reshape(-1, rows)
-        if self.config.get("checkpoint_format") != "gptq_v2":
+        if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round":
             zeros = (zeros + 1) & mask
+        if config.get("sym"):
+            zeros = torch.full_like(zeros, 1 << (bits - 1))
         order = self.get(f"{module}.g_idx")
         if order is None:
-            group = self.config["group_size"]
+            group = config["group_size"]
             order = torch.arange(len(weight)) // (len(weight) if group == -1 else group)
         order = order.long()
         return ((weight - zeros[order]).to(F32) * scales.to(F32)[order]).T.contiguous()
@@ -265,7 +269,8 @@ class Reference:
         return grouped(codes, scale_of(scale), zeros, self.get(f"{module}.weight_g_idx"))
 
     def apple(self, module):
-        quantization = {**self.config, **(self.config.get(module) or {})}
+        own = self.config.get(module)
+        quantization = {"bits": 4, "group_size": 64, **own} if isinstance(own, dict) else self.config
         bits, group, mode = quantization["bits"], quantization["group_size"], quantization.get("mode", "affine")
         packed = self.get(f"{module}.weight")
         codes = whole_numbers(packed, bits, packed.shape[-1] * 32 // bits).unflatten(-1, (-1, group))
@@ -286,7 +291,8 @@ class Reference:
     def scaled_weight(self, name, module):
         """A weight of 8 bits, or FP4 in bytes, beside its scale."""
         each, codes = self.tensors[name], self.get(name)
-        names = (f"{name}_scale_inv", f"{name}_scale", f"{module}.scale", f"{name}_weight_scale")
+        names = (f"{name}_scale_inv", f"{name}_scale", f"{module}.scale", f"{name}_weight_scale",
+                 f"{module}.scale_weight", f"{module}.qscale_weight")
         scale = next((other for other in names if other in self.tensors), None)
         if scale is None:
             assert not self.scaled, name

@@ -304,3 +304,43 @@ def modelopt_mixed(model, draw):
     module = LAYER + "mlp.up_proj"
     schemes.fp4(model, draw, module + ".weight", module + ".weight", (34, 32), module + ".weight_scale", 16, "F8_E4M3",
                 factor=multiplied(model, draw, module + ".weight_scale_2", ()))
+
+
+@variant
+def mistral_consolidated(model, draw):
+    """Mistral's own format: qscale_weight multiplies, qscale_act vanishes; params.json, which stfs does not read, names FP8."""
+    dress(model, draw, "MistralForCausalLM")
+    for name, dtype in (("wq", "F32"), ("wk", "BF16")):
+        module = f"layers.0.attention.{name}"
+        schemes.fp8_with(model, draw, module + ".weight", (33, 65), module + ".qscale_weight", (), dtype, positive=True)
+        model.put(module + ".qscale_act", floats(dtype, 0.5))
+    model.put("layers.0.attention.kv_fake_quantizer.qscale_act", floats("F32", 0.5))
+
+
+@variant
+def comfy_scaled(model, draw):
+    """ComfyUI's older way: scale_weight multiplies, scale_input vanishes, and scaled_fp8 marks the file."""
+    dress(model, draw, "FluxForCausalLM")
+    for name, shape in (("img_attn.qkv", ()), ("img_attn.proj", (1,))):
+        module = "double_blocks.0." + name
+        schemes.fp8_with(model, draw, module + ".weight", (33, 65), module + ".scale_weight", shape, "F32", positive=True)
+        model.put(module + ".scale_input", floats("F32", np.full(shape, 0.5)))
+    model.put("scaled_fp8", tensor("F8_E4M3", np.zeros(2)))
+
+
+@variant
+def comfy_quant(model, draw):
+    """ComfyUI's newer way: weight_scale, and a text for each weight."""
+    dress(model, draw, "FluxForCausalLM")
+    module = "double_blocks.0.img_attn.qkv"
+    schemes.fp8_with(model, draw, module + ".weight", (33, 65), module + ".weight_scale", (), "F32", positive=True)
+    model.put(module + ".comfy_quant", tensor("U8", np.frombuffer(b'{"format": "float8_e4m3fn"}', np.uint8)))
+    model.metadata["_quantization_metadata"] = '{"format_version": "1.0", "layers": {"a": {"format": "float8_e4m3fn"}}}'
+
+
+@variant
+def fp8_config_of_a_part(model, draw):
+    """The config of the language model, where text_config is not its name."""
+    dress(model, draw, "InternVLChatModel", llm_config={"model_type": "qwen3", "quantization_config": fp8_config((64, 96))})
+    schemes.fp8_block(model, draw, "language_model.model.layers.0.mlp.up_proj.weight", (192, 192), (64, 96))
+    schemes.fp8_block(model, draw, "language_model.model.layers.0.mlp.down_proj.weight", (200, 100), (64, 96))

@@ -228,9 +228,11 @@ def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plai
         index = draw.rng.permutation(index)
     inputs = [
         model.put(f"{module}.qweight", tensor("I32", along(stream, codes, bits, 0).view("<i4"))),
-        model.put(f"{module}.qzeros", tensor("I32", stream(stored, bits).view("<i4"))),
         model.put(f"{module}.scales", scales),
     ]
+    zeros_name = model.put(f"{module}.qzeros", tensor("I32", stream(stored, bits).view("<i4")))
+    if not sym:  # else they are known
+        inputs.append(zeros_name)
     if g_idx:
         inputs.append(model.put(f"{module}.g_idx", tensor("I32", index)))
     if bias:

@@ -189,6 +189,53 @@ TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
   EXPECT_FALSE(std::filesystem::exists(Mounted({url()}, options()) / ".stfs/model"));
 }
 
+TEST_F(RemoteMount, AConfigThatTheServerFailsToGiveIsNotAbsent) {
+  write_safetensors(dir_ / "q.safetensors",
+                    {{"w", "F8_E4M3", {4, 4}, std::string(16, '8')},
+                     {"w_scale_inv", "F32", {1, 1}, std::string("\0\0\0\x3F", 4)}});
+  int status = 0;
+  server_.set([&, bytes = read_file(dir_ / "q.safetensors")](const WebRequest& request) {
+    if (request.target == "/d/m.safetensors") {
+      return answer_object(request, {{"/d/m.safetensors", {.bytes = bytes}}});
+    }
+    return WebAnswer{.status = status, .headers = {{"Retry-After", "3600"}}};
+  });
+  for (const char* more : {"dequantize=bf16", "dequantize=bf16,supervise"}) {
+    for (const int failed : {501, 503, 401}) {
+      status = failed;
+      expect_refusal(refused(url("d/m.safetensors"), more), 3, url("d/config.json") + ": ");
+    }
+    // A store answers 403 for an object that is not there, to those who may not list it.
+    for (const int absent : {403, 404, 410}) {
+      status = absent;
+      const Mounted mount({url("d/m.safetensors")}, options(more));
+      EXPECT_EQ(read_file(mount / "w").size(), 32U) << status;
+    }
+  }
+}
+
+// bitsandbytes keeps the shapes of its weights in tensors: they are read while the mount is loaded.
+TEST_F(RemoteMount, ASupervisorLoadsTensorsThatNoCacheHolds) {
+  const std::string state = R"({"quant_type":"nf4","blocksize":64,"shape":[2,2]})";
+  std::vector<Tensor> parts{random_tensor("a", "BF16", {512, 1024}, 1),
+                            {"w", "U8", {2, 1}, "\x12\x34"},
+                            {"w.absmax", "F32", {1}, std::string("\0\0\x80\x3F", 4)},
+                            random_tensor("w.quant_map", "F32", {16}, 3),
+                            {"w.quant_state.bitsandbytes__nf4", "U8", {state.size()}, state}};
+  write_safetensors(dir_ / "b.safetensors", parts);
+  {
+    const std::lock_guard lock(mutex_);
+    objects_["/b.safetensors"] = {.bytes = read_file(dir_ / "b.safetensors")};
+  }
+  const Mounted near({(dir_ / "b.safetensors").string()}, {"-o", "dequantize=f32"});
+  for (const std::string& cache : {(dir_ / "cache").string(), local().string()}) {
+    ForegroundMount mount({url("b.safetensors")},
+                          {"-o", "dequantize=f32,supervise,cache_dir=" + cache});
+    EXPECT_EQ(read_file(mount / "w"), read_file(near / "w")) << cache;
+    EXPECT_EQ(read_file(mount / "a"), parts[0].bytes);
+  }
+}
+
 TEST_F(RemoteMount, AMountOfAUrlIsASource) {
   const Mounted first({url()}, options());
 

@@ -363,12 +363,12 @@ TEST(S3, ARefusalSaysWhatToDo) {
   };
   EXPECT_EQ(message(404, "NoSuchKey", ErrorCode::kAbsent), "s3://b/k: no such object");
   EXPECT_EQ(message(404, "NoSuchBucket", ErrorCode::kAbsent), "s3://b/k: no such bucket");
-  EXPECT_EQ(message(403, "AccessDenied", ErrorCode::kUnreadable),
+  EXPECT_EQ(message(403, "AccessDenied", ErrorCode::kHidden),
             "s3://b/k: Permission denied: the server answered 403 AccessDenied: no AWS credentials"
             " were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
-  EXPECT_EQ(message(403, "\x1b]0;x", ErrorCode::kUnreadable).find('\x1b'), std::string::npos);
+  EXPECT_EQ(message(403, "\x1b]0;x", ErrorCode::kHidden).find('\x1b'), std::string::npos);
   environment.set_keys();
-  EXPECT_NE(message(403, "AccessDenied", ErrorCode::kUnreadable).find("need s3:GetObject"),
+  EXPECT_NE(message(403, "AccessDenied", ErrorCode::kHidden).find("need s3:GetObject"),
             std::string::npos);
   EXPECT_NE(message(403, "SignatureDoesNotMatch", ErrorCode::kUnreadable).find("the secret key is"),
             std::string::npos);
@@ -572,8 +572,9 @@ TEST(S3, ANameIsTakenForAFileWhereListingIsNotPermitted) {
   AnsweringHttp http([](const HttpRequest&) { return refused(403, "AccessDenied"); });
   const auto store = make_s3_store(http, false);
   EXPECT_EQ(store->list("s3://b/m"), std::nullopt);
-  EXPECT_NE(message_of([&] { store->list("s3://b/m/"); }).find("Permission denied"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of([&] { store->list("s3://b/m/"); }, ErrorCode::kHidden).find("Permission denied"),
+      std::string::npos);
 }
 
 TEST(S3, AnExpiredTokenIsRenewedOnce) {

@@ -35,7 +35,7 @@ class Web : public testing::Test {
 
   std::string refusal(const std::string& path, const WebAnswer& answer) {
     server_.set([answer](const WebRequest&) { return answer; });
-    return refusal(path);
+    return refusal(path, answer.status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable);
   }
   std::string refusal(const std::string& path, ErrorCode code = ErrorCode::kUnreadable) {
     try {

@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 35> kRows{{
+constexpr std::array<Row, 36> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -48,6 +48,7 @@ constexpr std::array<Row, 35> kRows{{
     {ErrorCode::kUsage, "Usage", 2},
     {ErrorCode::kUnreadable, "Unreadable", 3},
     {ErrorCode::kAbsent, "Absent", 3},
+    {ErrorCode::kHidden, "Unreadable", 3},
     {ErrorCode::kMissingShard, "MissingShard", 3},
     {ErrorCode::kMountFailed, "MountFailed", 4},
     {ErrorCode::kDeviceFailed, "DeviceFailed", 5},

@@ -85,6 +85,11 @@ TEST(ModelFiles, AConfigWithoutATypeGetsOne) {
   EXPECT_EQ(without_quantisation(R"({"quantization":{}})", DType::kF32),
             R"({"torch_dtype": "float32"})");
   EXPECT_EQ(without_quantisation(R"( {"dtype":null} )", DType::kF32), R"( {"dtype":"float32"} )");
+  // A type for each part of the model.
+  EXPECT_EQ(without_quantisation(R"({"dtype":{"text_config":"float8"}})", DType::kF32),
+            R"({"dtype":"float32"})");
+  EXPECT_EQ(without_quantisation("\xEF\xBB\xBF{\"a\":1}", DType::kF32),
+            "\xEF\xBB\xBF{\"a\":1,\"torch_dtype\": \"float32\"}");
 }
 
 TEST(ModelFiles, WhatIsNoObjectIsNoConfig) {
@@ -187,7 +192,8 @@ TEST_F(ModelDirectory, IsNotThereForMlx) {
   write_safetensors(dir_ / "model.safetensors", {{"w.weight", "U32", {1}, "abcd"}});
   load();
   EXPECT_EQ(at({".stfs", "model"}), 0U);
-  write_safetensors(dir_ / "model.safetensors", {{"w", "F32", {1}, "abcd"}}, Metadata{{"format", "mlx"}});
+  write_safetensors(dir_ / "model.safetensors", {{"w", "F32", {1}, "abcd"}},
+                    Metadata{{"format", "mlx"}});
   load();
   EXPECT_EQ(at({".stfs", "model"}), 0U);
 }

@@ -397,7 +397,10 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
       return add_checkpoint(path, options, items);  // a walk takes several system calls a tensor
     } catch (const Error& error) {
       // The tensors below may be of a source that is as it was: the walk finds out.
-      if (error.code() != ErrorCode::kUnreadable && error.code() != ErrorCode::kAbsent) throw;
+      if (error.code() != ErrorCode::kUnreadable && error.code() != ErrorCode::kAbsent &&
+          error.code() != ErrorCode::kHidden) {
+        throw;
+      }
     }
   } else if (holds_checkpoint(absolute)) {
     return add_checkpoint(path, options, items);
