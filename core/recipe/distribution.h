@@ -47,10 +47,10 @@ struct Distribution {
   std::array<double, kQuantiles.size()> quantiles{};
 };
 
-// Counts the values of a pass in cells. Has 4 MiB for each thread that sees values.
+// Counts the values of a pass in cells. Has 4 MiB for each thread that sees more than a few values.
 class ValueCells : public ValueSink {
  public:
-  explicit ValueCells(unsigned threads) : counts_(threads) {}
+  explicit ValueCells(unsigned threads) : lanes_(threads) {}
 
   using ValueSink::see;
   void see(std::uint64_t first, std::span<const float> values, unsigned thread) override;
@@ -60,7 +60,18 @@ class ValueCells : public ValueSink {
   void fill(DType dtype, Distribution& distribution) const;
 
  private:
-  std::vector<std::vector<std::uint64_t>> counts_;  // by thread and cell
+  struct Lane {                         // of a thread
+    std::vector<std::uint32_t> few;     // the cells of its first values
+    std::vector<std::uint64_t> counts;  // by cell; empty while there are few
+  };
+  struct Counted {
+    std::size_t cell;
+    std::uint64_t count;
+  };
+
+  std::vector<Counted> counted() const;  // in the order of their values
+
+  std::vector<Lane> lanes_;
 };
 
 bool exact_in_cells(DType dtype);
