@@ -224,9 +224,8 @@ std::vector<std::uint8_t> Pixels::colors(const ValueStats& stats) const {
   for (std::size_t y = 0; y < shape_.height(); ++y) {
     for (std::size_t x = 0; x < shape_.width(); ++x) {
       const std::uint64_t first = y * shape_.block_rows * shape_.columns + x * shape_.block_columns;
-      colors.push_back(first < shape_.elements
-                           ? picture_color(value_of(keys_[colors.size()]), limit)
-                           : kNone);
+      colors.push_back(
+          first < shape_.elements ? picture_color(value_of(keys_[colors.size()]), limit) : kNone);
     }
   }
   return colors;

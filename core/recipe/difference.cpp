@@ -166,7 +166,8 @@ int first_difference(const Content& a, const Content& b, const PassOptions& opti
     is_in_b = true;
     if (const int error = reader_b.copy(offset, in_b)) return error;
     if (std::memcmp(in_a.data(), in_b.data(), length) != 0) {
-      at = offset + static_cast<std::uint64_t>(std::ranges::mismatch(in_a, in_b).in1 - in_a.begin());
+      at =
+          offset + static_cast<std::uint64_t>(std::ranges::mismatch(in_a, in_b).in1 - in_a.begin());
       return 0;
     }
     if (options.progress) options.progress(length);

@@ -29,13 +29,13 @@ struct ValueDifference {
   std::uint64_t first_unlike = 0;  // with `unlike`: the number of an element
   // Of the elements that are finite in both. The sums differ from the exact ones by a few units of
   // the last place.
-  double largest = 0;              // |a - b|
+  double largest = 0;               // |a - b|
   std::uint64_t first_largest = 0;  // with `largest`: the first element that has it
-  double squares = 0;              // sum of (a - b)^2
-  double norm = 0;                 // sum of b^2
+  double squares = 0;               // sum of (a - b)^2
+  double norm = 0;                  // sum of b^2
 
-  // |a - b| / |b| in Frobenius norms; nullopt where |b| is 0 and a is not, or where a sum of squares
-  // overflows binary64.
+  // |a - b| / |b| in Frobenius norms; nullopt where |b| is 0 and a is not, or where a sum of
+  // squares overflows binary64.
   std::optional<double> distance() const;
   double equal_share() const;  // 1 without elements
 };
@@ -60,7 +60,7 @@ class DifferenceSink : public ValueSink {
     double squares = 0, norm = 0;
     void add(const Sums& other);
   };
-  struct Lane {  // of a thread
+  struct Lane {                          // of a thread
     std::optional<std::uint64_t> block;  // whose bytes these are
     std::vector<std::byte> bytes;
     std::vector<double> values;

@@ -116,7 +116,9 @@ void Histogram::add(double value, std::uint64_t count) {
 }
 
 void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thread) {
-  const auto cell_of = [](float value) { return std::bit_cast<std::uint32_t>(value) >> kCellShift; };
+  const auto cell_of = [](float value) {
+    return std::bit_cast<std::uint32_t>(value) >> kCellShift;
+  };
   auto& [few, counts] = lanes_[thread];
   if (counts.empty()) {
     if (few.size() + values.size() <= kFew) {

@@ -36,10 +36,16 @@ constexpr std::size_t kMostText = 400;      // bytes of a value of the metadata
 
 // --- what needs no tensor's bytes
 
+std::string cut(std::string text) {
+  if (text.size() <= kMostText) return text;
+  text.resize(utf8_floor(text, kMostText));
+  return text + "...";
+}
+
 // Without what says only that it is a checkpoint: "/models/llama/model.safetensors" -> "llama".
 std::string title_of(const Checkpoint& checkpoint) {
-  for (const Metadata::Entry& entry : checkpoint.metadata()) {
-    if (entry.key == "general.name" && !entry.text.empty()) return std::string(entry.text);
+  for (const auto& [key, text] : checkpoint.metadata()) {
+    if (key == "general.name" && !text.empty()) return cut(std::string(text));
   }
   const Origin* origin = checkpoint.origins().empty() ? nullptr : &checkpoint.origins().front();
   while (origin != nullptr && origin->path.empty()) {
@@ -70,12 +76,6 @@ std::string formats_of(const Checkpoint& checkpoint) {
     text.append(text.empty() ? "" : ", ").append(name);
   }
   return text;
-}
-
-std::string cut(std::string text) {
-  if (text.size() <= kMostText) return text;
-  text.resize(utf8_floor(text, kMostText));
-  return text + "...";
 }
 
 // The numbers of all tensors, in the natural order of their names.
@@ -269,9 +269,8 @@ class Collector {
 
   int run() {
     const bool pictures_all = order_.size() <= Report::kMostPictured;
-    for_tensors(by_place_, [&](std::uint32_t i, unsigned threads) {
-      read(i, threads, pictures_all);
-    });
+    for_tensors(by_place_,
+                [&](std::uint32_t i, unsigned threads) { read(i, threads, pictures_all); });
     find_equal();
     add_findings(report_, checkpoint_.missing(), unreadable_there_);
     if (!pictures_all) {
@@ -344,8 +343,8 @@ class Collector {
                       : !has_equal_type ? Difference::Kind::kType
                                         : Difference::Kind::kEqual;
     if (!has_equal_shape || !has_equal_type) difference.was = type_and_shape(other);
-    const bool is_equal = has_equal_shape && has_equal_type &&
-                          are_same_bytes(tensor.locator, other.locator);
+    const bool is_equal =
+        has_equal_shape && has_equal_type && are_same_bytes(tensor.locator, other.locator);
     if (has_equal_shape && !is_equal && tensor.elements() > 0) {
       if (has_values(tensor.dtype) && has_values(other.dtype)) return true;
       if (has_equal_type) compare_bytes(tensor, other, difference);
@@ -451,7 +450,8 @@ int collect_report(const Checkpoint& checkpoint, const Checkpoint* against,
     for (const std::uint32_t number : in_natural_order(*against)) {
       const Tensor tensor = against->tensor(number);
       if (checkpoint.find(tensor.name)) continue;
-      report.removed.push_back({std::string(tensor.name), std::string(dtype_name(tensor.dtype)),
+      report.removed.push_back({std::string(tensor.name),
+                                std::string(dtype_name(tensor.dtype)),
                                 {tensor.shape.begin(), tensor.shape.end()},
                                 tensor.length});
     }

@@ -21,12 +21,12 @@ using Positions = std::vector<std::uint32_t>;
 constexpr std::size_t kMostNamed = 3;    // tensors in the text of a finding
 constexpr std::size_t kMostGroups = 20;  // of equal tensors, with a finding each
 
-std::string counted(std::size_t count, const std::string& noun) {
+std::string number_of(std::size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
 // `"a", "b", "c" and 9 more`.
-std::string names_of(const Report& report, const Positions& tensors) {
+std::string some_names(const Report& report, const Positions& tensors) {
   std::string text;
   const std::size_t named = std::min(tensors.size(), kMostNamed);
   for (std::size_t i = 0; i < named; ++i) {
@@ -37,7 +37,7 @@ std::string names_of(const Report& report, const Positions& tensors) {
   return text;
 }
 
-bool is_floating(const ReportTensor& tensor) {
+bool has_fractions(const ReportTensor& tensor) {
   const auto dtype = dtype_from_name(tensor.type);
   if (!dtype) return true;  // a block type of GGUF
   const TypeKind kind = type_info(*dtype).kind;
@@ -53,14 +53,14 @@ bool is_all_zero(const ReportTensor& tensor) {
   constexpr std::uint64_t kManyIntegers = 1024;
   const ValueStats& stats = *tensor.stats;
   if (stats.count < 2 || stats.zeros != stats.count) return false;
-  if (is_floating(tensor)) return true;
+  if (has_fractions(tensor)) return true;
   const bool is_zero_point = tensor.name.find("zero") != std::string::npos;
   return stats.count >= kManyIntegers && tensor.type != "BOOL" && !is_zero_point;
 }
 
 bool has_name_of_scales(std::string_view name) {
-  constexpr std::array kEnds = {"_scale", "_scale_inv", "_scale_2", "_scales", ".scales", ".absmax",
-                                ".SCB"};
+  constexpr std::array kEnds = {"_scale",  "_scale_inv", "_scale_2", "_scales",
+                                ".scales", ".absmax",    ".SCB"};
   constexpr std::array kOthers = {"logit_scale", "layer_scale"};  // values that a model has learnt
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return std::ranges::any_of(kEnds, ends) && std::ranges::none_of(kOthers, ends);
@@ -71,7 +71,7 @@ std::string suspicion_of(const ReportTensor& tensor) {
   constexpr double kMostRatio = 0x1p24;
   const ValueStats& stats = *tensor.stats;
   // A scale of OCP MX is 2^-127 where a block is zero.
-  if (!has_name_of_scales(tensor.name) || !is_floating(tensor)) return "";
+  if (!has_name_of_scales(tensor.name) || !has_fractions(tensor)) return "";
   if (stats.nan > 0) return "NaN";
   if (!stats.min) return "";
   if (*stats.min < 0) return "negative values";
@@ -102,15 +102,14 @@ class Findings {
     if (found.empty()) return;
     // Those with the most values first.
     if (count != nullptr) {
-      std::ranges::stable_sort(found, std::greater<>(), [&](std::uint32_t i) {
-        return (*report_.tensors[i].stats).*count;
-      });
+      std::ranges::stable_sort(found, std::greater<>(),
+                               [&](std::uint32_t i) { return (*report_.tensors[i].stats).*count; });
     }
-    std::string text = what + " in " + counted(found.size(), "tensor") + ": ";
-    text += names_of(report_, found);
+    std::string text = what + " in " + number_of(found.size(), "tensor") + ": ";
+    text += some_names(report_, found);
     if (found.size() == 1 && count != nullptr) {
       const ValueStats& stats = *report_.tensors[found.front()].stats;
-      text += " (" + std::to_string(stats.*count) + " of " + counted(stats.count, "value") + ")";
+      text += " (" + std::to_string(stats.*count) + " of " + number_of(stats.count, "value") + ")";
     }
     add(kind, std::move(text), std::move(found));
   }
@@ -123,7 +122,7 @@ class Findings {
     }
     for (auto& [reason, tensors] : by_reason) {
       add(Finding::Kind::kUnreadable,
-          counted(tensors.size(), "tensor") + " cannot be read: " + names_of(report_, tensors) +
+          number_of(tensors.size(), "tensor") + " cannot be read: " + some_names(report_, tensors) +
               " (" + reason + ")",
           tensors);
     }
@@ -131,15 +130,15 @@ class Findings {
     for (const auto& [i, reason] : there) by_reason[reason].push_back(i);
     for (auto& [reason, tensors] : by_reason) {
       add(Finding::Kind::kUnreadable,
-          counted(tensors.size(), "tensor") + " of the other checkpoint cannot be read: " +
-              names_of(report_, tensors) + " (" + reason + ")",
+          number_of(tensors.size(), "tensor") + " of the other checkpoint cannot be read: " +
+              some_names(report_, tensors) + " (" + reason + ")",
           tensors);
     }
   }
 
   void add_missing(std::span<const MissingTensor> missing) {
     if (missing.empty()) return;
-    std::string text = counted(missing.size(), "tensor or part") + " missing: ";
+    std::string text = number_of(missing.size(), "tensor or part") + " missing: ";
     const std::size_t named = std::min(missing.size(), kMostNamed);
     for (std::size_t i = 0; i < named; ++i) {
       const MissingTensor& one = missing[i];
@@ -159,8 +158,8 @@ class Findings {
     }
     for (auto& [suspicion, tensors] : by_suspicion) {
       add(Finding::Kind::kScale,
-          "suspicious scales, with " + suspicion + ", in " + counted(tensors.size(), "tensor") +
-              ": " + names_of(report_, tensors),
+          "suspicious scales, with " + suspicion + ", in " + number_of(tensors.size(), "tensor") +
+              ": " + some_names(report_, tensors),
           tensors);
     }
   }
@@ -189,13 +188,14 @@ class Findings {
         continue;
       }
       add(Finding::Kind::kEqual,
-          counted(groups[i].size(), "tensor") + " with equal bytes (" +
+          number_of(groups[i].size(), "tensor") + " with equal bytes (" +
               human_bytes(report_.tensors[groups[i].front()].bytes) +
-              " each): " + names_of(report_, groups[i]),
+              " each): " + some_names(report_, groups[i]),
           groups[i]);
     }
     if (more == 0) return;
-    add(Finding::Kind::kEqual, counted(more, "more group") + " of tensors with equal bytes", rest);
+    add(Finding::Kind::kEqual, number_of(more, "more group") + " of tensors with equal bytes",
+        rest);
   }
 
  private:
@@ -205,7 +205,7 @@ class Findings {
 // --- roles
 
 // "model.layers.*.mlp.up_proj.weight"
-std::string role_of(std::string_view name) {
+std::string without_numbers(std::string_view name) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   const auto separates = [](char c) { return c == '.' || c == '/' || c == '_'; };
   std::string role;
@@ -225,16 +225,16 @@ std::string role_of(std::string_view name) {
   return role;
 }
 
-struct Shown {
+struct Measures {
   double rms;
   double outlier;  // largest value over std
 };
 
-std::optional<Shown> shown_of(const ReportTensor& tensor) {
+std::optional<Measures> measures_of(const ReportTensor& tensor) {
   if (!tensor.stats || !tensor.stats->min) return std::nullopt;
   const ValueStats& stats = *tensor.stats;
   const double largest = std::max(std::abs(*stats.min), std::abs(*stats.max));
-  return Shown{std::hypot(*stats.mean, *stats.std), *stats.std > 0 ? largest / *stats.std : 0};
+  return Measures{std::hypot(*stats.mean, *stats.std), *stats.std > 0 ? largest / *stats.std : 0};
 }
 
 }  // namespace
@@ -254,7 +254,7 @@ void add_findings(Report& report, std::span<const MissingTensor> missing,
   findings.add_scales();
   findings.add_equal();
   findings.add_where(Kind::kConstant, "one value in all elements", [](const ReportTensor& t) {
-    return is_constant(*t.stats) && *t.stats->min != 0 && is_floating(t);
+    return is_constant(*t.stats) && *t.stats->min != 0 && has_fractions(t);
   });
 }
 
@@ -278,19 +278,20 @@ std::vector<std::uint32_t> odd_tensors(const Report& report) {
   }
   std::unordered_map<std::string, Positions> roles;
   for (std::uint32_t i = 0; i < report.tensors.size(); ++i) {
-    if (shown_of(report.tensors[i])) roles[role_of(report.tensors[i].name)].push_back(i);
+    if (measures_of(report.tensors[i])) roles[without_numbers(report.tensors[i].name)].push_back(i);
   }
   Positions outliers;
   for (const auto& [role, tensors] : roles) {
     if (tensors.size() < kFewest) continue;
-    for (double Shown::*const field : {&Shown::rms, &Shown::outlier}) {
+    for (double Measures::*const field : {&Measures::rms, &Measures::outlier}) {
       std::vector<double> values;
       values.reserve(tensors.size());
-      for (const std::uint32_t i : tensors) values.push_back((*shown_of(report.tensors[i])).*field);
+      for (const std::uint32_t i : tensors)
+        values.push_back((*measures_of(report.tensors[i])).*field);
       const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
       std::ranges::nth_element(values, middle);
       for (const std::uint32_t i : tensors) {
-        const double value = (*shown_of(report.tensors[i])).*field;
+        const double value = (*measures_of(report.tensors[i])).*field;
         if (value > kFar * *middle || value * kFar < *middle) outliers.push_back(i);
       }
     }
