@@ -132,7 +132,7 @@ Report described(const Checkpoint& checkpoint, std::span<const std::string> sour
 }
 
 std::string type_and_shape(const Tensor& tensor) {
-  return std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape);
+  return cut(std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape));
 }
 
 bool has_values(DType dtype) { return type_info(dtype).kind != TypeKind::kComplex; }
