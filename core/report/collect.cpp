@@ -155,14 +155,16 @@ class Lanes {
   void run(std::span<const std::uint32_t> items,
            const std::function<std::uint64_t(std::uint32_t item)>& bytes_of, const Work& work) {
     constexpr std::uint64_t kLarge = 8 << 20;  // bytes
-    // Each thread of a tensor may count values in megabytes, which one thread adds up.
-    constexpr unsigned kMostThreads = 4;
+    // Where there are enough large tensors: each thread of a tensor may count values in megabytes,
+    // which one thread adds up.
+    constexpr std::size_t kThreadsEach = 4;
     std::vector<std::uint32_t> large, small;
     for (const std::uint32_t item : items) {
       (bytes_of(item) >= kLarge ? large : small).push_back(item);
     }
-    const unsigned each = std::min(threads_, kMostThreads);
-    run_all(large, threads_ / each, [&](std::uint32_t item) { work(item, each); });
+    const auto lanes = static_cast<unsigned>(std::clamp<std::size_t>(
+        large.size(), 1, std::max<std::size_t>(1, threads_ / kThreadsEach)));
+    run_all(large, lanes, [&](std::uint32_t item) { work(item, threads_ / lanes); });
     run_all(small, threads_, [&](std::uint32_t item) { work(item, 1); });
   }
 
@@ -318,6 +320,8 @@ class Collector {
     const int error = value_stats(tensor.content(), tensor.dtype, options, stats, {&sinks});
     if (error != 0) {
       if (error != EINTR) shown.failure = failure_of(tensor, error);
+      const bool is_unknown = differences && shown.difference->kind == Difference::Kind::kEqual;
+      if (is_unknown) shown.difference->kind = Difference::Kind::kValues;
       return;
     }
     shown.stats = stats;

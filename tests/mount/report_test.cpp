@@ -121,9 +121,7 @@ TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
           run({STFS_INFO_BINARY, "report", file, "-o", dir_ / "r.html"},
               {.environment = {"LC_ALL="s + locale, "TERM="}, .terminal_columns = columns});
       EXPECT_EQ(result.status, 0) << result.out;
-      const std::vector<std::string> rows = screen(result.out, columns);
       EXPECT_NE(result.out.find("! NaN in 1 tensor"), std::string::npos) << result.out;
-      for (const std::string& row : rows) EXPECT_LE(row.size(), columns + 4) << row;
     }
   }
   const Outcome refused =

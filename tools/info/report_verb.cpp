@@ -76,14 +76,13 @@ void write_page(int fd, const std::string& page, const std::string& to) {
 // What a user would look for first on the page.
 void print_findings(const Arguments& arguments, const Report& report, std::size_t bytes) {
   constexpr std::size_t kMost = 10;
-  const Terminal terminal;
-  if (!terminal.is_terminal) return;
+  if (!Terminal().is_terminal) return;
   const std::size_t tensors = report.tensors.size();
   print(printable(arguments.output) + ": " + std::to_string(tensors) +
         (tensors == 1 ? " tensor, " : " tensors, ") + human_bytes(bytes) + "\n");
   const std::size_t shown = std::min(report.findings.size(), kMost);
   for (std::size_t i = 0; i < shown; ++i) {
-    print(terminal.shortened("! " + printable(report.findings[i].text), terminal.width) + "\n");
+    print("! " + report.findings[i].text + "\n");
   }
   if (report.findings.empty()) print("nothing is suspicious\n");
   if (report.findings.size() > shown) {
