@@ -1,5 +1,7 @@
 #include "core/picture/png.h"
 
+#include "core/recipe/moments.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -56,9 +58,7 @@ std::string palette() {
 
 // --- pixels
 
-// Orders by magnitude, then the positive one is larger; NaN and infinity are the largest by their
-// bits.
-constexpr std::uint32_t key_of(std::uint32_t bits) { return bits << 1 | (~bits >> 31); }
+// The inverse of key_of().
 constexpr float value_of(std::uint32_t key) {
   return std::bit_cast<float>(key >> 1 | (~key << 31));
 }
@@ -191,8 +191,9 @@ void Pixels::see(std::uint64_t first, std::span<const float> values, unsigned) {
     std::uint64_t in_block = block_columns - column % block_columns;
     for (std::size_t i = 0; i < in_row; ++pixel) {
       const auto end = static_cast<std::size_t>(std::min<std::uint64_t>(in_row, i + in_block));
-      std::uint32_t key = 0;
-      for (; i < end; ++i) key = std::max(key, key_of(std::bit_cast<std::uint32_t>(values[i])));
+      const std::uint32_t key = end == i + 1 ? key_of(std::bit_cast<std::uint32_t>(values[i]))
+                                             : largest_key(values.subspan(i, end - i));
+      i = end;
       if (block_columns == 1 && block_rows == 1) {
         *pixel = key;
       } else {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -115,6 +116,35 @@ void Histogram::add(double value, std::uint64_t count) {
   counts[bin] += count;
 }
 
+std::vector<std::uint64_t> CellMemory::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      std::vector<std::uint64_t> counts = std::move(free_.back());
+      free_.pop_back();
+      return counts;
+    }
+  }
+  return std::vector<std::uint64_t>(kCells);
+}
+
+void CellMemory::give_back(std::vector<std::uint64_t> counts) {
+  std::ranges::fill(counts, 0);
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(counts));
+}
+
+ValueCells::~ValueCells() {
+  if (memory_ == nullptr) return;
+  try {
+    for (Lane& lane : lanes_) {
+      if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
+    }
+  } catch (const std::bad_alloc&) {
+    // The others take new memory.
+  }
+}
+
 void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thread) {
   const auto cell_of = [](float value) {
     return std::bit_cast<std::uint32_t>(value) >> kCellShift;
@@ -125,7 +155,7 @@ void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thre
       std::ranges::transform(values, std::back_inserter(few), cell_of);
       return;
     }
-    counts.resize(kCells);
+    counts = memory_ == nullptr ? std::vector<std::uint64_t>(kCells) : memory_->take();
     for (const std::uint32_t cell : few) ++counts[cell];
     few = {};
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <functional>
 
@@ -181,6 +182,24 @@ RunDifferences differences(const T* HWY_RESTRICT x, const double* HWY_RESTRICT y
   return result;
 }
 
+std::uint32_t greatest_key(const float* x, std::size_t count) {
+  const hn::ScalableTag<std::uint32_t> keys;
+  const hn::Rebind<float, decltype(keys)> floats;
+  const std::size_t lanes = hn::Lanes(keys);
+  std::uint32_t largest = 0;
+  std::size_t i = 0;
+  if (count >= lanes) {
+    auto greatest = hn::Zero(keys);
+    for (; i + lanes <= count; i += lanes) {
+      const auto bits = hn::BitCast(keys, hn::LoadU(floats, x + i));
+      greatest =
+          hn::Max(greatest, hn::Or(hn::ShiftLeft<1>(bits), hn::ShiftRight<31>(hn::Not(bits))));
+    }
+    largest = hn::GetLane(hn::MaxOfLanes(keys, greatest));
+  }
+  for (; i < count; ++i) largest = std::max(largest, key_of(std::bit_cast<std::uint32_t>(x[i])));
+  return largest;
+}
 RunDifferences float_differences(const float* x, const double* y, std::size_t count) {
   return differences(x, y, count);
 }
@@ -211,6 +230,7 @@ HWY_EXPORT(float_deviations);
 HWY_EXPORT(double_deviations);
 HWY_EXPORT(float_differences);
 HWY_EXPORT(double_differences);
+HWY_EXPORT(greatest_key);
 
 }  // namespace
 
@@ -231,6 +251,10 @@ RunDifferences differences_of(std::span<const float> x, std::span<const double> 
 }
 RunDifferences differences_of(std::span<const double> x, std::span<const double> y) {
   return HWY_DYNAMIC_DISPATCH(double_differences)(x.data(), y.data(), x.size());
+}
+
+std::uint32_t largest_key(std::span<const float> values) {
+  return HWY_DYNAMIC_DISPATCH(greatest_key)(values.data(), values.size());
 }
 
 void with_each_target(const std::function<void()>& use) {

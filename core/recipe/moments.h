@@ -47,6 +47,11 @@ struct RunDifferences {
 RunDifferences differences_of(std::span<const float> x, std::span<const double> y);
 RunDifferences differences_of(std::span<const double> x, std::span<const double> y);
 
+// The largest of the values' keys. A key orders by magnitude, then the positive value is larger; of
+// infinity and NaN it is larger than that of any number.
+std::uint32_t largest_key(std::span<const float> values);
+constexpr std::uint32_t key_of(std::uint32_t bits) { return bits << 1 | (~bits >> 31); }
+
 // For tests: calls `use` once with each set of instructions that the processor has. Not
 // thread-safe.
 void with_each_target(const std::function<void()>& use);

@@ -144,61 +144,38 @@ bool are_same_bytes(const std::optional<Extent>& a, const std::optional<Extent>&
 
 // --- threads
 
-// Calls `work` for each item once. A large one has several threads to itself, small ones have one
-// each, so that all processors work until the end. Throws the first exception of `work`.
-class Lanes {
- public:
-  using Work = std::function<void(std::uint32_t item, unsigned threads)>;
-
-  explicit Lanes(unsigned threads) : threads_(std::max(1U, threads)) {}
-
-  void run(std::span<const std::uint32_t> items,
-           const std::function<std::uint64_t(std::uint32_t item)>& bytes_of, const Work& work) {
-    constexpr std::uint64_t kLarge = 8 << 20;  // bytes
-    // Where there are enough large tensors: each thread of a tensor may count values in megabytes,
-    // which one thread adds up.
-    constexpr std::size_t kThreadsEach = 4;
-    std::vector<std::uint32_t> large, small;
-    for (const std::uint32_t item : items) {
-      (bytes_of(item) >= kLarge ? large : small).push_back(item);
-    }
-    const auto lanes = static_cast<unsigned>(std::clamp<std::size_t>(
-        large.size(), 1, std::max<std::size_t>(1, threads_ / kThreadsEach)));
-    run_all(large, lanes, [&](std::uint32_t item) { work(item, threads_ / lanes); });
-    run_all(small, threads_, [&](std::uint32_t item) { work(item, 1); });
-  }
-
- private:
-  static void run_all(std::span<const std::uint32_t> items, unsigned lanes,
-                      const std::function<void(std::uint32_t)>& work) {
-    std::atomic<std::size_t> next = 0;
-    std::mutex mutex;
-    std::exception_ptr failure;
-    const auto run = [&] {
-      try {
-        for (std::size_t i; (i = next++) < items.size();) work(items[i]);
-      } catch (...) {
-        next = items.size();
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-      }
-    };
-    std::vector<std::thread> others;
-    others.reserve(lanes);
+// Calls `work` for each item once, for several at a time; the last items share the threads that
+// find no other one. Throws the first exception of `work`.
+void for_each_item(std::span<const std::uint32_t> items, unsigned threads,
+                   const std::function<void(std::uint32_t item, unsigned threads)>& work) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto run = [&] {
     try {
-      for (std::size_t i = 1; i < std::min<std::size_t>(lanes, items.size()); ++i) {
-        others.push_back(start_thread(run));
+      for (std::size_t i; (i = next++) < items.size();) {
+        const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
+        work(items[i], static_cast<unsigned>(threads / left));
       }
-    } catch (const std::exception&) {
-      // Go on with those that started.
+    } catch (...) {
+      next = items.size();
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
     }
-    run();
-    for (std::thread& other : others) other.join();
-    if (failure) std::rethrow_exception(failure);
+  };
+  std::vector<std::thread> others;
+  others.reserve(threads);
+  try {
+    for (std::size_t i = 1; i < std::min<std::size_t>(threads, items.size()); ++i) {
+      others.push_back(start_thread(run));
+    }
+  } catch (const std::exception&) {
+    // Go on with those that started.
   }
-
-  const unsigned threads_;
-};
+  run();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
 
 // --- the pass over the bytes
 
@@ -221,10 +198,10 @@ class Sinks : public ValueSink {
 // Gathers a picture and the distribution of a tensor's values.
 class Picture {
  public:
-  Picture(const Tensor& tensor, unsigned threads, Sinks& sinks)
+  Picture(const Tensor& tensor, unsigned threads, CellMemory& memory, Sinks& sinks)
       : dtype_(tensor.dtype),
         shape_(picture_shape(tensor.shape, kThumbnail)),
-        cells_(threads),
+        cells_(threads, &memory),
         pixels_(shape_) {
     sinks.add(cells_);
     sinks.add(pixels_);
@@ -261,8 +238,7 @@ class Collector {
         against_(against),
         options_(options),
         order_(order),
-        report_(report),
-        lanes_(options.threads) {
+        report_(report) {
     // In the order of the bytes, as disks and networks like it.
     by_place_.resize(order.size());
     for (std::uint32_t i = 0; i < order.size(); ++i) by_place_[i] = i;
@@ -286,12 +262,11 @@ class Collector {
  private:
   bool is_stopped() const { return options_.stop.load(std::memory_order_relaxed); }
 
-  void for_tensors(std::span<const std::uint32_t> items, const Lanes::Work& work) {
-    lanes_.run(
-        items, [&](std::uint32_t i) { return report_.tensors[i].bytes; },
-        [&](std::uint32_t i, unsigned threads) {
-          if (!is_stopped()) work(i, threads);
-        });
+  void for_tensors(std::span<const std::uint32_t> items,
+                   const std::function<void(std::uint32_t, unsigned)>& work) {
+    for_each_item(items, std::max(1U, options_.threads), [&](std::uint32_t i, unsigned threads) {
+      if (!is_stopped()) work(i, threads);
+    });
   }
 
   // The statistics, with the pictures or without, and the difference from the other checkpoint.
@@ -302,7 +277,7 @@ class Collector {
     Sinks sinks;
     std::optional<Picture> picture;
     if (with_pictures && has_values(tensor.dtype) && shown.elements > 0) {
-      picture.emplace(tensor, threads, sinks);
+      picture.emplace(tensor, threads, memory_, sinks);
     }
     std::optional<Tensor> other;
     if (against_ != nullptr) {
@@ -334,7 +309,7 @@ class Collector {
     ReportTensor& shown = report_.tensors[i];
     if (!shown.stats || !has_values(tensor.dtype) || shown.elements == 0) return;
     Sinks sinks;
-    Picture picture(tensor, threads, sinks);
+    Picture picture(tensor, threads, memory_, sinks);
     const PassOptions options{.stop = options_.stop, .threads = threads};
     if (see_values(tensor.content(), tensor.dtype, options, {&sinks}) == 0) picture.fill(shown);
   }
@@ -436,7 +411,7 @@ class Collector {
   const PassOptions& options_;
   const std::span<const std::uint32_t> order_;  // a tensor's number by its position in the report
   Report& report_;
-  Lanes lanes_;
+  CellMemory memory_;
   std::vector<std::uint32_t> by_place_;  // positions
   std::mutex mutex_;
   std::map<std::uint32_t, std::string> unreadable_there_;  // by position: in the other checkpoint
