@@ -28,11 +28,9 @@ constexpr std::string_view kDigits =
 
 // --- texts
 
-// Text that a browser shows as it stands: control characters and marks that reorder text are made
-// visible, and no line end is left.
-std::string escaped(std::string_view text) {
+std::string html_of(std::string_view text) {
   std::string out;
-  for (const char c : printable(text)) {
+  for (const char c : text) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -51,6 +49,20 @@ std::string escaped(std::string_view text) {
     }
   }
   return out;
+}
+
+// Text that a browser shows as it stands: control characters and marks that reorder text are made
+// visible, and no line end is left.
+std::string escaped(std::string_view text) { return html_of(printable(text)); }
+
+// The same of a sentence, in which names may have been made visible already.
+std::string sentence(std::string_view text) {
+  std::string out;
+  for (std::size_t end = text.find('\\'); end != std::string_view::npos; end = text.find('\\')) {
+    out += printable(text.substr(0, end)) + '\\';
+    text.remove_prefix(end + 1);
+  }
+  return html_of(out + printable(text));
 }
 
 std::string shortened(std::string_view text, std::size_t most = kMostName) {
@@ -249,18 +261,18 @@ std::string link(std::uint32_t tensor, const std::string& html) {
   return "<a href=\"#t" + std::to_string(tensor) + "\">" + html + "</a>";
 }
 
-// The sentence; the names of its tensors are links.
+// The sentence. The names of its tensors are links: those in quotes in it, then others.
 std::string finding_html(const Report& report, const Finding& finding) {
-  std::string html = escaped(shortened(finding.text, 2000));
+  std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
   for (const std::uint32_t tensor : finding.tensors) {
     if (tensor >= report.tensors.size()) continue;
-    const std::string name = name_of(report.tensors[tensor].name);
-    const std::size_t at = finding.tensors.size() == 1 ? html.find(name) : std::string::npos;
-    if (!name.empty() && at != std::string::npos) {
-      html.replace(at, name.size(), link(tensor, name));
-    } else {
+    const std::string name = html_of(in_quotes(report.tensors[tensor].name));
+    const std::size_t at = others.size() > kMostLinks ? std::string::npos : html.find(name);
+    if (at == std::string::npos) {
       others.push_back(tensor);
+    } else {
+      html.replace(at, name.size(), link(tensor, name));
     }
   }
   if (others.empty()) return html;
@@ -274,33 +286,28 @@ std::string finding_html(const Report& report, const Finding& finding) {
 }
 
 std::string health(const Report& report) {
-  std::string checks;
+  std::string absent;
   std::string lines;
   for (const auto& [kind, name] : kKinds) {
-    const auto count =
-        static_cast<std::uint64_t>(std::ranges::count(report.findings, kind, &Finding::kind));
-    checks += "<li" + std::string(count > 0 ? " class=\"bad\"" : "") + ">" + std::string(name) +
-              " <b>" + grouped(count) + "</b></li>\n";
-    std::size_t shown = 0;
+    const auto line = [&lines, heading = name](const std::string& html) {
+      lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
+    };
+    std::size_t count = 0;
     for (const Finding& finding : report.findings) {
-      if (finding.kind != kind || shown++ >= kMostFindings) continue;
-      lines += "<li><b>" + std::string(name) + "</b> <span>" + finding_html(report, finding) +
-               "</span></li>\n";
+      if (finding.kind == kind && count++ < kMostFindings) line(finding_html(report, finding));
     }
-    if (shown > kMostFindings) {
-      lines += "<li><b>" + std::string(name) + "</b> <span>and " + grouped(shown - kMostFindings) +
-               " more</span></li>\n";
-    }
+    if (count > kMostFindings) line("and " + grouped(count - kMostFindings) + " more");
+    if (count == 0) absent += (absent.empty() ? "" : ", ") + std::string(name);
   }
-  const std::string verdict =
+  std::string html =
       report.findings.empty()
-          ? "<p class=\"verdict good\">Nothing odd found.</p>\n"
+          ? "<p class=\"verdict good\">Nothing odd found</p>\n"
           : "<p class=\"verdict bad\">" + counted(report.findings.size(), "finding") + "</p>\n";
-  return verdict + "<ul class=\"checks\" aria-label=\"Findings of each kind\">" + checks +
-         "</ul>\n" +
-         (lines.empty() ? ""
-                        : "<ol class=\"findings\" tabindex=\"0\" aria-label=\"Findings\">" + lines +
-                              "</ol>\n");
+  if (!lines.empty()) {
+    html += "<ol class=\"findings\" tabindex=\"0\" aria-label=\"Findings\">" + lines + "</ol>\n";
+  }
+  if (!absent.empty()) html += "<p class=\"absent\">Not found: " + absent + "</p>\n";
+  return html;
 }
 
 // --- tensors
@@ -352,7 +359,7 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
   if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
   if (!tensor.quantised.empty()) add(tensor.quantised);
   if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
-    add("equal to " + shortened(report.tensors[*tensor.equal_to].name));
+    add("equal to " + printable(shortened(report.tensors[*tensor.equal_to].name)));
   }
   return notes;
 }
@@ -386,7 +393,7 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
       value(difference.largest);
     }
     if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
-    cell(escaped(shortened(notes_of(report, tensor), 1000)));
+    cell(sentence(shortened(notes_of(report, tensor), 1000)));
     while (row.ends_with("<td>")) row.resize(row.size() - 4);
     html += row + "\n";
   }

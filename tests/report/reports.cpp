@@ -1,8 +1,12 @@
 #include "tests/report/reports.h"
 
+#include "core/base/text.h"
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -112,9 +116,11 @@ Report model_report() {
 
   const std::uint32_t nan = position(report, "model.layers.9.mlp.up_proj.weight");
   report.tensors[nan].stats->nan = 12;
-  report.findings.push_back({Finding::Kind::kNan, report.tensors[nan].name + " has 12 NaN", {nan}});
-  Finding zero{
-      Finding::Kind::kAllZero, "All 58,720,256 values are zero in 3 tensors of layer 30", {}};
+  report.findings.push_back(
+      {Finding::Kind::kNan,
+       "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values)",
+       {nan}});
+  Finding zero{Finding::Kind::kAllZero, "All values are zero in 3 tensors", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
     const std::uint32_t at =
         position(report, "model.layers.30.mlp." + std::string(role) + ".weight");
@@ -136,7 +142,7 @@ Report model_report() {
   const std::uint32_t scale = position(report, "model.layers.21.self_attn.k_proj.weight");
   report.findings.push_back(
       {Finding::Kind::kScale,
-       report.tensors[scale].name +
+       in_quotes(report.tensors[scale].name) +
            " has 4.2 times the standard deviation of its like in other layers",
        {scale}});
   return report;
@@ -257,7 +263,8 @@ Report hostile_report() {
   report.parameters = 0xFFFFFFFFFFFFFFFF;
   report.bytes = 0xFFFFFFFFFFFFFFFF;
   for (std::uint32_t i = 0; i < report.tensors.size(); ++i) {
-    report.findings.push_back({Finding::Kind::kConstant, report.tensors[i].name + " is odd", {i}});
+    report.findings.push_back(
+        {Finding::Kind::kConstant, in_quotes(report.tensors[i].name) + " is odd", {i}});
   }
   report.findings.push_back({Finding::Kind::kMissing, "<h1>missing</h1>", {}});
   return report;

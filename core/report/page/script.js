@@ -65,13 +65,18 @@ const ramp = (stops, part) => {
 const css = (color) => `rgb(${color.join(' ')})`;
 // Dark to light and blue to yellow: also for people who see two colours alone.
 const kRising = [[27, 42, 92], [65, 88, 125], [125, 124, 120], [190, 166, 88], [246, 220, 78]];
-// As the pictures of core/picture/png.h: white is the middle.
+// As the pictures of core/picture/png.h: white is the middle. On a dark page, the layers have a dark one.
 const kDiverging = [[20, 80, 165], [120, 180, 220], [255, 255, 255], [244, 165, 130], [202, 48, 40]];
+const kDarkDiverging = [[110, 180, 255], [50, 95, 150], [28, 33, 40], [150, 72, 52], [255, 150, 115]];
 // Differ in lightness too.
 const kTypeColors = [[68, 119, 170], [204, 187, 68], [34, 136, 51], [238, 102, 119], [102, 204, 238],
   [170, 51, 119], [90, 70, 60]];
 const kOther = [128, 128, 128];
-const ink = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff');
+// Black or white: the one with more contrast.
+const ink = (color) => {
+  const [red, green, blue] = color.map((c) => (c / 255) ** 2.2);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? '#000' : '#fff';
+};
 
 // A canvas as sharp as the screen.
 const sized = (canvas, width, height) => {
@@ -184,9 +189,16 @@ const map = (() => {
   rows.forEach((row, i) => totals.set(text(i, 'type'), (totals.get(text(i, 'type')) ?? 0) + value(i, 'bytes')));
   const types = [...totals.keys()].sort((a, b) => totals.get(b) - totals.get(a));
   const typeColor = new Map(types.map((type, i) => [type, kTypeColors[i] ?? kOther]));
-  const scales = rows.map((row, i) => rms(i)).filter((x) => x > 0 && Number.isFinite(x)).sort((a, b) => a - b);
-  const low = Math.log(scales[Math.floor(scales.length * 0.02)] ?? 1);
-  const high = Math.log(scales[Math.floor(scales.length * 0.98)] ?? 1);
+  // Where 2 % and 98 % of the bytes lie: small tensors, such as norms, do not stretch the scale.
+  const scales = rows.map((row, i) => [rms(i), value(i, 'bytes')])
+    .filter(([x]) => x > 0 && Number.isFinite(x)).sort((a, b) => a[0] - b[0]);
+  const scaled = scales.reduce((sum, [, size]) => sum + size, 0);
+  const quantile = (part) => {
+    let sum = 0;
+    return Math.log((scales.find(([, size]) => (sum += size) >= part * scaled) ?? [1])[0]);
+  };
+  const low = quantile(0.02);
+  const high = quantile(0.98);
   const color = (i) => {
     if (by === 'type') return typeColor.get(text(i, 'type'));
     if (data.nan[i]) return [0, 0, 0];
@@ -218,6 +230,12 @@ const map = (() => {
     for (let at = node; at !== above; at = at.up) parts.unshift(at.name === '' ? '(empty)' : at.name);
     return parts.join('.');
   };
+  // As many of the last parts of a name as there is room for.
+  const fitting = (name, width) => {
+    const parts = name.replace(/\.weight$/, '').split('.');
+    while (parts.length > 1 && parts.join('.').length * 7 > width - 8) parts.shift();
+    return parts.join('.');
+  };
   const drawLeaves = (context, node, x, y, width, height) => {
     if (node.list.length === 0 || width * height < 12) {
       const tensor = first(node);
@@ -247,7 +265,7 @@ const map = (() => {
         onclick: () => enter(node),
       });
       if (hasRoom) {
-        const strip = make('span', {}, make('bdi', { textContent: name.length * 7 < w ? name : label(node, node.up) }));
+        const strip = make('span', {}, make('bdi', { textContent: fitting(name, w) }));
         if (w > 170) strip.append(' ', make('small', { textContent: bytes(node.bytes) }));
         box.append(strip);
       }
@@ -322,7 +340,6 @@ const map = (() => {
       choice(find('#map-switch'), [['type', 'Type'], ['rms', 'RMS']], (key) => { by = key; show(); });
       new ResizeObserver(() => show()).observe(area);
     },
-    show,
   };
 })();
 
@@ -388,10 +405,11 @@ const colouring = (metric, columns) => {
       const sorted = column.filter((x) => x > 0 && Number.isFinite(x)).sort((a, b) => a - b);
       return sorted[Math.floor(sorted.length / 2)];
     });
+    const stops = dark.matches ? kDarkDiverging : kDiverging;
     return {
-      color: (x, j) => (medians[j] ? ramp(kDiverging, 0.5 + Math.log2(x / medians[j]) / 4) : [255, 255, 255]),
+      color: (x, j) => ramp(stops, medians[j] ? 0.5 + Math.log2(x / medians[j]) / 4 : 0.5),
       legend: () => [make('span', { textContent: 'Against the median of its column:' }),
-        rampLegend(kDiverging, 'a quarter', 'four times')],
+        rampLegend(stops, 'a quarter', 'four times')],
     };
   }
   const low = Math.log(all.reduce((a, b) => Math.min(a, b), Infinity));
@@ -427,6 +445,7 @@ class Layers {
     this.table = find('table', section);
     this.table.addEventListener('keydown', (event) => this.key(event));
     this.table.addEventListener('click', (event) => this.enter(event.target.closest('td')));
+    dark.addEventListener('change', () => this.show());
     this.show();
   }
   show() {
@@ -579,6 +598,7 @@ class Experts {
 
 const list = (() => {
   const kRow = 28;
+  const keys = data.keys.filter((key) => key !== 'notes' || rows.some((row) => row.length > column.get('notes')));
   const scroll = find('#scroll');
   const table = find('#list');
   const body = find('tbody', table);
@@ -592,12 +612,13 @@ const list = (() => {
   let sortKey = null;
   let isDown = false;
   let texts = null;
+  let active = 0; // the place in `order` that the Tab key reaches
   const shown = new Map();
-  const top = make('tr', { className: 'space', ariaHidden: 'true' }, make('td', { colSpan: data.keys.length }));
+  const top = make('tr', { className: 'space', ariaHidden: 'true' }, make('td', { colSpan: keys.length }));
   const bottom = top.cloneNode(true);
 
   const rowOf = (i) => {
-    const cells = data.keys.map((key) => {
+    const cells = keys.map((key) => {
       const cell = make('td', { className: isNumber.has(key) ? 'n' : '' });
       const shownText = key === 'bytes' ? bytes(value(i, key)) : key === 'zeros' && text(i, key) ? grouped(value(i, key)) : text(i, key);
       if (key === 'name') cell.append(make('a', { href: '#t' + i }, make('bdi', { textContent: shownText || '(no name)' })));
@@ -609,10 +630,15 @@ const list = (() => {
     return make('tr', { className: i === tensor.shown() ? 'shown' : '' }, ...cells);
   };
   const render = () => {
-    const from = Math.max(0, Math.floor(scroll.scrollTop / kRow) - 12);
+    // Before rows go: what makes a browser lay out the shorter table makes it scroll.
+    const first = Math.ceil(scroll.scrollTop / kRow);
+    const from = Math.max(0, first - 13);
     const to = Math.min(order.length, from + Math.ceil(scroll.clientHeight / kRow) + 25);
     const wanted = new Set(order.slice(from, to));
-    for (const [i, row] of shown) if (!wanted.has(i)) { row.remove(); shown.delete(i); }
+    const gone = [...shown].filter(([i]) => !wanted.has(i));
+    if (gone.some(([, row]) => row.contains(document.activeElement))) scroll.focus({ preventScroll: true });
+    for (const [i, row] of gone) { row.remove(); shown.delete(i); }
+    if (active < from || active >= to) active = Math.min(first, to - 1);
     top.firstChild.style.height = from * kRow + 'px';
     bottom.firstChild.style.height = (order.length - to) * kRow + 'px';
     let after = top;
@@ -620,6 +646,7 @@ const list = (() => {
       let row = shown.get(order[at]);
       if (!row) shown.set(order[at], row = rowOf(order[at]));
       row.setAttribute('aria-rowindex', at + 2);
+      find('a', row).tabIndex = at === active ? 0 : -1;
       if (after.nextSibling !== row) after.after(row);
       after = row;
     }
@@ -631,7 +658,22 @@ const list = (() => {
     find('#found').textContent = order.length === rows.length ? `${grouped(rows.length)} tensors`
       : `${grouped(order.length)} of ${grouped(rows.length)} tensors`;
     scroll.scrollTop = 0;
+    active = 0;
     render();
+  };
+  const key = (event) => {
+    if (!event.target.matches('td a')) return;
+    const page = Math.floor(scroll.clientHeight / kRow) - 2;
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+    const move = moves[event.key];
+    if (!move) return;
+    active = Math.min(Math.max(active + move, 0), order.length - 1);
+    // Below the head of the table, which covers a row.
+    const visible = scroll.clientHeight - 3 * kRow;
+    scroll.scrollTop = Math.min(Math.max(scroll.scrollTop, active * kRow - visible), active * kRow);
+    render();
+    find('a', shown.get(order[active])).focus({ preventScroll: true });
+    event.preventDefault();
   };
   const filter = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter((word) => word !== '');
@@ -644,14 +686,14 @@ const list = (() => {
     if (sortKey !== key) { sortKey = key; isDown = startsDown; }
     else if (isDown === startsDown) isDown = !isDown;
     else sortKey = null;
-    const keys = rows.map((row, i) => (key === 'shape' ? elements(i) : isNumber.has(key) ? value(i, key) : key === 'name' ? i : text(i, key)));
+    const values = rows.map((row, i) => (key === 'shape' ? elements(i) : isNumber.has(key) ? value(i, key) : key === 'name' ? i : text(i, key)));
     sorted = rows.map((row, i) => i);
     if (sortKey) {
       const sign = isDown ? -1 : 1;
       const isNone = (x) => x === '' || Number.isNaN(x);
       sorted.sort((a, b) => {
-        const x = keys[a];
-        const y = keys[b];
+        const x = values[a];
+        const y = values[b];
         if (isNone(x) || isNone(y)) return isNone(x) - isNone(y) || a - b;
         return x < y ? -sign : x > y ? sign : a - b;
       });
@@ -667,17 +709,18 @@ const list = (() => {
     start() {
       find('#search').hidden = false;
       scroll.hidden = false;
-      table.tHead.append(make('tr', {}, ...data.keys.map((key) => {
+      table.tHead.append(make('tr', {}, ...keys.map((key) => {
         const th = make('th', { scope: 'col', className: key + (isNumber.has(key) ? ' n' : ''), 'aria-sort': 'none' },
           make('button', { type: 'button', onclick: () => sortBy(key) }, kNames[key], make('span', { ariaHidden: 'true' })));
         th.key = key;
         if (key !== 'name') th.style.width = (kWidths[key] ?? 86) + 'px';
         return th;
       })));
-      table.style.minWidth = data.keys.reduce((sum, key) => sum + (key === 'name' ? 300 : kWidths[key] ?? 86), 0) + 'px';
+      table.style.minWidth = keys.reduce((sum, key) => sum + (key === 'name' ? 300 : kWidths[key] ?? 86), 0) + 'px';
       body.append(top, bottom);
       refresh();
       scroll.addEventListener('scroll', render, { passive: true });
+      scroll.addEventListener('keydown', key);
       new ResizeObserver(render).observe(scroll);
       input.addEventListener('input', filter);
     },
@@ -715,7 +758,7 @@ const tensor = (() => {
     return svg;
   };
   const histogram = (entry) => {
-    const [low, high, below, above, , most, digits] = entry;
+    const [low, high, below, above, quantiles, most, digits] = entry;
     const counts = [];
     for (let i = 0; i < digits.length; i += 2) {
       const level = kDigits.get(digits[i]) * 64 + kDigits.get(digits[i + 1]);
@@ -732,6 +775,8 @@ const tensor = (() => {
     ];
     const outside = [below > 0 ? `${grouped(below)} below` : '', above > 0 ? `${grouped(above)} above` : ''].filter(Boolean);
     if (outside.length > 0) parts.push(make('figcaption', { className: 'bad', textContent: `Outside: ${outside.join(', ')}` }));
+    parts.push(make('dl', { className: 'quantiles', ariaLabel: 'Quantiles' }, ...quantiles.map((q, k) =>
+      make('div', {}, make('dt', { textContent: kQuantiles[k] }), make('dd', { textContent: short(q) })))));
     return parts;
   };
   const thumbnail = ([width, digits]) => {
@@ -766,8 +811,6 @@ const tensor = (() => {
     if (text(i, 'zeros')) add('Zeros', `${grouped(value(i, 'zeros'))} (${share(value(i, 'zeros') / Math.max(elements(i), 1))})`);
     if (data.nan[i]) add('NaN', make('b', { className: 'bad', textContent: grouped(data.nan[i]) }));
     if (data.inf[i]) add('Infinity', make('b', { className: 'bad', textContent: grouped(data.inf[i]) }));
-    const quantiles = pictures.get(i)?.[1]?.[4];
-    if (quantiles) add('Quantiles', quantiles.map((q, k) => `${kQuantiles[k]} ${short(q)}`).join(' · '));
     if (column.has('change')) {
       add('Difference', text(i, 'change'));
       if (text(i, 'distance')) add('Relative distance', text(i, 'distance'));
@@ -836,5 +879,4 @@ if (stacks.length > 0) {
     new Layers(grid, ['distance', 'equal']);
   }
 }
-dark.addEventListener('change', () => map.show());
 })();
