@@ -343,7 +343,7 @@ const tests = {
   browser = await puppeteer.launch({
     executablePath: chromium, headless: true, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
     userDataDir: path.join(folder, 'profile'),
-    args: ['--disable-gpu', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
+    args: ['--disable-gpu', '--disable-dev-shm-usage', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
   let failed = 0;
   const [, , , only = ''] = process.argv;

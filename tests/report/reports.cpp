@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -82,7 +83,7 @@ std::uint32_t position(const Report& report, std::string_view name) {
 
 }  // namespace
 
-Report model_report() {
+Report model_report(std::uint32_t layers) {
   Report report;
   report.title = "Mistral-7B-v0.1";
   report.sources = {"/models/Mistral-7B-v0.1"};
@@ -97,7 +98,7 @@ Report model_report() {
   };
   add("lm_head.weight", {32000, 4096}, 0, 0.017, 1);
   add("model.embed_tokens.weight", {32000, 4096}, 0, 0.0021, 0);
-  for (std::uint32_t layer = 0; layer < 32; ++layer) {
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
     const std::string place = "model.layers." + std::to_string(layer) + ".";
     const double depth = 1 + 0.02 * layer;
     const std::uint32_t file = layer < 16 ? 0 : 1;

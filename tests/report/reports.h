@@ -6,13 +6,13 @@
 #include "core/report/report.h"
 
 #include <cstddef>
-#include <string_view>
+#include <cstdint>
 
 namespace stfs::testing {
 
-// A model as large as a 7B one: 32 layers, one tensor with NaN, a layer of zeros, two equal
-// tensors.
-Report model_report();
+// A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero, two
+// tensors are equal, and one has an unusual scale.
+Report model_report(std::uint32_t layers = 32);
 
 // With an expert in each of many layers: `count` tensors, without pictures beyond the odd ones.
 Report large_report(std::size_t count);
