@@ -245,16 +245,17 @@ std::string what(const Report& report) {
 struct KindName {
   Finding::Kind kind;
   std::string_view name;
+  std::string_view absent;  // after "Not found:"
 };
 constexpr std::array kKinds = {
-    KindName{Finding::Kind::kUnreadable, "Unreadable"},
-    KindName{Finding::Kind::kNan, "NaN"},
-    KindName{Finding::Kind::kInfinity, "Infinity"},
-    KindName{Finding::Kind::kAllZero, "All zero"},
-    KindName{Finding::Kind::kConstant, "Constant"},
-    KindName{Finding::Kind::kEqual, "Equal tensors"},
-    KindName{Finding::Kind::kScale, "Unusual scale"},
-    KindName{Finding::Kind::kMissing, "Missing"},
+    KindName{Finding::Kind::kUnreadable, "Unreadable", "unreadable tensors"},
+    KindName{Finding::Kind::kNan, "NaN", "NaN"},
+    KindName{Finding::Kind::kInfinity, "Infinity", "infinity"},
+    KindName{Finding::Kind::kAllZero, "All zero", "tensors of zeros"},
+    KindName{Finding::Kind::kConstant, "Constant", "constant tensors"},
+    KindName{Finding::Kind::kEqual, "Equal tensors", "equal tensors"},
+    KindName{Finding::Kind::kScale, "Unusual scale", "unusual scales"},
+    KindName{Finding::Kind::kMissing, "Missing", "missing tensors"},
 };
 
 std::string link(std::uint32_t tensor, const std::string& html) {
@@ -288,7 +289,7 @@ std::string finding_html(const Report& report, const Finding& finding) {
 std::string health(const Report& report) {
   std::string absent;
   std::string lines;
-  for (const auto& [kind, name] : kKinds) {
+  for (const auto& [kind, name, none] : kKinds) {
     const auto line = [&lines, heading = name](const std::string& html) {
       lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
     };
@@ -297,7 +298,7 @@ std::string health(const Report& report) {
       if (finding.kind == kind && count++ < kMostFindings) line(finding_html(report, finding));
     }
     if (count > kMostFindings) line("and " + grouped(count - kMostFindings) + " more");
-    if (count == 0) absent += (absent.empty() ? "" : ", ") + std::string(name);
+    if (count == 0) absent += (absent.empty() ? "" : ", ") + std::string(none);
   }
   std::string html =
       report.findings.empty()
@@ -553,13 +554,13 @@ std::string report_page(const Report& report) {
   const std::vector<Column> columns = columns_of(report);
   std::string head;
   for (const Column& column : columns) head += heading(column.name, column.style);
-  return filled(kPageHtml,
-                {{"policy", "default-src 'none'; script-src " + hash_source(kPageScript) +
-                                "; style-src " + hash_source(kPageStyle) +
+  return filled(page_html(),
+                {{"policy", "default-src 'none'; script-src " + hash_source(page_script()) +
+                                "; style-src " + hash_source(page_style()) +
                                 "; img-src data:; base-uri 'none'; form-action 'none'"},
                  {"version", STFS_VERSION},
                  {"title", name_of(report.title)},
-                 {"style", std::string(kPageStyle)},
+                 {"style", std::string(page_style())},
                  {"figures", figures(report)},
                  {"what", what(report)},
                  {"health", health(report)},
@@ -567,7 +568,7 @@ std::string report_page(const Report& report) {
                  {"rows", rows_html(report, is_linked)},
                  {"difference", difference(report)},
                  {"data", data_json(report, columns)},
-                 {"script", std::string(kPageScript)}});
+                 {"script", std::string(page_script())}});
 }
 
 }  // namespace stfs

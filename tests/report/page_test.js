@@ -104,8 +104,9 @@ const tests = {
       await page.focus('.box[tabindex="0"]');
       await page.keyboard.press('Escape');
       await until(page, () => document.querySelector('#crumbs b').textContent === 'layers');
-      await page.click('#map-switch button:last-child');
       assert.match(await text(page, '#map-legend'), /has NaN/);
+      await page.click('#map-switch button:first-child');
+      assert.equal(await text(page, '#map-legend'), 'BF16F32');
     });
   },
 

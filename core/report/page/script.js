@@ -89,16 +89,15 @@ const sized = (canvas, width, height) => {
 };
 
 // Buttons of which one is pressed.
-const choice = (group, entries, chosen) => {
+const choice = (group, entries, pressed, chosen) => {
   const buttons = entries.map(([key, name]) => make('button', {
-    type: 'button', textContent: name, 'aria-pressed': 'false',
+    type: 'button', textContent: name, 'aria-pressed': String(key === pressed),
     onclick: () => {
       for (const button of buttons) button.setAttribute('aria-pressed', String(button.textContent === name));
       chosen(key);
     },
   }));
   group.replaceChildren(...buttons);
-  buttons[0].setAttribute('aria-pressed', 'true');
 };
 
 const swatch = (color, name) => {
@@ -183,7 +182,6 @@ const map = (() => {
   const area = find('#boxes');
   const canvas = find('canvas', area);
   let place = modules;
-  let by = 'type';
 
   const totals = new Map();
   rows.forEach((row, i) => totals.set(text(i, 'type'), (totals.get(text(i, 'type')) ?? 0) + value(i, 'bytes')));
@@ -199,6 +197,8 @@ const map = (() => {
   };
   const low = quantile(0.02);
   const high = quantile(0.98);
+  // The colours of types say little where nearly all bytes are of one.
+  let by = scaled > 0 && totals.get(types[0]) > 0.95 * modules.bytes ? 'rms' : 'type';
   const color = (i) => {
     if (by === 'type') return typeColor.get(text(i, 'type'));
     if (data.nan[i]) return [0, 0, 0];
@@ -230,10 +230,11 @@ const map = (() => {
     for (let at = node; at !== above; at = at.up) parts.unshift(at.name === '' ? '(empty)' : at.name);
     return parts.join('.');
   };
-  // As many of the last parts of a name as there is room for.
-  const fitting = (name, width) => {
-    const parts = name.replace(/\.weight$/, '').split('.');
-    while (parts.length > 1 && parts.join('.').length * 7 > width - 8) parts.shift();
+  // The last parts of the name of a module, without its chain of only children, as there is room.
+  const fitting = (node, width) => {
+    while (node.up !== place && node.up.list.length === 1) node = node.up;
+    const parts = label(node, place).split('.').slice(-2);
+    if (parts.join('.').length * 7 > width - 8) parts.shift();
     return parts.join('.');
   };
   const drawLeaves = (context, node, x, y, width, height) => {
@@ -265,7 +266,7 @@ const map = (() => {
         onclick: () => enter(node),
       });
       if (hasRoom) {
-        const strip = make('span', {}, make('bdi', { textContent: fitting(name, w) }));
+        const strip = make('span', {}, make('bdi', { textContent: fitting(node, w) }));
         if (w > 170) strip.append(' ', make('small', { textContent: bytes(node.bytes) }));
         box.append(strip);
       }
@@ -337,7 +338,7 @@ const map = (() => {
     start() {
       if (!(modules.bytes > 0)) return;
       find('#map').hidden = false;
-      choice(find('#map-switch'), [['type', 'Type'], ['rms', 'RMS']], (key) => { by = key; show(); });
+      choice(find('#map-switch'), [['type', 'Type'], ['rms', 'RMS']], by, (key) => { by = key; show(); });
       new ResizeObserver(() => show()).observe(area);
     },
   };
@@ -432,7 +433,7 @@ class Layers {
     this.metric = kMetrics[keys[0]];
     this.stack = stacks[0];
     section.hidden = false;
-    choice(find('.switch', section), keys.map((key) => [key, kMetrics[key].name]), (key) => {
+    choice(find('.switch', section), keys.map((key) => [key, kMetrics[key].name]), keys[0], (key) => {
       this.metric = kMetrics[key];
       this.show();
     });
