@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace stfs::testing {
+namespace stfs::test {
 namespace {
 
 // Statistics, histogram and thumbnail of normally distributed values.
@@ -85,8 +85,8 @@ std::uint32_t position(const Report& report, std::string_view name) {
 
 Report model_report(std::uint32_t layers) {
   Report report;
-  report.title = "Mistral-7B-v0.1";
-  report.sources = {"/models/Mistral-7B-v0.1"};
+  report.title = "example-7b";
+  report.sources = {"/models/example-7b"};
   report.format = "safetensors";
   report.metadata = {{"format", "pt"}, {"license", "apache-2.0"}};
   report.files = {{"model-00001-of-00002.safetensors", 0}, {"model-00002-of-00002.safetensors", 0}};
@@ -279,4 +279,4 @@ Report empty_report() {
   return report;
 }
 
-}  // namespace stfs::testing
+}  // namespace stfs::test

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace stfs::testing {
+namespace stfs::test {
 
 // A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero, two
 // tensors are equal, and one has an unusual scale.
@@ -27,4 +27,4 @@ Report hostile_report();
 // Nothing in it.
 Report empty_report();
 
-}  // namespace stfs::testing
+}  // namespace stfs::test

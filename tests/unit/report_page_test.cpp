@@ -12,16 +12,10 @@
 #include <string_view>
 #include <vector>
 
-namespace stfs {
+namespace stfs::test {
 namespace {
 
-using testing::compared_report;
-using testing::empty_report;
-using testing::hostile_report;
-using testing::large_report;
-using testing::model_report;
-
-std::size_t count(std::string_view text, std::string_view part) {
+std::size_t occurrences(std::string_view text, std::string_view part) {
   std::size_t found = 0;
   for (std::size_t at = text.find(part); at != std::string_view::npos;
        at = text.find(part, at + part.size())) {
@@ -57,7 +51,7 @@ TEST(ReportPage, PartsComeInTheirOrder) {
     EXPECT_GT(at, last) << part;
     last = at;
   }
-  EXPECT_EQ(count(report_page(model_report()), "id=\"difference\""), 0U);
+  EXPECT_EQ(occurrences(report_page(model_report()), "id=\"difference\""), 0U);
 }
 
 TEST(ReportPage, PolicyPermitsItsOwnScriptAndStyleAlone) {
@@ -81,21 +75,22 @@ TEST(ReportPage, PolicyPermitsItsOwnScriptAndStyleAlone) {
 TEST(ReportPage, HostileTextsStayTexts) {
   const std::string page = report_page(hostile_report());
   EXPECT_TRUE(is_utf8(page));
-  EXPECT_EQ(count(page, "<script"), 2U);
-  EXPECT_EQ(count(page, "</script"), 2U);
-  EXPECT_EQ(count(page, "</noscript"), 1U);
-  EXPECT_EQ(count(page, "</title"), 1U);
+  EXPECT_EQ(occurrences(page, "<script"), 2U);
+  EXPECT_EQ(occurrences(page, "</script"), 2U);
+  EXPECT_EQ(occurrences(page, "</noscript"), 1U);
+  EXPECT_EQ(occurrences(page, "</title"), 1U);
   for (const char* const part : {"<!--", "<img", "<i>", "<u>", "<s>", "<b>file", "<h1>missing"}) {
-    EXPECT_EQ(count(page, part), 0U) << part;
+    EXPECT_EQ(occurrences(page, part), 0U) << part;
   }
   // The table of rows ends where it should, and a row is a line.
-  EXPECT_EQ(count(between(page, "<noscript", "</noscript>"), "\n<tr"),
+  EXPECT_EQ(occurrences(between(page, "<noscript", "</noscript>"), "\n<tr"),
             hostile_report().tensors.size());
   for (const char c : page) {
     const auto byte = static_cast<unsigned char>(c);
     ASSERT_TRUE((byte >= 0x20 && byte != 0x7F) || byte == '\n') << static_cast<int>(byte);
   }
-  for (const char* const mark : {"\u202e", "\u2066", "\u200f"}) EXPECT_EQ(count(page, mark), 0U);
+  for (const char* const mark : {"\u202e", "\u2066", "\u200f"})
+    EXPECT_EQ(occurrences(page, mark), 0U);
   const std::string data = data_of(page);
   EXPECT_EQ(data.find('<'), std::string::npos);
   EXPECT_NO_THROW(nlohmann::json::parse(data));
@@ -105,9 +100,9 @@ TEST(ReportPage, HostileTextsStayTexts) {
 TEST(ReportPage, EveryTensorHasARow) {
   for (const Report& report : {model_report(), compared_report(), empty_report()}) {
     const std::string rows = between(report_page(report), "<noscript", "</noscript>");
-    EXPECT_EQ(count(rows, "\n<tr"), report.tensors.size());
+    EXPECT_EQ(occurrences(rows, "\n<tr"), report.tensors.size());
     for (const ReportTensor& tensor : report.tensors) {
-      EXPECT_EQ(count(rows, "<td>" + tensor.name + "<td>"), 1U) << tensor.name;
+      EXPECT_EQ(occurrences(rows, "<td>" + tensor.name + "<td>"), 1U) << tensor.name;
     }
   }
 }
@@ -119,12 +114,12 @@ TEST(ReportPage, FindingsLinkToTheirTensors) {
   for (const Finding& finding : report.findings) {
     for (const std::uint32_t tensor : finding.tensors) {
       const std::string id = "t" + std::to_string(tensor);
-      EXPECT_EQ(count(health, "<a href=\"#" + id + "\">"), 1U);
-      EXPECT_EQ(count(page, "<tr id=\"" + id + "\"><td>" + report.tensors[tensor].name), 1U);
+      EXPECT_EQ(occurrences(health, "<a href=\"#" + id + "\">"), 1U);
+      EXPECT_EQ(occurrences(page, "<tr id=\"" + id + "\"><td>" + report.tensors[tensor].name), 1U);
     }
   }
-  EXPECT_EQ(count(health, "Nothing odd found"), 0U);
-  EXPECT_EQ(count(report_page(empty_report()), "Nothing odd found"), 1U);
+  EXPECT_EQ(occurrences(health, "Nothing odd found"), 0U);
+  EXPECT_EQ(occurrences(report_page(empty_report()), "Nothing odd found"), 1U);
 }
 
 TEST(ReportPage, PicturesAreInItsData) {
@@ -155,4 +150,4 @@ TEST(ReportPage, StaysSmall) {
 }
 
 }  // namespace
-}  // namespace stfs
+}  // namespace stfs::test

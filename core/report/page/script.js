@@ -63,8 +63,9 @@ const ramp = (stops, part) => {
   return mix(stops[i], stops[i + 1], at - i);
 };
 const css = (color) => `rgb(${color.join(' ')})`;
-// Dark to light and blue to yellow: also for people who see two colours alone.
-const kRising = [[27, 42, 92], [65, 88, 125], [125, 124, 120], [190, 166, 88], [246, 220, 78]];
+// From dark to light and from blue to yellow: also for people who see two colours alone.
+const kRising = [[58, 44, 116], [45, 95, 148], [34, 146, 141], [112, 199, 99], [248, 226, 66]];
+const kWhite = [255, 255, 255];
 // As the pictures of core/picture/png.h: white is the middle. On a dark page, the layers have a dark one.
 const kDiverging = [[20, 80, 165], [120, 180, 220], [255, 255, 255], [244, 165, 130], [202, 48, 40]];
 const kDarkDiverging = [[110, 180, 255], [50, 95, 150], [28, 33, 40], [150, 72, 52], [255, 150, 115]];
@@ -204,7 +205,7 @@ const map = (() => {
     if (data.nan[i]) return [0, 0, 0];
     const x = rms(i);
     if (Number.isNaN(x)) return kOther;
-    return x > 0 ? ramp(kRising, high > low ? (Math.log(x) - low) / (high - low) : 0.5) : [255, 255, 255];
+    return x > 0 ? ramp(kRising, high > low ? (Math.log(x) - low) / (high - low) : 0.5) : kWhite;
   };
   // A tensor that stands for a module too small to be divided.
   const first = (node) => {
@@ -244,6 +245,10 @@ const map = (() => {
       context.fillStyle = css(color(tensor));
       const gap = width > 6 && height > 6 ? 1 : width > 3 && height > 3 ? 0.5 : 0;
       context.fillRect(x, y, Math.max(width - gap, 0.3), Math.max(height - gap, 0.3));
+      if (css(color(tensor)) === css(kWhite) && gap === 1) { // on a white page
+        context.strokeStyle = css(kOther);
+        context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 2);
+      }
       return;
     }
     squarify(node.list, x, y, width, height, (...box) => drawLeaves(context, ...box));
@@ -307,7 +312,7 @@ const map = (() => {
       if (types.length > kTypeColors.length) legend.append(swatch(kOther, 'others'));
     } else {
       legend.replaceChildren(rampLegend(kRising, short(Math.exp(low)), short(Math.exp(high))),
-        swatch([255, 255, 255], 'zero'), swatch([0, 0, 0], 'has NaN'), swatch(kOther, 'unknown'));
+        swatch(kWhite, 'zero'), swatch([0, 0, 0], 'has NaN'), swatch(kOther, 'unknown'));
     }
   };
   // To the nearest box on that side.
@@ -417,7 +422,7 @@ const colouring = (metric, columns) => {
   const high = Math.log(all.reduce((a, b) => Math.max(a, b), 0));
   if (metric.scale === 'log') {
     return {
-      color: (x) => (x > 0 ? ramp(kRising, high > low ? (Math.log(x) - low) / (high - low) : 0) : [255, 255, 255]),
+      color: (x) => (x > 0 ? ramp(kRising, high > low ? (Math.log(x) - low) / (high - low) : 0) : kWhite),
       legend: () => (all.length > 0 ? [rampLegend(kRising, metric.show(Math.exp(low)), metric.show(Math.exp(high)))] : []),
     };
   }
