@@ -148,7 +148,7 @@ constexpr std::array kKinds = {
     KindName{Finding::Kind::kAllZero, "All zero", "tensors of zeros"},
     KindName{Finding::Kind::kConstant, "Constant", "constant tensors"},
     KindName{Finding::Kind::kEqual, "Equal tensors", "equal tensors"},
-    KindName{Finding::Kind::kScale, "Unusual scale", "unusual scales"},
+    KindName{Finding::Kind::kScale, "Scales", "suspicious scales"},
     KindName{Finding::Kind::kMissing, "Missing", "missing tensors"},
 };
 
@@ -181,18 +181,23 @@ std::string finding_html(const Report& report, const Finding& finding) {
 }
 
 std::string health(const Report& report) {
-  std::string absent;
   std::string lines;
-  for (const auto& [kind, name, none] : kKinds) {
-    const auto line = [&lines, heading = name](const std::string& html) {
-      lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
-    };
-    std::size_t count = 0;
-    for (const Finding& finding : report.findings) {
-      if (finding.kind == kind && count++ < kMostFindings) line(finding_html(report, finding));
+  std::array<std::uint64_t, kKinds.size()> counts{};
+  const auto line = [&lines](std::string_view heading, const std::string& html) {
+    lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
+  };
+  for (const Finding& finding : report.findings) {
+    const auto kind = static_cast<std::size_t>(
+        std::ranges::find(kKinds, finding.kind, &KindName::kind) - kKinds.begin());
+    if (counts[kind]++ < kMostFindings) line(kKinds[kind].name, finding_html(report, finding));
+  }
+  std::string absent;
+  for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    if (counts[kind] > kMostFindings) {
+      line(kKinds[kind].name, "and " + grouped(counts[kind] - kMostFindings) + " more");
+    } else if (counts[kind] == 0) {
+      absent += (absent.empty() ? "" : ", ") + std::string(kKinds[kind].absent);
     }
-    if (count > kMostFindings) line("and " + grouped(count - kMostFindings) + " more");
-    if (count == 0) absent += (absent.empty() ? "" : ", ") + std::string(none);
   }
   std::string html =
       report.findings.empty()

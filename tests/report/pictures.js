@@ -21,7 +21,7 @@ const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-pictures-'));
   });
   for (const scheme of ['light', 'dark']) {
     const page = await browser.newPage();
-    await page.setViewport({ width: 1200, height: 930 });
+    await page.setViewport({ width: 1040, height: 780 });
     await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: scheme }]);
     await page.goto(pathToFileURL(file).href);
     await page.waitForSelector('.box');

@@ -121,7 +121,7 @@ Report model_report(std::uint32_t layers) {
       {Finding::Kind::kNan,
        "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values)",
        {nan}});
-  Finding zero{Finding::Kind::kAllZero, "All values are zero in 3 tensors", {}};
+  Finding zero{Finding::Kind::kAllZero, "nothing but zeros in 3 tensors: ", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
     const std::uint32_t at =
         position(report, "model.layers.30.mlp." + std::string(role) + ".weight");
@@ -133,19 +133,18 @@ Report model_report(std::uint32_t layers) {
     tensor.histogram->counts[64] = tensor.elements;
     tensor.quantiles.fill(0);
     std::ranges::fill(tensor.thumbnail->pixels, picture_color(0, 0));
+    zero.text += (zero.tensors.empty() ? "" : ", ") + in_quotes(tensor.name);
     zero.tensors.push_back(at);
   }
   report.findings.push_back(zero);
   const std::uint32_t first = position(report, "model.layers.4.self_attn.q_proj.weight");
   const std::uint32_t second = position(report, "model.layers.5.self_attn.q_proj.weight");
   report.tensors[second].equal_to = first;
-  report.findings.push_back({Finding::Kind::kEqual, "2 tensors have equal bytes", {first, second}});
-  const std::uint32_t scale = position(report, "model.layers.21.self_attn.k_proj.weight");
   report.findings.push_back(
-      {Finding::Kind::kScale,
-       in_quotes(report.tensors[scale].name) +
-           " has 4.2 times the standard deviation of its like in other layers",
-       {scale}});
+      {Finding::Kind::kEqual,
+       "2 tensors with equal bytes (32.0 MiB each): " + in_quotes(report.tensors[first].name) +
+           " and " + in_quotes(report.tensors[second].name),
+       {first, second}});
   return report;
 }
 

@@ -10,8 +10,8 @@
 
 namespace stfs::test {
 
-// A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero, two
-// tensors are equal, and one has an unusual scale.
+// A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero,
+// two tensors are equal, and the values of one are larger than in other layers.
 Report model_report(std::uint32_t layers = 32);
 
 // With an expert in each of many layers: `count` tensors, without pictures beyond the odd ones.

@@ -245,7 +245,8 @@ const map = (() => {
       context.fillStyle = css(color(tensor));
       const gap = width > 6 && height > 6 ? 1 : width > 3 && height > 3 ? 0.5 : 0;
       context.fillRect(x, y, Math.max(width - gap, 0.3), Math.max(height - gap, 0.3));
-      if (css(color(tensor)) === css(kWhite) && gap === 1) { // on a white page
+      // White and black may be the page's colour.
+      if (['rgb(255 255 255)', 'rgb(0 0 0)'].includes(css(color(tensor))) && gap === 1) {
         context.strokeStyle = css(kOther);
         context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 2);
       }
