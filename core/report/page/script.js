@@ -397,7 +397,7 @@ const weighted = (of) => (cell) => {
 const squares = weighted((i) => rms(i) ** 2);
 const kMetrics = {
   rms: { name: 'RMS', of: (cell) => Math.sqrt(squares(cell)), show: short, scale: 'median' },
-  reach: { name: 'Largest |x| / std', of: (cell) => Math.max(...cell.map(reach).filter((x) => !Number.isNaN(x)), -1), show: short, scale: 'log' },
+  reach: { name: 'Largest |x| / std', of: (cell) => cell.reduce((most, i) => (reach(i) > most ? reach(i) : most), -1), show: short, scale: 'log' },
   zeros: { name: 'Share of zeros', of: weighted((i) => value(i, 'zeros') / elements(i)), show: share, scale: 'share' },
   distance: { name: 'Relative distance', of: weighted((i) => value(i, 'distance')), show: short, scale: 'log' },
   equal: { name: 'Share of equal elements', of: weighted((i) => value(i, 'equal')), show: share, scale: 'share' },
