@@ -199,7 +199,7 @@ const map = (() => {
   const low = quantile(0.02);
   const high = quantile(0.98);
   // The colours of types say little where nearly all bytes are of one.
-  let by = scaled > 0 && totals.get(types[0]) > 0.95 * modules.bytes ? 'rms' : 'type';
+  let by = scaled > 0.5 * modules.bytes && totals.get(types[0]) > 0.95 * modules.bytes ? 'rms' : 'type';
   const color = (i) => {
     if (by === 'type') return typeColor.get(text(i, 'type'));
     if (data.nan[i]) return [0, 0, 0];
@@ -605,7 +605,11 @@ class Experts {
 
 const list = (() => {
   const kRow = 28;
-  const keys = data.keys.filter((key) => key !== 'notes' || rows.some((row) => row.length > column.get('notes')));
+  const hasNotes = rows.some((row) => row.length > column.get('notes'));
+  // What differs is looked for first.
+  const differs = ['change', 'distance', 'equal', 'largest'].filter((key) => column.has(key));
+  const keys = [...data.keys.slice(0, 4), ...differs, ...data.keys.slice(4).filter((key) =>
+    !differs.includes(key) && (key !== 'notes' || hasNotes))];
   const scroll = find('#scroll');
   const table = find('#list');
   const body = find('tbody', table);
