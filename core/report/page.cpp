@@ -2,121 +2,27 @@
 
 #include "core/base/sha256.h"
 #include "core/base/text.h"
+#include "core/report/page_data.h"
+#include "core/report/page_markup.h"
 #include "core/report/page_texts.h"
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <map>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-namespace stfs {
+namespace stfs::markup {
 namespace {
 
-constexpr std::size_t kMostName = 400;      // bytes of a name that are shown
 constexpr std::size_t kMostFindings = 500;  // lines; of each kind
 constexpr std::size_t kMostLinks = 8;       // of one finding
-constexpr std::string_view kDigits =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-// --- texts
-
-// Text that a browser shows as it stands: control characters and marks that reorder text are made
-// visible, and no line end is left.
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : printable(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
-std::string shortened(std::string_view text, std::size_t most = kMostName) {
-  if (text.size() <= most) return std::string(text);
-  const std::size_t head = utf8_floor(text, most / 2);
-  const std::size_t tail = utf8_floor(text, text.size() - most / 2);
-  return std::string(text.substr(0, head)) + "…" + std::string(text.substr(tail));
-}
-
-std::string name_of(std::string_view name) { return escaped(shortened(name)); }
-
-// A JSON string without `<`, which would begin a tag or a comment where the script's data stand.
-std::string json_text(std::string_view text) {
-  std::string out;
-  for (const char c : json_string(printable(text))) {
-    if (c == '<') {
-      out += "\\u003c";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
-// 1234567 -> "1,234,567".
-std::string grouped(std::uint64_t count) {
-  std::string text = std::to_string(count);
-  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
-  return text;
-}
-
-std::string counted(std::uint64_t count, std::string_view noun) {
-  return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
-}
-
-// 6738415616 -> "6.74 B".
-std::string human_count(std::uint64_t count) {
-  constexpr std::array<std::string_view, 5> kUnits{"", " K", " M", " B", " T"};
-  auto value = static_cast<double>(count);
-  std::size_t unit = 0;
-  for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
-  if (unit == 0) return std::to_string(count);
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
-  return text.data() + std::string(kUnits[unit]);
-}
-
-std::string number(double value, int digits) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  return text.data();
-}
-
-// JSON has no NaN and no infinity.
-std::string json_number(double value, int digits) {
-  return std::isfinite(value) ? number(value, digits) : "null";
-}
-
-std::string shape_text(std::span<const std::uint64_t> shape) {
-  constexpr std::size_t kMostDimensions = 16;
-  std::string text;
-  for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMostDimensions))) {
-    text += (text.empty() ? "" : "×") + std::to_string(dim);
-  }
-  return shape.size() > kMostDimensions ? text + "×…" : text;
-}
+// --- the content security policy
 
 std::string base64(std::string_view hex) {
   constexpr std::string_view kBase64 =
@@ -233,34 +139,35 @@ std::string what(const Report& report) {
 struct KindName {
   Finding::Kind kind;
   std::string_view name;
+  std::string_view absent;  // after "Not found:"
 };
 constexpr std::array kKinds = {
-    KindName{Finding::Kind::kUnreadable, "Unreadable"},
-    KindName{Finding::Kind::kNan, "NaN"},
-    KindName{Finding::Kind::kInfinity, "Infinity"},
-    KindName{Finding::Kind::kAllZero, "All zero"},
-    KindName{Finding::Kind::kConstant, "Constant"},
-    KindName{Finding::Kind::kEqual, "Equal tensors"},
-    KindName{Finding::Kind::kScale, "Unusual scale"},
-    KindName{Finding::Kind::kMissing, "Missing"},
+    KindName{Finding::Kind::kUnreadable, "Unreadable", "unreadable tensors"},
+    KindName{Finding::Kind::kNan, "NaN", "NaN"},
+    KindName{Finding::Kind::kInfinity, "Infinity", "infinity"},
+    KindName{Finding::Kind::kAllZero, "All zero", "tensors of zeros"},
+    KindName{Finding::Kind::kConstant, "Constant", "constant tensors"},
+    KindName{Finding::Kind::kEqual, "Equal tensors", "equal tensors"},
+    KindName{Finding::Kind::kScale, "Scales", "suspicious scales"},
+    KindName{Finding::Kind::kMissing, "Missing", "missing tensors"},
 };
 
 std::string link(std::uint32_t tensor, const std::string& html) {
   return "<a href=\"#t" + std::to_string(tensor) + "\">" + html + "</a>";
 }
 
-// The sentence; the names of its tensors are links.
+// The sentence. The names of its tensors are links: those in quotes in it, then others.
 std::string finding_html(const Report& report, const Finding& finding) {
-  std::string html = escaped(shortened(finding.text, 2000));
+  std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
   for (const std::uint32_t tensor : finding.tensors) {
     if (tensor >= report.tensors.size()) continue;
-    const std::string name = name_of(report.tensors[tensor].name);
-    const std::size_t at = finding.tensors.size() == 1 ? html.find(name) : std::string::npos;
-    if (!name.empty() && at != std::string::npos) {
-      html.replace(at, name.size(), link(tensor, name));
-    } else {
+    const std::string name = html_of(in_quotes(report.tensors[tensor].name));
+    const std::size_t at = others.size() > kMostLinks ? std::string::npos : html.find(name);
+    if (at == std::string::npos) {
       others.push_back(tensor);
+    } else {
+      html.replace(at, name.size(), link(tensor, name));
     }
   }
   if (others.empty()) return html;
@@ -274,218 +181,33 @@ std::string finding_html(const Report& report, const Finding& finding) {
 }
 
 std::string health(const Report& report) {
-  std::string checks;
   std::string lines;
-  for (const auto& [kind, name] : kKinds) {
-    const auto count =
-        static_cast<std::uint64_t>(std::ranges::count(report.findings, kind, &Finding::kind));
-    checks += "<li" + std::string(count > 0 ? " class=\"bad\"" : "") + ">" + std::string(name) +
-              " <b>" + grouped(count) + "</b></li>\n";
-    std::size_t shown = 0;
-    for (const Finding& finding : report.findings) {
-      if (finding.kind != kind || shown++ >= kMostFindings) continue;
-      lines += "<li><b>" + std::string(name) + "</b> <span>" + finding_html(report, finding) +
-               "</span></li>\n";
-    }
-    if (shown > kMostFindings) {
-      lines += "<li><b>" + std::string(name) + "</b> <span>and " + grouped(shown - kMostFindings) +
-               " more</span></li>\n";
+  std::array<std::uint64_t, kKinds.size()> counts{};
+  const auto line = [&lines](std::string_view heading, const std::string& html) {
+    lines += "<li><b>" + std::string(heading) + "</b> <span>" + html + "</span></li>\n";
+  };
+  for (const Finding& finding : report.findings) {
+    const auto kind = static_cast<std::size_t>(
+        std::ranges::find(kKinds, finding.kind, &KindName::kind) - kKinds.begin());
+    if (counts[kind]++ < kMostFindings) line(kKinds[kind].name, finding_html(report, finding));
+  }
+  std::string absent;
+  for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    if (counts[kind] > kMostFindings) {
+      line(kKinds[kind].name, "and " + grouped(counts[kind] - kMostFindings) + " more");
+    } else if (counts[kind] == 0) {
+      absent += (absent.empty() ? "" : ", ") + std::string(kKinds[kind].absent);
     }
   }
-  const std::string verdict =
+  std::string html =
       report.findings.empty()
-          ? "<p class=\"verdict good\">Nothing odd found.</p>\n"
+          ? "<p class=\"verdict good\">Nothing odd found</p>\n"
           : "<p class=\"verdict bad\">" + counted(report.findings.size(), "finding") + "</p>\n";
-  return verdict + "<ul class=\"checks\" aria-label=\"Findings of each kind\">" + checks +
-         "</ul>\n" +
-         (lines.empty() ? ""
-                        : "<ol class=\"findings\" tabindex=\"0\" aria-label=\"Findings\">" + lines +
-                              "</ol>\n");
-}
-
-// --- tensors
-
-struct Column {
-  std::string_view key, name, style;
-};
-
-std::vector<Column> columns_of(const Report& report) {
-  std::vector<Column> columns{
-      {"name", "Name", ""},    {"type", "Type", ""}, {"shape", "Shape", ""},
-      {"bytes", "Bytes", "n"}, {"min", "Min", "n"},  {"max", "Max", "n"},
-      {"mean", "Mean", "n"},   {"std", "Std", "n"},  {"zeros", "Zeros", "n"},
-  };
-  if (report.against) {
-    columns.insert(columns.end(), {{"change", "Difference", ""},
-                                   {"distance", "Distance", "n"},
-                                   {"equal", "Equal", "n"},
-                                   {"largest", "Largest", "n"}});
+  if (!lines.empty()) {
+    html += "<ol class=\"findings\" tabindex=\"0\" aria-label=\"Findings\">" + lines + "</ol>\n";
   }
-  if (report.files.size() > 1) columns.push_back({"file", "File", "n"});
-  columns.push_back({"notes", "Notes", ""});
-  return columns;
-}
-
-std::string change_text(const Difference& difference) {
-  switch (difference.kind) {
-    case Difference::Kind::kEqual:
-      return "equal";
-    case Difference::Kind::kValues:
-      return "values";
-    case Difference::Kind::kShape:
-      return "shape, was " + difference.was;
-    case Difference::Kind::kType:
-      return "type, was " + difference.was;
-    case Difference::Kind::kAdded:
-      return "added";
-  }
-  return "";
-}
-
-std::string notes_of(const Report& report, const ReportTensor& tensor) {
-  std::string notes;
-  const auto add = [&notes](const std::string& note) {
-    notes += (notes.empty() ? "" : "; ") + note;
-  };
-  if (!tensor.failure.empty()) add(tensor.failure);
-  if (tensor.stats && tensor.stats->nan > 0) add(grouped(tensor.stats->nan) + " NaN");
-  if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
-  if (!tensor.quantised.empty()) add(tensor.quantised);
-  if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
-    add("equal to " + shortened(report.tensors[*tensor.equal_to].name));
-  }
-  return notes;
-}
-
-// One line for each tensor, its cells in the order of columns_of(), without empty ones at the end.
-// The script reads its rows from here: a browser that runs scripts takes <noscript> for a text.
-std::string rows_html(const Report& report, const std::vector<bool>& is_linked) {
-  const int digits = report.tensors.size() > Report::kMostPictured ? 3 : 4;
-  std::string html;
-  std::string row;
-  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
-    const ReportTensor& tensor = report.tensors[i];
-    const auto cell = [&row](const std::string& text) { row += "<td>" + text; };
-    const auto value = [&](const std::optional<double>& x) { cell(x ? number(*x, digits) : ""); };
-    row = is_linked[i] ? "<tr id=\"t" + std::to_string(i) + "\">" : "<tr>";
-    cell(name_of(tensor.name));
-    cell(escaped(tensor.type));
-    cell(shape_text(tensor.shape));
-    cell(std::to_string(tensor.bytes));
-    const ValueStats stats = tensor.stats.value_or(ValueStats{});
-    value(stats.min);
-    value(stats.max);
-    value(stats.mean);
-    value(stats.std);
-    cell(tensor.stats ? std::to_string(stats.zeros) : "");
-    if (report.against) {
-      const Difference difference = tensor.difference.value_or(Difference{});
-      cell(tensor.difference ? escaped(shortened(change_text(difference))) : "");
-      value(difference.distance);
-      value(difference.equal);
-      value(difference.largest);
-    }
-    if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
-    cell(escaped(shortened(notes_of(report, tensor), 1000)));
-    while (row.ends_with("<td>")) row.resize(row.size() - 4);
-    html += row + "\n";
-  }
+  if (!absent.empty()) html += "<p class=\"absent\">Not found: " + absent + "</p>\n";
   return html;
-}
-
-// Up to 2^12 steps of log(1 + count), two digits a bin.
-std::string packed(const Histogram& histogram, std::uint64_t most) {
-  const double scale = 4095 / std::log1p(static_cast<double>(std::max<std::uint64_t>(most, 1)));
-  std::string text;
-  for (const std::uint64_t count : histogram.counts) {
-    const auto level = static_cast<unsigned>(
-        std::clamp(std::nearbyint(std::log1p(static_cast<double>(count)) * scale), 0.0, 4095.0));
-    text += kDigits[level >> 6];
-    text += kDigits[level & 63];
-  }
-  return text;
-}
-
-// A digit a pixel: 30 steps of each sign about zero, and the three colours that are no number.
-std::string packed(const Thumbnail& thumbnail) {
-  constexpr int kZero = 126;
-  std::string text;
-  for (const std::uint8_t pixel : thumbnail.pixels) {
-    const int shade = pixel - kZero;
-    int digit = pixel - 253 + 61;
-    if (pixel < 253) {
-      const int step = (std::abs(shade) * 30 + kZero / 2) / kZero;
-      digit = shade == 0 ? 30 : shade < 0 ? 30 - std::max(step, 1) : 30 + std::max(step, 1);
-    }
-    text += kDigits[static_cast<std::size_t>(digit)];
-  }
-  return text;
-}
-
-// [tensor, [low, high, below, above, [quantiles], most, "bins"] or null, [width, "pixels"] or null]
-std::string picture_json(const ReportTensor& tensor, std::size_t index) {
-  std::string json = "[" + std::to_string(index) + ",";
-  if (tensor.histogram) {
-    const Histogram& histogram = *tensor.histogram;
-    const std::uint64_t most = *std::ranges::max_element(histogram.counts);
-    json += "[" + json_number(histogram.low, 6) + "," + json_number(histogram.high, 6) + "," +
-            std::to_string(histogram.below) + "," + std::to_string(histogram.above) + ",[";
-    for (const double quantile : tensor.quantiles) json += json_number(quantile, 4) + ",";
-    json.back() = ']';
-    json += "," + std::to_string(most) + ",\"" + packed(histogram, most) + "\"],";
-  } else {
-    json += "null,";
-  }
-  if (tensor.thumbnail) {
-    json +=
-        "[" + std::to_string(tensor.thumbnail->width) + ",\"" + packed(*tensor.thumbnail) + "\"]]";
-  } else {
-    json += "null]";
-  }
-  return json;
-}
-
-// `path` as the part of a URL after a folder.
-std::string url_path(std::string_view path) {
-  constexpr std::string_view kHex = "0123456789ABCDEF";
-  std::string out;
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                          (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-' || c == '/';
-    if (is_plain) {
-      out += c;
-    } else {
-      out += '%';
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    }
-  }
-  return out;
-}
-
-// What the table does not say, by tensor: only of those that have it.
-std::string data_json(const Report& report, const std::vector<Column>& columns) {
-  constexpr std::size_t kMostPath = 4096;
-  const auto list = [](std::string& json, const std::string& entry) {
-    json += (json.empty() ? "" : ",\n") + entry;
-  };
-  std::string keys, files, nan, inf, equal, paths, pictures;
-  for (const Column& column : columns) list(keys, json_text(column.key));
-  for (const ReportFile& file : report.files) list(files, json_text(shortened(file.name)));
-  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
-    const ReportTensor& tensor = report.tensors[i];
-    const std::string index = "\"" + std::to_string(i) + "\":";
-    if (tensor.stats && tensor.stats->nan > 0) list(nan, index + std::to_string(tensor.stats->nan));
-    if (tensor.stats && tensor.stats->inf > 0) list(inf, index + std::to_string(tensor.stats->inf));
-    if (tensor.equal_to) list(equal, index + std::to_string(*tensor.equal_to));
-    const std::string path = url_path(tensor.path);
-    if (path != tensor.name && path.size() <= kMostPath) list(paths, index + json_text(path));
-    if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i));
-  }
-  return "{\"keys\":[" + keys + "],\n\"files\":[" + files + "],\n\"nan\":{" + nan +
-         "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"paths\":{" + paths +
-         "},\n\"pictures\":[" + pictures + "]}";
 }
 
 // --- the difference
@@ -534,9 +256,7 @@ std::string filled(std::string_view html, const std::map<std::string_view, std::
   return out;
 }
 
-}  // namespace
-
-std::string report_page(const Report& report) {
+std::string whole_page(const Report& report) {
   std::vector<bool> is_linked(report.tensors.size());
   for (const Finding& finding : report.findings) {
     for (const std::uint32_t tensor : finding.tensors) {
@@ -546,13 +266,13 @@ std::string report_page(const Report& report) {
   const std::vector<Column> columns = columns_of(report);
   std::string head;
   for (const Column& column : columns) head += heading(column.name, column.style);
-  return filled(kPageHtml,
-                {{"policy", "default-src 'none'; script-src " + hash_source(kPageScript) +
-                                "; style-src " + hash_source(kPageStyle) +
+  return filled(page_html(),
+                {{"policy", "default-src 'none'; script-src " + hash_source(page_script()) +
+                                "; style-src " + hash_source(page_style()) +
                                 "; img-src data:; base-uri 'none'; form-action 'none'"},
                  {"version", STFS_VERSION},
                  {"title", name_of(report.title)},
-                 {"style", std::string(kPageStyle)},
+                 {"style", std::string(page_style())},
                  {"figures", figures(report)},
                  {"what", what(report)},
                  {"health", health(report)},
@@ -560,7 +280,14 @@ std::string report_page(const Report& report) {
                  {"rows", rows_html(report, is_linked)},
                  {"difference", difference(report)},
                  {"data", data_json(report, columns)},
-                 {"script", std::string(kPageScript)}});
+                 {"script", std::string(page_script())}});
 }
+
+}  // namespace
+}  // namespace stfs::markup
+
+namespace stfs {
+
+std::string report_page(const Report& report) { return markup::whole_page(report); }
 
 }  // namespace stfs

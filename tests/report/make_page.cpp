@@ -7,7 +7,7 @@
 #include <string>
 
 int main(int argc, char** argv) {
-  using namespace stfs::testing;
+  using namespace stfs::test;
   const std::string which = argc == 2 ? argv[1] : "";
   if (which == "model") {
     std::cout << stfs::report_page(model_report());

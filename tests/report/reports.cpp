@@ -1,15 +1,20 @@
 #include "tests/report/reports.h"
 
+#include "core/base/text.h"
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-namespace stfs::testing {
+namespace stfs::test {
 namespace {
 
 // Statistics, histogram and thumbnail of normally distributed values.
@@ -78,10 +83,10 @@ std::uint32_t position(const Report& report, std::string_view name) {
 
 }  // namespace
 
-Report model_report() {
+Report model_report(std::uint32_t layers) {
   Report report;
-  report.title = "Mistral-7B-v0.1";
-  report.sources = {"/models/Mistral-7B-v0.1"};
+  report.title = "example-7b";
+  report.sources = {"/models/example-7b"};
   report.format = "safetensors";
   report.metadata = {{"format", "pt"}, {"license", "apache-2.0"}};
   report.files = {{"model-00001-of-00002.safetensors", 0}, {"model-00002-of-00002.safetensors", 0}};
@@ -93,7 +98,7 @@ Report model_report() {
   };
   add("lm_head.weight", {32000, 4096}, 0, 0.017, 1);
   add("model.embed_tokens.weight", {32000, 4096}, 0, 0.0021, 0);
-  for (std::uint32_t layer = 0; layer < 32; ++layer) {
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
     const std::string place = "model.layers." + std::to_string(layer) + ".";
     const double depth = 1 + 0.02 * layer;
     const std::uint32_t file = layer < 16 ? 0 : 1;
@@ -112,9 +117,11 @@ Report model_report() {
 
   const std::uint32_t nan = position(report, "model.layers.9.mlp.up_proj.weight");
   report.tensors[nan].stats->nan = 12;
-  report.findings.push_back({Finding::Kind::kNan, report.tensors[nan].name + " has 12 NaN", {nan}});
-  Finding zero{
-      Finding::Kind::kAllZero, "All 58,720,256 values are zero in 3 tensors of layer 30", {}};
+  report.findings.push_back(
+      {Finding::Kind::kNan,
+       "NaN in 1 tensor: " + in_quotes(report.tensors[nan].name) + " (12 of 58,720,256 values)",
+       {nan}});
+  Finding zero{Finding::Kind::kAllZero, "nothing but zeros in 3 tensors: ", {}};
   for (const char* const role : {"down_proj", "gate_proj", "up_proj"}) {
     const std::uint32_t at =
         position(report, "model.layers.30.mlp." + std::string(role) + ".weight");
@@ -126,19 +133,18 @@ Report model_report() {
     tensor.histogram->counts[64] = tensor.elements;
     tensor.quantiles.fill(0);
     std::ranges::fill(tensor.thumbnail->pixels, picture_color(0, 0));
+    zero.text += (zero.tensors.empty() ? "" : ", ") + in_quotes(tensor.name);
     zero.tensors.push_back(at);
   }
   report.findings.push_back(zero);
   const std::uint32_t first = position(report, "model.layers.4.self_attn.q_proj.weight");
   const std::uint32_t second = position(report, "model.layers.5.self_attn.q_proj.weight");
   report.tensors[second].equal_to = first;
-  report.findings.push_back({Finding::Kind::kEqual, "2 tensors have equal bytes", {first, second}});
-  const std::uint32_t scale = position(report, "model.layers.21.self_attn.k_proj.weight");
   report.findings.push_back(
-      {Finding::Kind::kScale,
-       report.tensors[scale].name +
-           " has 4.2 times the standard deviation of its like in other layers",
-       {scale}});
+      {Finding::Kind::kEqual,
+       "2 tensors with equal bytes (32.0 MiB each): " + in_quotes(report.tensors[first].name) +
+           " and " + in_quotes(report.tensors[second].name),
+       {first, second}});
   return report;
 }
 
@@ -257,7 +263,8 @@ Report hostile_report() {
   report.parameters = 0xFFFFFFFFFFFFFFFF;
   report.bytes = 0xFFFFFFFFFFFFFFFF;
   for (std::uint32_t i = 0; i < report.tensors.size(); ++i) {
-    report.findings.push_back({Finding::Kind::kConstant, report.tensors[i].name + " is odd", {i}});
+    report.findings.push_back(
+        {Finding::Kind::kConstant, in_quotes(report.tensors[i].name) + " is odd", {i}});
   }
   report.findings.push_back({Finding::Kind::kMissing, "<h1>missing</h1>", {}});
   return report;
@@ -271,4 +278,4 @@ Report empty_report() {
   return report;
 }
 
-}  // namespace stfs::testing
+}  // namespace stfs::test

@@ -6,13 +6,13 @@
 #include "core/report/report.h"
 
 #include <cstddef>
-#include <string_view>
+#include <cstdint>
 
-namespace stfs::testing {
+namespace stfs::test {
 
-// A model as large as a 7B one: 32 layers, one tensor with NaN, a layer of zeros, two equal
-// tensors.
-Report model_report();
+// A model as large as a 7B one, with at least 31 layers: one tensor has NaN, one layer is zero,
+// two tensors are equal, and the values of one are larger than in other layers.
+Report model_report(std::uint32_t layers = 32);
 
 // With an expert in each of many layers: `count` tensors, without pictures beyond the odd ones.
 Report large_report(std::size_t count);
@@ -27,4 +27,4 @@ Report hostile_report();
 // Nothing in it.
 Report empty_report();
 
-}  // namespace stfs::testing
+}  // namespace stfs::test
