@@ -28,6 +28,11 @@ STFS_SERVER_PACKAGES=(
 STFS_ORACLE_PACKAGES=(python3-torch)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
+# To open the report's page in a browser, also for `test --all`; npm gets puppeteer-core, which drives it.
+# shellcheck disable=SC2034
+STFS_BROWSER_PACKAGES=(chromium fonts-dejavu-core)
+command -v node >/dev/null || STFS_BROWSER_PACKAGES+=(nodejs)
+
 # To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
 # shellcheck disable=SC2034
 STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring)

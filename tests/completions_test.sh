@@ -77,7 +77,7 @@ expect 'stfs-info show hf://org/model lm'
 expect 'stfs-info show s3://bucket/model lm'
 expect 'stfs -uz ch'
 
-expect 'stfs-info ' info list show check cat where stats hash diff extract cache
+expect 'stfs-info ' info list show check cat where stats hash diff report extract cache
 expect 'stfs-info cache ' list prune verify
 expect 'stfs-info cache pr' prune
 expect 'stfs-info s' show stats
@@ -99,6 +99,8 @@ expect 'stfs-info diff a.safetensors checkpoint '
 expect 'stfs-info check a.safetensors ch' checkpoint
 expect 'stfs-info where n' notes.txt
 expect 'stfs-info extract a.safetensors w -o ch' checkpoint
+expect 'stfs-info report a.safetensors --ag' --against
+expect 'stfs-info diff --v' --values
 expect 'stfs-info show a.safetensors --j' --json
 expect 'stfs-info nothing --' --help
 

@@ -1,5 +1,7 @@
 #include "core/picture/png.h"
 
+#include "core/recipe/moments.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -56,9 +58,7 @@ std::string palette() {
 
 // --- pixels
 
-// Orders by magnitude, then the positive one is larger; NaN and infinity are the largest by their
-// bits.
-constexpr std::uint32_t key_of(std::uint32_t bits) { return bits << 1 | (~bits >> 31); }
+// The inverse of key_of().
 constexpr float value_of(std::uint32_t key) {
   return std::bit_cast<float>(key >> 1 | (~key << 31));
 }
@@ -163,7 +163,7 @@ std::uint64_t PictureShape::png_bytes() const {
   return kFixed + height() * (12 + row + 5 * ((row + kMostStored - 1) / kMostStored));
 }
 
-PictureShape picture_shape(std::span<const std::uint64_t> shape) {
+PictureShape picture_shape(std::span<const std::uint64_t> shape, std::uint64_t most) {
   PictureShape picture{1, 1, 1, 1, 1};
   for (const std::uint64_t dim : shape) picture.elements *= dim;
   if (shape.size() > 1) {
@@ -172,8 +172,8 @@ PictureShape picture_shape(std::span<const std::uint64_t> shape) {
     while (picture.columns < pixels_for(picture.elements, picture.columns)) picture.columns *= 2;
   }
   picture.rows = pixels_for(picture.elements, picture.columns);
-  picture.block_columns = pixels_for(picture.columns, kMostPixels);
-  picture.block_rows = pixels_for(picture.rows, kMostPixels);
+  picture.block_columns = pixels_for(picture.columns, most);
+  picture.block_rows = pixels_for(picture.rows, most);
   return picture;
 }
 
@@ -191,8 +191,9 @@ void Pixels::see(std::uint64_t first, std::span<const float> values, unsigned) {
     std::uint64_t in_block = block_columns - column % block_columns;
     for (std::size_t i = 0; i < in_row; ++pixel) {
       const auto end = static_cast<std::size_t>(std::min<std::uint64_t>(in_row, i + in_block));
-      std::uint32_t key = 0;
-      for (; i < end; ++i) key = std::max(key, key_of(std::bit_cast<std::uint32_t>(values[i])));
+      const std::uint32_t key = end == i + 1 ? key_of(std::bit_cast<std::uint32_t>(values[i]))
+                                             : largest_key(values.subspan(i, end - i));
+      i = end;
       if (block_columns == 1 && block_rows == 1) {
         *pixel = key;
       } else {
@@ -217,8 +218,22 @@ std::uint8_t picture_color(float value, double limit) {
   return static_cast<std::uint8_t>(kZero + static_cast<int>(std::nearbyint(strength * kZero)));
 }
 
-std::string Pixels::png(const ValueStats& stats) const {
+std::vector<std::uint8_t> Pixels::colors(const ValueStats& stats) const {
   const double limit = 3 * stats.std.value_or(0);
+  std::vector<std::uint8_t> colors;
+  colors.reserve(keys_.size());
+  for (std::size_t y = 0; y < shape_.height(); ++y) {
+    for (std::size_t x = 0; x < shape_.width(); ++x) {
+      const std::uint64_t first = y * shape_.block_rows * shape_.columns + x * shape_.block_columns;
+      colors.push_back(
+          first < shape_.elements ? picture_color(value_of(keys_[colors.size()]), limit) : kNone);
+    }
+  }
+  return colors;
+}
+
+std::string Pixels::png(const ValueStats& stats) const {
+  const std::vector<std::uint8_t> pixels = colors(stats);
   const std::size_t width = shape_.width();
   const std::size_t height = shape_.height();
   std::string out;
@@ -233,12 +248,7 @@ std::string Pixels::png(const ValueStats& stats) const {
   Adler32 adler;
   std::string row(width + 1, '\0');  // filter 0: none
   for (std::size_t y = 0; y < height; ++y) {
-    for (std::size_t x = 0; x < width; ++x) {
-      const std::uint64_t first = y * shape_.block_rows * shape_.columns + x * shape_.block_columns;
-      const std::uint8_t color =
-          first < shape_.elements ? picture_color(value_of(keys_[y * width + x]), limit) : kNone;
-      row[x + 1] = static_cast<char>(color);
-    }
+    for (std::size_t x = 0; x < width; ++x) row[x + 1] = static_cast<char>(pixels[y * width + x]);
     adler.add(row);
     const bool is_last = y + 1 == height;
     add_chunk(out, "IDAT", [&] {

@@ -5,6 +5,8 @@
 #include <cfloat>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <new>
 #include <utility>
 
 namespace stfs {
@@ -21,6 +23,14 @@ float cell_begin(std::size_t cell) {  // the end nearer to zero
 std::size_t cell_at(std::size_t position) {
   return position < kCells / 2 ? kCells - 1 - position : position - kCells / 2;
 }
+
+std::size_t position_of(std::size_t cell) {
+  return cell < kCells / 2 ? cell + kCells / 2 : kCells - 1 - cell;
+}
+
+// The values of a thread that are kept one by one: sorting them is less work than to clear and look
+// through all cells.
+constexpr std::size_t kFew = 16'384;
 
 bool is_integer(const TypeInfo& info) {
   return info.kind == TypeKind::kBool || info.kind == TypeKind::kSigned ||
@@ -106,11 +116,79 @@ void Histogram::add(double value, std::uint64_t count) {
   counts[bin] += count;
 }
 
+std::vector<std::uint64_t> CellMemory::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      std::vector<std::uint64_t> counts = std::move(free_.back());
+      free_.pop_back();
+      return counts;
+    }
+  }
+  return std::vector<std::uint64_t>(kCells);
+}
+
+void CellMemory::give_back(std::vector<std::uint64_t> counts) {
+  std::ranges::fill(counts, 0);
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(counts));
+}
+
+ValueCells::~ValueCells() {
+  if (memory_ == nullptr) return;
+  try {
+    for (Lane& lane : lanes_) {
+      if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
+    }
+  } catch (const std::bad_alloc&) {
+    // The others take new memory.
+  }
+}
+
 void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thread) {
-  std::vector<std::uint64_t>& counts = counts_[thread];
-  counts.resize(kCells);
+  const auto cell_of = [](float value) {
+    return std::bit_cast<std::uint32_t>(value) >> kCellShift;
+  };
+  auto& [few, counts] = lanes_[thread];
+  if (counts.empty()) {
+    if (few.size() + values.size() <= kFew) {
+      std::ranges::transform(values, std::back_inserter(few), cell_of);
+      return;
+    }
+    counts = memory_ == nullptr ? std::vector<std::uint64_t>(kCells) : memory_->take();
+    for (const std::uint32_t cell : few) ++counts[cell];
+    few = {};
+  }
   std::uint64_t* const cells = counts.data();
-  for (const float value : values) ++cells[std::bit_cast<std::uint32_t>(value) >> kCellShift];
+  for (const float value : values) ++cells[cell_of(value)];
+}
+
+std::vector<ValueCells::Counted> ValueCells::counted() const {
+  std::vector<Counted> counted;
+  std::vector<std::size_t> few;  // positions
+  bool has_counts = false;
+  for (const Lane& lane : lanes_) {
+    has_counts = has_counts || !lane.counts.empty();
+    std::ranges::transform(lane.few, std::back_inserter(few), position_of);
+  }
+  std::ranges::sort(few);
+  if (!has_counts) {
+    for (const std::size_t position : few) {
+      const std::size_t cell = cell_at(position);
+      if (counted.empty() || counted.back().cell != cell) counted.push_back({cell, 0});
+      ++counted.back().count;
+    }
+    return counted;
+  }
+  auto next = few.begin();
+  for (std::size_t position = 0; position < kCells; ++position) {
+    const std::size_t cell = cell_at(position);
+    std::uint64_t count = 0;
+    for (const Lane& lane : lanes_) count += lane.counts.empty() ? 0 : lane.counts[cell];
+    for (; next != few.end() && *next == position; ++next) ++count;
+    if (count > 0) counted.push_back({cell, count});
+  }
+  return counted;
 }
 
 bool exact_in_cells(DType dtype) {
@@ -130,12 +208,9 @@ void ValueCells::fill(DType dtype, Distribution& distribution) const {
   };
   std::vector<Cell> cells;  // of finite values, in their order
   std::uint64_t finite = 0;
-  for (std::size_t position = 0; position < kCells; ++position) {
-    const std::size_t cell = cell_at(position);
-    std::uint64_t count = 0;
-    for (const auto& counts : counts_) count += counts.empty() ? 0 : counts[cell];
+  for (const auto& [cell, count] : counted()) {
     const auto begin = static_cast<double>(cell_begin(cell));
-    if (count == 0 || !std::isfinite(begin)) continue;
+    if (!std::isfinite(begin)) continue;
     auto end = is_exact ? begin : static_cast<double>(cell_begin(cell + 1));
     if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
     cells.push_back({std::max(std::min(begin, end), *stats.min),

@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -47,10 +48,25 @@ struct Distribution {
   std::array<double, kQuantiles.size()> quantiles{};
 };
 
-// Counts the values of a pass in cells. Has 4 MiB for each thread that sees values.
+// Memory for ValueCells of many tensors: to get 4 MiB of new pages takes longer than to count the
+// values of most tensors. Thread safety: all members.
+class CellMemory {
+ public:
+  std::vector<std::uint64_t> take();  // all zero
+  void give_back(std::vector<std::uint64_t> counts);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::vector<std::uint64_t>> free_;  // all zero
+};
+
+// Counts the values of a pass in cells. Has 4 MiB for each thread that sees more than a few values.
 class ValueCells : public ValueSink {
  public:
-  explicit ValueCells(unsigned threads) : counts_(threads) {}
+  // `memory` outlives it; null: new memory.
+  explicit ValueCells(unsigned threads, CellMemory* memory = nullptr)
+      : memory_(memory), lanes_(threads) {}
+  ~ValueCells() override;
 
   using ValueSink::see;
   void see(std::uint64_t first, std::span<const float> values, unsigned thread) override;
@@ -60,7 +76,19 @@ class ValueCells : public ValueSink {
   void fill(DType dtype, Distribution& distribution) const;
 
  private:
-  std::vector<std::vector<std::uint64_t>> counts_;  // by thread and cell
+  struct Lane {                         // of a thread
+    std::vector<std::uint32_t> few;     // the cells of its first values
+    std::vector<std::uint64_t> counts;  // by cell; empty while there are few
+  };
+  struct Counted {
+    std::size_t cell;
+    std::uint64_t count;
+  };
+
+  std::vector<Counted> counted() const;  // in the order of their values
+
+  CellMemory* const memory_;
+  std::vector<Lane> lanes_;
 };
 
 bool exact_in_cells(DType dtype);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <functional>
 
@@ -141,6 +142,70 @@ RunDeviations deviations(const T* HWY_RESTRICT x, std::size_t count, double mean
   return {sum_of_lanes(square_lanes), sum_of_lanes(lanes)};
 }
 
+template <class T>
+RunDifferences differences(const T* HWY_RESTRICT x, const double* HWY_RESTRICT y,
+                           std::size_t count) {
+  Vectors squares = zero_vectors();
+  Vectors norm = zero_vectors();
+  auto largest = hn::Zero(Doubles());
+  const hn::RebindToSigned<Doubles> integers;
+  auto equal = hn::Zero(integers);
+  const std::size_t whole = in_lanes(count);
+  for (std::size_t i = 0; i < whole; i += kLanes) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const auto a = load(x + i + v * kInVector);
+      const auto b = load(y + i + v * kInVector);
+      const auto difference = hn::Sub(a, b);
+      squares[v] = hn::Add(squares[v], hn::Mul(difference, difference));
+      norm[v] = hn::Add(norm[v], hn::Mul(b, b));
+      largest = hn::Max(largest, hn::Abs(difference));
+      equal = hn::Sub(equal, hn::BitCast(integers, hn::VecFromMask(Doubles(), hn::Eq(a, b))));
+    }
+  }
+  LaneSums square_lanes = stored(squares);
+  LaneSums norm_lanes = stored(norm);
+  RunDifferences result;
+  if (whole > 0) {
+    result.largest = hn::GetLane(hn::MaxOfLanes(Doubles(), largest));
+    result.equal = static_cast<std::uint64_t>(hn::GetLane(hn::SumOfLanes(integers, equal)));
+  }
+  for (std::size_t i = whole; i < count; ++i) {
+    const auto a = static_cast<double>(x[i]);
+    const double difference = a - y[i];
+    square_lanes[lane_of(i, whole)] += difference * difference;
+    norm_lanes[lane_of(i, whole)] += y[i] * y[i];
+    result.largest = std::max(result.largest, difference < 0 ? -difference : difference);
+    result.equal += a == y[i] ? 1 : 0;
+  }
+  result.squares = sum_of_lanes(square_lanes);
+  result.norm = sum_of_lanes(norm_lanes);
+  return result;
+}
+
+std::uint32_t greatest_key(const float* x, std::size_t count) {
+  const hn::ScalableTag<std::uint32_t> keys;
+  const hn::Rebind<float, decltype(keys)> floats;
+  const std::size_t lanes = hn::Lanes(keys);
+  std::uint32_t largest = 0;
+  std::size_t i = 0;
+  if (count >= lanes) {
+    auto greatest = hn::Zero(keys);
+    for (; i + lanes <= count; i += lanes) {
+      const auto bits = hn::BitCast(keys, hn::LoadU(floats, x + i));
+      greatest =
+          hn::Max(greatest, hn::Or(hn::ShiftLeft<1>(bits), hn::ShiftRight<31>(hn::Not(bits))));
+    }
+    largest = hn::GetLane(hn::MaxOfLanes(keys, greatest));
+  }
+  for (; i < count; ++i) largest = std::max(largest, key_of(std::bit_cast<std::uint32_t>(x[i])));
+  return largest;
+}
+RunDifferences float_differences(const float* x, const double* y, std::size_t count) {
+  return differences(x, y, count);
+}
+RunDifferences double_differences(const double* x, const double* y, std::size_t count) {
+  return differences(x, y, count);
+}
 RunSums float_sums(const float* x, std::size_t count) { return sums(x, count); }
 RunSums double_sums(const double* x, std::size_t count) { return sums(x, count); }
 RunDeviations float_deviations(const float* x, std::size_t count, double mean) {
@@ -165,6 +230,9 @@ HWY_EXPORT(float_sums);
 HWY_EXPORT(double_sums);
 HWY_EXPORT(float_deviations);
 HWY_EXPORT(double_deviations);
+HWY_EXPORT(float_differences);
+HWY_EXPORT(double_differences);
+HWY_EXPORT(greatest_key);
 
 }  // namespace
 
@@ -179,6 +247,16 @@ RunDeviations deviations_of(std::span<const float> values, double mean) {
 }
 RunDeviations deviations_of(std::span<const double> values, double mean) {
   return HWY_DYNAMIC_DISPATCH(double_deviations)(values.data(), values.size(), mean);
+}
+RunDifferences differences_of(std::span<const float> x, std::span<const double> y) {
+  return HWY_DYNAMIC_DISPATCH(float_differences)(x.data(), y.data(), x.size());
+}
+RunDifferences differences_of(std::span<const double> x, std::span<const double> y) {
+  return HWY_DYNAMIC_DISPATCH(double_differences)(x.data(), y.data(), x.size());
+}
+
+std::uint32_t largest_key(std::span<const float> values) {
+  return HWY_DYNAMIC_DISPATCH(greatest_key)(values.data(), values.size());
 }
 
 void with_each_target(const std::function<void()>& use) {

@@ -36,6 +36,22 @@ struct RunDeviations {
 RunDeviations deviations_of(std::span<const float> values, double mean);
 RunDeviations deviations_of(std::span<const double> values, double mean);
 
+// How the values of a run differ from those of another one, which has as many.
+struct RunDifferences {
+  double squares = 0;  // sum of (x - y)^2; not finite: a value is not, or the sum overflowed
+  double norm = 0;     // sum of y^2; as squares
+  double largest = 0;  // |x - y|
+  std::uint64_t equal = 0;
+};
+
+RunDifferences differences_of(std::span<const float> x, std::span<const double> y);
+RunDifferences differences_of(std::span<const double> x, std::span<const double> y);
+
+// The largest of the values' keys. A key orders by magnitude, then the positive value is larger; of
+// infinity and NaN it is larger than that of any number.
+std::uint32_t largest_key(std::span<const float> values);
+constexpr std::uint32_t key_of(std::uint32_t bits) { return bits << 1 | (~bits >> 31); }
+
 // For tests: calls `use` once with each set of instructions that the processor has. Not
 // thread-safe.
 void with_each_target(const std::function<void()>& use);

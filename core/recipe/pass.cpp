@@ -13,15 +13,6 @@
 namespace stfs {
 namespace {
 
-// Looks at a part at a time: the missing ranges of a slice may be many.
-bool is_here(const Content& content) {
-  constexpr std::uint64_t kPart = 4 << 20;  // bytes
-  for (std::uint64_t offset = 0; offset < content.size(); offset += kPart) {
-    if (!content.missing(offset, kPart).empty()) return false;
-  }
-  return true;
-}
-
 class Pass {
  public:
   Pass(const Content& content, std::uint64_t block_bytes, const PassOptions& options,
@@ -96,6 +87,15 @@ class Pass {
 };
 
 }  // namespace
+
+// Looks at a part at a time: the missing ranges of a slice may be many.
+bool is_here(const Content& content) {
+  constexpr std::uint64_t kPart = 4 << 20;  // bytes
+  for (std::uint64_t offset = 0; offset < content.size(); offset += kPart) {
+    if (!content.missing(offset, kPart).empty()) return false;
+  }
+  return true;
+}
 
 int pass_over(const Content& content, std::uint64_t block_bytes, const PassOptions& options,
               const std::function<void(const PassBlock&)>& work) {

@@ -39,6 +39,9 @@ struct PassBlock {
 int pass_over(const Content& content, std::uint64_t block_bytes, const PassOptions& options,
               const std::function<void(const PassBlock&)>& work);
 
+// Whether all bytes are on this machine.
+bool is_here(const Content& content);
+
 // Adds up the results of blocks that come in any order, as a tree over their indices: first 0 and
 // 1, 2 and 3, then the sums of these. So roundings are the same in every order, and few. Keeps a
 // few results for each block that is late. Sum::add(const Sum&) adds a right neighbour.

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -289,6 +290,17 @@ int value_stats(const Content& content, DType dtype, const PassOptions& options,
 int see_values(const Content& content, DType dtype, const PassOptions& options,
                std::initializer_list<ValueSink*> sinks) {
   return ValuePass(dtype, false, std::span(sinks.begin(), sinks.size())).run(content, options);
+}
+
+void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out) {
+  const TypeInfo& info = type_info(dtype);
+  if (const ToDoubles exact = to_doubles_of(info)) return exact(bytes, out);
+  std::array<float, kRun> floats;
+  for (std::size_t at = 0; at < out.size(); at += kRun) {
+    const std::span part = out.subspan(at, std::min(kRun, out.size() - at));
+    info.to_f32(bytes.data() + info.offset_of(at), part.size(), floats.data());
+    std::copy_n(floats.begin(), part.size(), part.begin());
+  }
 }
 
 std::string stats_json(const ValueStats& stats) {

@@ -63,6 +63,10 @@ int value_stats(const Content& content, DType dtype, const PassOptions& options,
 int see_values(const Content& content, DType dtype, const PassOptions& options,
                std::initializer_list<ValueSink*> sinks);
 
+// Elements of type `dtype` as doubles; I64 and U64 are rounded. `bytes` begins with a block and has
+// out.size() elements. Not for C64.
+void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out);
+
 // {"count":..,"min":..,"max":..,"mean":..,"std":..,"zeros":..,"nan":..,"inf":..} without a line
 // end. A number parses back to the same double; nullopt becomes null.
 std::string stats_json(const ValueStats& stats);

@@ -64,7 +64,7 @@ struct ReportFile {
 struct Finding {
   enum class Kind { kUnreadable, kNan, kInfinity, kAllZero, kConstant, kEqual, kScale, kMissing };
   Kind kind;
-  std::string text;                    // one sentence for a user
+  std::string text;                    // one sentence for a user, printable (text.h)
   std::vector<std::uint32_t> tensors;  // positions in Report::tensors
 };
 

@@ -174,12 +174,35 @@ void Computed::keep(Key key, const std::string& text) {
     throw;
   }
   bytes_ += text.size();
-  while (texts_.size() > 1 && (texts_.size() > kMaxTexts || bytes_ > kMaxBytes)) {
-    const auto oldest = texts_.find(by_age_.front());
+  drop_surplus();
+}
+
+void Computed::drop_surplus() {
+  for (auto key = by_age_.begin(); key != by_age_.end() && texts_.size() > 1;) {
+    if (texts_.size() <= kMaxTexts && bytes_ <= kMaxBytes) return;
+    const bool is_newest = std::next(key) == by_age_.end();
+    if (is_newest || held_.contains(*key)) {
+      ++key;
+      continue;
+    }
+    const auto oldest = texts_.find(*key);
     bytes_ -= oldest->second.text->size();
     texts_.erase(oldest);
-    by_age_.pop_front();
+    key = by_age_.erase(key);
   }
+}
+
+void Computed::hold(Key key) {
+  const std::lock_guard lock(mutex_);
+  ++held_[key];
+}
+
+void Computed::let_go(Key key) {
+  const std::lock_guard lock(mutex_);
+  const auto held = held_.find(key);
+  if (held == held_.end() || --held->second > 0) return;
+  held_.erase(held);
+  drop_surplus();
 }
 
 void Computed::compute(std::deque<Queued>& queue) {

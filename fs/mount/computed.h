@@ -39,7 +39,8 @@ namespace stfs {
 
 class Computed {
  public:
-  // Of the texts that it keeps. Beyond them the least recently used is dropped; the newest stays.
+  // Of the texts that it keeps. Beyond them the least recently used that nobody holds is dropped;
+  // the newest stays.
   static constexpr std::size_t kMaxTexts = 16'384;
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
@@ -78,6 +79,12 @@ class Computed {
   void request(Ticket ticket, Key key, Done done);
   void forget(Ticket ticket);
 
+  // Keeps the text of a key, once it is there, until let_go() was called as often: a reader that
+  // has begun sees one text to its end, however many others are computed. let_go() of a key that is
+  // not held does nothing.
+  void hold(Key key);
+  void let_go(Key key);
+
   // Keeps `done` until arrive(), which calls it with its errno and an empty text. Throws as
   // request() does.
   void wait(Ticket ticket, Done done);
@@ -110,6 +117,7 @@ class Computed {
   void compute(std::deque<Queued>& queue);
   bool has_waiting_thread();                    // starts one if none is idle
   void keep(Key key, const std::string& text);  // of a key without a text
+  void drop_surplus();                          // texts over the bounds that nobody holds
   void answer_cancelled();
 
   Work work_;
@@ -130,6 +138,7 @@ class Computed {
   std::map<Key, Text> texts_;
   std::list<Key> by_age_;  // the keys of texts_, the least recently used first
   std::size_t bytes_ = 0;  // of texts_
+  std::map<Key, std::size_t> held_;
   std::vector<std::thread> threads_;
 };
 

@@ -216,6 +216,7 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   const int error = nodes_.verify(node);
   if (error != 0) report_faults();
   if (error != 0) return error;
+  if (nodes_.is_of_all_tensors(node)) computed_->hold(inode);
   nodes_.open(node);
   if (handle == nullptr || !nodes_.is_snapshot(node)) return 0;
   std::string text = nodes_.snapshot(node, counters_);
@@ -226,7 +227,9 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
 }
 
 void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
-  nodes_.release(node_of(inode));
+  const Node node = node_of(inode);
+  nodes_.release(node);
+  if (nodes_.is_of_all_tensors(node)) computed_->let_go(inode);
   if (handle == 0) return;
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.erase(handle);
@@ -342,6 +345,8 @@ void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& 
 }
 
 bool FileSystem::may_wait(Node computed) const {
+  // It would hold up what is computed in moments.
+  if (nodes_.is_of_all_tensors(computed)) return true;
   return read_ahead_ != nullptr && nodes_.may_wait(computed);
 }
 

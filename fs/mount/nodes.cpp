@@ -392,6 +392,11 @@ std::string Nodes::snapshot(Node node, const Counters& counters) const {
   return registry_.find(node)->snapshot(counters);
 }
 
+bool Nodes::is_of_all_tensors(Node node) const {
+  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  return row != nullptr && row->names == Names::kFile && row->compute != nullptr;
+}
+
 bool Nodes::may_wait(Node computed) const {
   const std::optional<ViewFile> file = file_of(computed);
   if (!file) return false;
@@ -411,6 +416,7 @@ std::uint64_t Nodes::size(Node node) const {
     const LookedUpNames::Name* name = name_of(node);
     return name == nullptr ? 0 : name->size;
   }
+  if (!has_size(node)) return 0;
   const ViewSpec& row = *registry_.find(node);
   const ViewFile file = *file_of(node);
   std::uint64_t bytes = 0;

@@ -82,6 +82,8 @@ class Nodes {
   // Whether each open of a file makes its text.
   bool is_snapshot(Node node) const;
   std::string snapshot(Node node, const Counters& counters) const;
+  // Whether the text of a file is computed from all tensors: that takes long.
+  bool is_of_all_tensors(Node node) const;
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 

@@ -105,6 +105,11 @@ int png_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int compute_png_slice(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 int compute_histogram(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
 
+// report_view.cpp: the report of all tensors
+
+int verify_all(const ViewFile& file);
+int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);
+
 // computed_views.cpp: the digest
 
 int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::string& text);

@@ -25,6 +25,8 @@ constexpr ViewSpec kViews[] = {
      .size = merged_gguf_size},
     {.id = View::kControl, .file = 4, .name = "counters.json", .names = Names::kFile,
      .size = no_size, .verify = needs_no_source, .snapshot = counters_json},
+    {.id = View::kControl, .file = 6, .name = "report.html", .names = Names::kFile,
+     .verify = verify_all, .compute = compute_report},
     {.id = View::kHeader, .name = "header", .names = Names::kList, .list = header_names,
      .make = make_header, .extent = header_extent, .size = header_size, .verify = verify_header, .mtime = header_mtime},
     {.id = View::kMetadata, .name = "metadata", .names = Names::kList, .list = metadata_names,

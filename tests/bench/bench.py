@@ -24,6 +24,7 @@ import time
 
 import quantised
 import remote
+import statistics_rows
 
 try:
     import numpy
@@ -629,6 +630,7 @@ def main():
         bench = Bench(Programs(arguments.build.resolve()), table, size, directory)
         bench.all()
         quantised.Quantised(bench).all()
+        statistics_rows.Statistics(bench).all()
         remote.Remote(bench, arguments.build.resolve()).all()
     result = {"machine": machine(), "quick": arguments.quick, "seconds": round(time.perf_counter() - began),
               "rows": table.rows}

@@ -76,6 +76,17 @@ TEST_F(RemoteMount, ShowsTheFilesOfALocalMount) {
   EXPECT_EQ(mounts_at(far.path()).back().source, url());
 }
 
+TEST_F(RemoteMount, HasAReportOfWhatIsFetched) {
+  const Mounted far({url()}, options());
+  const std::string page = read_file(far / ".stfs/report.html");
+
+  EXPECT_NE(page.find("</html>"), std::string::npos);
+  EXPECT_NE(page.find(url()), std::string::npos);
+  for (const Tensor& tensor : tensors_) {
+    EXPECT_NE(page.find(tensor.name), std::string::npos) << tensor.name;
+  }
+}
+
 TEST_F(RemoteMount, ASecondMountWorksOffline) {
   { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
   server_.forget_requests();

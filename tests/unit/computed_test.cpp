@@ -102,6 +102,32 @@ TEST(Computed, ComputesOnceForAllWhoWait) {
   EXPECT_EQ(times, 1);
 }
 
+TEST(Computed, KeepsTheTextOfAnOpenFileHoweverManyOthersAreComputed) {
+  std::atomic<int> times = 0;
+  Computed computed(1, [&](Computed::Key key, const std::atomic<bool>&, std::string& text) {
+    times += key == 5 ? 1 : 0;
+    text.assign(Computed::kMaxBytes / 4, 'x');
+    return 0;
+  });
+  const auto compute_others = [&] {
+    for (Computed::Key key = 10; key < 20; ++key) Asked(computed, key).answer();
+  };
+  computed.hold(5);
+  computed.hold(5);
+  computed.let_go(77);  // was never held
+  Asked(computed, 5).answer();
+  computed.let_go(5);
+
+  compute_others();
+  Asked(computed, 5).answer();
+  EXPECT_EQ(times, 1);
+
+  computed.let_go(5);
+  compute_others();
+  Asked(computed, 5).answer();
+  EXPECT_EQ(times, 2);
+}
+
 TEST(Computed, KeepsTheTextAndAnswersAtOnceOnTheRequestingThread) {
   std::atomic<int> times = 0;
   Computed computed(1, [&](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {

@@ -160,6 +160,33 @@ TEST(Png, OfAChangedSourceIsStale) {
   EXPECT_EQ(mounted.log.size(), 1U);
 }
 
+// The report.
+
+TEST(ReportView, HasNoSizeAndOfAChangedSourceIsStale) {
+  ServedCheckpoint mounted({random_tensor("w", "U8", {8, 8}), random_tensor("c", "C64", {3})});
+  const std::uint64_t inode = mounted.inode(".stfs/report.html");
+  EXPECT_EQ(mounted.at(".stfs/report.html")->size, 0U);
+  EXPECT_EQ(mounted->open(inode), 0);
+  const std::string page = mounted.text(".stfs/report.html");
+  EXPECT_NE(page.find("</html>"), std::string::npos);
+  std::string part;
+  EXPECT_EQ(mounted.read(inode, 100, 50, part), 0);
+  EXPECT_EQ(part, page.substr(100, 50));
+  std::string none;
+  EXPECT_EQ(mounted.read(inode, page.size(), 50, none), 0);
+  EXPECT_EQ(none, "");
+  mounted->release(inode);
+  mounted->release(inode);
+
+  ServedCheckpoint changed({random_tensor("w", "BF16", {8, 8})});
+  std::filesystem::resize_file(changed.source(), 10);
+  const std::uint64_t stale = changed.inode(".stfs/report.html");
+  EXPECT_EQ(changed->open(stale), ESTALE);
+  std::string bytes;
+  EXPECT_EQ(changed.read(stale, 0, kMost, bytes), ESTALE);
+  EXPECT_EQ(bytes, "");
+}
+
 // Histograms.
 
 TEST(Histograms, OfHostileNamesAndShapesAreShortAndEscaped) {

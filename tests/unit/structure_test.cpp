@@ -101,8 +101,9 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
     }
     return known;
   };
-  const std::set<std::string> core = chain({}, {"core/base", "core/source", "core/format",
-                                                "core/recipe", "core/checkpoint", "core/picture"});
+  const std::set<std::string> core =
+      chain({}, {"core/base", "core/source", "core/format", "core/recipe", "core/checkpoint",
+                 "core/picture", "core/report"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   const std::set<std::string> command = chain(core, {"tools/command"});
   chain(command, {"tools/info"});

@@ -17,6 +17,7 @@ constexpr std::array kVerbs = {
     VerbRow{"stats", "print count, min, max, mean, std, zeros, nan and inf", run_verb<stats>},
     VerbRow{"hash", "print the tensors' SHA-256 in the format of sha256sum", run_verb<hash>},
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
+    VerbRow{"report", "write a page that shows what the weights are like", run_verb<report>},
     VerbRow{"extract", "write some tensors to a new safetensors or GGUF file", run_verb<extract>},
     VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
@@ -29,7 +30,7 @@ constexpr std::array kOwnOptions = {
               .set = set<&Arguments::source>,
               .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
     OptionRow{.flags = "SOURCE...",
-              .verbs = "info! check!",
+              .verbs = "info! check! report!",
               .value = Value::kSource,
               .set = set<&Arguments::paths>,
               .help = "files, index files, directories or URLs"},
@@ -79,6 +80,22 @@ constexpr std::array kOwnOptions = {
                   "The file to write: a GGUF file if its name ends in `.gguf`, else a safetensors "
                   "file. An existing file is replaced once the new one is complete. "
                   "`-` writes to standard output; `./-` is a file of that name."},
+    OptionRow{.flags = "-o,--output",
+              .verbs = "report!",
+              .argument = "FILE",
+              .value = Value::kSource,
+              .set = set<&Arguments::output>,
+              .help = "the file to write, - for standard output",
+              .man = "The page to write. An existing file is replaced once the new one is "
+                     "complete. `-` writes to standard output; `./-` is a file of that name."},
+    OptionRow{.flags = "--against",
+              .verbs = "report",
+              .argument = "SOURCE",
+              .value = Value::kSource,
+              .set = set<&Arguments::against>,
+              .help = "another checkpoint: show what differs from it",
+              .man = "Show also how the tensors differ from those of the same names in this "
+                     "checkpoint."},
     OptionRow{.flags = "--slice",
               .verbs = "cat",
               .argument = "EXPR",
@@ -138,8 +155,15 @@ constexpr std::array kOwnOptions = {
               .help = "only tensors with NaN or infinity",
               .man = "Print only the tensors with NaN or infinity. The exit status is 1 if there "
                      "are any, and 0 if there are none."},
+    OptionRow{.flags = "--values",
+              .verbs = "diff",
+              .set = set<&Arguments::values>,
+              .help = "say how far the values are from each other",
+              .man = "Print for each tensor of both checkpoints, whose values can be compared and "
+                     "which differs: the largest difference, its place, the relative distance (the "
+                     "Frobenius norm of A - B over that of B), and the share of equal elements."},
     OptionRow{.flags = "-j,--jobs",
-              .verbs = "stats hash diff cache",
+              .verbs = "stats hash diff report cache",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&Arguments::jobs>,
@@ -162,7 +186,7 @@ constexpr std::array kOwnOptions = {
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--dequantize",
-              .verbs = "info list show check cat stats hash diff extract",
+              .verbs = "info list show check cat stats hash diff report extract",
               .argument = kDequantizedWords,
               .value = Value::kChoice,
               .set =
@@ -174,7 +198,7 @@ constexpr std::array kOwnOptions = {
                   "Read each quantised weight as a tensor of its values, as `stfs -o dequantize` "
                   "shows it. `check` then also says whether all of them can be computed."},
     OptionRow{.flags = "--allow-missing",
-              .verbs = "info list show cat stats hash diff extract",
+              .verbs = "info list show cat stats hash diff report extract",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
               .man =
@@ -182,10 +206,10 @@ constexpr std::array kOwnOptions = {
                   "split GGUF file."},
 };
 
-constexpr std::array kOptions =
-    joined(kOwnOptions, source_rows<&Arguments::sources>(
-                            "info list show check cat stats hash diff extract",
-                            "info list show check cat stats hash diff extract cache", false));
+constexpr std::array kOptions = joined(
+    kOwnOptions, source_rows<&Arguments::sources>(
+                     "info list show check cat stats hash diff report extract",
+                     "info list show check cat stats hash diff report extract cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",

@@ -4,8 +4,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/recipe/arrival.h"
-#include "core/recipe/convert.h"
+#include "core/recipe/difference.h"
 #include "core/recipe/digest.h"
 #include "core/recipe/stats.h"
 #include "tools/command/terminal.h"
@@ -23,7 +22,6 @@
 #include <compare>
 #include <condition_variable>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <limits>
@@ -164,44 +162,22 @@ int for_selected(
   return stats ? stats->end() : 0;
 }
 
-// The first byte in which two tensors of equal size differ; nullopt when all bytes are equal.
-std::optional<std::uint64_t> first_difference(const Tensor& a, const Tensor& b,
-                                              const std::atomic<bool>& stop,
-                                              const Progress& progress) {
+// The first byte in which two tensors of equal size differ; nullopt when all bytes are equal, and
+// soon after `stop` was set.
+std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& b,
+                                                 const PassOptions& options) {
   const auto are_same_bytes = [](const Extent& x, const Extent& y) {
     return x.source->version().token == y.source->version().token && x.offset == y.offset;
   };
   if (a.locator && b.locator && are_same_bytes(*a.locator, *b.locator)) {
-    progress(a.length);
+    options.progress(a.length);
     return std::nullopt;
   }
-  const Content content_a = a.content();
-  const Content content_b = b.content();
-  SequentialReader reader_a(content_a, &stop);
-  SequentialReader reader_b(content_b, &stop);
-  constexpr std::uint64_t kChunk = 256 << 10;
-  std::vector<std::byte> chunk_a(std::min(kChunk, a.length));
-  std::vector<std::byte> chunk_b(chunk_a.size());
-  for (std::uint64_t offset = 0; offset < a.length && !stop;) {
-    const auto length = static_cast<std::size_t>(std::min(kChunk, a.length - offset));
-    const std::span in_a = std::span(chunk_a).first(length);
-    const std::span in_b = std::span(chunk_b).first(length);
-    if (const int error = reader_a.copy(offset, in_a)) {
-      if (stop) break;
-      fail(a, error);
-    }
-    if (const int error = reader_b.copy(offset, in_b)) {
-      if (stop) break;
-      fail(b, error);
-    }
-    if (std::memcmp(in_a.data(), in_b.data(), length) != 0) {
-      const auto position = std::ranges::mismatch(in_a, in_b).in1 - in_a.begin();
-      return offset + static_cast<std::uint64_t>(position);
-    }
-    progress(length);
-    offset += length;
-  }
-  return std::nullopt;
+  std::optional<std::uint64_t> at;
+  bool is_in_b = false;
+  const int error = first_difference(a.content(), b.content(), options, at, is_in_b);
+  if (error != 0 && !options.stop) fail(is_in_b ? b : a, error);
+  return at;
 }
 
 // A tensor that `diff` compares.
@@ -210,89 +186,47 @@ struct Pair {
   bool is_of_one_format = true;  // both are of safetensors files, or of GGUF files
 };
 
-// The largest absolute difference of two values, and the first element that has it.
-struct Largest {
-  double difference = 0;
-  std::uint64_t element = 0;
-};
-
-struct Difference {
+struct PairDifference {
   const char* kind;
   std::string in_a = {}, in_b = {};  // of a dtype or a shape
   std::uint64_t first_byte = 0;
-  std::optional<Largest> largest = {};  // of a dtype or of bytes, where values can be compared
+  std::optional<ValueDifference> values = {};  // of a dtype or of bytes, where they are compared
 };
+
+// A NaN and a number, and an infinity and another value, differ by infinity.
+double largest_of(const ValueDifference& values) {
+  return values.unlike > 0 ? std::numeric_limits<double>::infinity() : values.largest;
+}
+std::uint64_t place_of_largest(const ValueDifference& values) {
+  return values.unlike > 0 ? values.first_unlike : values.first_largest;
+}
 
 bool have_equal_shapes(const Pair& pair) {
   return std::ranges::equal(pair.a->shape, pair.b->shape);
 }
 
-// Whether the dtypes or the formats differ, and the values can be compared.
-bool is_compared_by_value(const Pair& pair) {
-  return pair.a && pair.b && (pair.a->dtype != pair.b->dtype || !pair.is_of_one_format) &&
-         have_equal_shapes(pair) && type_info(pair.a->dtype).to_f32 != nullptr &&
-         type_info(pair.b->dtype).to_f32 != nullptr;
+// Whether the values can be compared, and a user asks for that or the dtypes or formats differ.
+bool is_compared_by_value(const Pair& pair, bool wants_values) {
+  if (!pair.a || !pair.b || !have_equal_shapes(pair)) return false;
+  const TypeInfo& a = type_info(pair.a->dtype);
+  const TypeInfo& b = type_info(pair.b->dtype);
+  if (wants_values) return a.kind != TypeKind::kComplex && b.kind != TypeKind::kComplex;
+  return (pair.a->dtype != pair.b->dtype || !pair.is_of_one_format) && a.to_f32 != nullptr &&
+         b.to_f32 != nullptr;
 }
 
-// The values of a tensor in pieces. As doubles: two doubles may be one float32.
-class ValueReader {
- public:
-  ValueReader(const Tensor& tensor, const std::atomic<bool>& stop)
-      : is_double_(tensor.dtype == DType::kF64),
-        content_(is_double_ ? tensor.content()
-                            : f32_content(tensor.content(), tensor.dtype, tensor.elements())),
-        reader_(content_, &stop) {}
-
-  // Reads the values from element `first` on. Returns 0 or an errno.
-  int read(std::uint64_t first, std::span<double> out) {
-    if (is_double_) return reader_.copy(first * sizeof(double), std::as_writable_bytes(out));
-    floats_.resize(out.size());
-    const int error =
-        reader_.copy(first * sizeof(float), std::as_writable_bytes(std::span(floats_)));
-    std::ranges::copy(floats_, out.begin());
-    return error;
+ValueDifference value_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
+                                 const Progress& progress) {
+  const Content content_b = b.content();
+  const PassOptions in_silence{.stop = stop};
+  DifferenceSink differences(content_b, b.dtype, in_silence);
+  ValueDifference values;
+  if (const int error = see_values(a.content(), a.dtype, {stop, progress}, {&differences})) {
+    if (!stop) fail(a, error);
+  } else if (const int error_b = differences.result(values)) {
+    if (!stop) fail(b, error_b);
   }
-
- private:
-  const bool is_double_;
-  const Content content_;
-  SequentialReader reader_;
-  std::vector<float> floats_;
-};
-
-// The largest difference of the values. Two NaNs do not differ; a NaN and a number, and
-// an infinity and another value, differ by infinity.
-Largest largest_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
-                           const Progress& progress) {
-  const std::uint64_t elements = a.elements();
-  ValueReader reader_a(a, stop);
-  ValueReader reader_b(b, stop);
-  constexpr std::uint64_t kChunk = 64 << 10;  // elements: whole blocks of every type
-  std::vector<double> chunk_a(static_cast<std::size_t>(std::min(kChunk, elements)));
-  std::vector<double> chunk_b(chunk_a.size());
-  Largest largest;
-  for (std::uint64_t first = 0; first < elements && !stop; first += kChunk) {
-    const auto count = static_cast<std::size_t>(std::min(kChunk, elements - first));
-    const auto read = [&](ValueReader& reader, const Tensor& tensor, std::vector<double>& to) {
-      const int error = reader.read(first, std::span(to).first(count));
-      if (error != 0 && !stop) fail(tensor, error);
-    };
-    read(reader_a, a, chunk_a);
-    read(reader_b, b, chunk_b);
-    for (std::size_t i = 0; i < count && !stop; ++i) {
-      const double x = chunk_a[i];
-      const double y = chunk_b[i];
-      double difference = std::abs(x - y);
-      if (std::isnan(difference)) {
-        const bool is_same = x == y || (std::isnan(x) && std::isnan(y));
-        difference = is_same ? 0 : std::numeric_limits<double>::infinity();
-      }
-      if (difference > largest.difference) largest = {difference, first + i};
-    }
-    const TypeInfo& type = type_info(a.dtype);
-    progress(std::min(a.length, type.offset_of(first + kChunk)) - type.offset_of(first));
-  }
-  return largest;
+  return values;
 }
 
 // The position of an element: "[3,17]".
@@ -312,17 +246,22 @@ std::string number_text(double number) {
   return {text.data(), static_cast<std::size_t>(end - text.data())};
 }
 
+std::string distance_text(const ValueDifference& values, const char* none) {
+  const std::optional<double> distance = values.distance();
+  return distance ? number_text(*distance) : none;
+}
+
 // The difference that the headers show; nullopt where the bytes must be compared. Two formats have
 // other types: between them a difference of types alone is not one, where the values are equal.
-std::optional<Difference> difference_of_headers(const Pair& pair) {
-  if (!pair.b) return Difference{"removed"};
-  if (!pair.a) return Difference{"added"};
+std::optional<PairDifference> difference_of_headers(const Pair& pair) {
+  if (!pair.b) return PairDifference{"removed"};
+  if (!pair.a) return PairDifference{"added"};
   if (pair.a->dtype != pair.b->dtype && (pair.is_of_one_format || have_equal_shapes(pair))) {
-    return Difference{"dtype", std::string(dtype_name(pair.a->dtype)),
-                      std::string(dtype_name(pair.b->dtype))};
+    return PairDifference{"dtype", std::string(dtype_name(pair.a->dtype)),
+                          std::string(dtype_name(pair.b->dtype))};
   }
   if (!std::ranges::equal(pair.a->shape, pair.b->shape)) {
-    return Difference{"shape", shape_json(pair.a->shape), shape_json(pair.b->shape)};
+    return PairDifference{"shape", shape_json(pair.a->shape), shape_json(pair.b->shape)};
   }
   return std::nullopt;
 }
@@ -330,7 +269,8 @@ std::optional<Difference> difference_of_headers(const Pair& pair) {
 // The output of `diff`: tab-separated fields, JSON objects, or on a terminal a table.
 class DiffRows {
  public:
-  DiffRows(const Arguments& arguments, std::span<const Pair> pairs) : json_(arguments.json) {
+  DiffRows(const Arguments& arguments, std::span<const Pair> pairs)
+      : json_(arguments.json), with_values_(arguments.values) {
     if (json_ || !terminal_.is_terminal) return;
     // Room for "bytes differ from byte 1234", and for two shapes in the short form: a narrow
     // terminal rather cuts the names.
@@ -338,10 +278,15 @@ class DiffRows {
                                   {.heading = "NAME", .least = 8, .is_name = true},
                                   {.heading = "DIFFERENCE", .least = is_narrow() ? 22U : 28U}});
     for (const Pair& pair : pairs) {
-      Difference difference = difference_of_headers(pair).value_or(
-          Difference{"bytes", "", "", pair.a ? pair.a->length : 0});
-      if (is_compared_by_value(pair) && pair.a->elements() > 0) {
-        difference.largest = {1.23e-10, pair.a->elements() - 1};  // as long as any
+      PairDifference difference = difference_of_headers(pair).value_or(
+          PairDifference{"bytes", "", "", pair.a ? pair.a->length : 0});
+      if (is_compared_by_value(pair, with_values_) && pair.a->elements() > 0) {
+        ValueDifference longest;  // as long as any
+        longest.largest = 1.23e-10;
+        longest.first_largest = pair.a->elements() - 1;
+        longest.squares = 1.23e-10 * 1.23e-10;
+        longest.norm = 1;
+        difference.values = longest;
       }
       table_->measure(std::vector{printable(name_of(pair)), words(pair, difference)});
     }
@@ -349,11 +294,13 @@ class DiffRows {
 
   std::string heading() const { return table_ ? without_end(table_->heading()) : ""; }
 
-  std::string line(const Pair& pair, const Difference& difference) const {
+  std::string line(const Pair& pair, const PairDifference& difference) const {
     const std::string_view name = name_of(pair);
-    const auto& [kind, in_a, in_b, first_byte, largest] = difference;
-    const bool has_place = largest && largest->difference > 0;
-    const std::string place = has_place ? position_json(largest->element, pair.a->shape) : "";
+    const auto& [kind, in_a, in_b, first_byte, values] = difference;
+    const double largest = values ? largest_of(*values) : 0;
+    const bool has_place = largest > 0;
+    const std::string place =
+        has_place ? position_json(place_of_largest(*values), pair.a->shape) : "";
     const bool is_bytes = std::string_view(kind) == "bytes";
     if (table_)
       return without_end(table_->line(std::vector{printable(name), words(pair, difference)}));
@@ -361,8 +308,12 @@ class DiffRows {
       std::string line = std::string(kind) + "\t" + printable(name);
       if (is_bytes) line += "\t" + std::to_string(first_byte);
       if (!in_a.empty()) line += "\t" + in_a + "\t" + in_b;
-      if (largest) line += "\t" + number_text(largest->difference);
+      if (values) line += "\t" + number_text(largest);
       if (has_place) line += "\t" + place;
+      if (values && with_values_) {
+        line += (has_place ? "\t" : "\t-\t") + distance_text(*values, "-") + "\t" +
+                number_text(values->equal_share());
+      }
       return line;
     }
     std::string object = "{\"change\":\"" + std::string(kind) + "\",\"name\":" + json_string(name);
@@ -372,12 +323,15 @@ class DiffRows {
       object += ",\"a\":" + (is_shape ? in_a : json_string(in_a));
       object += ",\"b\":" + (is_shape ? in_b : json_string(in_b));
     }
-    if (largest) {
-      const bool is_finite = std::isfinite(largest->difference);
+    if (values) {
       object +=
-          ",\"largest_difference\":" + (is_finite ? number_text(largest->difference) : "null");
+          ",\"largest_difference\":" + (std::isfinite(largest) ? number_text(largest) : "null");
     }
     if (has_place) object += ",\"at\":" + place;
+    if (values && with_values_) {
+      object += ",\"relative_distance\":" + distance_text(*values, "null") +
+                ",\"equal_share\":" + number_text(values->equal_share());
+    }
     return object + "}";
   }
 
@@ -388,7 +342,7 @@ class DiffRows {
     return line;
   }
 
-  std::string words(const Pair& pair, const Difference& difference) const {
+  std::string words(const Pair& pair, const PairDifference& difference) const {
     const std::string_view kind = difference.kind;
     if (kind == "removed") return "only in A";
     if (kind == "added") return "only in B";
@@ -400,17 +354,30 @@ class DiffRows {
       text = (is_narrow() ? "" : std::string(kind) + " ") + difference.in_a +
              (terminal_.is_utf8 ? " → " : " -> ") + difference.in_b;
     }
-    if (!difference.largest) return text;
-    const auto& [largest, element] = *difference.largest;
+    if (!difference.values) return text;
+    const ValueDifference& values = *difference.values;
+    const double largest = largest_of(values);
     if (largest == 0) return text + (is_narrow() ? ", same" : ", equal values");
-    std::array<char, 32> number{};
-    std::snprintf(number.data(), number.size(), "%.3g", largest);
-    text += (is_narrow() ? ", " : ", up to ") + std::string(number.data());
-    return is_narrow() ? text : text + " at " + position_json(element, pair.a->shape);
+    text += (is_narrow() ? ", " : ", up to ") + three_digits(largest);
+    if (is_narrow()) return text;
+    text += " at " + position_json(place_of_largest(values), pair.a->shape);
+    if (!with_values_) return text;
+    if (const auto distance = values.distance()) text += ", distance " + three_digits(*distance);
+    // Cut, not rounded: 100% are all.
+    std::array<char, 32> share{};
+    std::snprintf(share.data(), share.size(), ", %.2f%% equal",
+                  std::floor(values.equal_share() * 1e4) / 1e2);
+    return text + share.data();
+  }
+  static std::string three_digits(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.3g", number);
+    return text.data();
   }
   bool is_narrow() const { return terminal_.width < 60; }
 
-  bool json_;
+  const bool json_;
+  const bool with_values_;
   const Terminal terminal_;
   std::optional<TextTable> table_;  // empty: not on a terminal, or with --json
 };
@@ -528,17 +495,17 @@ int diff(const Arguments& arguments) {
                    position += n;
                    if (position > counted) bar.add(position - std::exchange(counted, position));
                  };
-                 std::optional<Difference> difference = difference_of_headers(pair);
+                 std::optional<PairDifference> difference = difference_of_headers(pair);
                  if (!difference) {
-                   const auto at = first_difference(*pair.a, *pair.b, stop, progress);
+                   const auto at = first_difference_of(*pair.a, *pair.b, {stop, progress});
                    if (!at) return "";
-                   difference = Difference{"bytes", "", "", *at};
+                   difference = PairDifference{"bytes", "", "", *at};
                    position = 0;
                  }
-                 if (is_compared_by_value(pair)) {
-                   const Largest largest = largest_difference(*pair.a, *pair.b, stop, progress);
-                   if (stop || (largest.difference == 0 && !pair.is_of_one_format)) return "";
-                   difference->largest = largest;
+                 if (is_compared_by_value(pair, arguments.values)) {
+                   difference->values = value_difference(*pair.a, *pair.b, stop, progress);
+                   const bool is_equal = largest_of(*difference->values) == 0;
+                   if (stop || (is_equal && !pair.is_of_one_format)) return "";
                  }
                  ++found[!pair.b ? 1 : !pair.a ? 2 : 0];
                  return rows.line(pair, *difference);

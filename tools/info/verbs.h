@@ -26,12 +26,14 @@ struct Arguments {
   std::string other;               // the second checkpoint of diff
   std::string tensor;              // of cat: a name, or a glob that means one tensor
   std::vector<std::string> globs;  // names and globs; empty: all tensors
-  std::vector<std::string> paths;  // of info and check: checkpoints; of where: files in a mount
-  std::string output;              // of extract
+  std::vector<std::string> paths;  // of info, check, report: checkpoints; of where: mounted files
+  std::string output;              // of extract and report
+  std::string against;             // of report: another checkpoint; "": none
   std::string slice;               // of cat (core/recipe/slice.h); "": the whole tensor
   bool as_f32 = false;
   bool npy = false;
   bool json = false;
+  bool values = false;     // diff: how far the values are from each other
   bool nonfinite = false;  // stats: only tensors with NaN or infinity
   std::string sort_by;     // stats: a column; "": the order of the tensors
   unsigned top = 0;        // stats: only so many; 0: all
@@ -82,6 +84,7 @@ int where(const Arguments& arguments);
 int stats(const Arguments& arguments);
 int hash(const Arguments& arguments);
 int diff(const Arguments& arguments);
+int report(const Arguments& arguments);
 
 // These write bytes.
 int cat(const Arguments& arguments);

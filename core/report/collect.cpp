@@ -1,0 +1,441 @@
+#include "core/report/collect.h"
+
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+#include "core/recipe/difference.h"
+#include "core/recipe/digest.h"
+#include "core/report/findings.h"
+#include "core/source/url.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kThumbnail = 48;    // pixels each way
+constexpr std::size_t kMostMetadata = 500;  // entries
+constexpr std::size_t kMostText = 400;      // bytes of a value of the metadata
+
+// --- what needs no tensor's bytes
+
+std::string cut(std::string text) {
+  if (text.size() <= kMostText) return text;
+  text.resize(utf8_floor(text, kMostText));
+  return text + "...";
+}
+
+// Without what says only that it is a checkpoint: "/models/llama/model.safetensors" -> "llama".
+std::string title_of(const Checkpoint& checkpoint) {
+  for (const auto& [key, text] : checkpoint.metadata()) {
+    if (key == "general.name" && !text.empty()) return cut(std::string(text));
+  }
+  const Origin* origin = checkpoint.origins().empty() ? nullptr : &checkpoint.origins().front();
+  while (origin != nullptr && origin->path.empty()) {
+    origin = origin->sources.empty() ? nullptr : &origin->sources.front();
+  }
+  if (origin == nullptr) return "checkpoint";
+  const std::string path = public_name(origin->path);
+  std::string title;
+  std::string_view rest = path;
+  while (!rest.empty()) {
+    const std::size_t slash = rest.rfind('/');
+    title = rest.substr(slash + 1);  // npos + 1 is 0
+    rest = rest.substr(0, slash == std::string_view::npos ? 0 : slash);
+    for (const std::string_view end : {".json", ".index", ".safetensors", ".gguf"}) {
+      if (title.ends_with(end)) title.resize(title.size() - end.size());
+    }
+    const bool is_shard = title.starts_with("model-0");
+    if (!title.empty() && title != "model" && !is_shard) break;
+  }
+  return title.empty() ? "checkpoint" : title;
+}
+
+std::string formats_of(const Checkpoint& checkpoint) {
+  std::set<std::string_view> names;
+  for (const Part& part : checkpoint.parts()) names.insert(part.format->name);
+  std::string text;
+  for (const std::string_view name : names) {
+    text.append(text.empty() ? "" : ", ").append(name);
+  }
+  return text;
+}
+
+// The numbers of all tensors, in the natural order of their names.
+std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
+  std::vector<std::pair<std::string, std::uint32_t>> keys(checkpoint.tensor_count());
+  for (std::uint32_t number = 0; number < keys.size(); ++number) {
+    append_natural_key(keys[number].first, checkpoint.name(number));
+    keys[number].first += '\0';
+    keys[number].first += checkpoint.name(number);  // names that differ in leading zeros
+    keys[number].second = number;
+  }
+  std::ranges::sort(keys);
+  std::vector<std::uint32_t> numbers;
+  numbers.reserve(keys.size());
+  for (const auto& [key, number] : keys) numbers.push_back(number);
+  return numbers;
+}
+
+ReportTensor described(const Checkpoint& checkpoint, std::uint32_t number) {
+  const Tensor tensor = checkpoint.tensor(number);
+  ReportTensor shown;
+  shown.name = tensor.name;
+  shown.path = tensor.path;
+  shown.type = dtype_name(tensor.dtype);
+  shown.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  shown.elements = tensor.elements();
+  shown.bytes = tensor.length;
+  shown.file = static_cast<std::uint32_t>(&checkpoint.part_of(number) - checkpoint.parts().data());
+  if (tensor.computed != nullptr) shown.quantised = tensor.computed->scheme();
+  return shown;
+}
+
+// All that the headers say.
+Report described(const Checkpoint& checkpoint, std::span<const std::string> sources,
+                 std::span<const std::uint32_t> order) {
+  Report report;
+  report.title = title_of(checkpoint);
+  for (const std::string& source : sources) report.sources.push_back(public_name(source));
+  report.format = formats_of(checkpoint);
+  const Totals totals = totals_of(checkpoint);
+  report.parameters = totals.all.parameters;
+  report.bytes = totals.all.bytes;
+  const std::size_t items = std::min<std::size_t>(checkpoint.metadata_count(), kMostMetadata);
+  for (std::uint32_t i = 0; i < items; ++i) {
+    const MetadataItem item = checkpoint.metadata_item(i);
+    report.metadata.emplace_back(cut(std::string(item.key)), cut(shown_value(item)));
+  }
+  for (const Part& part : checkpoint.parts()) {
+    report.files.push_back({part.label, part.source->version().size});
+  }
+  report.tensors.reserve(order.size());
+  for (const std::uint32_t number : order) report.tensors.push_back(described(checkpoint, number));
+  return report;
+}
+
+std::string type_and_shape(const Tensor& tensor) {
+  return cut(std::string(dtype_name(tensor.dtype)) + " " + shape_json(tensor.shape));
+}
+
+bool has_values(DType dtype) { return type_info(dtype).kind != TypeKind::kComplex; }
+
+bool are_same_bytes(const std::optional<Extent>& a, const std::optional<Extent>& b) {
+  return a && b && a->offset == b->offset && a->length == b->length &&
+         a->source->version().token == b->source->version().token;
+}
+
+// --- threads
+
+// Calls `work` for each item once, for several at a time; the last items share the threads that
+// find no other one. Throws the first exception of `work`.
+void for_each_item(std::span<const std::uint32_t> items, unsigned threads,
+                   const std::function<void(std::uint32_t item, unsigned threads)>& work) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto run = [&] {
+    try {
+      for (std::size_t i; (i = next++) < items.size();) {
+        const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
+        work(items[i], static_cast<unsigned>(threads / left));
+      }
+    } catch (...) {
+      next = items.size();
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  others.reserve(threads);
+  try {
+    for (std::size_t i = 1; i < std::min<std::size_t>(threads, items.size()); ++i) {
+      others.push_back(start_thread(run));
+    }
+  } catch (const std::exception&) {
+    // Go on with those that started.
+  }
+  run();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+// --- the pass over the bytes
+
+// Shows values to several sinks.
+class Sinks : public ValueSink {
+ public:
+  void add(ValueSink& sink) { sinks_.push_back(&sink); }
+
+  void see(std::uint64_t first, std::span<const float> values, unsigned thread) override {
+    for (ValueSink* sink : sinks_) sink->see(first, values, thread);
+  }
+  void see(std::uint64_t first, std::span<const double> values, unsigned thread) override {
+    for (ValueSink* sink : sinks_) sink->see(first, values, thread);
+  }
+
+ private:
+  std::vector<ValueSink*> sinks_;
+};
+
+// Gathers a picture and the distribution of a tensor's values.
+class Picture {
+ public:
+  Picture(const Tensor& tensor, unsigned threads, CellMemory& memory, Sinks& sinks)
+      : dtype_(tensor.dtype),
+        shape_(picture_shape(tensor.shape, kThumbnail)),
+        cells_(threads, &memory),
+        pixels_(shape_) {
+    sinks.add(cells_);
+    sinks.add(pixels_);
+  }
+
+  void fill(ReportTensor& shown) const {
+    shown.thumbnail = {shape_.width(), shape_.height(), pixels_.colors(*shown.stats)};
+    if (!shown.stats->min) return;
+    Distribution distribution;
+    distribution.stats = *shown.stats;
+    cells_.fill(dtype_, distribution);
+    shown.histogram = distribution.histogram;
+    shown.quantiles = distribution.quantiles;
+  }
+
+ private:
+  const DType dtype_;
+  const PictureShape shape_;
+  ValueCells cells_;
+  Pixels pixels_;
+};
+
+std::string failure_of(const Tensor& tensor, int error) {
+  if (error == ESTALE) return "changed while it was read";
+  const std::string why = tensor.locator ? tensor.locator->source->failure_text() : "";
+  return why.empty() ? errno_text(error) : why;
+}
+
+class Collector {
+ public:
+  Collector(const Checkpoint& checkpoint, const Checkpoint* against, const PassOptions& options,
+            std::span<const std::uint32_t> order, Report& report)
+      : checkpoint_(checkpoint),
+        against_(against),
+        options_(options),
+        order_(order),
+        report_(report) {
+    // In the order of the bytes, as disks and networks like it.
+    by_place_.resize(order.size());
+    for (std::uint32_t i = 0; i < order.size(); ++i) by_place_[i] = i;
+    std::ranges::sort(by_place_, {}, [&](std::uint32_t i) { return order_[i]; });
+  }
+
+  int run() {
+    const bool pictures_all = order_.size() <= Report::kMostPictured;
+    for_tensors(by_place_,
+                [&](std::uint32_t i, unsigned threads) { read(i, threads, pictures_all); });
+    find_equal();
+    add_findings(report_, checkpoint_.missing(), unreadable_there_);
+    if (!pictures_all) {
+      std::vector<std::uint32_t> odd = odd_tensors(report_);
+      std::ranges::sort(odd, {}, [&](std::uint32_t i) { return order_[i]; });
+      for_tensors(odd, [&](std::uint32_t i, unsigned threads) { read_picture(i, threads); });
+    }
+    return is_stopped() ? EINTR : 0;
+  }
+
+ private:
+  bool is_stopped() const { return options_.stop.load(std::memory_order_relaxed); }
+
+  void for_tensors(std::span<const std::uint32_t> items,
+                   const std::function<void(std::uint32_t, unsigned)>& work) {
+    for_each_item(items, std::max(1U, options_.threads), [&](std::uint32_t i, unsigned threads) {
+      if (!is_stopped()) work(i, threads);
+    });
+  }
+
+  // The statistics, with the pictures or without, and the difference from the other checkpoint.
+  void read(std::uint32_t i, unsigned threads, bool with_pictures) {
+    const Tensor tensor = checkpoint_.tensor(order_[i]);
+    ReportTensor& shown = report_.tensors[i];
+    const PassOptions options{options_.stop, options_.progress, threads};
+    Sinks sinks;
+    std::optional<Picture> picture;
+    if (with_pictures && has_values(tensor.dtype) && shown.elements > 0) {
+      picture.emplace(tensor, threads, memory_, sinks);
+    }
+    std::optional<Tensor> other;
+    if (against_ != nullptr) {
+      shown.difference = Difference{Difference::Kind::kAdded, {}, {}, {}, {}};
+      if (const auto number = against_->find(tensor.name)) other = against_->tensor(*number);
+    }
+    std::optional<Content> other_content;
+    std::optional<DifferenceSink> differences;
+    if (other && begin_difference(tensor, *other, *shown.difference)) {
+      other_content.emplace(other->content());
+      differences.emplace(*other_content, other->dtype, options);
+      sinks.add(*differences);
+    }
+    ValueStats stats;
+    const int error = value_stats(tensor.content(), tensor.dtype, options, stats, {&sinks});
+    if (error != 0) {
+      if (error != EINTR) shown.failure = failure_of(tensor, error);
+      const bool is_unknown = differences && shown.difference->kind == Difference::Kind::kEqual;
+      if (is_unknown) shown.difference->kind = Difference::Kind::kValues;
+      return;
+    }
+    shown.stats = stats;
+    if (picture) picture->fill(shown);
+    if (differences) end_difference(i, *other, *differences, *shown.difference);
+  }
+
+  void read_picture(std::uint32_t i, unsigned threads) {
+    const Tensor tensor = checkpoint_.tensor(order_[i]);
+    ReportTensor& shown = report_.tensors[i];
+    if (!shown.stats || !has_values(tensor.dtype) || shown.elements == 0) return;
+    Sinks sinks;
+    Picture picture(tensor, threads, memory_, sinks);
+    const PassOptions options{.stop = options_.stop, .threads = threads};
+    if (see_values(tensor.content(), tensor.dtype, options, {&sinks}) == 0) picture.fill(shown);
+  }
+
+  // Whether values must be compared; else `difference` is complete.
+  bool begin_difference(const Tensor& tensor, const Tensor& other, Difference& difference) {
+    const bool has_equal_shape = std::ranges::equal(tensor.shape, other.shape);
+    const bool has_equal_type = tensor.dtype == other.dtype;
+    difference.kind = !has_equal_shape  ? Difference::Kind::kShape
+                      : !has_equal_type ? Difference::Kind::kType
+                                        : Difference::Kind::kEqual;
+    if (!has_equal_shape || !has_equal_type) difference.was = type_and_shape(other);
+    const bool is_equal =
+        has_equal_shape && has_equal_type && are_same_bytes(tensor.locator, other.locator);
+    if (has_equal_shape && !is_equal && tensor.elements() > 0) {
+      if (has_values(tensor.dtype) && has_values(other.dtype)) return true;
+      if (has_equal_type) compare_bytes(tensor, other, difference);
+      return false;
+    }
+    if (has_equal_shape) {
+      difference.distance = 0;
+      difference.equal = 1;
+      difference.largest = 0;
+    }
+    if (options_.progress) options_.progress(other.length);
+    return false;
+  }
+
+  void compare_bytes(const Tensor& tensor, const Tensor& other, Difference& difference) {
+    std::optional<std::uint64_t> at;
+    bool is_in_b = false;
+    const int error = first_difference(tensor.content(), other.content(), options_, at, is_in_b);
+    if (error != 0 || at) difference.kind = Difference::Kind::kValues;
+  }
+
+  void end_difference(std::uint32_t i, const Tensor& other, const DifferenceSink& differences,
+                      Difference& difference) {
+    ValueDifference values;
+    if (const int error = differences.result(values)) {
+      if (difference.kind == Difference::Kind::kEqual) {
+        difference.kind = Difference::Kind::kValues;
+      }
+      if (error == EINTR) return;
+      const std::lock_guard lock(mutex_);
+      unreadable_there_.emplace(i, failure_of(other, error));
+      return;
+    }
+    const bool is_equal = values.equal == values.elements;
+    if (!is_equal && difference.kind == Difference::Kind::kEqual) {
+      difference.kind = Difference::Kind::kValues;
+    }
+    difference.distance = values.distance();
+    difference.equal = values.equal_share();
+    difference.largest = values.largest;
+  }
+
+  // Tensors of equal statistics have equal bytes or are rearranged: their digests tell. So only
+  // candidates are read again, each once.
+  void find_equal() {
+    using Key = std::tuple<std::string_view, const std::vector<std::uint64_t>&, double, double,
+                           double, double, std::uint64_t, std::uint64_t, std::uint64_t>;
+    const auto key_of = [&](std::uint32_t i) {
+      const ReportTensor& tensor = report_.tensors[i];
+      const ValueStats& stats = *tensor.stats;
+      return Key(tensor.type, tensor.shape, stats.min.value_or(0), stats.max.value_or(0),
+                 stats.mean.value_or(0), stats.std.value_or(0), stats.zeros, stats.nan, stats.inf);
+    };
+    std::vector<std::uint32_t> sorted;
+    for (const std::uint32_t i : by_place_) {
+      if (report_.tensors[i].stats && report_.tensors[i].elements > 0) sorted.push_back(i);
+    }
+    std::ranges::stable_sort(sorted, {}, key_of);
+    std::vector<std::uint32_t> candidates;
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+      const bool is_like_last = i > 0 && key_of(sorted[i - 1]) == key_of(sorted[i]);
+      const bool is_like_next = i + 1 < sorted.size() && key_of(sorted[i]) == key_of(sorted[i + 1]);
+      if (is_like_last || is_like_next) candidates.push_back(sorted[i]);
+    }
+    std::ranges::sort(candidates, {}, [&](std::uint32_t i) { return order_[i]; });
+    std::map<std::uint32_t, std::string> digests;  // by position in the report
+    for_tensors(candidates, [&](std::uint32_t i, unsigned) {
+      std::string hex;
+      const Tensor tensor = checkpoint_.tensor(order_[i]);
+      if (sha256(tensor.content(), options_.stop, hex) != 0) return;
+      const std::lock_guard lock(mutex_);
+      digests.emplace(i, std::move(hex));
+    });
+    std::map<std::tuple<std::string, std::string_view, std::vector<std::uint64_t>>, std::uint32_t>
+        first;
+    for (const auto& [i, digest] : digests) {
+      ReportTensor& tensor = report_.tensors[i];
+      const auto [found, is_first] = first.try_emplace({digest, tensor.type, tensor.shape}, i);
+      if (!is_first) tensor.equal_to = found->second;
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  const Checkpoint* const against_;
+  const PassOptions& options_;
+  const std::span<const std::uint32_t> order_;  // a tensor's number by its position in the report
+  Report& report_;
+  CellMemory memory_;
+  std::vector<std::uint32_t> by_place_;  // positions
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::string> unreadable_there_;  // by position: in the other checkpoint
+};
+
+}  // namespace
+
+int collect_report(const Checkpoint& checkpoint, const Checkpoint* against,
+                   std::span<const std::string> sources, const PassOptions& options,
+                   Report& report) {
+  const std::vector<std::uint32_t> order = in_natural_order(checkpoint);
+  report = described(checkpoint, sources, order);
+  if (against != nullptr) {
+    report.against = title_of(*against);
+    for (const std::uint32_t number : in_natural_order(*against)) {
+      const Tensor tensor = against->tensor(number);
+      if (checkpoint.find(tensor.name)) continue;
+      report.removed.push_back({std::string(tensor.name),
+                                std::string(dtype_name(tensor.dtype)),
+                                {tensor.shape.begin(), tensor.shape.end()},
+                                tensor.length});
+    }
+  }
+  return Collector(checkpoint, against, options, order, report).run();
+}
+
+}  // namespace stfs

@@ -1,0 +1,198 @@
+#include "core/report/page_data.h"
+
+#include "core/base/text.h"
+#include "core/report/page_markup.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+
+namespace stfs::markup {
+namespace {
+
+constexpr std::string_view kDigits =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+std::string change_text(const Difference& difference) {
+  switch (difference.kind) {
+    case Difference::Kind::kEqual:
+      return "equal";
+    case Difference::Kind::kValues:
+      return "values";
+    case Difference::Kind::kShape:
+      return "shape, was " + difference.was;
+    case Difference::Kind::kType:
+      return "type, was " + difference.was;
+    case Difference::Kind::kAdded:
+      return "added";
+  }
+  return "";
+}
+
+std::string notes_of(const Report& report, const ReportTensor& tensor) {
+  std::string notes;
+  const auto add = [&notes](const std::string& note) {
+    notes += (notes.empty() ? "" : "; ") + note;
+  };
+  if (!tensor.failure.empty()) add(tensor.failure);
+  if (tensor.stats && tensor.stats->nan > 0) add(grouped(tensor.stats->nan) + " NaN");
+  if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
+  if (!tensor.quantised.empty()) add(tensor.quantised);
+  if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
+    add("equal to " + printable(shortened(report.tensors[*tensor.equal_to].name)));
+  }
+  return notes;
+}
+
+// Up to 2^12 steps of log(1 + count), two digits a bin.
+std::string packed(const Histogram& histogram, std::uint64_t most) {
+  const double scale = 4095 / std::log1p(static_cast<double>(std::max<std::uint64_t>(most, 1)));
+  std::string text;
+  for (const std::uint64_t count : histogram.counts) {
+    const auto level = static_cast<unsigned>(
+        std::clamp(std::nearbyint(std::log1p(static_cast<double>(count)) * scale), 0.0, 4095.0));
+    text += kDigits[level >> 6];
+    text += kDigits[level & 63];
+  }
+  return text;
+}
+
+// A digit a pixel: 30 steps of each sign about zero, and the three colours that are no number.
+std::string packed(const Thumbnail& thumbnail) {
+  constexpr int kZero = 126;
+  std::string text;
+  for (const std::uint8_t pixel : thumbnail.pixels) {
+    const int shade = pixel - kZero;
+    int digit = pixel - 253 + 61;
+    if (pixel < 253) {
+      const int step = (std::abs(shade) * 30 + kZero / 2) / kZero;
+      digit = shade == 0 ? 30 : shade < 0 ? 30 - std::max(step, 1) : 30 + std::max(step, 1);
+    }
+    text += kDigits[static_cast<std::size_t>(digit)];
+  }
+  return text;
+}
+
+// [tensor, [low, high, below, above, [quantiles], most, "bins"] or null, [width, "pixels"] or null]
+std::string picture_json(const ReportTensor& tensor, std::size_t index) {
+  std::string json = "[" + std::to_string(index) + ",";
+  if (tensor.histogram) {
+    const Histogram& histogram = *tensor.histogram;
+    const std::uint64_t most = *std::ranges::max_element(histogram.counts);
+    json += "[" + json_number(histogram.low, 6) + "," + json_number(histogram.high, 6) + "," +
+            std::to_string(histogram.below) + "," + std::to_string(histogram.above) + ",[";
+    for (const double quantile : tensor.quantiles) json += json_number(quantile, 4) + ",";
+    json.back() = ']';
+    json += "," + std::to_string(most) + ",\"" + packed(histogram, most) + "\"],";
+  } else {
+    json += "null,";
+  }
+  if (tensor.thumbnail) {
+    json +=
+        "[" + std::to_string(tensor.thumbnail->width) + ",\"" + packed(*tensor.thumbnail) + "\"]]";
+  } else {
+    json += "null]";
+  }
+  return json;
+}
+
+// `path` as the part of a URL after a folder.
+std::string url_path(std::string_view path) {
+  constexpr std::string_view kHex = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                          (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-' || c == '/';
+    if (is_plain) {
+      out += c;
+    } else {
+      out += '%';
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Column> columns_of(const Report& report) {
+  std::vector<Column> columns{
+      {"name", "Name", ""},    {"type", "Type", ""}, {"shape", "Shape", ""},
+      {"bytes", "Bytes", "n"}, {"min", "Min", "n"},  {"max", "Max", "n"},
+      {"mean", "Mean", "n"},   {"std", "Std", "n"},  {"zeros", "Zeros", "n"},
+  };
+  if (report.against) {
+    columns.insert(columns.end(), {{"change", "Difference", ""},
+                                   {"distance", "Distance", "n"},
+                                   {"equal", "Equal", "n"},
+                                   {"largest", "Largest", "n"}});
+  }
+  if (report.files.size() > 1) columns.push_back({"file", "File", "n"});
+  columns.push_back({"notes", "Notes", ""});
+  return columns;
+}
+
+std::string rows_html(const Report& report, const std::vector<bool>& is_linked) {
+  const int digits = report.tensors.size() > Report::kMostPictured ? 3 : 4;
+  std::string html;
+  std::string row;
+  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
+    const ReportTensor& tensor = report.tensors[i];
+    const auto cell = [&row](const std::string& text) { row += "<td>" + text; };
+    const auto value = [&](const std::optional<double>& x) { cell(x ? number(*x, digits) : ""); };
+    row = is_linked[i] ? "<tr id=\"t" + std::to_string(i) + "\">" : "<tr>";
+    cell(name_of(tensor.name));
+    cell(escaped(tensor.type));
+    cell(shape_text(tensor.shape));
+    cell(std::to_string(tensor.bytes));
+    const ValueStats stats = tensor.stats.value_or(ValueStats{});
+    value(stats.min);
+    value(stats.max);
+    value(stats.mean);
+    value(stats.std);
+    cell(tensor.stats ? std::to_string(stats.zeros) : "");
+    if (report.against) {
+      const Difference difference = tensor.difference.value_or(Difference{});
+      cell(tensor.difference ? escaped(shortened(change_text(difference))) : "");
+      value(difference.distance);
+      value(difference.equal);
+      value(difference.largest);
+    }
+    if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
+    cell(sentence(shortened(notes_of(report, tensor), 1000)));
+    while (row.ends_with("<td>")) row.resize(row.size() - 4);
+    html += row + "\n";
+  }
+  return html;
+}
+
+std::string data_json(const Report& report, const std::vector<Column>& columns) {
+  constexpr std::size_t kMostPath = 4096;
+  const auto list = [](std::string& json, const std::string& entry) {
+    json += (json.empty() ? "" : ",\n") + entry;
+  };
+  std::string keys, files, nan, inf, equal, paths, pictures;
+  for (const Column& column : columns) list(keys, json_text(column.key));
+  for (const ReportFile& file : report.files) list(files, json_text(shortened(file.name)));
+  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
+    const ReportTensor& tensor = report.tensors[i];
+    const std::string index = "\"" + std::to_string(i) + "\":";
+    if (tensor.stats && tensor.stats->nan > 0) list(nan, index + std::to_string(tensor.stats->nan));
+    if (tensor.stats && tensor.stats->inf > 0) list(inf, index + std::to_string(tensor.stats->inf));
+    if (tensor.equal_to) list(equal, index + std::to_string(*tensor.equal_to));
+    const std::string path = url_path(tensor.path);
+    if (path != tensor.name && path.size() <= kMostPath) list(paths, index + json_text(path));
+    if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i));
+  }
+  return "{\"keys\":[" + keys + "],\n\"files\":[" + files + "],\n\"nan\":{" + nan +
+         "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"paths\":{" + paths +
+         "},\n\"pictures\":[" + pictures + "]}";
+}
+
+}  // namespace stfs::markup

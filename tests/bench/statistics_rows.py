@@ -1,0 +1,86 @@
+"""The rows about statistics: `stfs-info stats` and `stfs-info report` beside NumPy. bench.py runs them."""
+import json
+import struct
+import subprocess
+import time
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+ELEMENTS = 1 << 24  # of a tensor
+
+
+def to_bf16(values):
+    return (values.view("<u4") >> 16).astype("<u2")
+
+
+def to_f16(values):
+    return values.astype("<f2")
+
+
+class Statistics:
+    """Tensors as a model has them, without a NaN, no two of them equal."""
+
+    def __init__(self, bench):
+        self.bench = bench
+        self.count = max(2, bench.size.sample // (2 * ELEMENTS))
+
+    def all(self):
+        rows = {"BF16": to_bf16, "F16": to_f16}
+        for dtype, convert in rows.items():
+            stats = f"`stfs-info stats` of {dtype}, in the page cache"
+            report = f"`stfs-info report` of {dtype}, in the page cache"
+            if not self.bench.table.wants(stats) and not self.bench.table.wants(report):
+                continue
+            peer = "NumPy's min, max, mean, std and count_nonzero of float32 copies"
+            if numpy is None:
+                self.bench.table.skip(stats, peer, "no NumPy")
+                continue
+            self.measure(dtype, convert, stats, report, peer)
+
+    def values(self, number):
+        return numpy.random.default_rng(number).standard_normal(ELEMENTS, dtype="float32") * numpy.float32(0.02)
+
+    def checkpoint(self, dtype, convert):
+        path = self.bench.directory / f"statistics-{dtype}.safetensors"
+        size = 2 * ELEMENTS
+        header = json.dumps({f"layers.{i}.weight": {"dtype": dtype, "shape": [ELEMENTS >> 12, 1 << 12],
+                                                    "data_offsets": [i * size, (i + 1) * size]}
+                             for i in range(self.count)}).encode()
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            with partial.open("wb") as out:
+                out.write(struct.pack("<Q", len(header)) + header)
+                for i in range(self.count):
+                    out.write(convert(self.values(i)).tobytes())
+            partial.rename(path)
+        return path
+
+    def measure(self, dtype, convert, stats, report, peer):
+        table, programs = self.bench.table, self.bench.programs
+        path = self.checkpoint(dtype, convert)
+        copies = [self.values(i) for i in range(self.count)]
+        page = self.bench.directory / "report.html"
+
+        def by_numpy():
+            begin = time.perf_counter()
+            for values in copies:
+                values.min(), values.max(), values.mean(), values.std(), numpy.count_nonzero(values)
+            return time.perf_counter() - begin
+
+        def run(*arguments):
+            begin = time.perf_counter()
+            subprocess.run([programs.info, *arguments], check=True, stdout=subprocess.DEVNULL)
+            return time.perf_counter() - begin
+
+        def by_stats():
+            return run("stats", path)
+
+        def by_report():
+            return run("report", path, "-o", page)
+
+        table.speed(stats, peer, ">= 3", by_stats, by_numpy)
+        table.speed(report, peer, "", by_report, by_numpy)
+        table.speed(report, "`stfs-info stats` of them", "", by_report, by_stats)

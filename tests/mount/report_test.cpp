@@ -1,0 +1,239 @@
+// The report of a checkpoint: stfs-info report, and report.html in a mount as a file manager and a
+// shell read it.
+#include "tests/mount/info_tool.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+#include "tests/support/mounted.h"
+#include "tests/support/process.h"
+#include "tests/support/pseudo_terminal.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <bit>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using std::string_literals::operator""s;
+
+std::string floats(const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+std::vector<Tensor> some_tensors() {
+  std::vector<Tensor> tensors{random_tensor("lm_head.weight", "U8", {40, 30}, 3)};
+  for (int layer = 0; layer < 12; ++layer) {
+    tensors.push_back(
+        random_tensor("layers." + std::to_string(layer) + ".w", "U8", {64, 64}, 10U + layer));
+  }
+  tensors.push_back({"nan.weight", "BF16", {3}, "\xc0\x7f\x00\x00\x80\x3f"s});
+  tensors.push_back({"zero.weight", "F32", {5}, floats({0, 0, 0, 0, 0})});
+  tensors.push_back(random_tensor("embed.weight", "U8", {40, 30}, 3));
+  return tensors;
+}
+
+// However the page writes quotes.
+void expect_findings(const std::string& page) {
+  for (const char* part : {"</html>", "NaN in 1 tensor: ", "(1 of 3 values)",
+                           "nothing but zeros in 1 tensor: ", "2 tensors with equal bytes"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+}
+
+class ReportFile : public MountTest {
+ protected:
+  void SetUp() override {
+    MountTest::SetUp();
+    write_safetensors(source(), some_tensors());
+  }
+  std::string source() const { return (dir_ / "m.safetensors").string(); }
+  TempDir dir_;
+};
+
+class InfoReport : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::vector<Tensor>& tensors) {
+    const std::string path = (dir_ / (name + ".safetensors")).string();
+    write_safetensors(path, tensors);
+    return path;
+  }
+  TempDir dir_;
+};
+
+TEST_F(InfoReport, WritesAPageToAFileOrAPipe) {
+  const std::string file = write("m", some_tensors());
+  const std::string page = dir_ / "report.html";
+
+  const Outcome named = info({"report", file, "-o", page});
+  const Outcome piped = info({"report", "--jobs", "1", file, "-o", "-"});
+
+  EXPECT_EQ(named.status, 0) << named.err;
+  EXPECT_EQ(named.out + named.err, "") << "not a terminal";
+  EXPECT_EQ(piped.status, 0) << piped.err;
+  EXPECT_EQ(read_file(page), piped.out);
+  expect_findings(piped.out);
+}
+
+TEST_F(InfoReport, TakesSeveralSourcesAndAnotherCheckpoint) {
+  const std::string a = write("a", {{"x", "F32", {2}, floats({1, 2})}});
+  const std::string b = write("b", {{"y", "F32", {2}, floats({3, 4})}});
+  const std::string base =
+      write("base", {{"x", "F32", {2}, floats({1, 3})}, {"gone", "F32", {1}, floats({3})}});
+
+  const Outcome both = info({"report", a, b, "--against", base, "-o", "-"});
+
+  EXPECT_EQ(both.status, 0) << both.err;
+  EXPECT_NE(both.out.find("gone"), std::string::npos);
+  EXPECT_NE(both.out, info({"report", a, b, "-o", "-"}).out);
+}
+
+TEST_F(InfoReport, OfWhatCannotBeReadIsOneLineAndNoFile) {
+  const std::string page = dir_ / "none.html";
+  expect_one_line(info({"report", dir_ / "none.safetensors", "-o", page}), 3, "none.safetensors");
+  EXPECT_FALSE(fs::exists(page));
+  const std::string file = write("m", some_tensors());
+  expect_one_line(info({"report", file, "-o", dir_ / "no/such/r.html"}), 3, "no/such/");
+  expect_one_line(info({"report", file}), 2, "-o");
+  expect_one_line(info({"report", file, "--against", dir_ / "gone", "-o", page}), 3, "gone");
+  EXPECT_FALSE(fs::exists(page));
+}
+
+TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
+  const std::string file = write("m", some_tensors());
+  for (const char* locale : {"C", "C.UTF-8"}) {
+    for (const unsigned columns : {40U, 80U, 200U}) {
+      const Outcome result =
+          run({STFS_INFO_BINARY, "report", file, "-o", dir_ / "r.html"},
+              {.environment = {"LC_ALL="s + locale, "TERM="}, .terminal_columns = columns});
+      EXPECT_EQ(result.status, 0) << result.out;
+      EXPECT_NE(result.out.find("! NaN in 1 tensor"), std::string::npos) << result.out;
+    }
+  }
+  const Outcome refused =
+      run({STFS_INFO_BINARY, "report", file, "-o", "-"}, {.terminal_columns = 80});
+  EXPECT_EQ(refused.status, 2);
+}
+
+TEST_F(InfoReport, ShowsQuantisedWeightsAsTheirValues) {
+  const std::string file = write("m", some_tensors());
+  EXPECT_EQ(info({"report", "--dequantize", "bf16", file, "-o", "-"}).status, 0);
+}
+
+// diff --values
+
+TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
+  const std::string a = write("a", {{"i", "I32", {2}, "\1\0\0\0\5\0\0\0"s},
+                                    {"same", "F32", {1}, floats({1})},
+                                    {"w", "F32", {2, 2}, floats({3, 1, 7, 7})},
+                                    {"z", "F32", {2}, floats({1, 0})}});
+  const std::string b = write("b", {{"i", "I32", {2}, "\1\0\0\0\2\0\0\0"s},
+                                    {"same", "F32", {1}, floats({1})},
+                                    {"w", "F32", {2, 2}, floats({3, 4, 0, 0})},
+                                    {"z", "F32", {2}, floats({0, 0})}});
+
+  const Outcome text = info({"diff", "--values", a, b});
+  const Outcome as_json = info({"diff", "--values", "--json", a, b});
+
+  EXPECT_EQ(text.status, 1) << text.err;
+  const std::vector<std::string> lines = lines_of(text.out);
+  ASSERT_EQ(lines.size(), 3U) << text.out;
+  EXPECT_EQ(lines[0], "bytes\ti\t4\t3\t[1]\t1.3416407864998738\t0.5");
+  EXPECT_TRUE(lines[1].starts_with("bytes\tw\t")) << lines[1];
+  EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t-\t0.5")) << lines[2];
+  const json rows = json::parse(as_json.out);
+  EXPECT_EQ(rows[1].at("largest_difference"), 7);
+  EXPECT_EQ(rows[1].at("at"), json::parse("[1,0]"));
+  EXPECT_EQ(rows[1].at("equal_share"), 0.25);
+  EXPECT_NEAR(rows[1].at("relative_distance").get<double>(), std::sqrt(107.0) / 5, 1e-12);
+  EXPECT_TRUE(rows[2].at("relative_distance").is_null());
+  EXPECT_EQ(info({"diff", "--values", a, a}).out, "");
+}
+
+TEST_F(InfoReport, DiffValuesOfNanInfinityAndAnotherType) {
+  const std::string a = write(
+      "a", {{"n", "BF16", {2}, "\xc0\x7f\x80\x3f"s}, {"t", "BF16", {2}, "\x80\x3f\x00\x40"s}});
+  const std::string b =
+      write("b", {{"n", "BF16", {2}, "\x00\x40\x80\x3f"s}, {"t", "F32", {2}, floats({1, 2})}});
+  const std::vector<std::string> lines = lines_of(info({"diff", "--values", a, b}).out);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0], "bytes\tn\t0\tinf\t[0]\t0\t0.5");
+  EXPECT_EQ(lines[1], "dtype\tt\tBF16\tF32\t0\t-\t0\t1");
+}
+
+// report.html
+
+TEST_F(ReportFile, HasNoSizeIsReadToItsEndAndIsThatOfTheCommand) {
+  const Mounted mount({source()});
+  const std::string path = mount / ".stfs/report.html";
+  EXPECT_EQ(fs::file_size(path), 0U);
+
+  const std::string page = read_file(path);
+  const Outcome tools = sh(
+      R"(ls -l "$1/.stfs/report.html" | wc -l
+         find "$1/.stfs" -name report.html -size 0 | wc -l
+         cp "$1/.stfs/report.html" "$2/copy.html" && cat "$1/.stfs/report.html" | cmp - "$2/copy.html" && echo same)",
+      {mount.path().string(), dir_.path().string()});
+
+  expect_findings(page);
+  EXPECT_EQ(tools.out, "1\n1\nsame\n") << tools.err;
+  EXPECT_EQ(read_file(dir_ / "copy.html"), page);
+  if (!is_elsewhere()) {
+    EXPECT_EQ(info({"report", source(), "-o", "-"}).out, page);
+  }
+}
+
+TEST_F(ReportFile, IsOneTextForReadersAtTheSameTime) {
+  const Mounted mount({source()});
+  std::vector<std::string> pages(6);
+  {
+    std::vector<std::jthread> readers;
+    for (std::string& page : pages) {
+      readers.emplace_back([&page, path = mount / ".stfs/report.html"] { page = read_file(path); });
+    }
+  }
+  for (const std::string& page : pages) EXPECT_EQ(page, pages.front());
+  expect_findings(pages.front());
+}
+
+TEST_F(ReportFile, SurvivesAWorkerUnderASupervisor) {
+  ForegroundMount mount({source()}, {"-o", "supervise"});
+  const std::string path = mount.path() / ".stfs/report.html";
+  const int fd = checked(::open(path.c_str(), O_RDONLY | O_CLOEXEC), "open");
+  std::string first(100, '\0');
+  ASSERT_EQ(::pread(fd, first.data(), first.size(), 0), 100);
+  for (const pid_t pid : processes_with(mount.path().string())) {
+    if (pid == mount.process().pid()) continue;
+    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  }
+  std::string again(100, '\0');
+  EXPECT_EQ(::pread(fd, again.data(), again.size(), 0), 100);
+  EXPECT_EQ(again, first);
+  ::close(fd);
+  expect_findings(read_file(path));
+}
+
+TEST_F(ReportFile, OfAChangedSourceCannotBeOpened) {
+  const Mounted mount({source()});
+  const std::string path = mount / ".stfs/report.html";
+  expect_findings(read_file(path));
+  fs::resize_file(source(), fs::file_size(source()) - 1);
+  EXPECT_LT(::open(path.c_str(), O_RDONLY | O_CLOEXEC), 0);
+  EXPECT_EQ(errno, ESTALE);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,367 @@
+// page_test.js MAKE_PAGE [NAME]: looks at pages of make_page as a person would, in a headless Chromium that
+// has no network. Needs puppeteer-core (STFS_PUPPETEER is its folder) and Debian's chromium; without
+// them it is skipped (status 77), and with STFS_REQUIRE_BROWSER=1 it fails.
+'use strict';
+const assert = require('node:assert/strict');
+const { execFileSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { pathToFileURL } = require('node:url');
+
+const kPatience = { timeout: 60000 };
+
+const skip = (why) => {
+  console.log(`skipped: ${why}`);
+  process.exit(process.env.STFS_REQUIRE_BROWSER === '1' ? 1 : 77);
+};
+const chromium = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find(fs.existsSync);
+if (!chromium) skip('no Chromium: install Debian\'s package chromium');
+let puppeteer;
+try {
+  puppeteer = require(process.env.STFS_PUPPETEER || 'puppeteer-core');
+} catch {
+  skip('no puppeteer-core: tests/report/install_puppeteer installs it, and STFS_PUPPETEER names it');
+}
+
+const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-page-'));
+const made = new Map();
+const page_of = (name) => {
+  if (!made.has(name)) {
+    const file = path.join(folder, `${name}.html`);
+    fs.writeFileSync(file, execFileSync(process.argv[2], [name], { maxBuffer: 1 << 30 }));
+    made.set(name, pathToFileURL(file).href);
+  }
+  return made.get(name);
+};
+
+let browser;
+// Opens a page, does `act`, and checks that nothing was said on the console and nothing asked for.
+const on = async (name, act, { width = 1280, height = 800, scheme = 'light', script = true, quiet = true, hash = '' } = {}) => {
+  const page = await browser.newPage();
+  const said = [];
+  page.setDefaultTimeout(kPatience.timeout);
+  page.on('console', (message) => said.push(message.text()));
+  page.on('pageerror', (error) => said.push(String(error)));
+  page.on('dialog', (dialog) => { said.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
+  page.on('request', (request) => {
+    const url = request.url();
+    if (!url.startsWith(page_of(name)) && !url.startsWith('data:')) said.push(`asked for ${url}`);
+  });
+  await page.setOfflineMode(true);
+  await page.setJavaScriptEnabled(script);
+  await page.setViewport({ width, height });
+  await page.emulateMediaFeatures([{ name: 'prefers-color-scheme', value: scheme },
+                                   { name: 'prefers-reduced-motion', value: 'reduce' }]);
+  await page.goto(page_of(name) + hash, kPatience);
+  await act(page);
+  if (quiet) assert.deepEqual(said, []);
+  await page.close();
+};
+const text = (page, selector) => page.$eval(selector, (element) => element.textContent);
+const texts = (page, selector) => page.$$eval(selector, (elements) => elements.map((element) => element.textContent));
+const until = (page, condition, ...values) => page.waitForFunction(condition, kPatience, ...values);
+const focused = (page) => page.evaluate(() => document.activeElement.getAttribute('aria-label') || document.activeElement.textContent);
+
+const tests = {
+  async 'what is odd stands on the first screen'() {
+    await on('model', async (page) => {
+      const found = await page.$$eval('.findings li', (items) => items.map((item) => [item.firstElementChild.textContent,
+        item.getBoundingClientRect().bottom <= innerHeight]));
+      assert.deepEqual(found, [['NaN', true], ['All zero', true], ['Equal tensors', true]]);
+      assert.match(await text(page, '#health'), /NaN in 1 tensor: "model\.layers\.9\.mlp\.up_proj\.weight"/);
+    });
+    await on('empty', async (page) => assert.match(await text(page, '#health'), /Nothing odd found/));
+  },
+
+  async 'the parts come in their order'() {
+    await on('compared', async (page) => {
+      const parts = await page.$$eval('section:not([hidden])', (sections) => sections.map((section) => section.id));
+      assert.deepEqual(parts, ['what', 'health', 'map', 'layers', 'tensors', 'tensor', 'difference', 'changes']);
+    });
+  },
+
+  async 'the treemap descends and comes back, by mouse and by keyboard'() {
+    await on('model', async (page) => {
+      await page.waitForSelector('.box');
+      const colors = await page.$eval('#boxes canvas', (canvas) => {
+        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const seen = new Set();
+        for (let i = 0; i < pixels.length; i += 404) seen.add(pixels.slice(i, i + 4).join());
+        return seen.size;
+      });
+      assert.ok(colors > 1, 'the treemap is drawn');
+      await page.click('.box[aria-label^="model.layers.7,"]');
+      await until(page, () => document.querySelector('#crumbs').textContent.startsWith('All tensors › model › layers › 7 '));
+      await page.waitForSelector('.box[aria-label^="mlp.gate_proj.weight,"]');
+      assert.match(await focused(page), /^mlp\./);
+      const before = await focused(page);
+      await page.keyboard.press('ArrowRight');
+      assert.notEqual(await focused(page), before);
+      await page.keyboard.press('Enter');
+      await until(page, () => /^#t\d+$/.test(location.hash));
+      assert.match(await text(page, '#tensor-heading'), /^model\.layers\.7\.mlp\./);
+      await page.focus('.box[tabindex="0"]');
+      await page.keyboard.press('Escape');
+      await until(page, () => document.querySelector('#crumbs b').textContent === 'layers');
+      assert.match(await text(page, '#map-legend'), /has NaN/);
+      await page.click('#map-switch button:first-child');
+      assert.equal(await text(page, '#map-legend'), 'BF16F32');
+    });
+  },
+
+  async 'the layers show numbers, by mouse and by keyboard'() {
+    await on('model', async (page) => {
+      assert.equal((await page.$$('#layers tbody tr')).length, 32);
+      assert.equal((await page.$$('#layers tbody td')).length, 32 * 9);
+      assert.match(await page.$eval('#layers [title^="layer 9, mlp.up_proj.weight"]', (cell) => cell.textContent), /NaN/);
+      await page.click('#layers .switch button:nth-child(3)');
+      await until(page, () => document.querySelector('#layers [title^="layer 30, mlp.up_proj.weight"]').textContent === '100 %');
+      await page.focus('#layers td[tabindex="0"]');
+      await page.keyboard.press('ArrowDown');
+      await page.keyboard.press('ArrowRight');
+      assert.match(await focused(page), /^layer 1, mlp\.down_proj\.weight/);
+      await page.keyboard.press('Enter');
+      await until(page, () => document.querySelector('#tensor-heading').textContent === 'model.layers.1.mlp.down_proj.weight');
+    });
+  },
+
+  async 'the table sorts and searches'() {
+    await on('model', async (page) => {
+      const first = () => text(page, '#list tbody tr:nth-child(2) td');
+      assert.equal(await first(), 'lm_head.weight');
+      await page.click('#list th.std button');
+      assert.equal(await first(), 'model.norm.weight');
+      assert.equal(await page.$eval('#list th.std', (th) => th.getAttribute('aria-sort')), 'descending');
+      await page.click('#list th.std button');
+      assert.match(await first(), /layers\.30\.mlp/);
+      await page.click('#list th.std button');
+      assert.equal(await first(), 'lm_head.weight');
+      await page.type('#search input', 'LAYERS.3. mlp');
+      await until(page, () => document.querySelector('#found').textContent === '3 of 291 tensors');
+      assert.deepEqual(await texts(page, '#list tbody a'),
+                       ['down', 'gate', 'up'].map((role) => `model.layers.3.mlp.${role}_proj.weight`));
+      await page.click('#list tbody a');
+      await until(page, () => document.querySelector('#tensor-heading').textContent === 'model.layers.3.mlp.down_proj.weight');
+    });
+  },
+
+  async 'one tensor has its histogram and its picture'() {
+    await on('model', async (page) => {
+      assert.equal(await text(page, '#tensor-heading'), 'model.layers.9.mlp.up_proj.weight');
+      assert.equal((await page.$$('#histogram svg path')).length, 2);
+      const colors = await page.$eval('#thumbnail canvas', (canvas) => new Set(
+        canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size);
+      assert.ok(colors > 10, 'the picture is drawn');
+      await page.click('#next');
+      await until(page, () => document.querySelector('#tensor-heading').textContent === 'model.layers.9.post_attention_layernorm.weight');
+    });
+    await on('model', async (page) => assert.equal(await text(page, '#tensor-heading'), 'lm_head.weight'), { hash: '#t0' });
+  },
+
+  async 'a hundred thousand rows scroll'() {
+    await on('large', async (page) => {
+      await page.waitForSelector('#list tbody a');
+      await page.$eval('#scroll', (scroll) => { scroll.scrollTop = scroll.scrollHeight; });
+      await until(page, () => document.querySelector('#list tbody a[href="#t99999"]'));
+      assert.ok((await page.$$('#list tbody tr')).length < 300);
+      // What script.js takes for the height of a row.
+      assert.equal(await page.$eval('#list tbody tr:nth-child(2)', (row) => row.getBoundingClientRect().height), 28);
+      const lies = await page.evaluate(() => {
+        const outer = document.querySelector('#scroll').getBoundingClientRect();
+        const inner = document.querySelector('#list tbody a[href="#t99999"]').getBoundingClientRect();
+        return inner.top >= outer.top && inner.bottom <= outer.bottom;
+      });
+      assert.ok(lies, 'the last row is in sight');
+      await page.$eval('#scroll', (scroll) => { scroll.scrollTop = 28 * 50000; });
+      await until(page, () => document.querySelector('#list tbody a[href="#t50003"]'));
+      await page.click('#list th.std button');
+      await page.type('#search input', 'layers.64. experts.511. up_proj');
+      await until(page, () => document.querySelector('#found').textContent === '1 of 100,000 tensors');
+      await page.waitForSelector('.experts canvas');
+      await page.focus('.experts canvas');
+      await page.keyboard.press('ArrowDown');
+      assert.match(await text(page, '.experts .readout'), /^expert 1, layer 0: RMS/);
+    });
+  },
+
+  async 'it is dark and light, and can be read'() {
+    const backs = [];
+    for (const scheme of ['light', 'dark']) {
+      await on('model', async (page) => {
+        backs.push(await page.$eval('body', (body) => getComputedStyle(body).backgroundColor));
+        const weak = await page.evaluate(() => {
+          const light = (color) => {
+            const [red, green, blue] = (color.match(/[\d.]+/g) ?? []).map((c) => {
+              const x = c / 255;
+              return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+            });
+            return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+          };
+          const back = (element) => {
+            for (let at = element; at; at = at.parentElement) {
+              const color = getComputedStyle(at).backgroundColor;
+              if (color !== 'rgba(0, 0, 0, 0)') return color;
+            }
+            return 'rgb(255, 255, 255)';
+          };
+          const found = [];
+          for (const element of document.querySelectorAll('h1, h2, h3, p, a, b, span, dt, dd, th, td, li, button, label, figcaption, summary')) {
+            if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim() !== '')) continue;
+            if (element.disabled || element.offsetParent === null) continue;
+            const [a, b] = [light(getComputedStyle(element).color), light(back(element))].sort((x, y) => y - x);
+            if ((a + 0.05) / (b + 0.05) < 4.5) found.push([element.textContent, (a + 0.05) / (b + 0.05)]);
+          }
+          return found;
+        });
+        assert.deepEqual(weak, []);
+        assert.equal(await page.evaluate(() => document.getAnimations().length), 0);
+      }, { scheme });
+    }
+    assert.notEqual(backs[0], backs[1]);
+  },
+
+  async 'it fits 400 pixels'() {
+    for (const name of ['model', 'compared', 'hostile', 'large', 'empty']) {
+      await on(name, async (page) => {
+        const width = await page.evaluate(() => document.documentElement.scrollWidth);
+        assert.ok(width <= 400, `${name} is ${width} pixels wide`);
+      }, { width: 400 });
+    }
+  },
+
+  async 'without JavaScript the tables are there'() {
+    await on('compared', async (page) => {
+      const seen = await page.evaluate(() => document.body.innerText);
+      assert.match(seen, /example-7b/);
+      assert.match(seen, /NaN in 1 tensor/);
+      assert.match(seen, /model\.layers\.31\.self_attn\.v_proj\.weight/);
+      assert.match(seen, /1 removed/);
+      assert.doesNotMatch(seen, /Where the bytes are/);
+      assert.equal((await page.$$('noscript tbody tr')).length, 291);
+      // The link of a finding leads to its row.
+      const href = await page.$eval('.findings a', (link) => link.getAttribute('href'));
+      assert.match(await text(page, `noscript ${href} td`), /layers\.9\.mlp\.up_proj/);
+    }, { script: false });
+  },
+
+  async 'the keyboard reaches all parts'() {
+    await on('compared', async (page) => {
+      const reached = new Set();
+      for (let i = 0; i < 120; ++i) {
+        await page.keyboard.press('Tab');
+        reached.add(await page.evaluate(() => {
+          const part = document.activeElement.closest('section');
+          return part ? part.id : '';
+        }));
+      }
+      for (const part of ['what', 'health', 'map', 'layers', 'tensors', 'tensor', 'changes']) assert.ok(reached.has(part), part);
+    });
+    await on('model', async (page) => {
+      await page.focus('.findings a');
+      await page.keyboard.press('Enter');
+      await until(page, () => document.activeElement.id === 'tensor-heading');
+      await page.focus('#list td a[tabindex="0"]');
+      for (let i = 0; i < 40; ++i) await page.keyboard.press('ArrowDown');
+      assert.equal(await page.evaluate(() => document.activeElement.getAttribute('href')), '#t40');
+      await page.keyboard.press('End');
+      assert.equal(await focused(page), 'model.norm.weight');
+      await page.keyboard.press('Enter');
+      await until(page, () => document.querySelector('#tensor-heading').textContent === 'model.norm.weight');
+      await page.focus('#list th.bytes button');
+      await page.keyboard.press('Space');
+      assert.equal(await page.$eval('#list th.bytes', (th) => th.getAttribute('aria-sort')), 'descending');
+    });
+  },
+
+  async 'what is used has a name for a screen reader'() {
+    for (const name of ['model', 'compared', 'large']) {
+      await on(name, async (page) => {
+        const nameless = await page.$$eval('button, a, input, select, canvas:not([aria-hidden])', (elements) => elements
+          .filter((element) => !(element.getAttribute('aria-label') || element.textContent.trim() || element.labels?.length))
+          .map((element) => element.outerHTML));
+        assert.deepEqual(nameless, []);
+        const ids = await page.$$eval('[id]', (elements) => elements.map((element) => element.id));
+        assert.equal(new Set(ids).size, ids.length, 'ids are unique');
+      });
+    }
+  },
+
+  async 'hostile names do no harm'() {
+    await on('hostile', async (page) => {
+      assert.equal(await page.evaluate(() => window.broken), undefined);
+      assert.equal(await page.title(), "</title><script>document.title='broken'</script>");
+      assert.equal(await page.evaluate(() => document.scripts.length), 2);
+      assert.equal(await page.evaluate(() => document.querySelectorAll('img, iframe, object, embed, base, form, s, u').length), 0);
+      const names = await texts(page, '#list tbody a');
+      assert.equal(names.length, 23);
+      for (const name of ['(no name)', '</script><script>window.broken=1</script>', '<!-- <script>', '&lt;b&gt;&amp;amp;',
+                          'quote"\'`quote', 'line\\nfeed\\r\\ttab<td>cell', '__proto__', '{{script}}{{data}}']) {
+        assert.ok(names.includes(name), name);
+      }
+      assert.ok(names.some((name) => name.startsWith('right\\u202eto\\u2066left\\u200f')));
+      for (let i = 0; i < names.length; ++i) {
+        await page.goto(page_of('hostile') + '#t' + i);
+        await until(page, (name) => document.querySelector('#tensor-heading').textContent === name, names[i]);
+      }
+      for (const box of await page.$$('.box')) assert.ok(await box.evaluate((element) => element.getAttribute('aria-label')));
+    });
+  },
+
+  async 'nothing but the page\'s own script and style may run'() {
+    await on('model', async (page) => {
+      const ran = await page.evaluate(async () => {
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = true';
+        document.body.append(script);
+        const image = await new Promise((done) => {
+          const element = new Image();
+          element.onload = () => done(true);
+          element.onerror = () => done(false);
+          element.src = 'http://127.0.0.1:9/';
+        });
+        const fetched = await fetch('http://127.0.0.1:9/').then(() => true, () => false);
+        return [window.ran === true, image, fetched];
+      });
+      assert.deepEqual(ran, [false, false, false]);
+    }, { quiet: false });
+  },
+
+  async 'two checkpoints are compared by layer'() {
+    await on('compared', async (page) => {
+      const counts = await text(page, '#difference .checks');
+      for (const count of ['64 equal', '1 changed in shape', '1 changed in type', '1 added', '1 removed']) assert.ok(counts.includes(count), count);
+      assert.equal((await page.$$('#changes tbody td')).length, 32 * 9);
+      await page.click('#changes .switch button:nth-child(2)');
+      await until(page, () => /%$/.test(document.querySelector('#changes td').textContent));
+      await page.click('#list th.distance button');
+      assert.equal(await page.$eval('#list th.distance', (th) => th.getAttribute('aria-sort')), 'descending');
+    });
+  },
+};
+
+(async () => {
+  browser = await puppeteer.launch({
+    executablePath: chromium, headless: true, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
+    userDataDir: path.join(folder, 'profile'),
+    args: ['--disable-gpu', '--disable-dev-shm-usage', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
+  });
+  let failed = 0;
+  const [, , , only = ''] = process.argv;
+  const chosen = Object.entries(tests).filter(([name]) => name.includes(only));
+  for (const [name, test] of chosen) {
+    try {
+      await test();
+      console.log(`ok: ${name}`);
+    } catch (error) {
+      ++failed;
+      console.log(`FAILED: ${name}\n${error.stack}`);
+    }
+  }
+  await browser.close();
+  console.log(`${chosen.length - failed} passed, ${failed} failed`);
+  process.exitCode = failed > 0 ? 1 : 0;
+})().catch((error) => {
+  console.log(error.stack);
+  process.exitCode = 1;
+}).finally(() => fs.rmSync(folder, { recursive: true, force: true }));

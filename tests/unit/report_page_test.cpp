@@ -1,0 +1,153 @@
+#include "core/base/text.h"
+#include "core/report/page.h"
+#include "tests/report/reports.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <openssl/evp.h>
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+std::size_t occurrences(std::string_view text, std::string_view part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string_view::npos;
+       at = text.find(part, at + part.size())) {
+    ++found;
+  }
+  return found;
+}
+
+// Between the first `begin` and the next `end`.
+std::string between(std::string_view text, std::string_view begin, std::string_view end) {
+  const std::size_t first = text.find(begin);
+  if (first == std::string_view::npos) return "";
+  const std::size_t at = first + begin.size();
+  return std::string(text.substr(at, text.find(end, at) - at));
+}
+
+std::string data_of(const std::string& page) {
+  return between(page, "<script type=\"application/json\" id=\"data\">", "</script>");
+}
+
+TEST(ReportPage, EqualReportsGiveEqualPages) {
+  EXPECT_EQ(report_page(compared_report()), report_page(compared_report()));
+}
+
+TEST(ReportPage, PartsComeInTheirOrder) {
+  const std::string page = report_page(compared_report());
+  std::size_t last = 0;
+  for (const char* const part :
+       {"<h1>", "id=\"what\"", "id=\"health\"", "id=\"map\"", "id=\"layers\"", "id=\"tensors\"",
+        "id=\"tensor\"", "id=\"difference\"", "id=\"data\""}) {
+    const std::size_t at = page.find(part);
+    ASSERT_NE(at, std::string::npos) << part;
+    EXPECT_GT(at, last) << part;
+    last = at;
+  }
+  EXPECT_EQ(occurrences(report_page(model_report()), "id=\"difference\""), 0U);
+}
+
+TEST(ReportPage, PolicyPermitsItsOwnScriptAndStyleAlone) {
+  const std::string page = report_page(model_report());
+  const auto source_of = [](const std::string& text) {
+    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+    unsigned size = 0;
+    EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha256(), nullptr);
+    std::array<unsigned char, 65> base64{};
+    EVP_EncodeBlock(base64.data(), digest.data(), static_cast<int>(size));
+    return "'sha256-" + std::string(reinterpret_cast<const char*>(base64.data())) + "'";
+  };
+  EXPECT_EQ(between(page, "Content-Security-Policy\" content=\"", "\""),
+            "default-src 'none'; script-src " +
+                source_of(between(page, "\n<script>", "</script>")) + "; style-src " +
+                source_of(between(page, "<style>", "</style>")) +
+                "; img-src data:; base-uri 'none'; form-action 'none'");
+  EXPECT_LT(page.find("Content-Security-Policy"), page.find("<style>"));
+}
+
+TEST(ReportPage, HostileTextsStayTexts) {
+  const std::string page = report_page(hostile_report());
+  EXPECT_TRUE(is_utf8(page));
+  EXPECT_EQ(occurrences(page, "<script"), 2U);
+  EXPECT_EQ(occurrences(page, "</script"), 2U);
+  EXPECT_EQ(occurrences(page, "</noscript"), 1U);
+  EXPECT_EQ(occurrences(page, "</title"), 1U);
+  for (const char* const part : {"<!--", "<img", "<i>", "<u>", "<s>", "<b>file", "<h1>missing"}) {
+    EXPECT_EQ(occurrences(page, part), 0U) << part;
+  }
+  // The table of rows ends where it should, and a row is a line.
+  EXPECT_EQ(occurrences(between(page, "<noscript", "</noscript>"), "\n<tr"),
+            hostile_report().tensors.size());
+  for (const char c : page) {
+    const auto byte = static_cast<unsigned char>(c);
+    ASSERT_TRUE((byte >= 0x20 && byte != 0x7F) || byte == '\n') << static_cast<int>(byte);
+  }
+  for (const char* const mark : {"\u202e", "\u2066", "\u200f"})
+    EXPECT_EQ(occurrences(page, mark), 0U);
+  const std::string data = data_of(page);
+  EXPECT_EQ(data.find('<'), std::string::npos);
+  EXPECT_NO_THROW(nlohmann::json::parse(data));
+  EXPECT_LT(page.size(), 200000U) << "long texts are cut";
+}
+
+TEST(ReportPage, EveryTensorHasARow) {
+  for (const Report& report : {model_report(), compared_report(), empty_report()}) {
+    const std::string rows = between(report_page(report), "<noscript", "</noscript>");
+    EXPECT_EQ(occurrences(rows, "\n<tr"), report.tensors.size());
+    for (const ReportTensor& tensor : report.tensors) {
+      EXPECT_EQ(occurrences(rows, "<td>" + tensor.name + "<td>"), 1U) << tensor.name;
+    }
+  }
+}
+
+TEST(ReportPage, FindingsLinkToTheirTensors) {
+  const Report report = model_report();
+  const std::string page = report_page(report);
+  const std::string health = between(page, "<section id=\"health\"", "</section>");
+  for (const Finding& finding : report.findings) {
+    for (const std::uint32_t tensor : finding.tensors) {
+      const std::string id = "t" + std::to_string(tensor);
+      EXPECT_EQ(occurrences(health, "<a href=\"#" + id + "\">"), 1U);
+      EXPECT_EQ(occurrences(page, "<tr id=\"" + id + "\"><td>" + report.tensors[tensor].name), 1U);
+    }
+  }
+  EXPECT_EQ(occurrences(health, "Nothing odd found"), 0U);
+  EXPECT_EQ(occurrences(report_page(empty_report()), "Nothing odd found"), 1U);
+}
+
+TEST(ReportPage, PicturesAreInItsData) {
+  const Report report = model_report();
+  const auto data = nlohmann::json::parse(data_of(report_page(report)));
+  ASSERT_EQ(data["pictures"].size(), report.tensors.size());
+  const auto& [index, histogram, thumbnail] =
+      data["pictures"][1].get<std::array<nlohmann::json, 3>>();
+  EXPECT_EQ(index, 1);
+  EXPECT_EQ(histogram[6].get<std::string>().size(), 2 * Histogram::kBins);
+  EXPECT_EQ(thumbnail[0], 48);
+  EXPECT_EQ(thumbnail[1].get<std::string>().size(), 48U * 48U);
+}
+
+TEST(ReportPage, ColoursOfAThumbnailKeepTheirKinds) {
+  Report report = empty_report();
+  report.tensors.resize(1);
+  // The ends, zero and its neighbours, infinity, NaN, none.
+  report.tensors[0].thumbnail = Thumbnail{8, 1, {0, 125, 126, 127, 252, 253, 254, 255}};
+  const auto data = nlohmann::json::parse(data_of(report_page(report)));
+  EXPECT_EQ(data["pictures"][0][2][1], "Adef89-_");
+}
+
+TEST(ReportPage, StaysSmall) {
+  EXPECT_LT(report_page(model_report()).size(), 1'000'000U);
+  EXPECT_LT(report_page(model_report(77)).size(), 2'000'000U) << "nearly 700 tensors";
+  EXPECT_LT(report_page(large_report(100'000)).size(), 20'000'000U);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,126 @@
+// report
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/report/collect.h"
+#include "core/report/page.h"
+#include "core/report/report.h"
+#include "core/source/url.h"
+#include "tools/command/terminal.h"
+#include "tools/info/new_file.h"
+#include "tools/info/verbs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <thread>
+
+namespace stfs {
+namespace {
+
+std::uint64_t bytes_to_read(const Checkpoint& checkpoint, const Checkpoint* against) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
+    const Tensor tensor = checkpoint.tensor(number);
+    bytes += tensor.length;
+    const auto other = against == nullptr ? std::nullopt : against->find(tensor.name);
+    if (other) bytes += against->tensor(*other).length;
+  }
+  return bytes;
+}
+
+// Reads in a thread, since a read may never return: this thread can still take a signal.
+std::string page_of(const Arguments& arguments, const Checkpoint& checkpoint,
+                    const Checkpoint* against, Report& report) {
+  ProgressBar bar(bytes_to_read(checkpoint, against));
+  const std::atomic<bool> stop = false;
+  const unsigned threads =
+      arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
+  std::string page;
+  std::exception_ptr failure;
+  const auto read = [&] {
+    try {
+      collect_report(checkpoint, against, arguments.paths,
+                     {stop, [&bar](std::uint64_t bytes) { bar.add(bytes); }, threads}, report);
+      page = report_page(report);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  try {
+    std::thread(read).join();
+  } catch (const std::system_error&) {
+    read();  // no more threads
+  }
+  if (failure) std::rethrow_exception(failure);
+  return page;
+}
+
+void write_page(int fd, const std::string& page, const std::string& to) {
+  ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
+  if (const int error = write_exact(fd, std::as_bytes(std::span(page)))) {
+    throw_errno(ErrorCode::kUnreadable, to, "", error);
+  }
+}
+
+// What a user would look for first on the page.
+void print_findings(const Arguments& arguments, const Report& report, std::size_t bytes) {
+  constexpr std::size_t kMost = 10;
+  if (!Terminal().is_terminal) return;
+  const std::size_t tensors = report.tensors.size();
+  print(printable(arguments.output) + ": " + std::to_string(tensors) +
+        (tensors == 1 ? " tensor, " : " tensors, ") + human_bytes(bytes) + "\n");
+  const std::size_t shown = std::min(report.findings.size(), kMost);
+  for (std::size_t i = 0; i < shown; ++i) {
+    print("! " + report.findings[i].text + "\n");
+  }
+  if (report.findings.empty()) print("nothing is suspicious\n");
+  if (report.findings.size() > shown) {
+    print("and " + std::to_string(report.findings.size() - shown) + " more findings\n");
+  }
+}
+
+}  // namespace
+
+int report(const Arguments& arguments) {
+  const bool to_output = arguments.output == "-" || arguments.output == "/dev/stdout";
+  if (to_output && ::isatty(STDOUT_FILENO) == 1) {
+    throw Error(ErrorCode::kUsage, "",
+                "standard output is a terminal: redirect it, or name a file");
+  }
+  VerbSources sources(arguments);
+  const LoadOptions options = load_options(arguments, sources);
+  const Checkpoint checkpoint(arguments.paths, options);
+  std::optional<Checkpoint> against;
+  if (!arguments.against.empty()) against.emplace(std::span(&arguments.against, 1), options);
+  // Before hours of reading: a directory without permission is found here.
+  std::optional<NewFile> file;
+  if (!to_output) file.emplace(arguments.output);
+  Report report;
+  const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
+  if (file) {
+    write_page(file->fd(), page, arguments.output);
+    file->commit();
+    print_findings(arguments, report, page.size());
+  } else {
+    write_page(STDOUT_FILENO, page, "standard output");
+  }
+  const auto unreadable = static_cast<std::size_t>(std::ranges::count_if(
+      report.tensors, [](const ReportTensor& tensor) { return !tensor.failure.empty(); }));
+  if (unreadable == 0) return 0;
+  throw Error(ErrorCode::kUnreadable, public_name(arguments.paths.front()),
+              std::to_string(unreadable) + " of " + std::to_string(report.tensors.size()) +
+                  " tensors cannot be read: the report says why");
+}
+
+}  // namespace stfs
