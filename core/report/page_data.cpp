@@ -61,6 +61,22 @@ std::string packed(const Histogram& histogram, std::uint64_t most) {
   return text;
 }
 
+// Half as wide and as high: of four pixels, that of the largest magnitude, as png.h orders them.
+Thumbnail halved(const Thumbnail& thumbnail) {
+  const auto weight = [](std::uint8_t pixel) {
+    if (pixel == 255) return -1;
+    return pixel > 252 ? 1000 + pixel : 2 * std::abs(pixel - 126) + (pixel > 126 ? 1 : 0);
+  };
+  const auto& [width, height, pixels] = thumbnail;
+  Thumbnail half{(width + 1) / 2, (height + 1) / 2, {}};
+  half.pixels.assign(half.width * half.height, 255);
+  for (std::size_t i = 0; i < pixels.size(); ++i) {
+    std::uint8_t& pixel = half.pixels[i / width / 2 * half.width + i % width / 2];
+    if (weight(pixels[i]) > weight(pixel)) pixel = pixels[i];
+  }
+  return half;
+}
+
 // A digit a pixel: 30 steps of each sign about zero, and the three colours that are no number.
 std::string packed(const Thumbnail& thumbnail) {
   constexpr int kZero = 126;
@@ -78,7 +94,7 @@ std::string packed(const Thumbnail& thumbnail) {
 }
 
 // [tensor, [low, high, below, above, [quantiles], most, "bins"] or null, [width, "pixels"] or null]
-std::string picture_json(const ReportTensor& tensor, std::size_t index) {
+std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_small) {
   std::string json = "[" + std::to_string(index) + ",";
   if (tensor.histogram) {
     const Histogram& histogram = *tensor.histogram;
@@ -92,8 +108,8 @@ std::string picture_json(const ReportTensor& tensor, std::size_t index) {
     json += "null,";
   }
   if (tensor.thumbnail) {
-    json +=
-        "[" + std::to_string(tensor.thumbnail->width) + ",\"" + packed(*tensor.thumbnail) + "\"]]";
+    const Thumbnail thumbnail = is_small ? halved(*tensor.thumbnail) : *tensor.thumbnail;
+    json += "[" + std::to_string(thumbnail.width) + ",\"" + packed(thumbnail) + "\"]]";
   } else {
     json += "null]";
   }
@@ -145,24 +161,26 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
   for (std::size_t i = 0; i < report.tensors.size(); ++i) {
     const ReportTensor& tensor = report.tensors[i];
     const auto cell = [&row](const std::string& text) { row += "<td>" + text; };
-    const auto value = [&](const std::optional<double>& x) { cell(x ? number(*x, digits) : ""); };
+    const auto value = [&](const std::optional<double>& x, int precision) {
+      cell(x ? number(*x, precision) : "");
+    };
     row = is_linked[i] ? "<tr id=\"t" + std::to_string(i) + "\">" : "<tr>";
     cell(name_of(tensor.name));
     cell(escaped(tensor.type));
     cell(shape_text(tensor.shape));
     cell(std::to_string(tensor.bytes));
     const ValueStats stats = tensor.stats.value_or(ValueStats{});
-    value(stats.min);
-    value(stats.max);
-    value(stats.mean);
-    value(stats.std);
+    value(stats.min, digits);
+    value(stats.max, digits);
+    value(stats.mean, digits);
+    value(stats.std, digits);
     cell(tensor.stats ? std::to_string(stats.zeros) : "");
     if (report.against) {
       const Difference difference = tensor.difference.value_or(Difference{});
       cell(tensor.difference ? escaped(shortened(change_text(difference))) : "");
-      value(difference.distance);
-      value(difference.equal);
-      value(difference.largest);
+      value(difference.distance, digits - 1);
+      value(difference.equal, digits - 1);
+      value(difference.largest, digits - 1);
     }
     if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
     cell(sentence(shortened(notes_of(report, tensor), 1000)));
@@ -178,6 +196,8 @@ std::string data_json(const Report& report, const std::vector<Column>& columns) 
     json += (json.empty() ? "" : ",\n") + entry;
   };
   std::string keys, files, nan, inf, equal, paths, pictures;
+  // Of so many tensors, the odd ones may be too many for a page under 20 MB.
+  const bool is_small = report.tensors.size() > Report::kMostPictured;
   for (const Column& column : columns) list(keys, json_text(column.key));
   for (const ReportFile& file : report.files) list(files, json_text(shortened(file.name)));
   for (std::size_t i = 0; i < report.tensors.size(); ++i) {
@@ -188,7 +208,7 @@ std::string data_json(const Report& report, const std::vector<Column>& columns) 
     if (tensor.equal_to) list(equal, index + std::to_string(*tensor.equal_to));
     const std::string path = url_path(tensor.path);
     if (path != tensor.name && path.size() <= kMostPath) list(paths, index + json_text(path));
-    if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i));
+    if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i, is_small));
   }
   return "{\"keys\":[" + keys + "],\n\"files\":[" + files + "],\n\"nan\":{" + nan +
          "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"paths\":{" + paths +

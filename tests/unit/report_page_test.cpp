@@ -143,10 +143,32 @@ TEST(ReportPage, ColoursOfAThumbnailKeepTheirKinds) {
   EXPECT_EQ(data["pictures"][0][2][1], "Adef89-_");
 }
 
+TEST(ReportPage, ThumbnailsOfManyTensorsAreHalvedAndKeepTheLargestMagnitude) {
+  Report report = large_report(Report::kMostPictured + 1);
+  report.tensors[0].thumbnail = Thumbnail{3, 2, {126, 127, 255, 0, 254, 255}};
+  const auto data = nlohmann::json::parse(data_of(report_page(report)));
+  EXPECT_EQ(data["pictures"][0][2][0], 2);
+  EXPECT_EQ(data["pictures"][0][2][1], "-_");
+  report.tensors[0].thumbnail = Thumbnail{2, 2, {126, 0, 252, 100}};
+  EXPECT_EQ(nlohmann::json::parse(data_of(report_page(report)))["pictures"][0][2][1], "8");
+}
+
 TEST(ReportPage, StaysSmall) {
   EXPECT_LT(report_page(model_report()).size(), 1'000'000U);
   EXPECT_LT(report_page(model_report(77)).size(), 2'000'000U) << "nearly 700 tensors";
-  EXPECT_LT(report_page(large_report(100'000)).size(), 20'000'000U);
+  Report large = large_report(100'000);
+  const std::vector<ReportTensor> pictured = model_report(230).tensors;
+  ASSERT_GT(pictured.size(), Report::kMostPictured);
+  large.against = "another";
+  for (std::size_t i = 0; i < large.tensors.size(); ++i) {
+    large.tensors[i].difference =
+        Difference{Difference::Kind::kValues, "", 0.01234567, 0.7654321, 0.001234567};
+    if (i >= Report::kMostPictured) continue;
+    large.tensors[i].histogram = pictured[i].histogram;
+    large.tensors[i].quantiles = pictured[i].quantiles;
+    large.tensors[i].thumbnail = pictured[i].thumbnail;
+  }
+  EXPECT_LT(report_page(large).size(), 20'000'000U);
 }
 
 }  // namespace

@@ -196,8 +196,11 @@ const map = (() => {
     let sum = 0;
     return Math.log((scales.find(([, size]) => (sum += size) >= part * scaled) ?? [1])[0]);
   };
-  const low = quantile(0.02);
-  const high = quantile(0.98);
+  // A factor of four at least: less is no difference to look at.
+  const [low, high] = ((from, to) => {
+    const widen = Math.max(0, Math.log(4) - (to - from)) / 2;
+    return [from - widen, to + widen];
+  })(quantile(0.02), quantile(0.98));
   // The colours of types say little where nearly all bytes are of one.
   let by = scaled > 0.5 * modules.bytes && totals.get(types[0]) > 0.95 * modules.bytes ? 'rms' : 'type';
   const color = (i) => {
@@ -205,7 +208,7 @@ const map = (() => {
     if (data.nan[i]) return [0, 0, 0];
     const x = rms(i);
     if (Number.isNaN(x)) return kOther;
-    return x > 0 ? ramp(kRising, high > low ? (Math.log(x) - low) / (high - low) : 0.5) : kWhite;
+    return x > 0 ? ramp(kRising, (Math.log(x) - low) / (high - low)) : kWhite;
   };
   // A tensor that stands for a module too small to be divided.
   const first = (node) => {
