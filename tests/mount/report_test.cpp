@@ -25,7 +25,6 @@ namespace stfs::test {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using std::string_literals::operator""s;
 
 std::string floats(const std::vector<float>& values) {
@@ -154,9 +153,9 @@ TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
   EXPECT_EQ(lines[0], "bytes\ti\t4\t3\t[1]\t1.3416407864998738\t0.5");
   EXPECT_TRUE(lines[1].starts_with("bytes\tw\t")) << lines[1];
   EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t-\t0.5")) << lines[2];
-  const json rows = json::parse(as_json.out);
+  const nlohmann::json rows = nlohmann::json::parse(as_json.out);
   EXPECT_EQ(rows[1].at("largest_difference"), 7);
-  EXPECT_EQ(rows[1].at("at"), json::parse("[1,0]"));
+  EXPECT_EQ(rows[1].at("at"), nlohmann::json::parse("[1,0]"));
   EXPECT_EQ(rows[1].at("equal_share"), 0.25);
   EXPECT_NEAR(rows[1].at("relative_distance").get<double>(), std::sqrt(107.0) / 5, 1e-12);
   EXPECT_TRUE(rows[2].at("relative_distance").is_null());
