@@ -36,6 +36,7 @@ EXPECTED = {
     "From the Hub, from S3, from the web": ["lm_head.weight", "hf://org/model@", "s3://bucket/model", "/models/model"],
     "Quantised weights": ["lm_head.weight", "BF16", "8196"],
     "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
+    "Look at the weights": [],
     "Check": ["ok", "lm_head.weight: OK", '"nan"'],
     "Slice": [],
     "Compare": ["model.norm.weight"],
