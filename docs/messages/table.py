@@ -50,6 +50,12 @@ OUTPUT = {
     'core/picture/histogram.cpp': {'<style>:root{color-scheme:light dark}', 'Svg::text', 'Svg::line', 'Svg::box', 'Svg::bars',
                                    "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#59636e;fill:var(--s)}",
                                    'draw_counts', 'draw_numbers', 'histogram_svg'},
+    'core/report/collect.cpp': {'failure_of'},
+    'core/report/findings.cpp': {'suspicion_of', 'Findings::add_unreadable', 'Findings::add_missing', 'Findings::add_scales',
+                                 'Findings::add_equal', 'add_findings'},
+    'core/report/page.cpp': {'heading', 'figures', 'types_table', 'what', 'kUnreadable', 'kAllZero', 'kConstant', 'kEqual', 'kScale',
+                             'kMissing', 'link', 'finding_html', 'health', 'difference', 'whole_page'},
+    'core/report/page_data.cpp': {'change_text', 'notes_of', 'rows_html'},
     'core/source/build.cpp': {'version_text'},
     'core/source/cache.cpp': {'# This directory is a cache of stfs: https://bford.info/cachedir/\n'},
     'core/source/fetcher_requests.cpp': {'the answer ended early'},  # a retry, which a later line tells
@@ -61,11 +67,14 @@ OUTPUT = {
     'fs/fuse/main.cpp': {'-o allow_missing mounts the rest', 'header_progress'},
     'fs/fuse/mount.cpp': {'with_advice'},
     'tools/gpu/client/device_verbs.cpp': {'doctor', 'bench'},
+    'tools/gpu/client/resident_verbs.cpp': {'filter_of'},
+    'tools/gpu/copier/item.cpp': {'Item::label'},
     'tools/gpu/device/cpu_device.cpp': {'cpu_info'},
     'tools/gpu/device/cuda_device.cpp': {'finding_of', 'mode_finding', 'cuda_findings'},
     'tools/info/cache_verb.cpp': {'text_of'},
     'tools/info/copy_verbs.cpp': {'standard output'},
     'tools/info/info_verb.cpp': {'print_oddities'},
+    'tools/info/report_verb.cpp': {'standard output'},
     'tools/info/value_verbs.cpp': {'DiffRows::words', 'summarize'},
     'tools/info/verbs.h': {'--allow-missing reads the rest'},
 }
@@ -342,6 +351,7 @@ def rows():
             if line not in OTHERS:
                 raise Unreadable(f'{path}: "{line}" needs its exit status in OTHERS')
             error = OTHERS[line]
+        error = 'Unreadable' if error == 'Hidden' else error  # alike to a user
         made.setdefault((error, line), {}).setdefault(path, {})[function] = None
     idle, lacking, result = advice_lines(), [], []
     all_advice = list(idle)

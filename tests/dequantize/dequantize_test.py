@@ -18,7 +18,7 @@ import numpy as np
 import checkpoint
 import number_types as numbers
 from checkpoint import ELEMENTS, Computed, read_safetensors
-from mounts import attribute, info, mounted
+from mounts import INFO, attribute, info, mounted, run
 
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
@@ -224,6 +224,19 @@ class Dequantize(unittest.TestCase):
         with mounted(self.source, self.work / "mnt") as mount:
             for name, each in MODEL.tensors.items():
                 self.assertEqual((mount / name).read_bytes(), each.data, name)
+            self.tensors_alone(mount)
+
+    def tensors_alone(self, mount):
+        """A weight's path in a mount of the stored tensors: its scales lie outside of it."""
+        expected = MODEL.expected("bf16")
+        computed = {name for name, each in MODEL.results.items() if isinstance(each, Computed)}
+        stored = MODEL.tensors.keys()
+        for name in self.draw.sample(sorted(computed & stored), min(2, len(computed & stored))):
+            self.same(info("cat", "--dequantize=bf16", mount / name, name), expected[name], f"cat: {name}")
+        for name in sorted(stored - expected.keys())[:1]:
+            done = run(INFO, "list", "--dequantize=bf16", mount / name)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(b"name the weights", done.stderr)
 
     def test_model_directory(self):
         files = {path.name for path in self.source.iterdir()}
