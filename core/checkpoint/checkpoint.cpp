@@ -228,11 +228,6 @@ bool is_one_source(const Origin& origin) {
   return origin.within.empty() && origin.sources.size() == 1 && is_one_source(origin.sources[0]);
 }
 
-// Whether an origin is a part of a checkpoint.
-bool is_part(const Origin& origin) {
-  return !origin.within.empty() || std::ranges::any_of(origin.sources, is_part);
-}
-
 // MLX has names of its own for the tensors, and alone stores weights in words of 32 bits.
 bool is_of_mlx(const Part& part) {
   const auto format = part.header.metadata.find("format");
@@ -391,12 +386,7 @@ void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
 
 void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& options) {
   const Origin& origin = mounted.origin;
-  const bool is_stored = options.dequantize && !origin.dequantize;
-  if (is_stored && std::ranges::any_of(origin.sources, is_part)) {
-    throw Error(ErrorCode::kUsage, mounted.source,
-                "dequantize: the mount shows a part of a checkpoint, and scales may lie outside: "
-                "name the checkpoint");
-  }
+  if (options.dequantize) refuse_other_values(mounted, *options.dequantize);
   bool is_current = false;
   const auto load_it = [&](bool with_copies) {
     options.sources->use_hub_copies(with_copies);
@@ -405,14 +395,7 @@ void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& opt
                                       .sources = options.sources});
     is_current = version_of(whole) == mounted.version;
     if (!is_current) return;
-    // Scales may lie outside of the path.
-    const bool is_derived = is_stored && !origin.within.empty();
-    if (is_derived) whole.derive(*options.dequantize, *options.sources);
     whole.keep_within(origin.within);
-    if (is_derived && whole.tensor_count() == 0) {
-      throw Error(ErrorCode::kUsage, mounted.source,
-                  "dequantize: parts of quantised weights alone: name the weights");
-    }
     add_parts(whole);
   };
   try {

@@ -350,6 +350,11 @@ class Dequantizer {
       QuantizedWeight found;
       if (!is_quantized && plain_scheme().find(finder_, i, tensor, found)) {
         refuse_unknown_scale(tensor);
+        if (const QuantizationConfig& config = finder_.config(i); !config.method.empty()) {
+          Finder::refuse(tensor, "is FP8 without a scale, and " + printable(config.file) +
+                                     " names quant_method " + in_quotes(config.method) +
+                                     ": name the whole checkpoint");
+        }
         add(plain_scheme(), i, tensor, found);
       } else if (is_quantized && vanishes(tensor.name)) {
         fates_[i] = Dequantized::kGone;

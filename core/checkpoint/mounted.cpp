@@ -287,6 +287,30 @@ std::string version_of(const Checkpoint& checkpoint) {
   return hash.hex();
 }
 
+void refuse_other_values(const MountedPath& mounted, DType to) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::kUsage, mounted.source, why);
+  };
+  const auto look = [&](const auto& self, const Origin& origin) -> void {
+    if (origin.dequantize == to) return;
+    if (origin.dequantize) {
+      refuse("mounted with -o dequantize=" + std::string(dequantized_word(*origin.dequantize)) +
+             ": name the source of the mount for another type");
+    }
+    if (&origin == &mounted.origin && !origin.within.empty()) {
+      refuse("a part of a mount, and scales may lie outside of it: name the mount, " +
+             printable(mounted.mountpoint) + ", and choose its tensors by their names");
+    }
+    if (!origin.within.empty()) {
+      refuse(
+          "the mount shows a part of a checkpoint, and scales may lie outside of it: name the "
+          "checkpoint");
+    }
+    for (const Origin& source : origin.sources) self(self, source);
+  };
+  look(look, mounted.origin);
+}
+
 bool is_at_or_below(std::string_view path, std::string_view directory) {
   return path.starts_with(directory) &&
          (path.size() == directory.size() || path[directory.size()] == '/');

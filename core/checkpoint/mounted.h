@@ -77,6 +77,10 @@ bool shows_tensor_bytes(const std::string& path);
 [[noreturn]] void refuse_changed(const MountedPath& mounted);
 [[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
 
+// Throws Error kUsage unless the values of all that is mounted can be shown as `to`: a mount may
+// show them as another type, or a part of a checkpoint, whose scales may lie outside of it.
+void refuse_other_values(const MountedPath& mounted, DType to);
+
 // Whether `path` is `directory` or lies in it. Both without a slash at the end.
 bool is_at_or_below(std::string_view path, std::string_view directory);
 

@@ -188,6 +188,8 @@ bool is_computable(const QuantizedLayout& layout, const QuantizedInputs& inputs)
     return inputs[static_cast<std::size_t>(role)].source != nullptr;
   };
   if (!has(Role::kWeight) || !is_decodable(layout.weight)) return false;
+  // A tile of a transposed result begins at a multiple of 64 rows.
+  if (layout.is_transposed && 64 % alignment(layout.weight) != 0) return false;
   if (layout.grid_rows == 0) {
     for (std::size_t i = 0; i < kRoles; ++i) {
       const auto role = static_cast<Role>(i);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace stfs {
 
@@ -39,8 +40,15 @@ std::shared_ptr<TileCache::Tile> TileCache::get(const Key& key, std::size_t byte
     by_key_.erase(kept_.back().key);
     kept_.pop_back();
   }
-  kept_.push_front({key, std::make_shared<Tile>(buffers_, bytes)});
-  by_key_[key] = kept_.begin();
+  auto tile = std::make_shared<Tile>(buffers_, bytes);
+  const auto row = by_key_.emplace(key, kept_.end()).first;
+  try {
+    kept_.push_front({key, std::move(tile)});
+  } catch (...) {
+    by_key_.erase(row);
+    throw;
+  }
+  row->second = kept_.begin();
   bytes_ += bytes;
   return kept_.front().tile;
 }

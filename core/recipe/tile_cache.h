@@ -3,6 +3,8 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
+#include "core/base/turns.h"
+
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <semaphore>
 #include <utility>
 #include <vector>
 
@@ -83,7 +84,7 @@ class TileCache {
   std::list<Kept> kept_;  // the last used first
   std::map<Key, std::list<Kept>::iterator> by_key_;
   std::size_t bytes_ = 0;
-  std::counting_semaphore<kAtOnce> turns_{kAtOnce};
+  Turns turns_{kAtOnce};
 };
 
 }  // namespace stfs

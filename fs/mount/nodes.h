@@ -4,6 +4,7 @@
 // Thread safety: all members. The checkpoint, the rows and the ledger must outlive it.
 #pragma once
 
+#include "core/base/turns.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/writer.h"
 #include "fs/mount/looked_up.h"
@@ -17,7 +18,6 @@
 #include <ctime>
 #include <mutex>
 #include <optional>
-#include <semaphore>
 #include <span>
 #include <string>
 #include <string_view>
@@ -148,7 +148,7 @@ class Nodes {
   LookedUpNames looked_up_;
   mutable Recipes subsets_;
   mutable KeptStats kept_stats_;
-  mutable std::binary_semaphore turn_{1};
+  mutable Turns turn_{1};
   mutable std::vector<RowData> row_data_;  // in the order of the rows; never grows
   mutable Once<PathTree> dotted_;
 };

@@ -1,6 +1,7 @@
 // The recipe of a file while it is read, and a cache of the recipes of subsets.
 #pragma once
 
+#include "core/base/turns.h"
 #include "core/recipe/content.h"
 
 #include <sys/uio.h>
@@ -12,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <semaphore>
 #include <span>
 
 namespace stfs {
@@ -20,9 +20,9 @@ namespace stfs {
 // The right to make a recipe that holds a long text. One thread at a time has it; any thread may
 // give it back.
 struct GiveTurnBack {
-  void operator()(std::binary_semaphore* turn) const { turn->release(); }
+  void operator()(Turns* turn) const { turn->release(); }
 };
-using Turn = std::unique_ptr<std::binary_semaphore, GiveTurnBack>;
+using Turn = std::unique_ptr<Turns, GiveTurnBack>;
 
 // The recipe of a file while it is read: `permanent`, `cached` or `own`, the first that is set. It
 // may be moved, and destroyed by any thread.

@@ -107,6 +107,7 @@ row("fp8-scale-huge-and-empty", "fp8-block-f32", KV, reshaped(KV + "_scale_inv",
 row("fp8-scale-of-integers", "fp8-block-f32", KV, reshaped(KV + "_scale_inv", (2, 3), "I64"))
 row("fp8-scale-missing", "fp8-block-f32", KV, removed(KV + "_scale_inv"))
 row("fp8-weight-missing", "fp8-block-f32", KV, removed(KV))
+row("fp8-all-scales-missing", "fp8-block-f32", "names quant_method", lambda model: removed(*[name for name in model.tensors if name.endswith("_scale_inv")])(model))
 row("fp8-channel-too-short", "fp8-channel", UP, reshaped(UP + ".weight_scale", (66, 1)))
 row("fp8-channel-too-long", "fp8-channel", UP, reshaped(UP + ".weight_scale", (68, 1)))
 row("fp8-tensor-of-two", "fp8-tensor-one", Q, reshaped(Q + ".weight_scale", (2,)))

@@ -175,20 +175,10 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   return options;
 }
 
-// Whether a mount shows weights as their values in this type already. Refuses another type, and a
-// part of a mount: the scales of a weight may lie outside of it.
+// Whether a mount shows weights as their values in this type already.
 bool is_dequantized(const MountedPath& mounted, DType to) {
-  const std::optional<DType> shown = mounted.origin.dequantize;
-  if (shown && *shown != to) {
-    refuse(mounted.source, "mounted with -o dequantize=" + std::string(dequantized_word(*shown)) +
-                               ": name the source of the mount for another type");
-  }
-  if (!shown && !mounted.origin.within.empty()) {
-    refuse(mounted.source, "a part of a mount, and scales may lie outside of it: name the mount, " +
-                               printable(mounted.mountpoint) + ", or " +
-                               printable(mounted.mountpoint) + "::GLOB");
-  }
-  return shown.has_value();
+  refuse_other_values(mounted, to);
+  return mounted.origin.dequantize.has_value();
 }
 
 // Of a whole tensor in its own type.

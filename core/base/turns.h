@@ -1,0 +1,39 @@
+// A counting semaphore: at most so many holders at a time. Any thread may give back what another
+// took. std::counting_semaphore of GCC 12 can sleep for ever although a turn is free
+// (gcc.gnu.org/PR104928).
+//
+// Thread safety: all members.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+
+namespace stfs {
+
+class Turns {
+ public:
+  explicit Turns(std::ptrdiff_t free) : free_(free) {}
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+  ~Turns() = default;
+
+  void acquire() {
+    std::unique_lock lock(mutex_);
+    is_free_.wait(lock, [this] { return free_ > 0; });
+    --free_;
+  }
+  void release() {
+    // With the lock: whoever takes the turn may destroy this.
+    const std::lock_guard lock(mutex_);
+    ++free_;
+    is_free_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable is_free_;
+  std::ptrdiff_t free_;
+};
+
+}  // namespace stfs
