@@ -111,10 +111,10 @@ class OnDevice(unittest.TestCase):
         flip.write_text(FLIP)
         tree = self.tree("load", f'"$STFS_GPU" "$@" || exit\nexec {sys.executable} {flip}\n')
 
-        status, rows, said = self.run_on(tree, "--only", "correct.stored")
+        status, rows, said = self.run_on(tree, "--only", "correct.loaded")
 
         self.assertEqual(status, 1, said)
-        self.assertRegex(said, r"on_device: correct\.stored: .*: byte 100 differs from the source")
+        self.assertRegex(said, r"on_device: correct\.loaded: .*: byte 100 differs from the source")
         self.assertEqual(rows[-1]["status"], "failed")
 
     def test_a_step_that_hangs_is_killed_with_its_processes_and_the_next_one_runs(self):
