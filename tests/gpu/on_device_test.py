@@ -7,6 +7,7 @@ in it: a script that does wrong, and else runs the real one.
 import json
 import os
 import re
+import select
 import stat
 import subprocess
 import sys
@@ -15,6 +16,11 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "device_steps"))
+
+import correct  # noqa: E402
+from house import Client, Failed, Places, Step  # noqa: E402
+
 BUILD = Path(os.environ["STFS_BUILD"])
 SPACE = f"on_device_test_{os.getpid()}"
 EIGHT_MINUTES = 480  # seconds
@@ -25,7 +31,7 @@ import glob, os
 changed = set()
 for link in glob.glob("/proc/[0-9]*/fd/*"):
     try:
-        if os.readlink(link).startswith("/memfd:stfs_fake_cuda." + os.environ["STFS_FAKE_CUDA_SPACE"]):
+        if os.readlink(link).startswith("/memfd:stfs_fake_cuda." + os.environ["STFS_FAKE_CUDA_SPACE"] + "."):
             with open(link, "r+b") as memory:
                 if os.fstat(memory.fileno()).st_ino in changed:
                     continue
@@ -36,6 +42,27 @@ for link in glob.glob("/proc/[0-9]*/fd/*"):
                 memory.write(bytes([byte ^ 1]))
     except OSError:
         pass
+"""
+
+# In place of PyTorch, on host memory: it talks, sums, and dies of the third type.
+TORCH = r"""
+import os
+from checkpoints import SUM
+print("a line of a library")
+float64 = None
+
+class Array:
+    def __init__(self, tensor):
+        self.data_ptr = lambda: tensor.ptr
+        self.to = lambda dtype: self
+        self.sum = lambda: self
+        self.item = lambda: SUM
+
+def from_dlpack(tensor):
+    if tensor.dtype == "BF16":
+        print("it dies", file=__import__("sys").stderr, flush=True)
+        os._exit(9)
+    return Array(tensor)
 """
 
 
@@ -60,20 +87,20 @@ class OnDevice(unittest.TestCase):
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         return tree
 
-    def start_on(self, tree, *options):
+    def start_on(self, tree, *options, **environment):
         return subprocess.Popen(
             [sys.executable, str(HERE / "on_device"), "--small", "--tree", str(tree), "--output",
              str(self.directory / "results.json"), "--directory", str(self.directory), *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "STFS_FAKE_CUDA_SPACE": SPACE})
+            env={**os.environ, "STFS_FAKE_CUDA_SPACE": SPACE, **environment})
 
     def lines(self):
         text = (self.directory / "results.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
-    def run_on(self, tree, *options):
+    def run_on(self, tree, *options, **environment):
         """The exit status, the rows, and what was printed."""
-        process = self.start_on(tree, *options)
+        process = self.start_on(tree, *options, **environment)
         said = "".join(process.communicate())
         rows = json.loads((self.directory / "results.json").read_text())["rows"]
         self.assertEqual(self.lines(), rows, "what was written as it went on is all that there is")
@@ -84,10 +111,10 @@ class OnDevice(unittest.TestCase):
         flip.write_text(FLIP)
         tree = self.tree("load", f'"$STFS_GPU" "$@" || exit\nexec {sys.executable} {flip}\n')
 
-        status, rows, said = self.run_on(tree, "--only", "correct.stored")
+        status, rows, said = self.run_on(tree, "--only", "correct.loaded")
 
         self.assertEqual(status, 1, said)
-        self.assertRegex(said, r"on_device: correct\.stored: .*: byte 100 differs from the source")
+        self.assertRegex(said, r"on_device: correct\.loaded: .*: byte 100 differs from the source")
         self.assertEqual(rows[-1]["status"], "failed")
 
     def test_a_step_that_hangs_is_killed_with_its_processes_and_the_next_one_runs(self):
@@ -113,16 +140,72 @@ class OnDevice(unittest.TestCase):
         os.mkfifo(hangs)
         tree = self.tree("get", f"echo $$ >{hangs}\nexec sleep 1000")
 
+        pid = os.open(hangs, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, pid)
         process = self.start_on(tree, "--only", "correct.loaded")
-        with open(hangs) as pid:
-            hanging = pid.read().strip()
+        hanging = ""
+        while not hanging and process.poll() is None:
+            if select.select([pid], [], [], 1)[0]:
+                hanging = os.read(pid, 100).decode().strip()
         process.terminate()
-        process.communicate()
+        said = "".join(process.communicate())
 
+        self.assertNotEqual(hanging, "", said)
         self.assertEqual(process.returncode, 143)
         self.assertIn("every byte", [line["row"] for line in self.lines()])
         self.assertFalse(Path(f"/proc/{hanging}").exists())
         self.assertEqual(list(self.directory.glob("stfs-*")), [])
+
+    def test_a_driver_that_refuses_read_only_hides_no_other_row(self):
+        status, rows, said = self.run_on(BUILD, "--only", "correct.stored", "--only", "speed.stages",
+                                         STFS_FAKE_CUDA_READ_ONLY="refused")
+
+        self.assertEqual(status, 1, said)
+        self.assertEqual([(row["row"], row["status"]) for row in rows
+                          if row["step"] == "correct.stored"],
+                         [("by the driver", "failed"), ("the bytes are as they were", "failed"),
+                          ("by a kernel of PyTorch", "skipped"), ("", "failed")])
+        names = {row["row"]: row["status"] for row in rows if row["step"] == "speed.stages"}
+        self.assertEqual(names["map (no read-only)"], "measured")
+        self.assertEqual(names[""], "ok")
+
+    def test_stages_before_a_failure_are_said(self):
+        status, rows, said = self.run_on(BUILD, "--only", "speed.stages", STFS_FAKE_CUDA_FAIL=
+                                         "cuMemImportFromShareableHandle:1:1")
+
+        self.assertEqual(status, 1, said)
+        self.assertIn("unmap and release", [row["row"] for row in rows])
+        self.assertIn("cuMemImportFromShareableHandle", said)
+
+    def test_a_conversion_on_the_host_is_said(self):
+        status, rows, said = self.run_on(BUILD, "--only", "correct.converted",
+                                         STFS_FAKE_CUDA_CODE="none")
+
+        self.assertEqual(status, 0, said)
+        self.assertIn("converted on the host", rows[0]["note"])
+
+    def test_what_only_informs_stops_nothing(self):
+        tree = self.tree("doctor", "echo no doctor >&2; exit 5")
+
+        status, rows, said = self.run_on(tree, "--only", "machine")
+
+        self.assertEqual(status, 0, said)
+        found = {row["row"]: row for row in rows}
+        self.assertIn("no doctor", found["doctor"]["note"])
+        self.assertIn("a context", found)
+
+    def test_what_a_library_saw_before_it_died_stays(self):
+        (self.directory / "torch.py").write_text(TORCH)
+
+        status, rows, said = self.run_on(BUILD, "--device", "cpu", "--only", "correct.torch",
+                                         PYTHONPATH=str(self.directory) + ":" +
+                                         str(HERE / "device_steps"))
+
+        self.assertEqual(status, 1, said)
+        self.assertEqual([(row["row"], row["status"]) for row in rows],
+                         [("import torch", "measured"), ("F32", "ok"), ("F16", "ok"),
+                          ("correct.torch", "failed"), ("", "failed")])
+        self.assertIn("it dies", rows[3]["note"])
 
     def test_a_missing_program_is_named_and_nothing_else_runs(self):
         status, rows, said = self.run_on(self.directory / "nothing")
@@ -154,6 +237,37 @@ class OnDevice(unittest.TestCase):
     def test_all_steps_may_take_eight_minutes(self):
         found = re.search(r"^WHOLE = (\d+)", (HERE / "on_device").read_text(), re.MULTILINE)
         self.assertLess(int(found[1]), EIGHT_MINUTES)
+
+
+class Judged(unittest.TestCase):
+    """What clients say of a GPU, without one."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.rows = []
+        self.step = Step("a step", "cuda:0", Places.of(BUILD), Path(directory.name),
+                         Path(directory.name), True, self.rows.append)
+
+    def test_a_library_that_refuses_a_type_fails_where_it_must_take_it(self):
+        for dtype in ("BF16", "F8_E4M3"):
+            correct.judge(self.step, "torch", {"row": dtype, "refused": "CUDA error 700"})
+
+        self.assertEqual([row["status"] for row in self.rows], ["failed", "skipped"])
+        self.assertTrue(self.step.has_failed)
+
+    def test_a_wrong_sum_or_address_fails(self):
+        for seen in ({"sum": 1.0, "same_address": True},
+                     {"sum": correct.checkpoints.SUM, "same_address": False}):
+            correct.judge(self.step, "torch", {"row": "F32", **seen})
+
+        self.assertEqual([row["status"] for row in self.rows], ["failed", "failed"])
+
+    def test_why_a_client_ended_is_said(self):
+        client = Client([sys.executable, "-c", "import sys; sys.exit('the reason')"], self.step.own)
+        self.addCleanup(client.kill)
+        with self.assertRaisesRegex(Failed, "status 1: the reason"):
+            client.line()
 
 
 if __name__ == "__main__":

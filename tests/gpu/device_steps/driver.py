@@ -34,6 +34,7 @@ class Access(ctypes.Structure):  # CUmemAccessDesc
 
 PINNED, DESCRIPTOR, ON_DEVICE, READ, READ_AND_WRITE = 1, 1, 1, 1, 3  # of cuda.h
 NON_BLOCKING, PORTABLE = 1, 1
+INVALID_VALUE, NOT_SUPPORTED = 1, 801  # CUresult
 
 # cuda.h gives some functions a versioned symbol. The symbol without it has another signature.
 FUNCTIONS: dict[str, list[Any]] = {

@@ -13,6 +13,7 @@ import stfs_gpu
 from checkpoints import SUM_TYPES
 from readers import say
 
+
 def each(device: str, file: str, see: Callable[[Any], tuple[int, float]]) -> None:
     """Prints what the library sees of each type, or what it says when it refuses the type."""
     with stfs_gpu.connect(start_holder=False) as connection:
@@ -55,17 +56,22 @@ def with_jax(device: str, file: str) -> None:
 
 
 def torch_drop(device: str, file: str) -> None:
-    """Drops a tensor while a kernel that waits, and then a sum, have it."""
+    """Drops a tensor while a kernel that waits, and then a sum, have it. Prints whether they had it
+    still."""
     import torch
     with stfs_gpu.connect(start_holder=False) as connection:
         acquired = connection.acquire(f"{file}::F32", device=device)
     array = torch.from_dlpack(acquired[0])
-    torch.cuda._sleep(500_000_000)  # cycles: a fraction of a second
+    array.to(torch.float64).sum().item()  # loads the kernels, which would wait for _sleep
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
     found = array.to(torch.float64).sum()
     acquired.release()
+    pending = not torch.cuda.current_stream().query()
     del array, acquired
     torch.cuda.synchronize()
-    say(sum=found.item())
+    say(sum=found.item(), pending=pending)
 
 
 def torch_store(device: str, file: str) -> None:
@@ -74,8 +80,9 @@ def torch_store(device: str, file: str) -> None:
     import torch
     with stfs_gpu.connect(start_holder=False) as connection:
         acquired = connection.acquire(f"{file}::F32", device=device)
+    array = torch.from_dlpack(acquired[0])
     try:
-        torch.from_dlpack(acquired[0]).zero_()
+        array.zero_()
         torch.cuda.synchronize()
         say(refused="")
     except RuntimeError as error:

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 CLIENTS = Path(__file__).resolve().parent / "clients.py"
 
@@ -23,6 +24,11 @@ class Failed(Exception):
 
 class Skipped(Exception):
     """A check that cannot be made here, and why."""
+
+
+def patience(is_small: bool) -> int:
+    """Limits are for a machine with a GPU. A test's machine may be ten times as slow."""
+    return 10 if is_small else 1
 
 
 class Places(NamedTuple):
@@ -58,9 +64,19 @@ class Step:
     own: Path     # a directory of this step
     is_small: bool
     write: Callable[[dict[str, Any]], None]  # keeps a row
+    has_failed: bool = False  # a row has
+    warnings: str = ""        # of the program that ran last
 
     def row(self, name: str, status: str = "ok", note: str = "", **values: Any) -> None:
+        self.has_failed |= status == "failed"
         self.write({"step": self.name, "row": name, "status": status, "note": note, **values})
+
+    def checked(self, name: str, is_so: bool, otherwise: str, note: str = "") -> None:
+        """A row of a check after which the step goes on."""
+        if is_so:
+            self.row(name, note=note)
+        else:
+            self.row(name, "failed", otherwise)
 
     def measured(self, name: str, value: float, unit: str, ceiling: float | None = None,
                  note: str = "") -> None:
@@ -78,25 +94,31 @@ class Step:
         return shutil.disk_usage(self.shared).free
 
     def memory_left(self) -> int:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        return memory_of_host("MemAvailable")
 
     def device_left(self) -> int:
         return self.client("free")["bytes"]
 
+    def wait_until(self, what: str, is_so: Callable[[], bool], seconds: float = 20) -> None:
+        seconds *= patience(self.is_small)
+        end = time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > end:
+                raise Failed(f"{what}: not within {seconds:g} seconds")
+            time.sleep(0.005)
+
     # --- programs
 
     def run(self, *words: object) -> str:
-        """The standard output of a program. Failed has its status and last line."""
+        """The standard output of a program; `warnings` has the other one. Failed has its status and
+        last line."""
         done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL,
                               capture_output=True, text=True)
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-            who = ("a client" if words[0] == sys.executable
-                   else f"{Path(str(words[0])).name} {words[1]}")
-            raise Failed(f"{who}: status {done.returncode}: {said}")
+            program = f"{Path(str(words[0])).name} {words[1]}"
+            raise Failed(f"{program}: status {done.returncode}: {said}")
+        self.warnings = done.stderr.strip()
         return done.stdout
 
     def gpu(self, *words: object) -> str:
@@ -116,30 +138,52 @@ class Step:
     def client_command(self, verb: str, *words: object) -> list[str]:
         return [sys.executable, "-B", str(CLIENTS), verb, self.device, *map(str, words)]
 
+    def answers(self, verb: str, *words: object) -> Iterator[Any]:
+        """The JSON objects that a client prints, each as it comes. Other lines are a library's."""
+        client = self.start(verb, *words)
+        try:
+            assert client.process.stdout is not None
+            for line in client.process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            client.end()
+        finally:
+            client.kill()
+
     def client(self, verb: str, *words: object) -> Any:
-        """The JSON object that a client prints."""
-        return json.loads(self.run(*self.client_command(verb, *words)))
+        """The last JSON object that a client prints."""
+        answers = list(self.answers(verb, *words))
+        check(bool(answers), f"a client: {verb}: no answer")
+        return answers[-1]
 
     def start(self, verb: str, *words: object) -> Client:
-        return Client(self.client_command(verb, *words))
+        return Client(self.client_command(verb, *words), self.own)
 
     def start_program(self, *words: object) -> Program:
         return Program([str(self.places.gpu), *map(str, words)])
 
 
 class Client:
-    """A client that runs beside the step, and prints lines."""
+    """A client that runs beside the step, and prints lines. `own`: where a file may be made."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], own: Path) -> None:
+        self.errors = tempfile.TemporaryFile(dir=own)  # a pipe that nobody reads would stop it
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True)
+                                        stderr=self.errors, text=True)
         self.pid = self.process.pid
+
+    def ended(self) -> Failed:
+        """Why it ended: its status and last line."""
+        status = self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read().decode(errors="replace").strip() or "no output"
+        return Failed(f"a client: status {status}: {said.splitlines()[-1]}")
 
     def line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
-            raise Failed(f"a client ended with status {self.process.wait()}")
+            raise self.ended()
         return line
 
     def goes_on(self) -> None:
@@ -152,11 +196,14 @@ class Client:
         """Closes its standard input, on which a reader ends. It must end well."""
         self.process.communicate()
         if self.process.returncode != 0:
-            raise Failed(f"a client ended with status {self.process.returncode}")
+            raise self.ended()
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None:
+                stream.close()
 
 
 class Program:
@@ -182,7 +229,7 @@ class Holder:
         self.process = subprocess.Popen(
             [str(step.places.gpu), "holder", *map(str, options)], stdin=subprocess.DEVNULL)
         self.pid = self.process.pid
-        wait_until("the holder answers", self.answers)
+        step.wait_until("the holder answers", self.answers)
 
     def answers(self) -> bool:
         if self.process.poll() is not None:
@@ -228,12 +275,12 @@ def has_open(process: int, file: Path) -> bool:
         return False
 
 
-def wait_until(what: str, is_so: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > end:
-            raise Failed(f"{what}: not within {seconds:g} seconds")
-        time.sleep(0.005)
+def memory_of_host(key: str) -> int:
+    """Bytes, of a line of /proc/meminfo."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def kill(pid: int) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Callable
 import stfs_gpu
 
 from checkpoints import MIB, tensors_of
-from driver import (ADDRESS, DESCRIPTOR, INT, ON_DEVICE, PINNED, READ, READ_AND_WRITE, Access,
-                    AllocationProperties, Gpu, Location)
+from driver import (ADDRESS, DESCRIPTOR, INT, INVALID_VALUE, NOT_SUPPORTED, ON_DEVICE, PINNED, READ,
+                    READ_AND_WRITE, Access, AllocationProperties, DriverError, Gpu, Location,
+                    open_memory)
 from readers import acquire_all, say
 
 TILE = 4 * MIB
@@ -35,13 +36,19 @@ class Stopwatch:
         self.since = time.perf_counter()
 
 
-def map_memory(gpu: Gpu, handle: ADDRESS, size: int, access: int) -> ADDRESS:
-    address = ADDRESS()
+def map_memory(gpu: Gpu, handle: ADDRESS, size: int, access: int) -> tuple[ADDRESS, int]:
+    """The address, and the access that it has: both where a driver refuses READ, as stfs does."""
+    address, where = ADDRESS(), Location(ON_DEVICE, gpu.ordinal)
     gpu.call("cuMemAddressReserve", address, size, 0, 0, 0)
     gpu.call("cuMemMap", address, size, 0, handle, 0)
-    gpu.call("cuMemSetAccess", address, size,
-             Access(Location(ON_DEVICE, gpu.ordinal), access), 1)
-    return address
+    if access == READ:
+        status = gpu.status("cuMemSetAccess", address, size, Access(where, READ), 1)
+        if status == 0:
+            return address, READ
+        if status not in (INVALID_VALUE, NOT_SUPPORTED):
+            raise DriverError(f"cuMemSetAccess: CUresult {status}")
+    gpu.call("cuMemSetAccess", address, size, Access(where, READ_AND_WRITE), 1)
+    return address, READ_AND_WRITE
 
 
 def unmap_memory(gpu: Gpu, address: ADDRESS, size: int) -> None:
@@ -50,42 +57,50 @@ def unmap_memory(gpu: Gpu, address: ADDRESS, size: int) -> None:
 
 
 def stages(device: str, size_text: str) -> None:
-    """What a copier and a client do, one after the other, in a new process."""
+    """What a copier and a client do, one after the other, in a new process. After a failure: the
+    stages before it."""
     size = max(int(size_text) // GRANULARITY, 1) * GRANULARITY
     watch = Stopwatch()
-    gpu = Gpu(device)
-    watch("dlopen")
-    gpu.call("cuInit", 0)
-    watch("cuInit")
-    gpu.retain()
-    watch("context")
-    with gpu.pinned(3 * TILE) as host:
-        watch("pinning 12 MiB")
-        stream, handle = gpu.stream(), ADDRESS()
-        properties = AllocationProperties(PINNED, DESCRIPTOR, Location(ON_DEVICE, gpu.ordinal))
-        gpu.call("cuMemCreate", handle, size, properties, 0)
-        watch("create")
-        address = map_memory(gpu, handle, size, READ_AND_WRITE)
-        watch("map")
-        for at in range(0, size, TILE):
-            gpu.call("cuMemcpyHtoDAsync_v2", address.value + at, host, min(TILE, size - at), stream)
-        gpu.call("cuStreamSynchronize", stream)
-        watch("copy")
-        descriptor = INT()
-        gpu.call("cuMemExportToShareableHandle", descriptor, handle, DESCRIPTOR, 0)
-        watch("export")
-        unmap_memory(gpu, address, size)
-        gpu.call("cuMemRelease", handle)
-        watch("unmap and release")
-        gpu.call("cuMemImportFromShareableHandle", handle, descriptor.value, DESCRIPTOR)
-        watch("import")
-        address = map_memory(gpu, handle, size, READ)
-        watch("map for reading")
-        unmap_memory(gpu, address, size)
-        gpu.call("cuMemRelease", handle)
-        os.close(descriptor.value)
-        watch("free")
-    say(bytes=size, **watch.stages)
+    try:
+        gpu = Gpu(device)
+        watch("dlopen")
+        gpu.call("cuInit", 0)
+        watch("cuInit")
+        gpu.retain()
+        watch("context")
+        with gpu.pinned(3 * TILE) as host:
+            watch("pinning 12 MiB")
+            use_memory(gpu, host, size, watch)
+    finally:
+        say(bytes=size, **watch.stages)
+
+
+def use_memory(gpu: Gpu, host: int, size: int, watch: Stopwatch) -> None:
+    """Fills memory from the pinned tile, exports it, and maps it again as a client does."""
+    stream, handle = gpu.stream(), ADDRESS()
+    properties = AllocationProperties(PINNED, DESCRIPTOR, Location(ON_DEVICE, gpu.ordinal))
+    gpu.call("cuMemCreate", handle, size, properties, 0)
+    watch("create")
+    address, _ = map_memory(gpu, handle, size, READ_AND_WRITE)
+    watch("map")
+    for at in range(0, size, TILE):
+        gpu.call("cuMemcpyHtoDAsync_v2", address.value + at, host, min(TILE, size - at), stream)
+    gpu.call("cuStreamSynchronize", stream)
+    watch("copy")
+    descriptor = INT()
+    gpu.call("cuMemExportToShareableHandle", descriptor, handle, DESCRIPTOR, 0)
+    watch("export")
+    unmap_memory(gpu, address, size)
+    gpu.call("cuMemRelease", handle)
+    watch("unmap and release")
+    gpu.call("cuMemImportFromShareableHandle", handle, descriptor.value, DESCRIPTOR)
+    watch("import")
+    address, access = map_memory(gpu, handle, size, READ)
+    watch("map for reading" if access == READ else "map (no read-only)")
+    unmap_memory(gpu, address, size)
+    gpu.call("cuMemRelease", handle)
+    os.close(descriptor.value)
+    watch("free")
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> float:
@@ -129,7 +144,9 @@ def ceilings(device: str, size_text: str, file: str) -> None:
 
         def read(number: int, count: int, of: int) -> None:
             for i in range(count):
-                os.preadv(fd, [tiles[number]], (number + i * of) * TILE % max(file_size - TILE, 1))
+                at = (number + i * of) * TILE % max(file_size - TILE, 1)
+                if os.preadv(fd, [tiles[number]], at) != TILE:
+                    raise OSError(f"{file}: a read at {at} was short")
 
         rates = {}
         for of in (1, threads):
@@ -148,8 +165,8 @@ def acquire(device: str, file: str, *counts: str) -> None:
     """Median seconds to acquire what is resident, over one connection, and to give it back."""
     names = [f"{file}::{tensor.name}" for tensor in tensors_of(Path(file))]
     medians = {}
+    open_memory(device)  # keeps a context, as a program that uses the GPU does
     with stfs_gpu.connect(start_holder=False) as connection:
-        connection.acquire(names[0], device=device).release()  # makes the context
         for count in map(int, counts):
             took = []
             for _ in range(3):
@@ -192,7 +209,7 @@ def by_safe_open(torch: Any, device: str, path: str) -> Any:
 
 def by_fastsafetensors(torch: Any, device: str, path: str) -> Any:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
-    loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
     loader.add_filenames({0: [path]})
     buffer = loader.copy_files_to_device()
     tensors = [buffer.get_tensor(name).clone() for name in buffer.key_to_rank_lidx]

@@ -17,6 +17,7 @@ import stfs_gpu
 import checkpoints
 from checkpoints import Tensor, pieces, tensors_of
 from driver import Gpu, differs_at, open_memory
+from house import memory_of_host
 
 
 class Wrong(Exception):
@@ -78,6 +79,7 @@ def hold(device: str, file: str) -> None:
 
 
 def one_by_one(device: str, file: str) -> None:
+    open_memory(device)  # keeps a context, as a program that uses the GPU does
     with stfs_gpu.connect(start_holder=False) as connection:
         tensors = tensors_of(Path(file))
         for tensor in tensors:
@@ -182,8 +184,7 @@ def free(device: str) -> None:
     if isinstance(memory, Gpu):
         say(bytes=memory.free_bytes(), version=memory.version())
         return
-    with open("/proc/meminfo") as lines:
-        say(bytes=next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line))
+    say(bytes=memory_of_host("MemAvailable"))
 
 
 VERBS = {"compare": compare, "read": read, "hold": hold, "one_by_one": one_by_one,

@@ -9,16 +9,18 @@ from pathlib import Path
 import checkpoints
 from checkpoints import GIB, MIB
 from correct import need
-from house import Failed, Holder, Skipped, Step
+from house import Holder, Skipped, Step
 
 
 def model(step: Step) -> Path:
     """A checkpoint like a model's, in the page cache."""
-    total = 24 * MIB
-    if not step.is_small:
-        total = min(4 * GIB, step.device_left() // 2, step.memory_left() // 3, step.disk_left() // 2)
-    path = checkpoints.write(step.shared / f"model-{total}.safetensors",
-                             checkpoints.like_a_model(total))
+    path = step.shared / "model.safetensors"
+    if not path.exists():  # smaller where less is left
+        total = 24 * MIB
+        if not step.is_small:
+            total = min(4 * GIB, step.device_left() // 2, step.memory_left() // 3,
+                        step.disk_left() // 2)
+        checkpoints.write(path, checkpoints.like_a_model(total))
     checkpoints.warm(path)
     return path
 
@@ -27,28 +29,31 @@ def stages(step: Step) -> None:
     """The parts of a load and of a map, one after the other in a new process."""
     if step.device == "cpu":
         raise Skipped("host memory has no driver")
-    found = step.client("stages", step.size(GIB, 8 * MIB))
-    size = found.pop("bytes")
-    for name, seconds in found.items():
-        step.measured(name, seconds * 1000, "ms", note=f"{size >> 20} MiB")
+    for found in step.answers("stages", step.size(GIB, 8 * MIB)):
+        size = found.pop("bytes")
+        for name, seconds in found.items():
+            step.measured(name, seconds * 1000, "ms", note=f"{size >> 20} MiB")
 
 
 def ceilings(step: Step) -> None:
     """Plain copies by one and by eight threads."""
     if step.device == "cpu":
         raise Skipped("host memory has no pinned memory")
-    for name, rate in step.client("ceilings", step.size(8 * GIB, 64 * MIB), model(step)).items():
-        step.measured(name, rate, "GB/s")
+    size = step.size(8 * GIB, 64 * MIB)
+    for name, rate in step.client("ceilings", size, model(step)).items():
+        step.measured(name, rate, "GB/s", note=f"{size >> 20} MiB")
 
 
-def bench(step: Step, path: Path, what: str) -> None:
+def bench(step: Step, path: Path, what: str) -> float:
+    """The ceiling of a load from the page cache, in GB/s."""
     found = step.gpu_json("bench", "--device", step.device, "--rounds", step.size(3, 1), path)
     rates = found["bytes_per_second"]
     load = rates.pop("load")
     name, ceiling = next(iter(rates.items()))
     step.measured(what, load / 1e9, "GB/s", ceiling / 1e9,
-                  f"{found['workers']} workers; the ceiling: {name}; median ratio "
-                  f"{found['ratio']:.2f}")
+                  f"{found['bytes'] >> 20} MiB; {found['workers']} workers; the ceiling: {name}; "
+                  f"median ratio {found['ratio']:.2f}")
+    return ceiling / 1e9
 
 
 def timed_load(step: Step, path: Path, what: str, ceiling: float | None = None) -> None:
@@ -68,10 +73,10 @@ def plain_read(path: Path) -> float:
 def load(step: Step) -> None:
     """4 GiB from the page cache and from the disk."""
     path = model(step)
-    bench(step, path, "load, warm (bench)")
+    bus = bench(step, path, "load, warm (bench)")
     with Holder(step):
-        timed_load(step, path, "the first load of a holder, warm")
-        timed_load(step, path, "the second load, warm")
+        timed_load(step, path, "the first load of a holder, warm", bus)
+        timed_load(step, path, "the second load, warm", bus)
         checkpoints.cool(path)
         ceiling = plain_read(path)
         checkpoints.cool(path)
@@ -112,26 +117,27 @@ def loaders(step: Step) -> None:
     """The same file by stfs and by the loaders of others, each in a new process."""
     path = model(step)
     size = path.stat().st_size / 1e9
+    bus = bench(step, path, "load, warm (bench)")
     with Holder(step):
         for _ in range(2):  # the first one starts the copier
             found = step.client("rate", path, "stfs", with_torch(step))
             step.gpu("evict", "--all")
-        step.measured("stfs", size / found["seconds"], "GB/s", note=f"{with_torch(step)} PyTorch")
-        ours = size / found["seconds"]
+    ours = size / found["seconds"]
+    mib = f"{path.stat().st_size >> 20} MiB"
+    step.measured("stfs", ours, "GB/s", bus, f"{mib}; {with_torch(step)} PyTorch")
     for name, library in (("load_file", "safetensors"), ("safe_open", "safetensors"),
                           ("fastsafetensors", "fastsafetensors")):
         try:
             need(step, "torch")
             need(step, library)
             found = step.client("rate", path, name, "with")
+            rate = size / found["seconds"]
+            step.measured(name, rate, "GB/s", bus, f"{mib}; {library} {found['version']}; "
+                          f"stfs is {ours / rate:.1f} times as fast")
         except Skipped as why:
             step.row(name, "skipped", str(why))
-        except Failed as why:
+        except Exception as why:  # of one loader; the others still run
             step.row(name, "skipped", f"it fails: {why}")
-        else:
-            rate = size / found["seconds"]
-            step.measured(name, rate, "GB/s",
-                          note=f"{library} {found['version']}; stfs is {ours / rate:.1f} times as fast")
 
 
 def acquire(step: Step) -> None:
