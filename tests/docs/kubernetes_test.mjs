@@ -164,8 +164,9 @@ function* about_command(container, words, work) {
     env: { PATH: process.env.PATH, HF_HUB_OFFLINE: '1', STFS_CACHE: join(work, 'cache'), HOME: work,
       AWS_REGION: 'eu-central-1', AWS_ACCESS_KEY_ID: 'AKID', AWS_SECRET_ACCESS_KEY: 'secret', AWS_EC2_METADATA_DISABLED: 'true' },
   });
-  // 4: nothing is handed over here; 5: there is no GPU.
-  const expected = is_handed ? [4] : name === 'stfs-gpu' ? [3, 5] : [3];
+  // 4: nothing is handed over here, or nothing can be mounted; 5: there is no GPU.
+  const is_refused = is_handed || (name === 'stfs' && !existsSync('/dev/fuse'));
+  const expected = is_refused ? [4] : name === 'stfs-gpu' ? [3, 5] : [3];
   if (!expected.includes(done.status)) yield `${container.name}: ${words.join(' ')}: exit status ${done.status}: ${done.stderr}`;
 }
 
