@@ -132,6 +132,7 @@ function* about_variables(container, secret) {
     if (!kOthers.includes(name) && !new RegExp(`^\\.It Ev .*\\b${name}\\b|^\\.Ev ${name}\\b`, 'm').test(pages)) yield `${container.name}: no page names ${name}`;
     const key = valueFrom?.secretKeyRef;
     if (key && (key.name !== secret.metadata.name || !(key.key in secret.stringData))) yield `${container.name}: secret.yaml has no ${key.name}/${key.key}`;
+    if (key && key.optional !== true) yield `${container.name}: ${key.key} is not optional`;
     if (/TOKEN|SECRET|KEY/.test(name) && !key) yield `${container.name}: ${name} is not from a secret`;
   }
 }
@@ -219,6 +220,7 @@ const kPlanted = [
   ['gpu.yaml', 'sizeLimit: 100Gi', 'sizeLimit: 80Gi', 'the cache may grow over sizeLimit'],
   ['memory.yaml', 'name: STFS_CACHE', 'name: STFS_CACHES', 'no page names STFS_CACHES'],
   ['memory.yaml', 'key: HF_TOKEN', 'key: HF_TOKENS', 'secret.yaml has no stfs/HF_TOKENS'],
+  ['memory.yaml', '              optional: true\n', '', 'HF_TOKEN is not optional'],
   ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a right without its reason'],
   ['sidecar.yaml', 'privileged: true ', 'privileged: false ', 'only a privileged container may have Bidirectional'],
   ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'beside a right that needs it'],
