@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -65,7 +66,8 @@ std::string with_advice(const std::string& message) {
 }
 
 // read(2) of what poll(2) has seen: -EINTR if it is gone. The descriptor itself must wait: its
-// flags are those of the other server's, too. Other threads block SIGALRM.
+// flags are those of the other server's, too. Other threads block SIGALRM. A read that waits at all
+// is too late, and takes the next request from the other server: it waits for a millisecond.
 ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   struct sigaction action {};
   action.sa_handler = [](int) {};  // without SA_RESTART
@@ -76,8 +78,8 @@ ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   sigaddset(&alarm, SIGALRM);
   sigset_t mask;
   ::pthread_sigmask(SIG_UNBLOCK, &alarm, &mask);
-  const itimerval every_second{{1, 0}, {1, 0}};  // the first one may come before read(2)
-  ::setitimer(ITIMER_REAL, &every_second, nullptr);
+  const itimerval soon_and_again{{0, 1000}, {0, 1000}};  // the first one may come before read(2)
+  ::setitimer(ITIMER_REAL, &soon_and_again, nullptr);
   const ssize_t n = ::read(device, buffer.data(), buffer.size());
   const int error = errno;
   const itimerval never{};
@@ -85,6 +87,15 @@ ssize_t read_at_once(int device, std::span<std::byte> buffer) {
   ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   ::sigaction(SIGALRM, &before, nullptr);
   return n < 0 ? -error : n;
+}
+
+// Returns a request to the server that serves: the kernel sends it again, or its reader gets EIO.
+void give_back(int device, const fuse_in_header& request) {
+  if (resend_unanswered(device)) return;
+  const bool wants_answer = request.opcode != FUSE_FORGET && request.opcode != FUSE_BATCH_FORGET &&
+                            request.opcode != FUSE_INTERRUPT;
+  const fuse_out_header failure{sizeof failure, -EIO, request.unique};
+  if (wants_answer && ::write(device, &failure, sizeof failure) < 0) return;  // the reader has gone
 }
 
 }  // namespace
@@ -201,7 +212,13 @@ void Mount::read_handshake() {
       is_handed_over_ ? read_at_once(device, handshake_) : read_request(device, handshake_);
   // EINTR: another server took it after poll(2). EINVAL: after the handshake the kernel wants
   // larger buffers, and keeps the request for its server.
-  if (is_handed_over_ && (n == -EINTR || n == -EINVAL)) {
+  bool is_too_late = is_handed_over_ && (n == -EINTR || n == -EINVAL);
+  if (fuse_in_header header{}; is_handed_over_ && n >= static_cast<ssize_t>(sizeof header)) {
+    std::memcpy(&header, handshake_.data(), sizeof header);
+    is_too_late = header.opcode != FUSE_INIT;
+    if (is_too_late) give_back(device, header);
+  }
+  if (is_too_late) {
     throw Error(ErrorCode::kMountFailed, mountpoint_, "another process serves this mount");
   }
   if (n < 0) throw_errno(ErrorCode::kMountFailed, mountpoint_, "handshake", static_cast<int>(-n));

@@ -41,6 +41,12 @@ ssize_t read_request(int device, std::span<std::byte> buffer) {
   }
 }
 
+bool resend_unanswered(int device) {
+  constexpr int kNotifyResend = 7;  // FUSE_NOTIFY_RESEND, in <linux/fuse.h> of version 7.40
+  const fuse_out_header again{sizeof again, kNotifyResend, 0};
+  return ::write(device, &again, sizeof again) >= 0;
+}
+
 RequestLoop::RequestLoop(int device, const Limits& limits, Answer answer)
     : device_(device),
       limits_(limits),

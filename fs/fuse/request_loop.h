@@ -28,6 +28,10 @@ namespace stfs {
 // after an unmount. A cancellation point (pthreads(7)), so not noexcept.
 ssize_t read_request(int device, std::span<std::byte> buffer);
 
+// Asks the kernel to send again what was read and not answered (FUSE_NOTIFY_RESEND). False before
+// Linux 6.9, and after an unmount.
+bool resend_unanswered(int device);
+
 class RequestLoop {
  public:
   struct Limits {

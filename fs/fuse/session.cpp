@@ -30,7 +30,6 @@ unsigned busy_threads() { return std::clamp(std::thread::hardware_concurrency(),
 
 // Version 7.40 of the FUSE protocol (Linux 6.9), named as in <linux/fuse.h> there.
 constexpr std::uint64_t kHasResend = 1ULL << 39;      // FUSE_HAS_RESEND
-constexpr int kNotifyResend = 7;                      // FUSE_NOTIFY_RESEND
 constexpr std::uint64_t kWasSentBefore = 1ULL << 63;  // FUSE_UNIQUE_RESEND
 // Version 7.45 (Linux 6.18).
 constexpr int kNotifyPrune = 9;  // FUSE_NOTIFY_PRUNE
@@ -110,8 +109,7 @@ void Session::take_over(bool refuse) {
   if (const int error = fuse_session_custom_io(session_, &io, fuse_session_fd(session_))) {
     throw_errno(ErrorCode::kMountFailed, mount_.mountpoint(), "supervise", -error);
   }
-  const fuse_out_header again{sizeof again, kNotifyResend, 0};
-  if (::write(fuse_session_fd(session_), &again, sizeof again) < 0) return;  // unmounted
+  if (!resend_unanswered(fuse_session_fd(session_))) return;  // unmounted
   if (refuse) refuse_what_was_sent_before();
 }
 

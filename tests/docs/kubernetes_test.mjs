@@ -132,6 +132,7 @@ function* about_variables(container, secret) {
     if (!kOthers.includes(name) && !new RegExp(`^\\.It Ev .*\\b${name}\\b|^\\.Ev ${name}\\b`, 'm').test(pages)) yield `${container.name}: no page names ${name}`;
     const key = valueFrom?.secretKeyRef;
     if (key && (key.name !== secret.metadata.name || !(key.key in secret.stringData))) yield `${container.name}: secret.yaml has no ${key.name}/${key.key}`;
+    if (key && key.optional !== true) yield `${container.name}: ${key.key} is not optional`;
     if (/TOKEN|SECRET|KEY/.test(name) && !key) yield `${container.name}: ${name} is not from a secret`;
   }
 }
@@ -164,8 +165,9 @@ function* about_command(container, words, work) {
     env: { PATH: process.env.PATH, HF_HUB_OFFLINE: '1', STFS_CACHE: join(work, 'cache'), HOME: work,
       AWS_REGION: 'eu-central-1', AWS_ACCESS_KEY_ID: 'AKID', AWS_SECRET_ACCESS_KEY: 'secret', AWS_EC2_METADATA_DISABLED: 'true' },
   });
-  // 4: nothing is handed over here; 5: there is no GPU.
-  const expected = is_handed ? [4] : name === 'stfs-gpu' ? [3, 5] : [3];
+  // 4: nothing is handed over here, or nothing can be mounted; 5: there is no GPU.
+  const is_refused = is_handed || (name === 'stfs' && !existsSync('/dev/fuse'));
+  const expected = is_refused ? [4] : name === 'stfs-gpu' ? [3, 5] : [3];
   if (!expected.includes(done.status)) yield `${container.name}: ${words.join(' ')}: exit status ${done.status}: ${done.stderr}`;
 }
 
@@ -218,6 +220,7 @@ const kPlanted = [
   ['gpu.yaml', 'sizeLimit: 100Gi', 'sizeLimit: 80Gi', 'the cache may grow over sizeLimit'],
   ['memory.yaml', 'name: STFS_CACHE', 'name: STFS_CACHES', 'no page names STFS_CACHES'],
   ['memory.yaml', 'key: HF_TOKEN', 'key: HF_TOKENS', 'secret.yaml has no stfs/HF_TOKENS'],
+  ['memory.yaml', '              optional: true\n', '', 'HF_TOKEN is not optional'],
   ['sidecar.yaml', 'privileged: true                  # Kubernetes permits Bidirectional to no other', 'privileged: true', 'a right without its reason'],
   ['sidecar.yaml', 'privileged: true ', 'privileged: false ', 'only a privileged container may have Bidirectional'],
   ['device-plugin.yaml', 'allowPrivilegeEscalation: true ', 'allowPrivilegeEscalation: false ', 'beside a right that needs it'],

@@ -192,7 +192,7 @@ TEST_F(Limits, SixtyFourMegabytesAreEnoughForACheckpointOfTwoGigabytes) {
   }
 
   const Outcome mounted =
-      sh(R"(echo $$ >"$1"; exec "$2" "$3" "$4")",
+      sh(R"(echo $$ >"$1" && exec "$2" "$3" "$4")",
          {group.processes(), STFS_BINARY, dir_ / "m.safetensors", new_directory("mnt")});
   ASSERT_EQ(mounted.status, 0) << mounted.err;
   std::vector<std::thread> readers;

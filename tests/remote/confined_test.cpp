@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
@@ -61,19 +62,32 @@ class Confined : public HandOver {
             "--no-new-privs",
             "--bounding-set=-all"};
   }
-  // The processes of stfs that serve, not what started them. The supervisor is the first.
-  std::vector<pid_t> servers() const {
+  // The value of a line of /proc/PID/status; empty if the process has ended.
+  static std::string status_of(pid_t pid, const std::string& name) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with(name + ":\t")) return line.substr(name.size() + 2);
+    }
+    return "";
+  }
+  // The processes of stfs that serve, not what started them.
+  static std::vector<pid_t> servers() {
     std::vector<pid_t> found = processes_with(kUrl);
-    std::erase_if(found, [](pid_t pid) {
-      return sh(R"(cat "/proc/$1/comm")", {std::to_string(pid)}).out != "stfs\n";
-    });
+    std::erase_if(found, [](pid_t pid) { return status_of(pid, "Name") != "stfs"; });
     return found;
   }
-  // Kills the worker, once there is one.
-  void kill_worker() const {
-    std::vector<pid_t> all;
-    ASSERT_TRUE(eventually([&] { return (all = servers()).size() == 2; }));
-    ASSERT_EQ(::kill(all.back(), SIGKILL), 0);
+  // Kills the worker, once there is one: the server whose parent is a server.
+  static void kill_worker() {
+    pid_t worker = 0;
+    ASSERT_TRUE(eventually([&] {
+      const std::vector<pid_t> all = servers();
+      for (const pid_t pid : all) {
+        const pid_t parent = std::atoi(status_of(pid, "PPid").c_str());
+        if (std::ranges::find(all, parent) != all.end()) worker = pid;
+      }
+      return worker != 0;
+    }));
+    ASSERT_EQ(::kill(worker, SIGKILL), 0);
   }
 
   const Tensor small_ = random_tensor("small", "U8", {1000}, 1);
@@ -167,7 +181,7 @@ TEST_F(Confined, StreamsInSixtyFourMebibytes) {
     const MemoryGroup group(dir_.path().filename(), 64 * kMebibyte);
     if (!group.missing().empty()) GTEST_SKIP() << group.missing();
     mount();
-    std::vector<std::string> argv{"bash", "-c", R"(echo $$ >"$0"; exec "$@")", group.processes()};
+    std::vector<std::string> argv{"bash", "-c", R"(echo $$ >"$0" && exec "$@")", group.processes()};
     for (const std::string& word : serving(as_user("65534"), options)) argv.push_back(word);
     Process server(argv);
     release();
