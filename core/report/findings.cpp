@@ -174,6 +174,7 @@ class Findings {
       group.push_back(i);
     }
     std::vector<Positions> groups;
+    groups.reserve(by_first.size());
     for (auto& [first, group] : by_first) groups.push_back(std::move(group));
     const auto bytes_of = [&](const Positions& group) {
       return report_.tensors[group.front()].bytes * (group.size() - 1);
