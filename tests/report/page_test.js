@@ -20,8 +20,8 @@ if (!chromium) skip('no Chromium: install Debian\'s package chromium');
 let puppeteer;
 try {
   puppeteer = require(process.env.STFS_PUPPETEER || 'puppeteer-core');
-} catch {
-  skip('no puppeteer-core: tests/report/install_puppeteer installs it, and STFS_PUPPETEER names it');
+} catch (error) {
+  skip(`no puppeteer-core (${error.message}): tests/report/install_puppeteer installs it, and STFS_PUPPETEER names it`);
 }
 
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-page-'));
@@ -342,7 +342,7 @@ const tests = {
 
 (async () => {
   browser = await puppeteer.launch({
-    executablePath: chromium, headless: true, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
+    executablePath: chromium, headless: true, pipe: true, env: { ...process.env, HOME: folder }, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
     userDataDir: path.join(folder, 'profile'),
     args: ['--disable-gpu', '--disable-dev-shm-usage', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
@@ -364,4 +364,4 @@ const tests = {
 })().catch((error) => {
   console.log(error.stack);
   process.exitCode = 1;
-}).finally(() => fs.rmSync(folder, { recursive: true, force: true }));
+}).finally(() => fs.rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 }));
