@@ -264,6 +264,26 @@ TEST_F(ReportFile, SurvivesAWorkerUnderASupervisor) {
   expect_findings(read_file(path));
 }
 
+TEST_F(ReportFile, OfASourceThatChangedWhileOthersWereReadCannotBeRead) {
+  write_safetensors(dir_ / "z.safetensors", {random_tensor("z", "U8", {100'000}, 2)});
+  const FaultyDisk disk(dir_.path());
+  const Mounted mount({disk / "m.safetensors", disk / "z.safetensors"});
+  disk.fail_or_stall("stall", "z.safetensors", 90'000, 91'000);
+  const std::string path = mount / ".stfs/report.html";
+  int error = 0;
+  {
+    const std::jthread reader([&] {
+      std::string page;
+      error = read_range(path, 0, 100, page);
+    });
+    EXPECT_TRUE(disk.stalls(1));
+    const std::string before = read_file(source());
+    write_file(source(), before + "more");
+    disk.tell("release");
+  }
+  EXPECT_EQ(error, ESTALE);
+}
+
 TEST_F(ReportFile, OfAChangedSourceCannotBeOpened) {
   const Mounted mount({source()});
   const std::string path = mount / ".stfs/report.html";

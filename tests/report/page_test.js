@@ -182,6 +182,15 @@ const tests = {
       await page.focus('.experts canvas');
       await page.keyboard.press('ArrowDown');
       assert.match(await text(page, '.experts .readout'), /^expert 1, layer 0: RMS/);
+      // A cell of the layers has its tensors alone: not those of layer 16 and others.
+      await page.$eval('#layers [title^="layer 6, mlp.experts.*.up_proj.weight"]', (cell) => cell.click());
+      await until(page, () => document.querySelector('#found').textContent === '512 of 100,000 tensors');
+      assert.match(await text(page, '#list tbody a'), /^model\.layers\.6\.mlp\.experts\.\d+\.up_proj/);
+      await page.type('#search input', 'experts.511.');
+      await until(page, () => document.querySelector('#found').textContent === '1 of 100,000 tensors');
+      await page.$eval('#found + button', (button) => button.click());
+      await until(page, () => document.querySelector('#found').textContent === '100,000 tensors');
+      assert.equal(await page.$eval('#found + button', (button) => button.hidden), true);
     });
   },
 
@@ -303,6 +312,7 @@ const tests = {
       for (let i = 0; i < names.length; ++i) {
         await page.goto(page_of('hostile') + '#t' + i);
         await until(page, (name) => document.querySelector('#tensor-heading').textContent === name, names[i]);
+        assert.doesNotMatch(await text(page, '#facts'), /ValuesNaN|\(NaN/);
       }
       for (const box of await page.$$('.box')) assert.ok(await box.evaluate((element) => element.getAttribute('aria-label')));
     });
@@ -334,6 +344,7 @@ const tests = {
       assert.equal((await page.$$('#changes tbody td')).length, 32 * 9);
       await page.click('#changes .switch button:nth-child(2)');
       await until(page, () => /%$/.test(document.querySelector('#changes td').textContent));
+      assert.equal(await page.$eval('#changes [title^="layer 3, mlp.up_proj.weight"]', (cell) => cell.textContent), '>99.9 %');
       await page.click('#list th.distance button');
       assert.equal(await page.$eval('#list th.distance', (th) => th.getAttribute('aria-sort')), 'descending');
     });
