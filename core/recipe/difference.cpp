@@ -51,7 +51,7 @@ void add_largest(ValueDifference& found, double largest, std::uint64_t place) {
 }  // namespace
 
 std::optional<double> ValueDifference::distance() const {
-  if (squares == 0) return 0;
+  if (squares == 0) return largest == 0 ? std::optional(0.0) : std::nullopt;
   if (norm == 0 || !std::isfinite(squares) || !std::isfinite(norm)) return std::nullopt;
   return std::sqrt(squares) / std::sqrt(norm);
 }

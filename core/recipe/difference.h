@@ -35,7 +35,7 @@ struct ValueDifference {
   double norm = 0;                  // sum of b^2
 
   // |a - b| / |b| in Frobenius norms; nullopt where |b| is 0 and a is not, or where a sum of
-  // squares overflows binary64.
+  // squares overflows binary64 or vanishes in it.
   std::optional<double> distance() const;
   double equal_share() const;  // 1 without elements
 };

@@ -255,6 +255,7 @@ class Collector {
       std::vector<std::uint32_t> odd = odd_tensors(report_);
       std::ranges::sort(odd, {}, [&](std::uint32_t i) { return order_[i]; });
       for_tensors(odd, [&](std::uint32_t i, unsigned threads) { read_picture(i, threads); });
+      add_findings(report_, checkpoint_.missing(), unreadable_there_);  // of what failed just now
     }
     return is_stopped() ? EINTR : 0;
   }
@@ -286,15 +287,16 @@ class Collector {
     }
     std::optional<Content> other_content;
     std::optional<DifferenceSink> differences;
-    if (other && begin_difference(tensor, *other, *shown.difference)) {
+    if (other && begin_difference(i, tensor, *other, *shown.difference)) {
       other_content.emplace(other->content());
       differences.emplace(*other_content, other->dtype, options);
       sinks.add(*differences);
     }
+    if (!shown.failure.empty()) return;
     ValueStats stats;
     const int error = value_stats(tensor.content(), tensor.dtype, options, stats, {&sinks});
     if (error != 0) {
-      if (error != EINTR) shown.failure = failure_of(tensor, error);
+      fail(i, error);
       const bool is_unknown = differences && shown.difference->kind == Difference::Kind::kEqual;
       if (is_unknown) shown.difference->kind = Difference::Kind::kValues;
       return;
@@ -304,6 +306,23 @@ class Collector {
     if (differences) end_difference(i, *other, *differences, *shown.difference);
   }
 
+  // Of a tensor that cannot be read, the report shows no number.
+  void fail(std::uint32_t i, int error) {
+    if (is_stopped()) return;
+    ReportTensor& shown = report_.tensors[i];
+    shown.failure = failure_of(checkpoint_.tensor(order_[i]), error);
+    shown.stats.reset();
+    shown.histogram.reset();
+    shown.thumbnail.reset();
+    shown.equal_to.reset();
+  }
+
+  void fail_there(std::uint32_t i, const Tensor& other, int error) {
+    if (is_stopped()) return;
+    const std::lock_guard lock(mutex_);
+    unreadable_there_.emplace(i, failure_of(other, error));
+  }
+
   void read_picture(std::uint32_t i, unsigned threads) {
     const Tensor tensor = checkpoint_.tensor(order_[i]);
     ReportTensor& shown = report_.tensors[i];
@@ -311,11 +330,16 @@ class Collector {
     Sinks sinks;
     Picture picture(tensor, threads, memory_, sinks);
     const PassOptions options{.stop = options_.stop, .threads = threads};
-    if (see_values(tensor.content(), tensor.dtype, options, {&sinks}) == 0) picture.fill(shown);
+    if (const int error = see_values(tensor.content(), tensor.dtype, options, {&sinks})) {
+      fail(i, error);
+    } else {
+      picture.fill(shown);
+    }
   }
 
   // Whether values must be compared; else `difference` is complete.
-  bool begin_difference(const Tensor& tensor, const Tensor& other, Difference& difference) {
+  bool begin_difference(std::uint32_t i, const Tensor& tensor, const Tensor& other,
+                        Difference& difference) {
     const bool has_equal_shape = std::ranges::equal(tensor.shape, other.shape);
     const bool has_equal_type = tensor.dtype == other.dtype;
     difference.kind = !has_equal_shape  ? Difference::Kind::kShape
@@ -326,7 +350,7 @@ class Collector {
         has_equal_shape && has_equal_type && are_same_bytes(tensor.locator, other.locator);
     if (has_equal_shape && !is_equal && tensor.elements() > 0) {
       if (has_values(tensor.dtype) && has_values(other.dtype)) return true;
-      if (has_equal_type) compare_bytes(tensor, other, difference);
+      if (has_equal_type) compare_bytes(i, tensor, other, difference);
       return false;
     }
     if (has_equal_shape) {
@@ -338,11 +362,14 @@ class Collector {
     return false;
   }
 
-  void compare_bytes(const Tensor& tensor, const Tensor& other, Difference& difference) {
+  void compare_bytes(std::uint32_t i, const Tensor& tensor, const Tensor& other,
+                     Difference& difference) {
     std::optional<std::uint64_t> at;
     bool is_in_b = false;
     const int error = first_difference(tensor.content(), other.content(), options_, at, is_in_b);
     if (error != 0 || at) difference.kind = Difference::Kind::kValues;
+    if (error != 0 && is_in_b) fail_there(i, other, error);
+    if (error != 0 && !is_in_b) fail(i, error);
   }
 
   void end_difference(std::uint32_t i, const Tensor& other, const DifferenceSink& differences,
@@ -352,17 +379,16 @@ class Collector {
       if (difference.kind == Difference::Kind::kEqual) {
         difference.kind = Difference::Kind::kValues;
       }
-      if (error == EINTR) return;
-      const std::lock_guard lock(mutex_);
-      unreadable_there_.emplace(i, failure_of(other, error));
+      fail_there(i, other, error);
       return;
     }
     const bool is_equal = values.equal == values.elements;
     if (!is_equal && difference.kind == Difference::Kind::kEqual) {
       difference.kind = Difference::Kind::kValues;
     }
-    difference.distance = values.distance();
     difference.equal = values.equal_share();
+    if (values.unlike > 0) return;
+    difference.distance = values.distance();
     difference.largest = values.largest;
   }
 
@@ -393,7 +419,10 @@ class Collector {
     for_tensors(candidates, [&](std::uint32_t i, unsigned) {
       std::string hex;
       const Tensor tensor = checkpoint_.tensor(order_[i]);
-      if (sha256(tensor.content(), options_.stop, hex) != 0) return;
+      if (const int error = sha256(tensor.content(), options_.stop, hex)) {
+        fail(i, error);
+        return;
+      }
       const std::lock_guard lock(mutex_);
       digests.emplace(i, std::move(hex));
     });

@@ -243,6 +243,7 @@ std::optional<Measures> measures_of(const ReportTensor& tensor) {
 void add_findings(Report& report, std::span<const MissingTensor> missing,
                   const std::map<std::uint32_t, std::string>& unreadable_there) {
   using Kind = Finding::Kind;
+  report.findings.clear();
   Findings findings(report);
   findings.add_unreadable(unreadable_there);
   findings.add_missing(missing);

@@ -20,6 +20,7 @@ namespace stfs::markup {
 namespace {
 
 constexpr std::size_t kMostFindings = 500;  // lines; of each kind
+constexpr std::size_t kMostRows = 2000;     // of files, and of removed tensors
 constexpr std::size_t kMostLinks = 8;       // of one finding
 
 // --- the content security policy
@@ -104,7 +105,6 @@ std::string details(const std::string& summary, const std::string& html) {
 }
 
 std::string what(const Report& report) {
-  constexpr std::size_t kMostFiles = 2000;
   std::string facts = item("Format", escaped(report.format));
   for (const std::string& source : report.sources) {
     facts += item("Source", "<bdi>" + escaped(shortened(source, 2000)) + "</bdi>");
@@ -120,13 +120,13 @@ std::string what(const Report& report) {
   }
   if (!report.files.empty()) {
     std::string rows;
-    for (std::size_t i = 0; i < std::min(report.files.size(), kMostFiles); ++i) {
+    for (std::size_t i = 0; i < std::min(report.files.size(), kMostRows); ++i) {
       rows += "<tr><td class=\"n\">" + std::to_string(i + 1) + "<td>" +
               name_of(report.files[i].name) + "<td class=\"n\">" +
               human_bytes(report.files[i].bytes) + "\n";
     }
-    if (report.files.size() > kMostFiles) {
-      rows += "<tr><td><td>and " + grouped(report.files.size() - kMostFiles) + " more<td>\n";
+    if (report.files.size() > kMostRows) {
+      rows += "<tr><td><td>and " + grouped(report.files.size() - kMostRows) + " more<td>\n";
     }
     html +=
         details(counted(report.files.size(), "file"),
@@ -230,9 +230,13 @@ std::string difference(const Report& report) {
   html += "<li><b>" + grouped(report.removed.size()) + "</b> removed</li>\n</ul>\n";
   if (!report.removed.empty()) {
     std::string rows;
-    for (const Report::Removed& removed : report.removed) {
+    for (std::size_t i = 0; i < std::min(report.removed.size(), kMostRows); ++i) {
+      const Report::Removed& removed = report.removed[i];
       rows += "<tr><td>" + name_of(removed.name) + "<td>" + escaped(removed.type) + "<td>" +
               shape_text(removed.shape) + "<td class=\"n\">" + human_bytes(removed.bytes) + "\n";
+    }
+    if (report.removed.size() > kMostRows) {
+      rows += "<tr><td>and " + grouped(report.removed.size() - kMostRows) + " more<td><td><td>\n";
     }
     html += details(counted(report.removed.size(), "removed tensor"),
                     "<div class=\"wide\"><table class=\"plain\"><thead><tr>" + heading("Name") +

@@ -33,6 +33,18 @@ std::string change_text(const Difference& difference) {
   return "";
 }
 
+// Bytes of each tensor of which all together have `total`.
+std::size_t part_of(std::size_t total, const Report& report, std::size_t least, std::size_t most) {
+  return std::clamp(total / std::max<std::size_t>(report.tensors.size(), 1), least, most);
+}
+std::size_t most_name(const Report& report) { return part_of(8'000'000, report, 60, 400); }
+
+// Only of equal tensors a 1.
+std::string share(double share, int digits) {
+  const std::string text = number(share, digits);
+  return share < 1 && text == "1" ? number(std::min(share, 0.9999), 4) : text;
+}
+
 std::string notes_of(const Report& report, const ReportTensor& tensor) {
   std::string notes;
   const auto add = [&notes](const std::string& note) {
@@ -43,7 +55,7 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
   if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
   if (!tensor.quantised.empty()) add(tensor.quantised);
   if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
-    add("equal to " + printable(shortened(report.tensors[*tensor.equal_to].name)));
+    add("equal to " + fitted(printable(report.tensors[*tensor.equal_to].name), 60));
   }
   return notes;
 }
@@ -165,7 +177,7 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
       cell(x ? number(*x, precision) : "");
     };
     row = is_linked[i] ? "<tr id=\"t" + std::to_string(i) + "\">" : "<tr>";
-    cell(name_of(tensor.name));
+    cell(html_of(fitted(printable(tensor.name), most_name(report))));
     cell(escaped(tensor.type));
     cell(shape_text(tensor.shape));
     cell(std::to_string(tensor.bytes));
@@ -177,9 +189,11 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
     cell(tensor.stats ? std::to_string(stats.zeros) : "");
     if (report.against) {
       const Difference difference = tensor.difference.value_or(Difference{});
-      cell(tensor.difference ? escaped(shortened(change_text(difference))) : "");
+      cell(tensor.difference
+               ? html_of(fitted(printable(change_text(difference)), most_name(report)))
+               : "");
       value(difference.distance, digits - 1);
-      value(difference.equal, digits - 1);
+      cell(difference.equal ? share(*difference.equal, digits - 1) : "");
       value(difference.largest, digits - 1);
     }
     if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
@@ -191,11 +205,11 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
 }
 
 std::string data_json(const Report& report, const std::vector<Column>& columns) {
-  constexpr std::size_t kMostPath = 4096;
+  const std::size_t most_path = part_of(16'000'000, report, 160, 4096);
   const auto list = [](std::string& json, const std::string& entry) {
     json += (json.empty() ? "" : ",\n") + entry;
   };
-  std::string keys, files, nan, inf, equal, paths, pictures;
+  std::string keys, files, nan, inf, equal, elements, paths, pictures;
   // Of so many tensors, the odd ones may be too many for a page under 20 MB.
   const bool is_small = report.tensors.size() > Report::kMostPictured;
   for (const Column& column : columns) list(keys, json_text(column.key));
@@ -207,12 +221,19 @@ std::string data_json(const Report& report, const std::vector<Column>& columns) 
     if (tensor.stats && tensor.stats->inf > 0) list(inf, index + std::to_string(tensor.stats->inf));
     if (tensor.equal_to) list(equal, index + std::to_string(*tensor.equal_to));
     const std::string path = url_path(tensor.path);
-    if (path != tensor.name && path.size() <= kMostPath) list(paths, index + json_text(path));
+    if (path.size() > most_path) {
+      list(paths, index + "null");
+    } else if (path != tensor.name || path.size() > most_name(report)) {
+      list(paths, index + json_text(path));
+    }
+    if (tensor.shape.size() > kMostDimensions) {
+      list(elements, index + std::to_string(tensor.elements));
+    }
     if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i, is_small));
   }
   return "{\"keys\":[" + keys + "],\n\"files\":[" + files + "],\n\"nan\":{" + nan +
-         "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"paths\":{" + paths +
-         "},\n\"pictures\":[" + pictures + "]}";
+         "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"elements\":{" + elements +
+         "},\n\"paths\":{" + paths + "},\n\"pictures\":[" + pictures + "]}";
 }
 
 }  // namespace stfs::markup

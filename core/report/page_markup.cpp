@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 namespace stfs::markup {
 
@@ -52,6 +53,15 @@ std::string shortened(std::string_view text, std::size_t most) {
 
 std::string name_of(std::string_view name) { return escaped(shortened(name)); }
 
+std::string fitted(std::string_view text, std::size_t most) {
+  for (std::size_t bytes = most;;) {
+    std::string part = shortened(text, bytes);
+    const std::size_t escaped = html_of(part).size();
+    if (bytes < 8 || escaped <= most + 3) return part;  // 3: the ellipsis
+    bytes = bytes * most / escaped;
+  }
+}
+
 std::string json_text(std::string_view text) {
   std::string out;
   for (const char c : json_string(printable(text))) {
@@ -86,8 +96,13 @@ std::string human_count(std::uint64_t count) {
 }
 
 std::string number(double value, int digits) {
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  // Near the largest double, fewer digits may be more than it.
+  if (std::isinf(std::strtod(text.data(), nullptr))) {
+    std::snprintf(text.data(), text.size(), "%.17g", value);
+  }
   return text.data();
 }
 
@@ -96,7 +111,6 @@ std::string json_number(double value, int digits) {
 }
 
 std::string shape_text(std::span<const std::uint64_t> shape) {
-  constexpr std::size_t kMostDimensions = 16;
   std::string text;
   for (const std::uint64_t dim : shape.first(std::min(shape.size(), kMostDimensions))) {
     text += (text.empty() ? "" : "×") + std::to_string(dim);

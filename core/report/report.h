@@ -32,8 +32,9 @@ struct Difference {
   Kind kind = Kind::kEqual;  // kType: another type; its values are compared all the same
   std::string was;           // type and shape in the other one, where these differ
   // Only where the shapes are equal and both have values: |a - b| / |b|, in Frobenius norms (b is
-  // the other one's; nullopt where |b| is 0 and a is not), the share of equal elements in [0, 1],
-  // and the largest |a - b|. Elements that are finite in both count; NaN equals NaN.
+  // the other one's; nullopt as ValueDifference::distance() is), the share of equal elements in
+  // [0, 1], and the largest |a - b|. NaN equals NaN. Where a value that is not finite differs,
+  // nothing says how far: no distance and no largest.
   std::optional<double> distance, equal, largest;
 };
 

@@ -45,8 +45,11 @@ int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::str
       const int changed = verify_all(file);
       return changed != 0 ? changed : EIO;
     }
+    if (!tensor.stats) return EIO;
     file.kept->keep(*checkpoint.find(tensor.name), *tensor.stats);
   }
+  // Some tensors were read a second time, after others.
+  if (const int changed = verify_all(file)) return changed;
   text = report_page(report);
   return 0;
 }

@@ -2,6 +2,7 @@
 // shell read it.
 #include "tests/mount/info_tool.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/faulty_disk.h"
 #include "tests/support/files.h"
 #include "tests/support/mounted.h"
 #include "tests/support/process.h"
@@ -109,6 +110,44 @@ TEST_F(InfoReport, OfWhatCannotBeReadIsOneLineAndNoFile) {
   expect_one_line(info({"report", file}), 2, "-o");
   expect_one_line(info({"report", file, "--against", dir_ / "gone", "-o", page}), 3, "gone");
   EXPECT_FALSE(fs::exists(page));
+}
+
+TEST_F(InfoReport, NeverReplacesAFileThatItIsAbout) {
+  const std::string a = write("a", some_tensors());
+  const std::string b = write("b", some_tensors());
+  const std::string model = dir_ / "model";
+  fs::copy(test_data("sharded"), model, fs::copy_options::recursive);
+  fs::create_symlink(a, dir_ / "link");
+  std::vector<std::vector<std::string>> all{
+      {a, "-o", a}, {a, "-o", dir_ / "link"}, {b, "-o", b}, {a, "--against", b, "-o", b}};
+  for (const auto& entry : fs::directory_iterator(model)) {
+    const std::string name = entry.path().string();
+    const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json");
+    if (is_source) all.push_back({model, "-o", name});
+  }
+  EXPECT_GT(all.size(), 6U);
+  for (std::vector<std::string>& words : all) {
+    const std::string output = words.back();
+    const std::string before = read_file(output);
+    words.insert(words.begin(), "report");
+    expect_one_line(info(words), 2, "a file of the source: name another");
+    EXPECT_EQ(read_file(output), before) << output;
+  }
+}
+
+TEST_F(InfoReport, TheStatusSaysThatTheOtherCheckpointCannotBeRead) {
+  const std::string a = write("a", {random_tensor("x", "U8", {100'000}, 1)});
+  const TempDir there;
+  write_safetensors(there / "b.safetensors", {random_tensor("x", "U8", {100'000}, 2)});
+  const FaultyDisk disk(there.path());
+  disk.fail_or_stall("fail", "b.safetensors", 50'000, 60'000);
+
+  const Outcome result =
+      info({"report", a, "--against", disk / "b.safetensors", "-o", dir_ / "r.html"});
+
+  expect_one_line(result, 3, "1 of 1 tensors cannot be read: the report says why");
+  EXPECT_NE(read_file(dir_ / "r.html").find("1 tensor of the other checkpoint cannot be read"),
+            std::string::npos);
 }
 
 TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
@@ -223,6 +262,28 @@ TEST_F(ReportFile, SurvivesAWorkerUnderASupervisor) {
   EXPECT_EQ(again, first);
   ::close(fd);
   expect_findings(read_file(path));
+}
+
+TEST_F(ReportFile, OfASourceThatChangedWhileOthersWereReadCannotBeRead) {
+  const fs::path read_once = dir_ / "y.safetensors";  // no tensor of it is read a second time
+  write_safetensors(read_once, {random_tensor("y", "U8", {100}, 1)});
+  write_safetensors(dir_ / "z.safetensors", {random_tensor("z", "U8", {100'000}, 2)});
+  const FaultyDisk disk(dir_.path());
+  const Mounted mount({disk / "y.safetensors", disk / "z.safetensors"});
+  disk.fail_or_stall("stall", "z.safetensors", 90'000, 91'000);
+  const std::string path = mount / ".stfs/report.html";
+  int error = 0;
+  {
+    const std::jthread reader([&] {
+      std::string page;
+      error = read_range(path, 0, 100, page);
+    });
+    EXPECT_TRUE(disk.stalls(1));
+    const std::string before = read_file(read_once);
+    write_file(read_once, before + "more");
+    disk.tell("release");
+  }
+  EXPECT_EQ(error, ESTALE);
 }
 
 TEST_F(ReportFile, OfAChangedSourceCannotBeOpened) {

@@ -20,8 +20,8 @@ if (!chromium) skip('no Chromium: install Debian\'s package chromium');
 let puppeteer;
 try {
   puppeteer = require(process.env.STFS_PUPPETEER || 'puppeteer-core');
-} catch {
-  skip('no puppeteer-core: tests/report/install_puppeteer installs it, and STFS_PUPPETEER names it');
+} catch (error) {
+  skip(`no puppeteer-core (${error.message}): tests/report/install_puppeteer installs it, and STFS_PUPPETEER names it`);
 }
 
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-page-'));
@@ -182,6 +182,15 @@ const tests = {
       await page.focus('.experts canvas');
       await page.keyboard.press('ArrowDown');
       assert.match(await text(page, '.experts .readout'), /^expert 1, layer 0: RMS/);
+      // A cell of the layers has its tensors alone: not those of layer 16 and others.
+      await page.$eval('#layers [title^="layer 6, mlp.experts.*.up_proj.weight"]', (cell) => cell.click());
+      await until(page, () => document.querySelector('#found').textContent === '512 of 100,000 tensors');
+      assert.match(await text(page, '#list tbody a'), /^model\.layers\.6\.mlp\.experts\.\d+\.up_proj/);
+      await page.type('#search input', 'experts.511.');
+      await until(page, () => document.querySelector('#found').textContent === '1 of 100,000 tensors');
+      await page.$eval('#found + button', (button) => button.click());
+      await until(page, () => document.querySelector('#found').textContent === '100,000 tensors');
+      assert.equal(await page.$eval('#found + button', (button) => button.hidden), true);
     });
   },
 
@@ -303,6 +312,7 @@ const tests = {
       for (let i = 0; i < names.length; ++i) {
         await page.goto(page_of('hostile') + '#t' + i);
         await until(page, (name) => document.querySelector('#tensor-heading').textContent === name, names[i]);
+        assert.doesNotMatch(await text(page, '#facts'), /ValuesNaN|\(NaN/);
       }
       for (const box of await page.$$('.box')) assert.ok(await box.evaluate((element) => element.getAttribute('aria-label')));
     });
@@ -334,6 +344,7 @@ const tests = {
       assert.equal((await page.$$('#changes tbody td')).length, 32 * 9);
       await page.click('#changes .switch button:nth-child(2)');
       await until(page, () => /%$/.test(document.querySelector('#changes td').textContent));
+      assert.equal(await page.$eval('#changes [title^="layer 3, mlp.up_proj.weight"]', (cell) => cell.textContent), '>99.9 %');
       await page.click('#list th.distance button');
       assert.equal(await page.$eval('#list th.distance', (th) => th.getAttribute('aria-sort')), 'descending');
     });
@@ -342,7 +353,7 @@ const tests = {
 
 (async () => {
   browser = await puppeteer.launch({
-    executablePath: chromium, headless: true, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
+    executablePath: chromium, headless: true, pipe: true, env: { ...process.env, HOME: folder }, timeout: kPatience.timeout, protocolTimeout: kPatience.timeout,
     userDataDir: path.join(folder, 'profile'),
     args: ['--disable-gpu', '--disable-dev-shm-usage', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
@@ -364,4 +375,4 @@ const tests = {
 })().catch((error) => {
   console.log(error.stack);
   process.exitCode = 1;
-}).finally(() => fs.rmSync(folder, { recursive: true, force: true }));
+}).finally(() => fs.rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 }));

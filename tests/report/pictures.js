@@ -16,7 +16,7 @@ const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-pictures-'));
   const file = path.join(folder, 'page.html');
   fs.writeFileSync(file, execFileSync(make_page, ['model'], { maxBuffer: 1 << 30 }));
   const browser = await puppeteer.launch({
-    executablePath: '/usr/bin/chromium', headless: true, userDataDir: path.join(folder, 'profile'),
+    executablePath: '/usr/bin/chromium', headless: true, pipe: true, env: { ...process.env, HOME: folder }, userDataDir: path.join(folder, 'profile'),
     args: ['--disable-gpu', '--hide-scrollbars', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
   for (const scheme of ['light', 'dark']) {
@@ -28,4 +28,4 @@ const folder = fs.mkdtempSync(path.join(os.tmpdir(), 'stfs-pictures-'));
     await page.screenshot({ path: path.join(directory, `report-${scheme}.png`) });
   }
   await browser.close();
-})().finally(() => fs.rmSync(folder, { recursive: true, force: true }));
+})().finally(() => fs.rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 100 }));

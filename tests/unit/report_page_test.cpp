@@ -8,6 +8,8 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -163,12 +165,84 @@ TEST(ReportPage, StaysSmall) {
   for (std::size_t i = 0; i < large.tensors.size(); ++i) {
     large.tensors[i].difference =
         Difference{Difference::Kind::kValues, "", 0.01234567, 0.7654321, 0.001234567};
+    large.removed.push_back({large.tensors[i].name, "BF16", {2048, 1408}, 5'767'168});
     if (i >= Report::kMostPictured) continue;
     large.tensors[i].histogram = pictured[i].histogram;
     large.tensors[i].quantiles = pictured[i].quantiles;
     large.tensors[i].thumbnail = pictured[i].thumbnail;
   }
-  EXPECT_LT(report_page(large).size(), 20'000'000U);
+  const std::string page = report_page(large);
+  EXPECT_LT(page.size(), 20'000'000U);
+  EXPECT_EQ(occurrences(page, "and 98,000 more"), 1U) << "of the removed ones";
+  for (std::size_t i = 1; i < large.tensors.size(); ++i) large.tensors[i].equal_to = 0;
+  EXPECT_LT(report_page(large).size(), 30'000'000U);
+}
+
+TEST(ReportPage, StaysSmallWithLongNamesThatMustBeEscaped) {
+  for (const char* const part : {"\"", "\u202e"}) {
+    Report report = large_report(100'000);
+    std::string name;
+    while (name.size() < 392) name += part;
+    for (std::size_t i = 0; i < report.tensors.size(); ++i) {
+      report.tensors[i].name = name + std::to_string(i);
+      report.tensors[i].path = report.tensors[i].name;
+      if (i > 0) report.tensors[i].equal_to = static_cast<std::uint32_t>(i - 1);
+    }
+    const std::string page = report_page(report);
+    EXPECT_LT(page.size(), 40'000'000U) << part;
+    EXPECT_TRUE(is_utf8(page));
+  }
+}
+
+TEST(ReportPage, LinksInAMountHaveTheWholePath) {
+  Report report = empty_report();
+  report.tensors.resize(3);
+  const std::array<std::string, 3> paths{"plain.weight", std::string(600, 'n'),
+                                         std::string(5000, 'n')};
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    report.tensors[i].name = report.tensors[i].path = paths[i];
+  }
+  const auto data = nlohmann::json::parse(data_of(report_page(report)));
+  EXPECT_FALSE(data["paths"].contains("0")) << "the row says it";
+  EXPECT_EQ(data["paths"]["1"], paths[1]);
+  EXPECT_TRUE(data["paths"]["2"].is_null()) << "too long: no links";
+}
+
+TEST(ReportPage, ATensorThatDiffersIsNeverShownAsEqual) {
+  Report report = empty_report();
+  report.against = "another";
+  report.tensors.resize(1);
+  report.tensors[0].name = "w";
+  for (const double share : {0.9996, 0.99999, 1 - 1e-12}) {
+    report.tensors[0].difference = Difference{Difference::Kind::kValues, "", 1e-9, share, 1e-9};
+    const std::string row = between(report_page(report), "<tr><td>w<td>", "\n");
+    EXPECT_NE(row.find("<td>0.999"), std::string::npos) << row;
+  }
+  report.tensors[0].difference->equal = 1;
+  EXPECT_NE(report_page(report).find("<td>1<td>1e-09"), std::string::npos);
+}
+
+TEST(ReportPage, TheLargestNumbersStayFinite) {
+  Report report = empty_report();
+  report.tensors.resize(1);
+  constexpr double kMost = std::numeric_limits<double>::max();
+  report.tensors[0].stats =
+      ValueStats{2, -kMost, kMost, 0.0, std::numeric_limits<double>::infinity(), 0, 0, 0};
+  const std::string page = report_page(report);
+  for (const char* const part :
+       {"<td>-1.7976931348623157e+308<td>1.7976931348623157e+308<td>0<td>Infinity<td>0"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+}
+
+TEST(ReportPage, SaysTheElementsOfAShapeThatIsCut) {
+  Report report = empty_report();
+  report.tensors.resize(2);
+  report.tensors[0].shape = std::vector<std::uint64_t>(17, 2);
+  report.tensors[0].elements = 1U << 17;
+  report.tensors[1].shape = {3};
+  const auto data = nlohmann::json::parse(data_of(report_page(report)));
+  EXPECT_EQ(data["elements"], nlohmann::json({{"0", 131072}}));
 }
 
 }  // namespace

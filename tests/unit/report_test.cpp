@@ -1,4 +1,5 @@
 // The data of a report: what a checkpoint with known faults shows, and that threads do not matter.
+#include "core/checkpoint/catalogue.h"
 #include "core/recipe/difference.h"
 #include "core/recipe/distribution.h"
 #include "core/recipe/moments.h"
@@ -62,6 +63,12 @@ Tensor bf16(const std::string& name, const Shape& shape, std::uint64_t seed) {
 Tensor f32(const std::string& name, const std::vector<float>& values) {
   Tensor tensor{name, "F32", {values.size()}, std::string(values.size() * sizeof(float), '\0')};
   std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
+Tensor f64(const std::string& name, double value) {
+  Tensor tensor{name, "F64", {1}, std::string(sizeof(double), '\0')};
+  std::memcpy(tensor.bytes.data(), &value, tensor.bytes.size());
   return tensor;
 }
 
@@ -216,13 +223,15 @@ TEST_F(Reports, HaveTheDistributionOfHistAndAPictureOfAtMost48Pixels) {
 }
 
 TEST_F(Reports, SayHowEachTensorDiffersFromThatOfTheOther) {
-  const std::vector<Tensor> base{f32("same", {1, 2}),     f32("values", {3, 4, 0}),
-                                 f32("retyped", {1, 2}),  f32("reshaped", {1, 2, 3}),
-                                 f32("gone", {1}),        random_tensor("c", "C64", {2}),
-                                 f32("from zero", {0, 0})};
+  const std::vector<Tensor> base{
+      f32("same", {1, 2}), f32("values", {3, 4, 0}),       f32("to nan", {3, 4, 0}),
+      f64("tiny", 0),      f32("retyped", {1, 2}),         f32("reshaped", {1, 2, 3}),
+      f32("gone", {1}),    random_tensor("c", "C64", {2}), f32("from zero", {0, 0})};
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<Tensor> tensors{f32("same", {1, 2}),
-                                    f32("values", {3, 1, nan}),
+                                    f32("values", {3, 1, 0}),
+                                    f32("to nan", {3, 1, nan}),
+                                    f64("tiny", 1e-170),
                                     bf16("retyped", {2}, std::vector<float>{1, 2}),
                                     f32("reshaped", {1, 2}),
                                     f32("new", {5}),
@@ -237,7 +246,12 @@ TEST_F(Reports, SayHowEachTensorDiffersFromThatOfTheOther) {
   EXPECT_EQ(difference("values").kind, Difference::Kind::kValues);
   EXPECT_EQ(difference("values").largest, 3);
   EXPECT_DOUBLE_EQ(*difference("values").distance, 3.0 / 5.0);
-  EXPECT_DOUBLE_EQ(*difference("values").equal, 1.0 / 3.0);
+  EXPECT_FALSE(difference("to nan").largest) << "no number says how far NaN is";
+  EXPECT_FALSE(difference("to nan").distance);
+  EXPECT_DOUBLE_EQ(*difference("to nan").equal, 1.0 / 3.0);
+  EXPECT_FALSE(difference("tiny").distance) << "the square of 1e-170 is 0";
+  EXPECT_EQ(difference("tiny").largest, 1e-170);
+  EXPECT_DOUBLE_EQ(*difference("values").equal, 2.0 / 3.0);
   EXPECT_EQ(difference("retyped").kind, Difference::Kind::kType);
   EXPECT_EQ(difference("retyped").was, "F32 [2]");
   EXPECT_EQ(difference("retyped").distance, 0);
@@ -267,6 +281,66 @@ TEST_F(Reports, OfAFileThatIsCutShowTheRestAndSayWhatCannotBeRead) {
   EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
   EXPECT_EQ(report.findings[0].text,
             "1 tensor cannot be read: \"cut\" (changed while it was read)");
+}
+
+// Reads the sources as one checkpoint, and cuts the first one when the first pass has read all of
+// it and comes to the last one: a second pass finds it changed.
+Report of_sources_that_change(const std::vector<std::string>& sources) {
+  const Checkpoint checkpoint(sources);
+  const std::uint64_t all = totals_of(checkpoint).all.bytes;
+  const std::atomic<bool> stop = false;
+  std::uint64_t bytes = 0;
+  const auto progress = [&](std::uint64_t count) {
+    bytes += count;
+    if (bytes == all) {
+      std::filesystem::resize_file(sources[0], std::filesystem::file_size(sources[0]) - 1);
+    }
+  };
+  Report report;
+  EXPECT_EQ(collect_report(checkpoint, nullptr, sources, {stop, progress, 1}, report), 0);
+  return report;
+}
+
+TEST_F(Reports, OfASourceThatChangesBeforeItsSecondPassSaySo) {
+  const Report report =
+      of_sources_that_change({write("a", {f32("x", {1, 2})}), write("b", {f32("y", {1, 2})}),
+                              write("c", {f32("z", {3, 4})})});
+  EXPECT_EQ(named(report, "x").failure, "changed while it was read");
+  EXPECT_FALSE(named(report, "x").stats);
+  EXPECT_EQ(named(report, "y").failure, "");
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
+}
+
+TEST_F(Reports, OfASourceThatChangesBeforeItsPicturesSaySo) {
+  std::vector<Tensor> others;
+  for (std::size_t i = 0; i < Report::kMostPictured; ++i) {
+    others.push_back(f32("layers." + std::to_string(i) + ".w", some_weights(16, i)));
+  }
+  const Report report = of_sources_that_change(
+      {write("a", {f32("odd", {1, std::numeric_limits<float>::infinity()})}), write("b", others)});
+  EXPECT_EQ(named(report, "odd").failure, "changed while it was read");
+  EXPECT_FALSE(named(report, "odd").stats);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].kind, Kind::kUnreadable);
+}
+
+TEST_F(Reports, OfComplexTensorsThatCannotBeReadSayWhere) {
+  const std::vector<std::string> here{write("a", {random_tensor("c", "C64", {2}, 1)})};
+  const std::vector<std::string> there{write("b", {random_tensor("c", "C64", {2}, 2)})};
+  const Checkpoint a(here), b(there);
+  std::filesystem::resize_file(there[0], 20);
+  const std::atomic<bool> stop = false;
+  Report report;
+  EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].text,
+            "1 tensor of the other checkpoint cannot be read: \"c\" (changed while it was read)");
+  EXPECT_TRUE(named(report, "c").stats);
+  std::filesystem::resize_file(here[0], 20);
+  EXPECT_EQ(collect_report(a, &b, here, {stop}, report), 0);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].text, "1 tensor cannot be read: \"c\" (changed while it was read)");
 }
 
 TEST_F(Reports, EndSoonAfterTheyAreStopped) {

@@ -19,11 +19,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -66,6 +68,31 @@ std::string page_of(const Arguments& arguments, const Checkpoint& checkpoint,
   return page;
 }
 
+// The page would take the name of a file that it is about.
+void refuse_source(const Arguments& arguments, const Checkpoint& checkpoint,
+                   const Checkpoint* against) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> operands = arguments.paths;
+  if (against != nullptr) operands.push_back(arguments.against);
+  const fs::path output = fs::absolute(arguments.output);
+  const auto is_index_in = [&output](const std::string& operand) {
+    std::error_code none;
+    return output.native().ends_with(".safetensors.index.json") && fs::exists(output, none) &&
+           fs::equivalent(output.parent_path(), operand, none);
+  };
+  bool is_source = std::ranges::any_of(operands, is_index_in);
+  for (const Checkpoint* const one : {&checkpoint, against}) {
+    if (one == nullptr) continue;
+    for (const Part& part : one->parts()) operands.push_back(part.source->path());
+  }
+  is_source = is_source || std::ranges::any_of(operands, [&output](const std::string& path) {
+                std::error_code none;  // of a URL, and without such a file
+                return fs::equivalent(output, path, none);
+              });
+  if (!is_source) return;
+  throw Error(ErrorCode::kUsage, arguments.output, "a file of the source: name another");
+}
+
 void write_page(int fd, const std::string& page, const std::string& to) {
   ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
   if (const int error = write_exact(fd, std::as_bytes(std::span(page)))) {
@@ -105,7 +132,10 @@ int report(const Arguments& arguments) {
   if (!arguments.against.empty()) against.emplace(std::span(&arguments.against, 1), options);
   // Before hours of reading: a directory without permission is found here.
   std::optional<NewFile> file;
-  if (!to_output) file.emplace(arguments.output);
+  if (!to_output) {
+    refuse_source(arguments, checkpoint, against ? &*against : nullptr);
+    file.emplace(arguments.output);
+  }
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
   if (file) {
@@ -115,8 +145,10 @@ int report(const Arguments& arguments) {
   } else {
     write_page(STDOUT_FILENO, page, "standard output");
   }
-  const auto unreadable = static_cast<std::size_t>(std::ranges::count_if(
-      report.tensors, [](const ReportTensor& tensor) { return !tensor.failure.empty(); }));
+  std::size_t unreadable = 0;  // in either checkpoint
+  for (const Finding& finding : report.findings) {
+    if (finding.kind == Finding::Kind::kUnreadable) unreadable += finding.tensors.size();
+  }
   if (unreadable == 0) return 0;
   throw Error(ErrorCode::kUnreadable, public_name(arguments.paths.front()),
               std::to_string(unreadable) + " of " + std::to_string(report.tensors.size()) +

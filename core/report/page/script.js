@@ -30,6 +30,7 @@ const value = (i, key) => {
   return cell ? Number(cell) : NaN;
 };
 const elements = (i) => {
+  if (data.elements[i] !== undefined) return data.elements[i]; // more dimensions than the row shows
   const shape = rows[i][column.get('shape')];
   return shape ? shape.split('×').reduce((product, dim) => product * Number(dim), 1) : 1;
 };
@@ -53,7 +54,11 @@ const bytes = (x) => {
   for (; x >= 1023.95 && unit + 1 < units.length; ++unit) x /= 1024;
   return (unit === 0 ? String(x) : x.toFixed(1)) + ' ' + units[unit];
 };
-const share = (x) => (x > 0 && x < 0.001 ? (100 * x).toPrecision(1) : Number((100 * x).toPrecision(3))) + ' %';
+const share = (x) => {
+  if (x > 0 && x < 0.001) return (100 * x).toPrecision(1) + ' %';
+  const percent = Number((100 * x).toPrecision(3));
+  return x < 1 && percent >= 100 ? '>99.9 %' : percent + ' %';
+};
 const dark = matchMedia('(prefers-color-scheme: dark)');
 
 const mix = (from, to, part) => from.map((c, i) => Math.round(c + (to[i] - c) * part));
@@ -399,7 +404,7 @@ const weighted = (of) => (cell) => {
 };
 const squares = weighted((i) => rms(i) ** 2);
 const kMetrics = {
-  rms: { name: 'RMS', of: (cell) => Math.sqrt(squares(cell)), show: short, scale: 'median' },
+  rms: { name: 'RMS', of: (cell) => (cell.length === 1 ? rms(cell[0]) : Math.sqrt(squares(cell))), show: short, scale: 'median' },
   reach: { name: 'Largest |x| / std', of: (cell) => cell.reduce((most, i) => (reach(i) > most ? reach(i) : most), -1), show: short, scale: 'log' },
   zeros: { name: 'Share of zeros', of: weighted((i) => value(i, 'zeros') / elements(i)), show: share, scale: 'share' },
   distance: { name: 'Relative distance', of: weighted((i) => value(i, 'distance')), show: short, scale: 'log' },
@@ -515,9 +520,7 @@ class Layers {
   enter(td) {
     if (!td?.cell) return;
     if (td.cell.length === 1) { open(td.cell[0]); return; }
-    // Several experts: the table shows them.
-    const { stack, layer, role } = placed[td.cell[0]];
-    list.search(`${stack}.${layer}. ${role.split('*').join(' ')}`);
+    list.only(td.cell); // several experts
   }
 }
 
@@ -626,10 +629,18 @@ const list = (() => {
   let sortKey = null;
   let isDown = false;
   let texts = null;
+  let chosen = null; // the tensors of a cell of the layers, else all
   let active = 0; // the place in `order` that the Tab key reaches
   const shown = new Map();
   const top = make('tr', { className: 'space', ariaHidden: 'true' }, make('td', { colSpan: keys.length }));
   const bottom = top.cloneNode(true);
+
+  const choose = (cell) => {
+    chosen = cell && new Set(cell);
+    input.value = '';
+    filter();
+  };
+  const all = make('button', { type: 'button', textContent: 'Show all', hidden: true, onclick: () => { choose(null); input.focus(); } });
 
   const rowOf = (i) => {
     const cells = keys.map((key) => {
@@ -692,7 +703,9 @@ const list = (() => {
   const filter = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter((word) => word !== '');
     texts ??= rows.map((row, i) => ['name', 'type', 'shape', 'change', 'notes'].map((key) => text(i, key)).join(' ').toLowerCase());
-    order = words.length === 0 ? sorted : sorted.filter((i) => words.every((word) => texts[i].includes(word)));
+    order = words.length === 0 && !chosen ? sorted
+      : sorted.filter((i) => (!chosen || chosen.has(i)) && words.every((word) => texts[i].includes(word)));
+    all.hidden = !chosen;
     refresh();
   };
   const sortBy = (key) => {
@@ -722,6 +735,7 @@ const list = (() => {
   return {
     start() {
       find('#search').hidden = false;
+      find('#found').after(all);
       scroll.hidden = false;
       table.tHead.append(make('tr', {}, ...keys.map((key) => {
         const th = make('th', { scope: 'col', className: key + (isNumber.has(key) ? ' n' : ''), 'aria-sort': 'none' },
@@ -738,9 +752,8 @@ const list = (() => {
       new ResizeObserver(render).observe(scroll);
       input.addEventListener('input', filter);
     },
-    search(words) {
-      input.value = words;
-      filter();
+    only(cell) {
+      choose(cell);
       find('#tensors').scrollIntoView();
       input.focus();
     },
@@ -832,10 +845,13 @@ const tensor = (() => {
       if (text(i, 'largest')) add('Largest difference', text(i, 'largest'));
     }
     if (isMounted) {
-      const path = data.paths[i] ?? text(i, 'name');
+      const path = data.paths[i] === undefined ? text(i, 'name') : data.paths[i]; // null: too long
       const file = (name, url) => make('a', { href: url, textContent: name });
-      add('Files', file('bytes', '../' + path), ' · ', file('statistics', `stats/${path}.json`), ' · ',
-        file('picture', `png/${path}.png`), ' · ', file('histogram', `hist/${path}.svg`));
+      const hasValues = text(i, 'type') !== 'C64' && elements(i) > 0;
+      if (path !== null) {
+        add('Files', file('bytes', '../' + path), ' · ', file('statistics', `stats/${path}.json`), ...(hasValues
+          ? [' · ', file('picture', `png/${path}.png`), ' · ', file('histogram', `hist/${path}.svg`)] : []));
+      }
     }
     return make('dl', {}, ...terms);
   };
