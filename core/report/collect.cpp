@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,18 @@ std::string title_of(const Checkpoint& checkpoint) {
   }
   if (origin == nullptr) return "checkpoint";
   const std::string path = public_name(origin->path);
+  // The Hub's own cache: models--ORG--NAME/snapshots/COMMIT.
+  constexpr std::string_view kModels = "models--";
+  const std::size_t model = path.find(kModels);
+  const std::size_t end_of_model = path.find("/snapshots/", model);
+  if (model != std::string::npos && end_of_model != std::string::npos) {
+    const std::size_t begin = model + kModels.size();
+    std::string name = path.substr(begin, end_of_model - begin);
+    if (const std::size_t dashes = name.find("--"); dashes != std::string::npos) {
+      name.replace(dashes, 2, "/");
+    }
+    return cut(std::move(name));
+  }
   std::string title;
   std::string_view rest = path;
   while (!rest.empty()) {
@@ -387,7 +400,10 @@ class Collector {
       difference.kind = Difference::Kind::kValues;
     }
     difference.equal = values.equal_share();
-    if (values.unlike > 0) return;
+    if (values.unlike > 0) {
+      difference.largest = std::numeric_limits<double>::infinity();
+      return;
+    }
     difference.distance = values.distance();
     difference.largest = values.largest;
   }

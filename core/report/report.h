@@ -34,7 +34,7 @@ struct Difference {
   // Only where the shapes are equal and both have values: |a - b| / |b|, in Frobenius norms (b is
   // the other one's; nullopt as ValueDifference::distance() is), the share of equal elements in
   // [0, 1], and the largest |a - b|. NaN equals NaN. Where a value that is not finite differs,
-  // nothing says how far: no distance and no largest.
+  // there is no distance, and the largest is infinite.
   std::optional<double> distance, equal, largest;
 };
 

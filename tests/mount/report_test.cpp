@@ -189,15 +189,17 @@ TEST_F(InfoReport, DiffValuesSaysHowFarTensorsAre) {
   EXPECT_EQ(text.status, 1) << text.err;
   const std::vector<std::string> lines = lines_of(text.out);
   ASSERT_EQ(lines.size(), 3U) << text.out;
-  EXPECT_EQ(lines[0], "bytes\ti\t4\t3\t[1]\t1.3416407864998738\t0.5");
+  EXPECT_EQ(lines[0], "bytes\ti\t4\t3\t[1]\t0.5883484054145521\t0.5");
   EXPECT_TRUE(lines[1].starts_with("bytes\tw\t")) << lines[1];
-  EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t-\t0.5")) << lines[2];
+  EXPECT_TRUE(lines[2].ends_with("\t1\t[0]\t1\t0.5")) << lines[2];
   const nlohmann::json rows = nlohmann::json::parse(as_json.out);
   EXPECT_EQ(rows[1].at("largest_difference"), 7);
   EXPECT_EQ(rows[1].at("at"), nlohmann::json::parse("[1,0]"));
   EXPECT_EQ(rows[1].at("equal_share"), 0.25);
-  EXPECT_NEAR(rows[1].at("relative_distance").get<double>(), std::sqrt(107.0) / 5, 1e-12);
-  EXPECT_TRUE(rows[2].at("relative_distance").is_null());
+  EXPECT_NEAR(rows[1].at("relative_distance").get<double>(), std::sqrt(107.0 / 108), 1e-12);
+  EXPECT_EQ(rows[2].at("relative_distance"), 1);
+  const nlohmann::json back = nlohmann::json::parse(info({"diff", "--values", "--json", b, a}).out);
+  EXPECT_TRUE(back[2].at("relative_distance").is_null());
   EXPECT_EQ(info({"diff", "--values", a, a}).out, "");
 }
 

@@ -161,7 +161,7 @@ constexpr std::array kOwnOptions = {
               .help = "say how far the values are from each other",
               .man = "Print for each tensor of both checkpoints, whose values can be compared and "
                      "which differs: the largest difference, its place, the relative distance (the "
-                     "Frobenius norm of A - B over that of B), and the share of equal elements."},
+                     "Frobenius norm of B - A over that of A), and the share of equal elements."},
     OptionRow{.flags = "-j,--jobs",
               .verbs = "stats hash diff report cache",
               .argument = "N",

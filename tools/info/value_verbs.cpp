@@ -217,14 +217,15 @@ bool is_compared_by_value(const Pair& pair, bool wants_values) {
 
 ValueDifference value_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
                                  const Progress& progress) {
-  const Content content_b = b.content();
-  const PassOptions in_silence{.stop = stop};
-  DifferenceSink differences(content_b, b.dtype, in_silence);
+  // The distance is relative to A: what was there before.
+  const Content content_a = a.content();
+  const PassOptions counting_a{stop, progress};
+  DifferenceSink differences(content_a, a.dtype, counting_a);
   ValueDifference values;
-  if (const int error = see_values(a.content(), a.dtype, {stop, progress}, {&differences})) {
-    if (!stop) fail(a, error);
-  } else if (const int error_b = differences.result(values)) {
-    if (!stop) fail(b, error_b);
+  if (const int error = see_values(b.content(), b.dtype, {.stop = stop}, {&differences})) {
+    if (!stop) fail(b, error);
+  } else if (const int error_a = differences.result(values)) {
+    if (!stop) fail(a, error_a);
   }
   return values;
 }

@@ -623,7 +623,7 @@ const list = (() => {
   const isNumber = new Set(['bytes', 'min', 'max', 'mean', 'std', 'zeros', 'distance', 'equal', 'largest', 'file']);
   const kNames = { name: 'Name', type: 'Type', shape: 'Shape', bytes: 'Bytes', min: 'Min', max: 'Max', mean: 'Mean',
     std: 'Std', zeros: 'Zeros', change: 'Difference', distance: 'Distance', equal: 'Equal', largest: 'Largest', file: 'File', notes: 'Notes' };
-  const kWidths = { type: 64, shape: 116, bytes: 88, zeros: 100, file: 56, notes: 150, change: 130 };
+  const kWidths = { type: 84, shape: 116, bytes: 88, zeros: 100, file: 56, notes: 150, change: 130 };
   let order = rows.map((row, i) => i);
   let sorted = order;
   let sortKey = null;
