@@ -28,13 +28,12 @@ namespace stfs::test {
 namespace {
 
 constexpr std::size_t kMebibyte = 1 << 20;
-const std::string kUrl = "s3://models/m.safetensors";
 
 class Confined : public HandOver {
  protected:
   Confined() {
     write_safetensors(dir_ / "m.safetensors", {small_, large_});
-    objects_["/models/m.safetensors"] = {.bytes = read_file(dir_ / "m.safetensors")};
+    objects_["/models/" + name_] = {.bytes = read_file(dir_ / "m.safetensors")};
   }
 
   // A command with the variables of the store alone, that serves the mount. Without a home there is
@@ -49,7 +48,7 @@ class Confined : public HandOver {
                                   "AWS_SECRET_ACCESS_KEY=secret",
                                   "AWS_EC2_METADATA_DISABLED=true"};
     argv.insert(argv.end(), program.begin(), program.end());
-    argv.insert(argv.end(), {STFS_BINARY, "-f", "-o", options, kUrl, place()});
+    argv.insert(argv.end(), {STFS_BINARY, "-f", "-o", options, url_, place()});
     return argv;
   }
   std::vector<std::string> as_user(const std::string& user) const {
@@ -71,13 +70,13 @@ class Confined : public HandOver {
     return "";
   }
   // The processes of stfs that serve, not what started them.
-  static std::vector<pid_t> servers() {
-    std::vector<pid_t> found = processes_with(kUrl);
+  std::vector<pid_t> servers() const {
+    std::vector<pid_t> found = processes_with(url_);
     std::erase_if(found, [](pid_t pid) { return status_of(pid, "Name") != "stfs"; });
     return found;
   }
   // Kills the worker, once there is one: the server whose parent is a server.
-  static void kill_worker() {
+  void kill_worker() const {
     pid_t worker = 0;
     ASSERT_TRUE(eventually([&] {
       const std::vector<pid_t> all = servers();
@@ -90,6 +89,9 @@ class Confined : public HandOver {
     ASSERT_EQ(::kill(worker, SIGKILL), 0);
   }
 
+  // Of this test alone: others run at the same time.
+  const std::string name_ = dir_.path().filename().string() + ".safetensors";
+  const std::string url_ = "s3://models/" + name_;
   const Tensor small_ = random_tensor("small", "U8", {1000}, 1);
   const Tensor large_ = random_tensor("large", "U8", {48, kMebibyte}, 2);
   std::map<std::string, WebObject> objects_;

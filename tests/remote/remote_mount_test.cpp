@@ -172,7 +172,9 @@ TEST_F(RemoteMount, ASecretOfAUrlIsInNoAttributeAndNoTable) {
 TEST_F(RemoteMount, TheModelDirectoryHasTheFilesThatTheServerHas) {
   {
     const std::lock_guard lock(mutex_);
-    write_safetensors(dir_ / "q.safetensors", {{"w", "F8_E4M3", {4}, "8888"}});
+    write_safetensors(dir_ / "q.safetensors",
+                      {{"w.weight", "F8_E4M3", {2, 2}, "8888"},
+                       {"w.weight_scale_inv", "F32", {1, 1}, std::string("\0\0\x80\x3f", 4)}});
     objects_["/d/m.safetensors"] = {.bytes = read_file(dir_ / "q.safetensors")};
     objects_["/d/config.json"] = {.bytes = R"({"quantization_config":{"quant_method":"fp8"}})"};
     objects_["/d/tokenizer.json"] = {.bytes = std::string(300'000, ' ')};
