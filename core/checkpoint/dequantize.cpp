@@ -180,7 +180,8 @@ class Dequantizer {
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
     if (std::ranges::count(fates_, Dequantized::kKept) == std::ssize(fates_)) {
-      finder_.refuse_any_method();
+      // Values that are shown already are of a method that is known.
+      if (!shows_values()) finder_.refuse_any_method();
       return {};
     }
     tensors_->finish();
@@ -191,6 +192,12 @@ class Dequantizer {
 
  private:
   bool is_stored(const Tensor& tensor) const { return tensor.locator.has_value(); }
+  bool shows_values() const {
+    for (std::uint32_t i = 0; i < checkpoint_.tensor_count(); ++i) {
+      if (!is_stored(checkpoint_.tensor(i))) return true;
+    }
+    return false;
+  }
 
   // The texts that bitsandbytes stores as tensors are read one after the other.
   void fetch_ahead() const {

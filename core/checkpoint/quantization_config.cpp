@@ -19,16 +19,30 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostText = 16 << 20;  // bytes
+constexpr std::uint64_t kMostText = 8 << 20;  // bytes
 
-// Leaves out what lies deeper than anything that is read here: a value of a million levels would
-// take a gigabyte.
+// How deep the objects and arrays of a JSON text are nested, at most.
+std::size_t depth_of(std::string_view text) {
+  std::size_t depth = 0;
+  std::size_t deepest = 0;
+  bool is_in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (is_in_string && c == '\\') ++i;
+    if (c == '"') is_in_string = !is_in_string;
+    if (is_in_string) continue;
+    if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
+    if ((c == '}' || c == ']') && depth > 0) --depth;
+  }
+  return deepest;
+}
+
+// A discarded value for a text that is no JSON, or that is longer or deeper than any that is read
+// here: a value takes fifty times the memory of its text.
 Json parse(const std::string& text) {
-  constexpr int kDeepest = 64;
-  const auto is_kept = [](int depth, Json::parse_event_t, const Json&) {
-    return depth <= kDeepest;
-  };
-  return Json::parse(text, is_kept, false);
+  constexpr std::size_t kDeepest = 64;
+  if (text.size() > kMostText || depth_of(text) > kDeepest) return Json(Json::value_t::discarded);
+  return Json::parse(text, nullptr, false);
 }
 
 // Reads the members of one object, and refuses those of another type.
@@ -149,7 +163,7 @@ void read_config(const Json& json, QuantizationConfig& out) {
       if (module.is_object() && module.contains("sym")) out.is_symmetric = false;
     }
   }
-  for (const char* const key : {"transform_config", "sparsity_config"}) {
+  for (const char* const key : {"transform_config", "sparsity_config", "spinquant_config"}) {
     const Json* const part = config.find(key);
     if (part == nullptr || part->empty()) continue;
     const std::string format =

@@ -230,10 +230,21 @@ const QuantizationConfig* Finder::first_with(bool (*is_wanted)(const Quantizatio
 
 void Finder::refuse_unknown_methods() const {
   const auto is_unknown = [](const QuantizationConfig& config) {
-    constexpr std::string_view kKnown[] = {
-        "",      "fp8",        "fbgemm_fp8",       "compressed-tensors", "modelopt", "gptq",
-        "awq",   "auto-round", "intel/auto-round", "bitsandbytes",       "mlx",      "mxfp4",
-        "metal", "quark"};
+    constexpr std::string_view kKnown[] = {"",
+                                           "fp8",
+                                           "fbgemm_fp8",
+                                           "compressed-tensors",
+                                           "modelopt",
+                                           "gptq",
+                                           "awq",
+                                           "auto-round",
+                                           "intel/auto-round",
+                                           "bitsandbytes",
+                                           "mlx",
+                                           "mxfp4",
+                                           "mxfp8",
+                                           "metal",
+                                           "quark"};
     return std::ranges::find(kKnown, config.method) == std::end(kKnown) &&
            !config.method.starts_with("modelopt");
   };

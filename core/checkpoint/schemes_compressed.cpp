@@ -36,8 +36,8 @@ std::optional<Packing> packing_of(const Tensor& weight,
     for (const Codes codes : {Codes::kFields, Codes::kWords}) {
       const Packing packing = fields(codes, *group.bits, half);
       const auto whole = packed(packing, 1, columns, 4);
-      if (!whole || whole->pitch != width * 4 || found == packing) continue;
-      if (found) {
+      if (!whole || whole->pitch != width * 4) continue;
+      if (found && !(*found == packing)) {
         Finder::refuse(weight, "its " + std::to_string(columns) +
                                    " columns may be packed in two ways that have the same size");
       }

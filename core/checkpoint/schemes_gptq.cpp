@@ -98,7 +98,9 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   // AutoRound's own layout stores zeros as they are, as GPTQ's second version.
   const bool is_v2 = config.format == "gptq_v2" || config.format == "auto_round" ||
                      config.format == "auto_round:gptqmodel";
-  const bool is_v1 = config.format.empty() || config.format == "gptq" ||
+  // Older ones name no layout; of symmetric weights both are alike.
+  const bool names_none = config.format.empty() && (config.method == "gptq" || config.is_symmetric);
+  const bool is_v1 = names_none || config.format == "gptq" ||
                      config.format == "auto_round:auto_gptq" || config.format == "auto_round:gptq";
   if (!is_v1 && !is_v2) {
     Finder::refuse(tensor, "the layout " + in_quotes(config.format) + " of GPTQ is not supported");

@@ -411,3 +411,15 @@ BROKEN["refused-torchao-metadata"] = Row(
     "plain", lambda model: (model.metadata.update({f"{Q}.weight": json.dumps({"_type": "Float8Tensor"}), "tensor_names": json.dumps([W])}),
                             model.tensors.update({Q + "._weight_qdata": zeros("F8_E4M3", 8, 32), Q + "._weight_scale": zeros("F32", 8, 1)})),
     "refused", ("torchao",))
+
+# Other words for what is known, and a config that says a thing twice.
+
+
+def twice(model):
+    groups = model.config["quantization_config"]["config_groups"]
+    groups["group_1"] = dict(next(iter(groups.values())))
+
+
+row("ct-two-groups-of-equal-bits", "ct-pack-4", (), twice, "right")
+row("fp8-method-mxfp8", "fp8-block-mxfp8-u8", (), config("quant_method", value="mxfp8"), "right")
+row("ct-spinquant", "ct-pack-4", "spinquant_config", config("spinquant_config", value={"r1": True}))
