@@ -41,7 +41,8 @@ std::size_t depth_of(std::string_view text) {
 // here: a value takes fifty times the memory of its text.
 Json parse(const std::string& text) {
   constexpr std::size_t kDeepest = 64;
-  if (text.size() > kMostText || depth_of(text) > kDeepest) return Json(Json::value_t::discarded);
+  Json none(Json::value_t::discarded);
+  if (text.size() > kMostText || depth_of(text) > kDeepest) return none;
   return Json::parse(text, nullptr, false);
 }
 
