@@ -39,6 +39,8 @@ class Sink : public Outlet {
     last_load = body.contains("load") ? body["load"] : Json();
   }
 
+  void discard(std::vector<UniqueFd>) override {}
+
   std::size_t replies = 0;
   std::string last_uuid;
   Json last_load;
