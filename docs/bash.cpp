@@ -11,70 +11,54 @@
 namespace stfs::documents {
 namespace {
 
-// Branches of the shell function _offer, one for each kind of value: $1 is the kind, $word the text
-// to complete.
-constexpr const char* kSource = R"SH(    source)
-      compopt -o filenames 2>/dev/null
-      mapfile -t COMPREPLY < <(
-        compgen -d -- "$word"
-        compgen -f -X '!*.safetensors' -- "$word"
-        compgen -f -X '!*.safetensors.index.json' -- "$word"
-        compgen -f -X '!*.gguf' -- "$word"
-      )
-      ;;
+// Branches of the shell function _offer, one for each kind of value: $1 is the kind, $stem the
+// text to complete, as the shell would understand it. They add names to `found`.
+constexpr const char* kSource =
+    R"SH(    source) _@F@_files '*.safetensors' '*.safetensors.index.json' '*.gguf' ;;
 )SH";
-constexpr const char* kPath = R"SH(    path)
-      compopt -o filenames 2>/dev/null
-      mapfile -t COMPREPLY < <(compgen -f -- "$word")
-      ;;
+constexpr const char* kPath = R"SH(    path) _@F@_files '*' ;;
 )SH";
-// The names of tensors; stfs-info prints them. Bash quotes them as it quotes names of files.
-constexpr const char* kTensor = R"SH(    tensor)
-      _@F@_tensors "$source" "$word"
-      ;;
+// The names of tensors; stfs-info prints them.
+constexpr const char* kTensor = R"SH(    tensor) _@F@_tensors "$source" ;;
 )SH";
-// A file, or SOURCE::NAME. The SOURCE stays as it was typed.
+// A file, or SOURCE::NAME.
 constexpr const char* kTensorPath = R"SH(    tensor_path)
-      if [[ $word == *::* ]]; then
-        local typed=${2#[\"\']}
-        _@F@_tensors "${word%%::*}" "${word#*::}"
-        COMPREPLY=("${COMPREPLY[@]/#/"${typed%%::*}::"}")
+      if [[ $stem == *::* ]]; then
+        head+=${stem%%::*}::
+        stem=${stem#*::}
+        _@F@_tensors "${head%::}"
       else
-        compopt -o filenames 2>/dev/null
-        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+        _@F@_files '*'
       fi
       ;;
 )SH";
 constexpr const char* kTensorsFunction = R"SH(
-# Puts the tensors of a checkpoint that begin with a prefix into COMPREPLY: SOURCE PREFIX. The names
-# are data: nothing expands them.
+# Finds the tensors of a SOURCE.
 _@F@_tensors() {
-  local source=$1 program=${COMP_WORDS[0]/%@NAME@/stfs-info}
+  local program=${COMP_WORDS[0]/%@NAME@/stfs-info} names
   [[ -x $program ]] || program=stfs-info
-  [[ $source == '~/'* ]] && source=$HOME/${source:2}
-  compopt -o filenames 2>/dev/null
-  mapfile -t COMPREPLY < <("$program" complete -- "$source" "$2" 2>/dev/null </dev/null)
+  mapfile -t names < <("$program" complete -- "$1" "$stem" 2>/dev/null </dev/null)
+  _@F@_add "${names[@]}"
   # The beginning of names goes on.
-  [[ ${COMPREPLY[0]-} == *[./] ]] && compopt -o nospace 2>/dev/null
+  [[ ${found[0]-} == *[./] ]] && compopt -o nospace 2>/dev/null
 }
 )SH";
 constexpr const char* kMountpoint = R"SH(    mountpoint)
       # The mounts of stfs, dead ones too (proc_pid_mountinfo(5)): field 5 is the mountpoint, with
       # white space and backslashes as \ooo; the type follows a field "-".
       local mountpoint rest
-      compopt -o filenames 2>/dev/null
       while read -r _ _ _ _ mountpoint rest; do
         [[ $rest == *' - fuse.stfs '* ]] || continue
-        printf -v mountpoint '%b' "${mountpoint//\\/\\0}"
-        [[ $mountpoint == "$word"* ]] && COMPREPLY+=("$mountpoint")
+        printf -v mountpoint '%b' "${mountpoint//\\/'\0'}"
+        _@F@_add "$mountpoint"
       done </proc/self/mountinfo
       ;;
 )SH";
 constexpr const char* kDevice = R"SH(    device)
       # Completes the names that the verb devices prints. A UUID is valid too.
-      mapfile -t COMPREPLY < <(
-        compgen -W "$("${COMP_WORDS[0]}" devices 2>/dev/null | cut -d ' ' -f 1)" -- "$word"
-      )
+      local devices
+      mapfile -t devices < <("${COMP_WORDS[0]}" devices 2>/dev/null </dev/null)
+      _@F@_add "${devices[@]%% *}"
       ;;
 )SH";
 constexpr const char* kCommand = R"SH(    command)
@@ -84,15 +68,14 @@ constexpr const char* kCommand = R"SH(    command)
 )SH";
 // Completes the last option of a list that is separated by commas.
 constexpr const char* kListBegin = R"SH(    list)
-      local before=''
-      [[ $word == *,* ]] && before=${word%,*},
-      word=${word##*,}
-      case $word in
+      [[ $stem == *,* ]] && head+=${stem%,*},
+      stem=${stem##*,}
+      case $stem in
 )SH";
 constexpr const char* kListEnd = R"SH(        *=*) ;;
         *)
           compopt -o nospace 2>/dev/null
-          mapfile -t COMPREPLY < <(compgen -P "$before" -W '@KEYS@' -- "$word")
+          _@F@_offer '@KEYS@'
           ;;
       esac
       ;;
@@ -101,26 +84,119 @@ constexpr const char* kListEnd = R"SH(        *=*) ;;
 constexpr const char* kBegin =
     R"SH(# bash completion for @NAME@(1), generated from the table of its options. Needs bash 4.4, and no
 # bash-completion.
+#
+# The names of files, mounts, devices and tensors are data that others chose. They are compared as
+# the shell would understand the typed word, and are quoted here: bash does not quote the `$` and the
+# backquotes of a name that is no file, or of one that this user may not look at.
 
 )SH";
 constexpr const char* kValuesBegin = R"SH(
-# Puts the completions of a value into COMPREPLY: KIND WORD.
+# Sets `value` to the text that the shell makes of the beginning of a word, and `open` to the quote
+# that is open at its end. Fails for what only an expansion would tell.
+_@F@_unquote() {
+  local rest=$1 c
+  value='' open=''
+  [[ $rest == \~/* ]] && value=$HOME/ rest=${rest:2}
+  while [[ $rest ]]; do
+    c=${rest:0:1} rest=${rest:1}
+    case $open$c in
+      \' | \") open=$c ;;
+      \'\' | \"\") open='' ;;
+      \\ | \"\\)
+        [[ $open && $rest != [\$\`\"\\]* ]] && value+=$c
+        value+=${rest:0:1} rest=${rest:1}
+        ;;
+      \$ | \"\$)
+        [[ $rest =~ ^([a-zA-Z_][a-zA-Z_0-9]*|\{[a-zA-Z_][a-zA-Z_0-9]*\}) ]] || return 1
+        c=${BASH_REMATCH[0]} rest=${rest:${#BASH_REMATCH[0]}}
+        c=${c#\{} c=${c%\}}
+        value+=${!c-}
+        ;;
+      \` | \"\`) return 1 ;;
+      *) value+=$c ;;
+    esac
+  done
+}
+
+# Adds those of the names to `found` that go on from $stem. A name with a dash would be an option.
+_@F@_add() {
+  local name
+  for name; do
+    [[ $name && $name == "$stem"* && ($head || $name != -*) ]] && found+=("$name")
+  done
+}
+
+# Adds the directories, and the files that match a pattern: PATTERN...
+_@F@_files() {
+  local file pattern dash
+  while IFS='' read -r -d '' file; do
+    dash=''
+    [[ $file == -* ]] && dash=./  # or it would be an option
+    if [[ -d $file ]]; then
+      compopt -o nospace 2>/dev/null
+      found+=("$dash$file/")
+      continue
+    fi
+    # shellcheck disable=SC2053  # a pattern
+    for pattern; do [[ $file == $pattern ]] && found+=("$dash$file") && break; done
+  done < <(
+    set +f
+    shopt -u failglob dotglob nocaseglob
+    shopt -s nullglob
+    unset GLOBIGNORE
+    printf '%s\0' "$stem"*
+  )
+}
+
+# Adds the completions of a value: KIND, or the words that it may be.
 _@F@_offer() {
-  # Remove the quotes of the typed word to compare it with names. Bash quotes the replies itself.
-  local word=${2#[\"\']}
-  word=${word//\\/}
-  COMPREPLY=()
+  local words one
   case $1 in
     text) ;;
 )SH";
 constexpr const char* kValuesEnd =
-    R"SH(    *) mapfile -t COMPREPLY < <(compgen -W "$1" -- "$word") ;;
+    R"SH(    *)
+      read -ra words <<<"$1"
+      for one in "${words[@]}"; do [[ $one == "$stem"* ]] && found+=("$one"); done
+      ;;
   esac
+}
+
+# Sets COMPREPLY to what replaces $2, the end of the typed word $1, for each name in `found`.
+_@F@_reply() {
+  local last=$2 before=${1%"$2"} name text value open home=''
+  [[ ${#before} -lt ${#1} || ! $last ]] && _@F@_unquote "$before" || return
+  [[ ! $before && $last == \~/* ]] && home=\~/ value=$HOME/
+  for name in "${found[@]}"; do
+    if [[ ${COMP_TYPE-} == 63 && ${#found[@]} -gt 1 ]]; then  # a list to look at, without the directory
+      printf -v text '%q' "${name#"${stem%"${stem##*/}"}"}"
+      COMPREPLY+=("$text")
+      continue
+    fi
+    name=$head$name
+    [[ $name == "$value"* ]] || continue
+    text=${name:${#value}}
+    case $open in
+      \') [[ $text == *[\'[:cntrl:]]* ]] ;;
+      \") [[ $text == *[\"\$\`\\![:cntrl:]]* ]] ;;
+      *) [[ $text ]] ;;
+    esac && {
+      # Outside of quotes. Readline replaces an open quote by a reply that begins with it, and adds
+      # none to a reply that ends with it.
+      printf -v text '%q' "$text"
+      text=$open$open${text//'\,'/,}$open$open
+    }
+    COMPREPLY+=("$home$text")
+  done
 }
 
 _@F@() {
   local words=() word last=$2 piece glue='' kind='' form='@FORM@' operand=0 operands=() options='' i
-  local source=''  # the first operand, without its quotes
+  local source=''  # the first operand
+  local value='' open='' head='' stem='' found=() IFS=$' \t\n'
+  COMPREPLY=()
+  piece=${COMP_LINE-}
+  [[ ${piece:${COMP_POINT-0}:1} == [![:space:]] && ${COMP_POINT-} ]] && return  # inside of a word
   # Readline splits words at = and at colons: join them again.
   for ((i = 1; i <= COMP_CWORD; ++i)); do
     piece=${COMP_WORDS[i]}
@@ -129,7 +205,6 @@ _@F@() {
       if ((${#words[@]})); then words[-1]+=$piece; else words=("$piece"); fi
       glue=1
     else
-      ((i == COMP_CWORD)) && piece=$2
       if [[ $glue ]]; then words[-1]+=$piece; else words+=("$piece"); fi
       glue=''
     fi
@@ -145,11 +220,13 @@ _@F@() {
   case $form in
 @FORMS@    *) options='-h --help' ;;
   esac
-  source=${source#[\"\']} source=${source%[\"\']} source=${source//\\/}
+  _@F@_unquote "$source" && source=$value
+  _@F@_unquote "$word" || return
+  stem=$value
 
   # A value is the next word, or the rest of the word after a =.
-  if [[ $word == --*=* && $last != --*=* ]] && _@F@_kind "${word%%=*}"; then
-    word=${word#*=}
+  if [[ $word == --*=* ]] && _@F@_kind "${word%%=*}"; then
+    head=${stem%%=*}= stem=${stem#*=}
   elif ((i == ${#words[@]})); then
     _@F@_kind "${words[-2]}"
   elif [[ $word == -* ]]; then
@@ -159,9 +236,8 @@ _@F@() {
     ((${#operands[@]} && operand >= ${#operands[@]})) && [[ ${operands[-1]} == *... ]] &&
       kind=${operands[-1]}
   fi
-  _@F@_offer "${kind%...}" "$word"
-  # Readline replaces only the last part of a word.
-  COMPREPLY=("${COMPREPLY[@]#"${word%"$last"}"}")
+  _@F@_offer "${kind%...}"
+  _@F@_reply "$word" "$last"
 }
 
 complete -F _@F@ @NAME@
@@ -261,8 +337,8 @@ std::string offers(const CommandRow& command) {
     }
     if (row.value != Value::kChoice) continue;
     const std::string key = std::string(row.flags) + "=";
-    out += "        " + key + "*) mapfile -t COMPREPLY < <(compgen -P \"${before}" + key +
-           "\" -W '" + choices_of(row) + "' -- \"${word#*=}\") ;;\n";
+    out += "        " + key + "*)\n          head+=" + key +
+           " stem=${stem#*=}\n          _@F@_offer '" + choices_of(row) + "'\n          ;;\n";
   }
   std::string end = kListEnd;
   replace_all(end, "@KEYS@", keys);
@@ -326,7 +402,7 @@ std::string bash_completion(const CommandRow& command) {
   }
   if (std::ranges::find(command.options, Value::kCommand, &OptionRow::value) !=
       command.options.end()) {
-    cases += "      --) _@F@_offer command ''; return ;;\n";
+    cases += "      --) _@F@_offer command; return ;;\n";
   }
   replace_all(end, "@CASES@", cases);
   replace_all(end, "@FORMS@", all_forms);

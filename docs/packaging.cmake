@@ -25,10 +25,10 @@ set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION utils)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
-# The libraries are found by dpkg-shlibdeps; fusermount3 and mount.fuse3 are run, not linked. Without
+# The libraries are found by dpkg-shlibdeps, but for libcurl, which is loaded when a URL is read; fusermount3 and mount.fuse3 are run, not linked. Without
 # ca-certificates no https server is trusted.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS fuse3)
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "fuse3, libcurl4")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 include(CPack)

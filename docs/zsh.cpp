@@ -16,7 +16,7 @@ _stfs_mountpoints() {
   for line in "${(@f)$(</proc/self/mountinfo)}"; do
     [[ $line == *' - fuse.stfs '* ]] || continue
     mountpoint=${${(s: :)line}[5]}
-    mountpoints+=("$(printf '%b' "${mountpoint//\\/\\0}")")
+    mountpoints+=("${(g:o:)mountpoint}")
   done
   _wanted mountpoints expl 'mounted checkpoint' compadd -M 'r:|/=* r:|=*' -a mountpoints
 }
@@ -27,7 +27,7 @@ constexpr const char* kTensors = R"SH(
 _stfs_tensors_of() {
   local -a names beginnings expl
   names=("${(@f)$(stfs-info complete -- "${1/#\~\//$HOME/}" "${(Q)PREFIX}" 2>/dev/null </dev/null)}")
-  names=("${(@)names:#}")
+  names=("${(@)names:#(|-*)}")  # a name with a dash would be an option
   beginnings=("${(@M)names:#*[.\/]}")
   names=("${(@)names:#*[.\/]}")
   _wanted tensors expl tensor compadd -a names
@@ -53,7 +53,7 @@ _stfs_tensor_path() {
     PREFIX=${PREFIX#*::}
     _stfs_tensors_of "${(Q)checkpoint}"
   else
-    _files
+    _files -F '(-*)'
   fi
 }
 )SH";
@@ -74,9 +74,9 @@ std::string action_of(const OptionRow& row) {
     case Value::kChoice:
       return "(" + joined(parts_of(row.argument, '|'), " ") + ")";
     case Value::kSource:
-      return R"SH(_files -g "*.(safetensors(|.index.json)|gguf)(-.)")SH";
+      return R"SH(_files -F "(-*)" -g "*.(safetensors(|.index.json)|gguf)(-.)")SH";
     case Value::kPath:
-      return "_files";
+      return R"SH(_files -F "(-*)")SH";
     case Value::kTensor:
       return "_stfs_tensor";
     case Value::kTensorPath:

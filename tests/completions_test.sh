@@ -52,12 +52,12 @@ expect() {
   failures=$((failures + 1))
 }
 
-checkpoints=(a.safetensors a.safetensors.index.json a:b.safetensors checkpoint q.gguf)
+checkpoints=(a.safetensors a.safetensors.index.json a:b.safetensors checkpoint/ q.gguf)
 
 expect 'stfs ' "${checkpoints[@]}"
 expect 'stfs a.safetensors ' "${checkpoints[@]}"
-expect 'stfs ch' checkpoint
-expect 'stfs "ch' checkpoint
+expect 'stfs ch' checkpoint/
+expect 'stfs "ch' checkpoint/
 expect 'stfs a:b' b.safetensors
 expect 'stfs --' --foreground --help --lazy --unmount --version
 expect 'stfs -o v' views=
@@ -67,7 +67,7 @@ expect 'stfs -o cache=kernel,vi' kernel,views=
 expect 'stfs -o cache=kernel,views=v' visible
 expect 'stfs -o threads='
 expect 'stfs -o allow_' allow_missing allow_other
-expect 'stfs -o ro ch' checkpoint
+expect 'stfs -o ro ch' checkpoint/
 expect 'stfs -u no-such'
 expect 'stfs -o offl' offline
 expect 'stfs -o prefetch=' all none
@@ -87,18 +87,18 @@ expect 'stfs-info list --s' --sort
 expect 'stfs-info list --sort ' name size offset
 expect 'stfs-info list --sort=' name size offset
 expect 'stfs-info list --sort=na' name
-expect 'stfs-info list --sort size ch' checkpoint
+expect 'stfs-info list --sort size ch' checkpoint/
 expect 'stfs-info stats --sort ' name count min max mean std zeros nan inf
 expect 'stfs-info stats --sort=st' std
 expect 'stfs-info stats --top '
 expect 'stfs-info list a.safetensors '
 expect 'stfs-info cat --as ' f32
-expect 'stfs-info hash -j 2 ch' checkpoint
-expect 'stfs-info diff a.safetensors ch' checkpoint
+expect 'stfs-info hash -j 2 ch' checkpoint/
+expect 'stfs-info diff a.safetensors ch' checkpoint/
 expect 'stfs-info diff a.safetensors checkpoint '
-expect 'stfs-info check a.safetensors ch' checkpoint
+expect 'stfs-info check a.safetensors ch' checkpoint/
 expect 'stfs-info where n' notes.txt
-expect 'stfs-info extract a.safetensors w -o ch' checkpoint
+expect 'stfs-info extract a.safetensors w -o ch' checkpoint/
 expect 'stfs-info report a.safetensors --ag' --against
 expect 'stfs-info diff --v' --values
 expect 'stfs-info show a.safetensors --j' --json
@@ -146,12 +146,12 @@ expect 'stfs-info extract -o n.safetensors t.safetensors model.b' model.b.weight
 expect 'stfs-info stats -j 2 t.safetensors nothing'
 expect 'stfs-info list t.safetensors' t.safetensors
 expect 'stfs-info show t.safetensors a:' b
-expect 'stfs-info show t.safetensors x' 'x y'
-expect 'stfs-info show t.safetensors ev'
-expect 'stfs-info show t.safetensors [' '[c]'
-expect 'stfs-info show t.safetensors q' "q'uote"
+expect 'stfs-info show t.safetensors x' 'x\ y'
+expect 'stfs-info show t.safetensors ev' 'ev\$\(touch\ executed\)il'
+expect 'stfs-info show t.safetensors [' '\[c\]'
+expect 'stfs-info show t.safetensors q' "q\\'uote"
 expect 'stfs-info show t.safetensors `'
-expect 'stfs-info show t.safetensors back'
+expect 'stfs-info show t.safetensors back' 'back\\slash'
 expect 'stfs-info show t.safetensors tab'
 expect 'stfs-info show t.safetensors $(touch'
 expect 'stfs-info show $(touch${IFS}executed) m'
@@ -164,7 +164,8 @@ expect 'stfs-info show indexed/model.safetensors.index.json l' lm_head
 expect 'stfs-info show indexed mo' model.layers.{0..299}.
 expect 'stfs-info show indexed ' lm_head model.
 expect 'stfs-gpu load -d cpu t.safetensors::mod' model.a.weight model.b.weight
-expect 'stfs-gpu load -d cpu t.safetensors::' '[c]' a:b lm_head model.a.weight model.b.weight "q'uote" 'x y'
+expect 'stfs-gpu load -d cpu t.safetensors::' '\[c\]' '\`touch\ executed\`' a:b \
+  'back\\slash' 'ev\$\(touch\ executed\)il' lm_head model.a.weight model.b.weight "q\\'uote" 'x\ y'
 expect 'stfs-gpu plan -d cpu indexed::lm' lm_head
 expect 'stfs-gpu get -d cpu t.safetensors::a:' b
 expect 'stfs-gpu run -d cpu gone::l'
@@ -195,7 +196,7 @@ rm -r "$work/indexed"
 cp -r "$data/single" "$work/with space"
 COMP_WORDS=(stfs 'with\ sp') COMP_CWORD=1
 _stfs stfs 'with\ sp' stfs
-[[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == 'with space' ]] || {
+[[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == 'with\ space/' ]] || {
   printf 'with\\ sp: offered "%s"\n' "${COMPREPLY[*]}" >&2
   failures=$((failures + 1))
 }

@@ -45,10 +45,10 @@ share/bash-completion/completions/stfs
 share/bash-completion/completions/stfs-gpu
 share/bash-completion/completions/stfs-info
 share/doc/stfs/CHANGELOG.md
+share/doc/stfs/EXAMPLES.md
 share/doc/stfs/KUBERNETES.md
 share/doc/stfs/LICENSE
 share/doc/stfs/MANY_MACHINES.md
-share/doc/stfs/MESSAGES.md
 share/doc/stfs/NOTICE
 share/doc/stfs/README.md
 share/doc/stfs/SECURITY.md

@@ -150,20 +150,21 @@ std::vector<std::string> names_in(const std::string& path) {
 }
 
 std::thread start_thread(std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread;
-  int error = 0;
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before{};
+  };
   try {
-    thread = std::thread(std::move(body));
+    const Blocked blocked;  // a new thread has the mask of its creator
+    return std::thread(std::move(body));
   } catch (const std::system_error& refused) {
-    error = refused.code().value();
+    throw_errno(ErrorCode::kMountFailed, "", "starting a thread", refused.code().value());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) throw_errno(ErrorCode::kMountFailed, "", "starting a thread", error);
-  return thread;
 }
 
 UniqueFd take_ending_signals(ErrorCode failure) {

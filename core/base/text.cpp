@@ -40,10 +40,12 @@ CodePoint decode(std::string_view text) {
   return {value, length};
 }
 
-// Controls (C0, DEL, C1) and Unicode marks that reorder or hide the text around them.
+// Controls (C0, DEL, C1), Unicode marks that reorder or hide the text around them, and the two
+// noncharacters that XML cannot hold.
 bool is_deceptive(char32_t c) {
   return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
-         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF;
+         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || c == 0xFEFF ||
+         c == 0xFFFE || c == 0xFFFF;
 }
 
 void add_escape(TextWriter& out, char32_t c) {

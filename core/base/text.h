@@ -12,8 +12,9 @@
 namespace stfs {
 
 // `text` made safe for a terminal, which would obey the control sequences in a name. Control
-// characters (C0, DEL, C1), Unicode marks that reorder or hide text, and bytes that are not UTF-8
-// become escapes (`\n`, `\x1b`, `\u202e`); a backslash is doubled.
+// characters (C0, DEL, C1), Unicode marks that reorder or hide text, what XML cannot hold (U+FFFE,
+// U+FFFF), and bytes that are not UTF-8 become escapes (`\n`, `\x1b`, `\u202e`); a backslash is
+// doubled.
 std::string printable(std::string_view text);
 
 // printable(text) in double quotes, with `"` escaped. Of a text over 200 bytes, the first and last

@@ -270,11 +270,22 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
     own_sources_ = std::make_unique<Sources>();
     complete.sources = own_sources_.get();
   }
-  for (const std::string& source : sources) load(source, complete);
-  if (options.dequantize) derive(*options.dequantize, *complete.sources);
-  order_tensors();
-  merge_metadata();
-  if (options.with_model_files) open_model_files(*complete.sources);
+  const std::size_t made = complete.sources->made();
+  try {
+    for (const std::string& source : sources) load(source, complete);
+    if (options.dequantize) derive(*options.dequantize, *complete.sources);
+    order_tensors();
+    merge_metadata();
+    if (options.with_model_files) open_model_files(*complete.sources, options.others_may_read);
+  } catch (...) {
+    // They hold what they made in the cache.
+    model_files_.clear();
+    derivation_.reset();
+    parts_.clear();
+    complete.sources->remove_made_since(made);
+    throw;
+  }
+  if (options.warn) std::ranges::for_each(warnings_, options.warn);
   listed_ = {};
 }
 
@@ -295,6 +306,7 @@ void Checkpoint::derive(DType type, Sources& sources) {
   complete_derivation();
   by_name_ = number_tensors();
   Dequantized result = dequantize(*this, type, sources);
+  std::ranges::move(result.warnings, std::back_inserter(warnings_));
   if (result.tensors == nullptr) return;
   if (!derivation_) {
     derivation_ = std::make_unique<Derivation>();
@@ -309,12 +321,15 @@ void Checkpoint::derive(DType type, Sources& sources) {
     if (fate < Dequantized::kGone) shown.push_back({before.stored, set, fate});
   }
   derivation_->shown = std::move(shown);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    parts_[i].hidden_keys = std::move(result.hidden_keys[i]);
+  }
   result.tensors->move_to(*this, 0);
   derivation_->sets.push_back(std::move(result.tensors));
   derivation_->texts.push_back(std::move(result.text));
 }
 
-void Checkpoint::open_model_files(Sources& sources) {
+void Checkpoint::open_model_files(Sources& sources, bool others_may_read) {
   const bool is_safetensors = std::ranges::all_of(
       parts_, [](const Part& part) { return part.format->name == kSafetensorsName; });
   const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
@@ -333,7 +348,7 @@ void Checkpoint::open_model_files(Sources& sources) {
   for (std::uint32_t i = 0; derivation_ && !computed && i < tensor_count(); ++i) {
     if (tensor(i).computed != nullptr) computed = tensor(i).dtype;
   }
-  ModelFiles found = stfs::open_model_files(directory, names, computed, sources);
+  ModelFiles found = stfs::open_model_files(directory, names, computed, others_may_read, sources);
   model_files_ = std::move(found.files);
   std::ranges::move(found.warnings, std::back_inserter(warnings_));
 }
@@ -367,8 +382,8 @@ void Checkpoint::load(const std::string& source, const LoadOptions& options) {
     return;
   }
   refuse_model_name(source);
-  if (const std::optional<MountedPath> mounted = find_mounted(source)) {
-    return load_mounted(*mounted, options);
+  if (std::optional<MountedPath> mounted = find_mounted(source)) {
+    return load_mounted(std::move(*mounted), options);
   }
   load_path(source, options);
   std::error_code error;
@@ -384,36 +399,41 @@ void Checkpoint::load(const Origin& origin, const LoadOptions& options) {
   add_parts(whole);
 }
 
-void Checkpoint::load_mounted(const MountedPath& mounted, const LoadOptions& options) {
+void Checkpoint::load_mounted(MountedPath mounted, const LoadOptions& options) {
+  // Since the mount was asked, a link to a source may have given it another token: ask again.
+  constexpr unsigned kMostLooks = 50;
+  for (unsigned looks = 1; !load_if_current(mounted, options); ++looks) {
+    std::optional<MountedPath> now = find_mounted(mounted.source);
+    if (!now || now->version == mounted.version || looks == kMostLooks) refuse_changed(mounted);
+    mounted = *std::move(now);
+  }
+}
+
+// Returns false when the sources are not the versions that the mount has named.
+bool Checkpoint::load_if_current(const MountedPath& mounted, const LoadOptions& options) {
   const Origin& origin = mounted.origin;
   if (options.dequantize) refuse_other_values(mounted, *options.dequantize);
   bool is_current = false;
-  const auto load_it = [&](bool with_copies) {
-    options.sources->use_hub_copies(with_copies);
+  try {
     Checkpoint whole(origin.sources, {.allow_missing = origin.allow_missing,
                                       .dequantize = origin.dequantize,
                                       .sources = options.sources});
     is_current = version_of(whole) == mounted.version;
-    if (!is_current) return;
-    whole.keep_within(origin.within);
-    add_parts(whole);
-  };
-  try {
-    load_it(true);
-    // Since the mount, the Hub's own cache may have got what the mount fetches.
-    if (!is_current) load_it(false);
-    options.sources->use_hub_copies(true);
+    if (is_current) {
+      whole.keep_within(origin.within);
+      add_parts(whole);
+    }
   } catch (const Error& error) {
-    options.sources->use_hub_copies(true);
     refuse_lost(mounted, error);
   }
-  if (!is_current) refuse_changed(mounted);
+  if (!is_current) return false;
   if (origin.within.empty() && origin.allow_missing == options.allow_missing &&
       !origin.dequantize) {
     origins_.insert(origins_.end(), origin.sources.begin(), origin.sources.end());
   } else {
     origins_.push_back(origin);
   }
+  return true;
 }
 
 // Removes all tensors but those at or below a path in a mount of this checkpoint; "" keeps all.
@@ -719,7 +739,9 @@ void Checkpoint::merge_metadata() {
   for (std::uint32_t i = 0; i < parts_.size(); ++i) {
     const Metadata& metadata = parts_[i].header.metadata;
     for (std::uint32_t j = 0; j < metadata.size(); ++j) {
-      if (!parts_[i].is_split || !is_split_key(metadata[j].first)) items_.push_back({i, j});
+      const std::string_view key = metadata[j].first;
+      if (parts_[i].is_split && is_split_key(key)) continue;
+      if (!std::ranges::binary_search(parts_[i].hidden_keys, key)) items_.push_back({i, j});
     }
   }
   const auto key_of = [this](ItemPlace place) {
@@ -839,8 +861,10 @@ std::vector<std::uint32_t> Checkpoint::match(std::span<const std::string> globs)
   std::vector<std::uint32_t> matching;
   std::string text;
   const auto matches = [&](const std::string& glob) {
-    // fnmatch(3) would compare a name only up to its first NUL: no glob matches such a name.
-    return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
+    // fnmatch(3) would compare only up to the first NUL: no glob matches such a name, and a glob
+    // with a NUL matches none.
+    const auto has_nul = [](const std::string& of) { return of.find('\0') != std::string::npos; };
+    return !has_nul(text) && !has_nul(glob) && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
   };
   for (std::uint32_t i = 0; i < tensor_count(); ++i) {
     text = name(i);

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -45,6 +46,9 @@ struct Part {
   const Source* first_part = nullptr;
   // Where the files lie that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
+  // Keys of its metadata that are not shown, sorted: they describe what its tensors were before
+  // they were dequantised.
+  std::vector<std::string> hidden_keys = {};
 };
 
 struct QuantizedRecipe;
@@ -99,8 +103,11 @@ struct LoadOptions {
   // Shows quantised tensors as BF16, F16 or F32 (dequantize.h).
   std::optional<DType> dequantize = {};
   bool with_model_files = false;  // opens those of Checkpoint::model_files()
+  bool others_may_read = false;   // what is shown: open_model_files()
   // How the user would set allow_missing, for messages: "-o allow_missing mounts the rest".
   std::string_view missing_hint = {};
+  // Is told each of warnings() once all is loaded.
+  std::function<void(const std::string& line)> warn = nullptr;
   // Opens the sources; outlives the checkpoint. Null: the checkpoint has its own, with the default
   // options.
   Sources* sources = nullptr;
@@ -187,7 +194,8 @@ class Checkpoint {
 
   void load(const std::string& source, const LoadOptions& options);
   void load(const Origin& origin, const LoadOptions& options);
-  void load_mounted(const MountedPath& mounted, const LoadOptions& options);
+  void load_mounted(MountedPath mounted, const LoadOptions& options);
+  bool load_if_current(const MountedPath& mounted, const LoadOptions& options);
   void load_path(const std::string& path, const LoadOptions& options);
   void load_directory(const std::string& path, const std::vector<std::string>& names,
                       const LoadOptions& options);
@@ -202,7 +210,7 @@ class Checkpoint {
   void keep_within(const std::string& within);
   void derive(DType type, Sources& sources);
   void complete_derivation();
-  void open_model_files(Sources& sources);
+  void open_model_files(Sources& sources, bool others_may_read);
   std::size_t part_number(std::uint32_t stored) const;
   std::vector<std::uint32_t> number_tensors();
   // The entry of a part's metadata.

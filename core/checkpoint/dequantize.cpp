@@ -172,22 +172,28 @@ class Dequantizer {
 
   Dequantized run() {
     for (const MissingTensor& missing : checkpoint_.missing()) {
-      if (missing.name && !vanishes(*missing.name)) lost_.emplace(base_of_part(*missing.name));
+      if (!missing.name) continue;
+      // Without its text a weight of ComfyUI would be taken for one of ModelOpt.
+      const bool is_needed = !vanishes(*missing.name) || missing.name->ends_with(".comfy_quant");
+      if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
     fetch_ahead();
     refuse_known();
     finder_.refuse_unknown_methods();
     for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
     finish_left();
+    refuse_companions();
     if (std::ranges::count(fates_, Dequantized::kKept) == std::ssize(fates_)) {
       // Values that are shown already are of a method that is known.
       if (!shows_values()) finder_.refuse_any_method();
       return {};
     }
     tensors_->finish();
+    std::vector<std::string> warnings = finder_.warnings();
     std::string text = "dequantize=" + std::string(dequantized_word(to_)) + '\0';
     text += finder_.config_texts();
-    return {std::move(tensors_), std::move(fates_), std::move(text)};
+    return {std::move(tensors_), std::move(fates_), std::move(text), std::move(warnings),
+            hidden_keys()};
   }
 
  private:
@@ -223,24 +229,37 @@ class Dequantizer {
     return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
   }
 
-  // ComfyUI names the format of a weight in a tensor beside it, or in the header. Other formats
-  // than FP8 look like those of ModelOpt, and have scales in another order, or rotated weights.
+  // ComfyUI names the format of a weight in a tensor beside it, or in the header.
   void refuse_formats_of_comfy(std::uint32_t number) const {
     const Tensor tensor = checkpoint_.tensor(number);
     if (!tensor.name.ends_with(".comfy_quant")) return;
-    const std::string reason = refused_comfy_format(finder_.bytes_of(tensor));
-    if (!reason.empty()) Finder::refuse(tensor, reason);
+    const ComfyLayer layer = comfy_layer(finder_.bytes_of(tensor));
+    if (!layer.refused.empty()) Finder::refuse(tensor, layer.refused);
   }
 
   void refuse_formats_in_headers() const {
     for (const Part& part : checkpoint_.parts()) {
-      const auto at = part.header.metadata.find("_quantization_metadata");
+      const auto at = part.header.metadata.find(kComfyKey);
       if (!at) continue;
-      const std::string text(part.header.metadata[*at].second);
-      const std::string reason = refused_comfy_format(text);
-      if (reason.empty()) continue;
-      throw Error(ErrorCode::kQuantized, part.source->path(), "_quantization_metadata: " + reason);
+      const auto refuse = [&](const std::string& reason) {
+        throw Error(ErrorCode::kQuantized, part.source->path(),
+                    std::string(kComfyKey) + ": " + reason);
+      };
+      const auto layers = comfy_layers(part.header.metadata[*at].second);
+      if (!layers) refuse("is not the JSON of the formats of ComfyUI");
+      for (const auto& [name, layer] : *layers) {
+        if (!layer.refused.empty()) refuse(in_quotes(name) + ": " + layer.refused);
+      }
     }
+  }
+
+  // By part.
+  std::vector<std::vector<std::string>> hidden_keys() const {
+    std::vector<std::vector<std::string>> keys;
+    for (const Part& part : checkpoint_.parts()) {
+      keys.push_back(keys_of_quantisation(part.header.metadata));
+    }
+    return keys;
   }
 
   void refuse_known() const {
@@ -325,6 +344,40 @@ class Dequantizer {
           tensor, "its values would be " + in_quotes(found.name) + ", as those of another tensor");
     }
     fates_[number] = tensors_->add(found, scheme, stored, *length);
+    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) {
+      computed_.insert(without_weight(found.name));
+    }
+  }
+
+  static std::string without_weight(std::string_view name) {
+    constexpr std::string_view kEnding = ".weight";
+    return std::string(name.ends_with(kEnding) ? without_ending(name, kEnding) : name);
+  }
+
+  // A part of a quantised weight that nothing has used: its values would be wrong without it. The
+  // blocks of GGUF have no parts.
+  void refuse_companions() const {
+    constexpr int kMostParts = 64;  // words in the last part of a name
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      if (fates_[i] != Dequantized::kKept) continue;
+      const std::string_view name = checkpoint_.name(i);
+      const std::size_t dot = name.rfind('.');
+      const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
+      const std::size_t word = place_of_companion(name.substr(begin));
+      if (word == std::string_view::npos) continue;
+      // The part of "m" is "m.part", and of the fused experts "m" also "m_part".
+      std::size_t at = begin + word;
+      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
+        at = name.find_last_of("._", at);
+        if (at == std::string_view::npos || at < begin) break;
+        if (computed_.contains(name.substr(0, at))) {
+          Finder::refuse(checkpoint_.tensor(i),
+                         "stands beside the quantised weight " + in_quotes(name.substr(0, at)) +
+                             ", and it is not known what for: the values would be wrong");
+        }
+        if (at == 0) break;
+      }
+    }
   }
 
   // FP8 that looks as if it had no scale, beside a tensor that may be one under an unknown name.
@@ -365,7 +418,8 @@ class Dequantizer {
         add(plain_scheme(), i, tensor, found);
       } else if (is_quantized && vanishes(tensor.name)) {
         fates_[i] = Dequantized::kGone;
-      } else if (const std::string reason = reason_if_left(finder_, tensor); !reason.empty()) {
+      } else if (const std::string reason = reason_if_left(finder_, tensor, is_quantized);
+                 !reason.empty()) {
         Finder::refuse(tensor, reason);
       }
     }
@@ -377,6 +431,8 @@ class Dequantizer {
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
+  // Names of results, without ".weight".
+  std::set<std::string, std::less<>> computed_;
   std::unique_ptr<QuantizedTensors> tensors_;
   bool knows_scales_ = false;
   // By the module's name: a tensor whose name tells of a scale. Views of the checkpoint's names.

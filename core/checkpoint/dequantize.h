@@ -36,6 +36,9 @@ struct Dequantized {
   // is shown in its place.
   std::vector<std::uint32_t> fates;
   std::string text;  // for Derivation::texts
+  std::vector<std::string> warnings;
+  // By part, sorted: keys of its metadata that describe the quantisation alone.
+  std::vector<std::vector<std::string>> hidden_keys;
 };
 
 // Throws Error kQuantized for a quantised tensor that is not complete, contradicts itself, or is of

@@ -15,7 +15,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kMaxIndexBytes = 1ULL << 30;
+constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // as a header
 
 std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view suffix) {
   const std::string usual = "model" + std::string(suffix);

@@ -1,14 +1,20 @@
 #include "core/checkpoint/model_files.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/checkpoint/quantization_config.h"
+#include "core/source/local_file.h"
 #include "core/source/url.h"
 
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -176,6 +182,102 @@ class ConfigEditor {
   DType type_;
 };
 
+// The path of an open file, without symbolic links (proc_pid_fd(5)).
+std::filesystem::path path_of(const UniqueFd& fd, const std::string& place) {
+  std::error_code error;
+  auto path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd.get()), error);
+  if (error) throw_errno(ErrorCode::kUnreadable, place, "/proc/self/fd", error.value());
+  return path;
+}
+
+bool lies_in(const std::filesystem::path& path, const std::filesystem::path& directory) {
+  return std::ranges::mismatch(directory, path).in1 == directory.end();
+}
+
+// A local directory. A file is looked at after its links were followed and before it is opened, by
+// one descriptor (O_PATH), so that nobody can put another one in its place between.
+class ModelDirectory {
+ public:
+  ModelDirectory(const std::string& name, bool others_may_read)
+      : name_(name), others_may_read_(others_may_read) {
+    const char* const opened = name.empty() ? "." : name.c_str();
+    fd_ = UniqueFd(::open(opened, O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!fd_) throw_errno(ErrorCode::kUnreadable, name, "", errno);
+    path_ = path_of(fd_, name);
+    // models--ORG--NAME/snapshots/COMMIT, or a directory in it.
+    for (std::filesystem::path at = path_; at.has_relative_path(); at = at.parent_path()) {
+      const std::filesystem::path cached = at.parent_path().parent_path();
+      if (at.parent_path().filename() == "snapshots" &&
+          cached.filename().native().starts_with("models--")) {
+        blobs_ = cached / "blobs";
+      }
+    }
+  }
+
+  // Throws Error: the file cannot be opened, or may not be shown.
+  std::unique_ptr<const Source> open(const std::string& name) const {
+    const std::string place = child_name(name_, name);
+    const UniqueFd found(::openat(fd_.get(), name.c_str(), O_PATH | O_CLOEXEC));
+    if (!found) throw_unreadable(place, errno);
+    const struct stat status = stat_of(found.get(), place);
+    if (!S_ISREG(status.st_mode)) throw Error(ErrorCode::kHidden, place, "not a regular file");
+    const std::filesystem::path target = path_of(found, place);
+    if (target != path_ / name) check_link(place, target, status);
+    const std::string opened = "/proc/self/fd/" + std::to_string(found.get());
+    UniqueFd fd(::open(opened.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) throw_unreadable(place, errno);
+    return std::make_unique<const LocalFile>(target.native(), std::move(fd));
+  }
+
+ private:
+  void check_link(const std::string& place, const std::filesystem::path& target,
+                  const struct stat& status) const {
+    const bool is_blob = !blobs_.empty() && lies_in(target, blobs_);
+    if (!is_blob && !lies_in(target, path_)) {
+      throw Error(ErrorCode::kUnreadable, place,
+                  "a symbolic link to " + in_quotes(target.native()) +
+                      ", which is not in its directory: copy the file there");
+    }
+    if (!others_may_read_) return;
+    bool may_read = (status.st_mode & S_IROTH) != 0;
+    const std::filesystem::path top = is_blob ? blobs_.parent_path() : path_;
+    for (std::filesystem::path at = target.parent_path(); at != top; at = at.parent_path()) {
+      struct stat entered {};
+      may_read = may_read && ::lstat(at.c_str(), &entered) == 0 && (entered.st_mode & S_IXOTH) != 0;
+    }
+    if (may_read) return;
+    throw Error(ErrorCode::kUnreadable, place,
+                "a symbolic link to " + in_quotes(target.native()) +
+                    ", which other users may not read, and they may read this mount: copy the file "
+                    "there, or change its mode");
+  }
+
+  std::string name_;
+  bool others_may_read_;
+  UniqueFd fd_;
+  std::filesystem::path path_;   // without symbolic links
+  std::filesystem::path blobs_;  // of the Hub's cache that it is in; empty: it is in none
+};
+
+std::string warning_of(const Error& error) {
+  return std::string(error.what()) + " (.stfs/model lacks this file)";
+}
+
+// Opens `names` in a local directory, and notes those that are not shown.
+void open_local_into(ModelFiles& out, const std::string& directory,
+                     const std::vector<std::string>& names, bool others_may_read) {
+  std::optional<const ModelDirectory> files;
+  for (const std::string& name : names) {
+    try {
+      if (!files) files.emplace(directory, others_may_read);
+      out.files.push_back({name, files->open(name)});
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kAbsent || error.code() == ErrorCode::kHidden) continue;
+      out.warnings.push_back(warning_of(error));
+    }
+  }
+}
+
 // Opens `names`, and notes those that cannot be opened where the directory lists them.
 void open_into(ModelFiles& out, const std::string& directory, const std::vector<std::string>& names,
                bool is_listed, Sources& sources) {
@@ -188,8 +290,7 @@ void open_into(ModelFiles& out, const std::string& directory, const std::vector<
       out.files.push_back({names[i], std::move(opened[i].source)});
     } else if (opened[i].error->code() != ErrorCode::kAbsent &&
                (is_listed || opened[i].error->code() != ErrorCode::kHidden)) {
-      out.warnings.push_back(std::string(opened[i].error->what()) +
-                             " (.stfs/model lacks this file)");
+      out.warnings.push_back(warning_of(*opened[i].error));
     }
   }
 }
@@ -209,7 +310,8 @@ bool is_model_file(std::string_view name) {
 std::optional<std::string> without_quantisation(std::string_view config, DType type) {
   // Checked without a tree of values, which could take a hundred times the text.
   std::size_t at = config.find_first_not_of("\xEF\xBB\xBF \t\r\n");
-  if (at == std::string_view::npos || config[at] != '{' || !Json::accept(config)) {
+  if (at == std::string_view::npos || config[at] != '{' ||
+      !Json::accept(without_infinities(config))) {
     return std::nullopt;
   }
   std::string text(config.substr(0, at));
@@ -219,7 +321,7 @@ std::optional<std::string> without_quantisation(std::string_view config, DType t
 
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
-                            std::optional<DType> computed, Sources& sources) {
+                            std::optional<DType> computed, bool others_may_read, Sources& sources) {
   ModelFiles out;
   std::vector<std::string> wanted;
   if (names) {
@@ -236,7 +338,11 @@ ModelFiles open_model_files(const std::string& directory,
                              std::to_string(kMostFiles) + " are the limit: there is none");
       return out;
     }
-    open_into(out, directory, wanted, true, sources);
+    if (is_url(directory)) {
+      open_into(out, directory, wanted, true, sources);
+    } else {
+      open_local_into(out, directory, wanted, others_may_read);
+    }
   } else {
     open_into(out, directory, {std::string(kModelConfig)}, false, sources);
     if (out.files.empty()) return out;

@@ -28,7 +28,7 @@ struct ModelFile {
 
 struct ModelFiles {
   std::vector<ModelFile> files;       // bytewise by name; empty without a config.json
-  std::vector<std::string> warnings;  // files that are there and cannot be opened; printable
+  std::vector<std::string> warnings;  // files that are there and are not shown; printable
 };
 
 // Whether loaders look for a file of this name.
@@ -38,9 +38,14 @@ bool is_model_file(std::string_view name);
 // server lists them: the usual names are then tried. Of a checkpoint with computed tensors of type
 // `computed`, config.json has the text of without_quantisation(), and the files that describe
 // nothing but the quantisation are left out. Fetches no bytes but those of that text.
+//
+// Somebody else may have written a local directory. So a symbolic link is followed only to a
+// regular file in the directory, or in the `blobs` of the Hub's cache that it is in; with
+// `others_may_read` only to one that all users may read (o+r), in directories that they may enter
+// (o+x) as far as these lie below the directory or the model's place in that cache.
 ModelFiles open_model_files(const std::string& directory,
                             const std::optional<std::vector<std::string>>& names,
-                            std::optional<DType> computed, Sources& sources);
+                            std::optional<DType> computed, bool others_may_read, Sources& sources);
 
 // The text of config.json for the values in BF16, F16 or F32: without its members that describe a
 // quantisation, and with the type's name. All else stays byte for byte. nullopt: not a JSON object.

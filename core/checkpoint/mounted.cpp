@@ -274,7 +274,7 @@ std::string version_of(const Checkpoint& checkpoint) {
   for (const Part& part : checkpoint.parts()) {
     add(part.source->path());
     add({"\0", 1});
-    add(part.source->version().token);
+    add(part.source->token());
     add("\n");
     if (part.is_whole) continue;
     // An index, which may be rewritten, chose among the tensors of the file.

@@ -8,13 +8,17 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/layer_texts.h"
 #include "core/checkpoint/quantization_config.h"
 #include "core/recipe/dequantize.h"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +46,9 @@ struct QuantizedWeight {
 };
 
 // Finds tensors and configurations for the schemes.
+// The beginnings that MLX's names of modules lack where text_config has the quantisation.
+inline constexpr std::string_view kTextModels[] = {"language_model.", "text_model."};
+
 class Finder {
  public:
   Finder(const Checkpoint& checkpoint, Sources& sources);
@@ -53,6 +60,18 @@ class Finder {
   std::optional<std::uint32_t> find(std::string_view base, std::string_view ending) const;
   // The configuration beside the file that holds a tensor.
   const QuantizationConfig& config(std::uint32_t number) const;
+  // What matching names with the configurations' expressions has cost.
+  MatchingWork& work() const { return work_; }
+  // Whether any tensor has this ending, which is one of the known ones.
+  bool has_ending(std::string_view ending) const;
+  // A line for each configuration with keys that are not known.
+  std::vector<std::string> warnings() const;
+  // The text of a key in the metadata of the file that holds a tensor, or else of any other file.
+  std::optional<std::string_view> metadata(std::uint32_t number, std::string_view key) const;
+  // Whether ComfyUI's texts name the formats of layers, in this file's header or in any tensor.
+  bool has_layers_of_comfy(std::uint32_t number) const;
+  // What they say of the layer with this name; `number` is that of its weight.
+  std::optional<ComfyLayer> layer_of_comfy(std::uint32_t number, std::string_view layer) const;
   // All texts that were read.
   std::string config_texts() const;
   // Throws Error kQuantized for a quant_method that stfs does not know, of a checkpoint that has
@@ -69,12 +88,16 @@ class Finder {
   [[noreturn]] static void refuse(const Tensor& tensor, const std::string& rule);
 
  private:
+  std::set<std::string> modules_without_tensors(const QuantizationConfig& config) const;
   const QuantizationConfig* first_with(bool (*is_wanted)(const QuantizationConfig&)) const;
 
   const Checkpoint& checkpoint_;
   Sources& sources_;
   std::uint64_t endings_ = 0;  // bits: which of the known endings names have
   mutable std::map<std::string, QuantizationConfig> configs_;  // by directory
+  mutable MatchingWork work_;
+  using ComfyLayers = std::map<std::string, ComfyLayer, std::less<>>;
+  mutable std::map<const Part*, ComfyLayers> comfy_layers_;  // of the headers that have some
 };
 
 struct Scheme {
@@ -101,9 +124,12 @@ bool vanishes(std::string_view name);
 // The beginning that the names of all parts of a weight share: "X" of X.weight, X.weight_scale and
 // X.scales.
 std::string_view base_of_part(std::string_view name);
+// The place in a name, which is that of a tensor without its module, from which on it still has a
+// word of a part of quantised weights: "scale", "zero". npos: it has none.
+std::size_t place_of_companion(std::string_view name);
 // Why a tensor that no row has taken cannot pass: "is a scale of a quantised weight that is not
-// there"; "" for one that can.
-std::string reason_if_left(const Finder& finder, const Tensor& tensor);
+// there"; "" for one that can. `is_quantized`: other weights are computed.
+std::string reason_if_left(const Finder& finder, const Tensor& tensor, bool is_quantized);
 
 // --- for the functions of rows
 
@@ -134,6 +160,10 @@ std::vector<std::uint64_t> with_last(std::span<const std::uint64_t> shape, std::
 // The companion `base` + `ending` of a weight. Refuses a weight without it.
 std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,
                    std::string_view ending);
+// Refuses a weight of integers without zero points, where no weight has some and the configuration
+// says that it does. A library left out those that are all 0.
+void refuse_without_zero_points(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                                std::string_view base);
 [[noreturn]] void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending);
 // `subject` is told neither by the tensors nor by the config: "the number of bits".
 [[noreturn]] void refuse_without_config(const Finder& finder, std::uint32_t number,
@@ -141,6 +171,15 @@ std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view 
 // packed(), or refuses a size that overflows.
 Packing packed_or_refuse(const Tensor& weight, const Packing& packing, std::uint64_t rows,
                          std::uint64_t columns, std::uint64_t unit = 1);
+
+// ModelOpt's files for ComfyUI have its config in the header, and NVFP4 whose scales may be in rows
+// or in tiles: refuses the weight of such a file.
+void refuse_of_modelopt_for_comfy(const Finder& finder, std::uint32_t number, const Tensor& weight);
+
+// Adds the companion `base` + `ending`, if there is one: a scale for each column of the weight, by
+// which the model multiplies its inputs.
+void add_column_scale(const Finder& finder, const Tensor& weight, std::string_view base,
+                      std::string_view ending, QuantizedWeight& found);
 
 // Rows of the table, by the file that has them.
 using FindWeight = bool(const Finder&, std::uint32_t, const Tensor&, QuantizedWeight&);
@@ -150,5 +189,9 @@ FindWeight find_packed;                                  // schemes_compressed.c
 FindWeight find_gptq, find_awq;                          // schemes_gptq.cpp
 FindWeight find_bnb4, find_bnb8;                         // schemes_bitsandbytes.cpp
 FindWeight find_mlx;                                     // schemes_mlx.cpp
+FindWeight find_comfy;                                   // schemes_comfy.cpp
+FindWeight find_torchao;                                 // schemes_torchao.cpp
+FindWeight find_modelopt_int4;                           // schemes_modelopt.cpp
+FindWeight find_quark;                                   // schemes_quark.cpp
 
 }  // namespace stfs

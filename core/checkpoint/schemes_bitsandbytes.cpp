@@ -1,4 +1,6 @@
 // bitsandbytes: 4-bit codes of a table in flat blocks, and INT8 with a scale for each row.
+// GPTQModel writes the same under names of its own: X.weight_absmax for X.weight.absmax,
+// X.weight_scb for X.SCB.
 #include "core/base/text.h"
 #include "core/checkpoint/schemes.h"
 
@@ -11,19 +13,25 @@ bool find_bnb4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
                QuantizedWeight& found) {
   const auto nf4 = finder.find(tensor.name, ".quant_state.bitsandbytes__nf4");
   const auto fp4 = finder.find(tensor.name, ".quant_state.bitsandbytes__fp4");
-  const auto absmax_number = finder.find(tensor.name, ".absmax");
-  if (!nf4 && !fp4) {
-    if (absmax_number) refuse_half(tensor, tensor.name, ".quant_state.bitsandbytes__nf4");
+  const auto either = finder.find(tensor.name, "_quant_state");
+  if (!nf4 && !fp4 && !either) {
+    const bool is_half = finder.find(tensor.name, ".absmax").has_value();
+    if (is_half) refuse_half(tensor, tensor.name, ".quant_state.bitsandbytes__nf4");
     return false;
   }
-  const Tensor state_tensor = finder.tensor(nf4 ? *nf4 : *fp4);
+  const std::uint32_t state_number = nf4 ? *nf4 : fp4 ? *fp4 : *either;
+  const Tensor state_tensor = finder.tensor(state_number);
   const auto state = parse_quant_state(finder.bytes_of(state_tensor));
-  if (!state || (nf4 && fp4) || state->type != (nf4 ? "nf4" : "fp4")) {
+  const bool is_known = state && (state->type == "nf4" || state->type == "fp4");
+  if (!is_known || (nf4 && (fp4 || state->type != "nf4")) || (fp4 && state->type != "fp4")) {
     refuse_companion(tensor, state_tensor, "its JSON is not that of a quantised weight");
   }
-  const std::uint32_t scale_number = need(finder, tensor, tensor.name, ".absmax");
+  const auto part = [&](const char* name) {
+    return need(finder, tensor, tensor.name, (nf4 || fp4 ? "." : "_") + std::string(name));
+  };
+  const std::uint32_t scale_number = part("absmax");
   const Tensor absmax = finder.tensor(scale_number);
-  const std::uint32_t map_number = need(finder, tensor, tensor.name, ".quant_map");
+  const std::uint32_t map_number = part("quant_map");
   const Tensor map = finder.tensor(map_number);
   if (map.dtype != DType::kF32 || map.elements() != 16) refuse_companion(tensor, map);
   QuantizedLayout& layout = found.layout;
@@ -50,7 +58,7 @@ bool find_bnb4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   found.input(Role::kWeight) = number;
   found.input(Role::kScale) = scale_number;
   found.input(Role::kMap) = map_number;
-  found.input(Role::kState) = nf4 ? *nf4 : *fp4;
+  found.input(Role::kState) = state_number;
   const bool is_nested = state->nested_block != 0;
   if (absmax.dtype != (is_nested ? DType::kU8 : DType::kF32)) refuse_companion(tensor, absmax);
   const Packing scale = is_nested ? fields(Codes::kFields, 8) : typed(DType::kF32);
@@ -58,9 +66,9 @@ bool find_bnb4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   if (!is_nested) return true;
   layout.nested_block = state->nested_block;
   layout.nested_offset = state->nested_offset;
-  for (const auto& [role, ending] : {std::pair(Role::kNestedScale, ".nested_absmax"),
-                                     std::pair(Role::kLevels, ".nested_quant_map")}) {
-    found.input(role) = need(finder, tensor, tensor.name, ending);
+  for (const auto& [role, name] : {std::pair(Role::kNestedScale, "nested_absmax"),
+                                   std::pair(Role::kLevels, "nested_quant_map")}) {
+    found.input(role) = part(name);
     const Tensor nested = finder.tensor(found.input(role));
     if (nested.dtype != DType::kF32) refuse_companion(tensor, nested);
   }
@@ -71,7 +79,8 @@ bool find_bnb8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
                QuantizedWeight& found) {
   if (tensor.dtype != DType::kI8 || !tensor.name.ends_with(".weight")) return false;
   const std::string_view base = without_ending(tensor.name, ".weight");
-  const auto scale_number = finder.find(base, ".SCB");
+  auto scale_number = finder.find(base, ".SCB");
+  if (!scale_number) scale_number = finder.find(tensor.name, "_scb");
   if (!scale_number) return false;
   const Tensor scale = finder.tensor(*scale_number);
   if (!has_rank(tensor, 2) || scale.dtype != DType::kF32 || !has_rank(scale, 1) ||

@@ -24,17 +24,18 @@ std::vector<std::uint64_t> numbers_in(const Finder& finder, const Tensor& weight
   return numbers;
 }
 
+using Groups = std::span<const QuantizationConfig::Group* const>;
+
 // The packing with the bits of a group of the config in which `columns` columns fill `width` words.
 // Refuses a weight for which there are two.
-std::optional<Packing> packing_of(const Tensor& weight,
-                                  std::span<const QuantizationConfig::Group> groups,
-                                  std::uint64_t columns, std::uint64_t width) {
+std::optional<Packing> packing_of(const Tensor& weight, Groups groups, std::uint64_t columns,
+                                  std::uint64_t width) {
   std::optional<Packing> found;
-  for (const QuantizationConfig::Group& group : groups) {
-    if (!group.bits || *group.bits > 8 || group.type == "float") continue;
-    const auto half = std::int32_t{1} << (*group.bits - 1);
+  for (const QuantizationConfig::Group* const group : groups) {
+    if (!group->bits || *group->bits > 8 || group->type == "float") continue;
+    const auto half = std::int32_t{1} << (*group->bits - 1);
     for (const Codes codes : {Codes::kFields, Codes::kWords}) {
-      const Packing packing = fields(codes, *group.bits, half);
+      const Packing packing = fields(codes, *group->bits, half);
       const auto whole = packed(packing, 1, columns, 4);
       if (!whole || whole->pitch != width * 4) continue;
       if (found && !(*found == packing)) {
@@ -42,7 +43,7 @@ std::optional<Packing> packing_of(const Tensor& weight,
                                    " columns may be packed in two ways that have the same size");
       }
       found = packing;
-      if (32 % *group.bits == 0) break;  // both are the same
+      if (32 % *group->bits == 0) break;  // both are the same
     }
   }
   return found;
@@ -52,22 +53,21 @@ std::optional<Packing> packing_of(const Tensor& weight,
 // experts elsewhere would have to be fetched for it, so where the scales leave no choice it is read
 // only if it is on this machine.
 std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tensor& scale,
-                         const std::optional<std::uint32_t>& shape_number,
-                         const QuantizationConfig& config) {
+                         const std::optional<std::uint32_t>& shape_number, Groups groups) {
   const Matrices grid = matrices_of(scale.shape);
   const std::uint64_t width = weight.shape.back();
   constexpr std::uint64_t kUntold = 0;
   std::uint64_t by_groups = kUntold;
   bool is_ambiguous = false;
-  for (const QuantizationConfig::Group& group : config.groups) {
-    if (!group.bits || group.type == "float") continue;
+  for (const QuantizationConfig::Group* const group : groups) {
+    if (!group->bits || group->type == "float") continue;
     std::uint64_t columns = 0;
     // Otherwise there is one group of all columns, whose number the config does not tell.
-    const bool is_grouped = group.group_size && *group.group_size != QuantizationConfig::kAll &&
-                            group.strategy != "channel" && group.strategy != "tensor";
+    const bool is_grouped = group->group_size && *group->group_size != QuantizationConfig::kAll &&
+                            group->strategy != "channel" && group->strategy != "tensor";
     if (!is_grouped) {
       is_ambiguous = is_ambiguous || grid.columns == 1;
-    } else if (!__builtin_mul_overflow(grid.columns, *group.group_size, &columns) &&
+    } else if (!__builtin_mul_overflow(grid.columns, *group->group_size, &columns) &&
                packing_of(weight, {&group, 1}, columns, width)) {
       is_ambiguous = is_ambiguous || (by_groups != kUntold && by_groups != columns);
       by_groups = columns;
@@ -98,7 +98,10 @@ std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tenso
 void add_zero_points(const Finder& finder, const Tensor& weight, const Tensor& scale,
                      std::string_view base, const Packing& packing, QuantizedWeight& found) {
   const auto number = finder.find(base, "_zero_point");
-  if (!number) return;
+  if (!number) {
+    refuse_without_zero_points(finder, found.input(Role::kWeight), weight, base);
+    return;
+  }
   const Tensor zero = finder.tensor(*number);
   QuantizedLayout& layout = found.layout;
   found.input(Role::kZero) = *number;
@@ -117,6 +120,23 @@ void add_zero_points(const Finder& finder, const Tensor& weight, const Tensor& s
   if (!std::ranges::equal(zero.shape, shape)) refuse_companion(weight, zero);
 }
 
+// W4A8 with FP8 scales of groups: the product is multiplied by a scale of the row.
+void add_row_scale(const Finder& finder, const Tensor& weight, std::string_view base,
+                   QuantizedWeight& found) {
+  const auto number = finder.find(base, "_chan_scale");
+  if (!number) return;
+  const Tensor scale = finder.tensor(*number);
+  const auto type = scale_type(scale.dtype);
+  const std::size_t rank = weight.shape.size();
+  const bool has_one = scale.shape.size() == rank && scale.shape.back() == 1;
+  if (!type || *type == DType::kF8E8M0 || (!has_one && scale.shape.size() + 1 != rank) ||
+      !std::ranges::equal(scale.shape.first(rank - 1), weight.shape.first(rank - 1))) {
+    refuse_companion(weight, scale, "a scale for each row is expected");
+  }
+  found.input(Role::kRowFactor) = *number;
+  found.layout.row_factor_type = *type;
+}
+
 bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tensor& tensor,
                          std::string_view base, QuantizedWeight& found) {
   const std::string prefix = std::string(base);
@@ -124,7 +144,8 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
   const std::uint32_t scale_number = need(finder, tensor, prefix, "_scale");
   const Tensor scale = finder.tensor(scale_number);
   const auto shape_number = finder.find(prefix, "_shape");
-  const auto type = scale_type(scale.dtype);
+  const bool is_fp8 = scale.dtype == DType::kF8E4M3;
+  const auto type = is_fp8 ? std::optional(scale.dtype) : scale_type(scale.dtype);
   const Matrices words = matrices_of(tensor.shape);
   const Matrices grid = matrices_of(scale.shape);
   if (!type || tensor.shape.size() < 2 || scale.shape.size() != tensor.shape.size() ||
@@ -132,8 +153,12 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
       grid.columns == 0) {
     refuse_companion(tensor, scale);
   }
-  const std::uint64_t columns = columns_of(finder, tensor, scale, shape_number, config);
-  const auto packing = packing_of(tensor, config.groups, columns, words.columns);
+  const GroupsOfModule own = groups_of(config, without_ending(base, ".weight"), finder.work());
+  const std::uint64_t columns = columns_of(finder, tensor, scale, shape_number, own.groups);
+  auto packing = packing_of(tensor, own.groups, columns, words.columns);
+  if (!packing && !own.is_told) {
+    packing = packing_of(tensor, all_groups(config), columns, words.columns);
+  }
   if (!packing) {
     if (config.groups.empty()) {
       refuse_without_config(finder, number, tensor, "the number of bits");
@@ -163,6 +188,10 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
   found.input(Role::kScale) = scale_number;
   if (shape_number) found.input(Role::kShape) = *shape_number;
   add_zero_points(finder, tensor, scale, prefix, *packing, found);
+  add_row_scale(finder, tensor, prefix, found);
+  if (is_fp8 && found.input(Role::kRowFactor) == QuantizedWeight::kNone) {
+    refuse_half(tensor, prefix, "_chan_scale");
+  }
   if (const auto index = finder.find(prefix, "_g_idx")) {
     if (finder.tensor(*index).dtype != DType::kI32 || layout.grid_rows != layout.rows) {
       refuse_companion(tensor, finder.tensor(*index));
@@ -171,6 +200,31 @@ bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tenso
     layout.index_may_be_unused = true;
   }
   return true;
+}
+
+// Bytes as scales are E8M0 of MXFP4, or UE5M3 of AutoRound's nvfp4_v2: only the config tells.
+void refuse_other_scales(const Finder& finder, std::uint32_t number, const Tensor& tensor,
+                         std::string_view base) {
+  const QuantizationConfig& config = finder.config(number);
+  const std::string_view module = without_ending(base, ".weight");
+  std::vector<std::string> told;
+  if (config.method.ends_with("auto-round")) {
+    for (const QuantizationConfig::Exception* const own :
+         exceptions_of(config, module, finder.work())) {
+      if (!own->data_type.empty()) told.push_back(own->data_type);
+    }
+    if (told.empty()) told.push_back(config.data_type);
+  }
+  for (const QuantizationConfig::Group* const group :
+       groups_of(config, module, finder.work()).groups) {
+    told.push_back(group->format.empty() ? config.format : group->format);
+  }
+  const bool is_mxfp4 = !told.empty() && std::ranges::all_of(told, [](const std::string& word) {
+    return word.starts_with("mx_fp") || word.starts_with("mxfp4");
+  });
+  if (is_mxfp4) return;
+  refuse_without_config(finder, number, tensor,
+                        "whether the bytes of its scales are E8M0 or UE5M3");
 }
 
 bool find_fp4_packed(const Finder& finder, std::uint32_t number, const Tensor& tensor,
@@ -182,6 +236,7 @@ bool find_fp4_packed(const Finder& finder, std::uint32_t number, const Tensor& t
     Finder::refuse(tensor, "its shape is not that of packed weights");
   }
   const bool is_nvfp4 = scale.dtype == DType::kF8E4M3;
+  if (scale.dtype == DType::kU8) refuse_other_scales(finder, number, tensor, base);
   const bool is_mxfp4 = scale.dtype == DType::kU8 || scale.dtype == DType::kF8E8M0;
   if (!is_nvfp4 && !is_mxfp4) refuse_companion(tensor, scale, "no type of the scales of FP4");
   const std::uint64_t group = is_nvfp4 ? 16 : 32;

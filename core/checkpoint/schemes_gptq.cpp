@@ -31,19 +31,44 @@ Qweight qweight_of(const Finder& finder, const Tensor& tensor) {
   return out;
 }
 
+// How many of `rows` share a scale where there are `groups` of them. The last group may be shorter.
+// The sizes that the config names for this weight come first, then the one for all.
+std::uint64_t group_size_of(const Finder& finder, const QuantizationConfig& config,
+                            const Tensor& tensor, std::string_view module, std::uint64_t rows,
+                            std::uint64_t groups) {
+  const auto cut = [&](std::uint64_t size) {
+    return std::clamp<std::uint64_t>(size, 1, std::max<std::uint64_t>(rows, 1));
+  };
+  const auto fits = [&](std::uint64_t size) { return (rows + size - 1) / size == groups; };
+  std::optional<std::uint64_t> own;
+  for (const QuantizationConfig::Exception* const exception :
+       exceptions_of(config, module, finder.work())) {
+    if (!exception->group_size || !fits(cut(*exception->group_size))) continue;
+    if (own && *own != cut(*exception->group_size)) {
+      Finder::refuse(tensor, printable(config.file) + " names two sizes of its groups");
+    }
+    own = cut(*exception->group_size);
+  }
+  if (own) return *own;
+  const bool may_be_equal = !config.group_size || !config.exceptions.empty();
+  if (config.group_size && (fits(cut(*config.group_size)) || !may_be_equal)) {
+    return cut(*config.group_size);
+  }
+  return rows % groups == 0 ? cut(rows / groups) : 1;
+}
+
 // Sets what both have: the grid is [groups, out], and the result the transpose.
-void set_turned(const Tensor& tensor, std::uint32_t number, const Qweight& parts,
-                std::uint64_t rows, std::uint64_t columns, std::optional<std::uint64_t> group_size,
-                bool has_index, const Packing& codes, QuantizedWeight& found) {
+void set_turned(const Finder& finder, const Tensor& tensor, std::uint32_t number,
+                const Qweight& parts, std::uint64_t rows, std::uint64_t columns, bool has_index,
+                const Packing& codes, QuantizedWeight& found) {
+  const QuantizationConfig& config = finder.config(number);
   QuantizedLayout& layout = found.layout;
   const std::uint64_t groups = parts.scale.shape[0];
   layout.rows = rows;
   layout.columns = columns;
   layout.is_transposed = true;
   layout.weight = packed_or_refuse(tensor, codes, rows, columns, 4);
-  std::uint64_t group = group_size.value_or(0);
-  if (group == 0 && rows % groups == 0) group = rows / groups;
-  group = std::clamp<std::uint64_t>(group, 1, std::max<std::uint64_t>(rows, 1));
+  const std::uint64_t group = group_size_of(finder, config, tensor, parts.base, rows, groups);
   if (parts.scale.shape[1] != columns || (rows + group - 1) / group != groups) {
     if (has_index) refuse_companion(tensor, parts.scale, "it has another number of groups");
     refuse_companion(tensor, parts.scale);
@@ -106,8 +131,8 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     Finder::refuse(tensor, "the layout " + in_quotes(config.format) + " of GPTQ is not supported");
   }
   const auto index_number = finder.find(parts.base, ".g_idx");
-  std::uint64_t bits = config.has_exceptions ? bits_of_zeros(finder, parts) : 0;
-  if (!config.has_exceptions) bits = config.bits.value_or(0);
+  std::uint64_t bits =
+      config.exceptions.empty() ? config.bits.value_or(0) : bits_of_zeros(finder, parts);
   std::uint64_t word_bits = 0;
   if (__builtin_mul_overflow(tensor.shape[0], 32, &word_bits))
     Finder::refuse(tensor, "its size overflows");
@@ -133,15 +158,17 @@ bool find_gptq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
         tensor, std::to_string(tensor.shape[0]) + " rows of words hold no whole number of codes");
   }
   const std::uint64_t rows = word_bits / bits;
-  auto group = config.group_size;
-  if (config.has_exceptions) group.reset();
-  set_turned(tensor, number, parts, rows, tensor.shape[1], group, index_number.has_value(),
+  set_turned(finder, tensor, number, parts, rows, tensor.shape[1], index_number.has_value(),
              fields(Codes::kDown, bits), found);
+  if (config.needs_index && !index_number && found.layout.grid_rows > 1) {
+    refuse_half(tensor, parts.base, ".g_idx");
+  }
   found.layout.index_is_of_rows = true;
   if (!parts.zeros) refuse_half(tensor, parts.base, ".qzeros");
   const Tensor zeros = finder.tensor(*parts.zeros);
   Packing zero = fields(Codes::kFields, bits);
   zero.added = is_v1 ? 1 : 0;
+  if (is_v1 && config.has_borrowed_zeros && bits != 3) zero.codes = Codes::kCarried;
   zero = packed_or_refuse(tensor, zero, found.layout.grid_rows, found.layout.grid_columns, 4);
   if (zeros.dtype != DType::kI32 || !has_rank(zeros, 2) ||
       zeros.shape[0] != found.layout.grid_rows || zeros.shape[1] != zero.pitch / 4) {
@@ -171,8 +198,8 @@ bool find_awq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
       (config.format.empty() || config.format == "gemm" || config.format == "auto_round:auto_awq" ||
        config.format == "auto_round:awq") &&
       !__builtin_mul_overflow(tensor.shape[1], 8, &columns) && columns == parts.scale.shape[1];
-  if (!is_gemm ||
-      (config.method != "awq" && config.method != "auto-round" && !config.method.empty())) {
+  if (!is_gemm || (config.method != "awq" && !config.method.ends_with("auto-round") &&
+                   !config.method.empty())) {
     Finder::refuse(tensor, "neither the layout of GPTQ nor that of AWQ's GEMM" +
                                (config.format.empty() ? "" : ": " + in_quotes(config.format)) +
                                "; others are not supported");
@@ -181,8 +208,7 @@ bool find_awq(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     Finder::refuse(tensor, "AWQ with other than 4 bits is not supported");
   if (!parts.zeros && config.zero_point != false) refuse_half(tensor, parts.base, ".qzeros");
   Packing codes = fields(Codes::kInterleaved, 4, parts.zeros ? 0 : 8);
-  set_turned(tensor, number, parts, tensor.shape[0], columns, config.group_size, false, codes,
-             found);
+  set_turned(finder, tensor, number, parts, tensor.shape[0], columns, false, codes, found);
   if (!parts.zeros) return true;
   const Tensor zeros = finder.tensor(*parts.zeros);
   const Packing zero =

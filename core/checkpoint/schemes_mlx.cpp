@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <string>
 #include <utility>
 
 namespace stfs {
 namespace {
+
+constexpr std::size_t kLongestKey = 512;  // bytes of a module's name
 
 struct MlxForm {
   std::uint64_t bits;
@@ -17,6 +21,39 @@ struct MlxForm {
   DType scale;
 };
 
+// The module's own entry in the config. One that text_config has may name a part of the text model,
+// by its name there.
+std::map<std::string, QuantizationConfig::Module>::const_iterator own_parameters(
+    const QuantizationConfig& config, std::string_view base) {
+  const auto whole = config.modules.find(std::string(base));
+  if (whole != config.modules.end() || !config.is_of_text) return whole;
+  for (const std::string_view beginning : kTextModels) {
+    const std::size_t at = base.find(beginning);
+    if (at == std::string_view::npos) continue;
+    return config.modules.find(std::string(base.substr(at + beginning.size())));
+  }
+  return whole;
+}
+
+// A key that is the end of the module's name may mean it, and the same words may then be read in
+// two ways: 4 bits in groups of 64 fill as many as 8 bits in groups of 32.
+void refuse_of_another_name(const QuantizationConfig& config, const Tensor& weight,
+                            std::string_view base, const QuantizationConfig::Module& all) {
+  for (std::size_t dot = base.find('.'); dot != std::string_view::npos && !config.modules.empty();
+       dot = base.find('.', dot + 1)) {
+    if (base.size() - dot > kLongestKey) continue;
+    const auto other = config.modules.find(std::string(base.substr(dot + 1)));
+    if (other == config.modules.end() || !other->second.is_quantized) continue;
+    const QuantizationConfig::Module& own = other->second;
+    const bool is_same = own.bits == all.bits && own.group_size == all.group_size;
+    const bool fits = own.bits && own.group_size && all.bits && all.group_size &&
+                      *own.bits * *own.group_size == *all.bits * *all.group_size;
+    if (is_same || !fits) continue;
+    Finder::refuse(weight, printable(config.file) + " has other parameters for " +
+                               in_quotes(other->first) + ", which may mean it");
+  }
+}
+
 // The parameters of a module: those of the config, or for the modes without biases what the bytes
 // of a group tell.
 MlxForm mlx_form(const Finder& finder, std::uint32_t number, const Tensor& weight,
@@ -25,7 +62,10 @@ MlxForm mlx_form(const Finder& finder, std::uint32_t number, const Tensor& weigh
   QuantizationConfig::Module module = config.all;
   if (!module.bits) module.bits = config.bits;
   if (!module.group_size) module.group_size = config.group_size;
-  if (const auto own = config.modules.find(std::string(base)); own != config.modules.end()) {
+  const auto own = own_parameters(config, base);
+  if (own == config.modules.end()) {
+    if (has_biases) refuse_of_another_name(config, weight, base, module);
+  } else {
     if (!own->second.is_quantized) {
       Finder::refuse(weight, printable(config.file) +
                                  " says that it is not quantised, but it has "

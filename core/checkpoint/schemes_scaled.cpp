@@ -80,14 +80,17 @@ void set_scale(const Tensor& weight, const Tensor& scale, DType type, QuantizedL
 }
 
 // The sizes of blocks that the config may mean for this weight.
-std::vector<QuantizationConfig::Block> blocks_in(const QuantizationConfig& config) {
+std::vector<QuantizationConfig::Block> blocks_in(const QuantizationConfig& config,
+                                                 std::string_view weight, MatchingWork& work) {
   std::vector<QuantizationConfig::Block> blocks;
   if (config.weight_block) blocks.push_back(*config.weight_block);
-  for (const QuantizationConfig::Group& group : config.groups) {
-    if (group.block) blocks.push_back(*group.block);
-    if (group.group_size && group.strategy != "channel" && group.strategy != "tensor" &&
-        group.strategy != "block") {
-      blocks.emplace_back(1, *group.group_size);
+  const std::string_view module =
+      weight.ends_with(".weight") ? without_ending(weight, ".weight") : weight;
+  for (const QuantizationConfig::Group* const group : groups_of(config, module, work).groups) {
+    if (group->block) blocks.push_back(*group->block);
+    if (group->group_size && group->strategy != "channel" && group->strategy != "tensor" &&
+        group->strategy != "block") {
+      blocks.emplace_back(1, *group->group_size);
     }
   }
   return blocks;
@@ -97,7 +100,8 @@ void set_blocks(const Finder& finder, std::uint32_t number, const Tensor& weight
                 const Tensor& scale, const Matrices& all, QuantizedLayout& layout) {
   const QuantizationConfig& config = finder.config(number);
   const std::size_t rank = weight.shape.size();
-  const std::vector<QuantizationConfig::Block> blocks = blocks_in(config);
+  const std::vector<QuantizationConfig::Block> blocks =
+      blocks_in(config, weight.name, finder.work());
   bool fits = false;
   for (const QuantizationConfig::Block& block : blocks) {
     QuantizedLayout other = layout;
@@ -227,6 +231,31 @@ bool set_down(const Tensor& weight, const Tensor& scale, QuantizedWeight& found)
   return true;
 }
 
+// Whether the rows of an expert are those of the gate, then those of the other projection.
+bool has_gates_first(std::string_view name) {
+  return name.find("gate_up_proj") != std::string_view::npos ||
+         name.find("w13") != std::string_view::npos;
+}
+
+// NVFP4's second scale: of the tensor, of each expert, or of the gates and the others of an expert.
+void set_factor(const Tensor& weight, const Tensor& factor, bool is_down, QuantizedLayout& layout) {
+  const std::span shape = factor.shape;
+  if (factor.dtype != DType::kF32) refuse_companion(weight, factor);
+  if (factor.elements() == 1) return;
+  const bool is_of_experts = !shape.empty() && has_rank(weight, 3) && shape[0] == layout.matrices;
+  const bool is_of_halves = shape.size() == 2 && shape[1] == 2 && !is_down &&
+                            layout.rows % 2 == 0 && has_gates_first(weight.name);
+  if (!is_of_experts || (shape.size() != 1 && !is_of_halves)) refuse_companion(weight, factor);
+  layout.factor_is_of_matrix = true;
+  layout.factor_is_of_half = is_of_halves;
+}
+
+void add_pre_quant_scale(const Finder& finder, const Tensor& weight, QuantizedWeight& found) {
+  if (!weight.name.ends_with(".weight")) return;
+  add_column_scale(finder, weight, without_ending(weight.name, ".weight"), ".pre_quant_scale",
+                   found);
+}
+
 }  // namespace
 
 bool find_fp8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
@@ -244,7 +273,14 @@ bool find_fp8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
   }
   set_scale(tensor, scale, *type, found.layout);
+  if (finder.config(number).is_divided_by_scale) {
+    if (!scale.name.ends_with("_scale_inv")) {
+      refuse_companion(tensor, scale, "it is no \"_scale_inv\", as config.json says");
+    }
+    found.layout.is_divided_by_scale = true;
+  }
   pack_weight(tensor, typed(tensor.dtype), found.layout);
+  add_pre_quant_scale(finder, tensor, found);
   return true;
 }
 
@@ -258,12 +294,21 @@ bool find_int8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   if (!type) refuse_companion(tensor, scale, "no type of a scale");
   // Bytes that are powers of two scale FP4, also where two of it are stored as one I8.
   if (*type == DType::kF8E8M0) refuse_companion(tensor, scale, "no type of a scale of INT8");
+  if (finder.config(number).is_divided_by_scale) {
+    Finder::refuse(tensor, "is INT8, and config.json has weight_scale_semantics, which is of FP8");
+  }
   fill(tensor, number, *scale_number, tensor.shape, found);
   set_blocks(finder, number, tensor, scale, matrices_of(tensor.shape), found.layout);
   set_scale(tensor, scale, *type, found.layout);
   pack_weight(tensor, {.codes = Codes::kSigned}, found.layout);
+  add_pre_quant_scale(finder, tensor, found);
   const auto zero_number = finder.find(tensor.name, "_zero_point");
-  if (!zero_number) return true;
+  if (!zero_number) {
+    if (tensor.name.ends_with(".weight")) {
+      refuse_without_zero_points(finder, number, tensor, tensor.name);
+    }
+    return true;
+  }
   const Tensor zero = finder.tensor(*zero_number);
   if (zero.dtype != DType::kI8 || !std::ranges::equal(zero.shape, scale.shape)) {
     refuse_companion(tensor, zero, "zero points like the scales are expected");
@@ -291,26 +336,24 @@ bool find_fp4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   } else if (scale.dtype == DType::kF8E4M3) {
     is_down = set_down(tensor, scale, found);
     if (!is_down) set_groups(tensor, scale, all, 16, DType::kF8E4M3, found.layout);
+    // Padded to tiles, scales of these shapes would have the same.
+    const bool may_be_tiles = all.rows % 128 == 0 && all.columns % 64 == 0;
+    if (may_be_tiles) refuse_of_modelopt_for_comfy(finder, number, tensor);
     auto factor_number = finder.find(tensor.name, "_scale_2");
     if (!factor_number) factor_number = finder.find(tensor.name, "_weight_scale_2");
     if (!factor_number) {
       Finder::refuse(
           tensor, "NVFP4 without its second scale, \"" + std::string(tensor.name) + "_scale_2\"");
     }
-    const Tensor factor = finder.tensor(*factor_number);
-    const bool is_of_matrix =
-        factor.shape.size() == 1 && tensor.shape.size() == 3 && factor.shape[0] == all.matrices;
-    if (factor.dtype != DType::kF32 || (factor.elements() != 1 && !is_of_matrix)) {
-      refuse_companion(tensor, factor);
-    }
+    set_factor(tensor, finder.tensor(*factor_number), is_down, found.layout);
     found.input(Role::kFactor) = *factor_number;
-    found.layout.factor_is_of_matrix = is_of_matrix && factor.elements() != 1;
   } else {
     refuse_companion(tensor, scale,
                      "bytes with such scales are no FP4; ModelOpt's INT4, which is packed along "
                      "the rows, is not supported");
   }
   pack_weight(tensor, is_down ? fields(Codes::kF4Down, 4) : typed(DType::kF4), found.layout);
+  add_pre_quant_scale(finder, tensor, found);
   return true;
 }
 

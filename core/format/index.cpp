@@ -14,6 +14,9 @@
 namespace stfs {
 namespace {
 
+// Each shard is looked for, and has records of its own; a process may open fewer.
+constexpr std::size_t kMostShards = 1 << 16;
+
 // Receives the SAX events of an index; keeps `weight_map` and `metadata.total_size`.
 class IndexReader {
  public:
@@ -44,6 +47,10 @@ class IndexReader {
     if (!in_map()) return scalar();
     const auto [shard, is_new] =
         shard_numbers.try_emplace(value, static_cast<std::uint32_t>(shard_numbers.size()));
+    if (shard_numbers.size() > kMostShards) {
+      return refuse("more than " + std::to_string(kMostShards) +
+                    " shards: no index of a checkpoint");
+    }
     index.entries.push_back(
         {index.names.size(), static_cast<std::uint32_t>(key_.size()), shard->second});
     index.names += key_;

@@ -15,6 +15,10 @@ namespace {
 // How often the same bytes may go away before they were read.
 constexpr unsigned kMostLost = 16;
 
+// Parts that are read one after the other are multiples of this: a reader that begins at an element
+// has whole elements of every type that a production makes.
+constexpr std::uint64_t kElement = 8;  // bytes
+
 std::uint64_t block_of(std::uint64_t offset) { return offset / Source::kFetchUnit; }
 std::uint64_t last_block(const Extent& extent) {
   return block_of(extent.offset + extent.length - 1);
@@ -66,7 +70,9 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
   unsigned rounds = 0;
   while (!out.empty()) {
     std::uint64_t length = out.size();
-    if (rounds > 1) length = std::max<std::uint64_t>(1, length >> (rounds - 1));
+    if (rounds > 1 && length > kElement) {
+      length = std::max(kElement, (length >> (rounds - 1)) / kElement * kElement);
+    }
     const std::vector<Extent> missing = missing_part(content, offset, length);
     int error = 0;
     if (!missing.empty()) {
@@ -123,12 +129,12 @@ std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
   while (true) {
     std::vector<Extent> missing = content.missing(offset, length);
     const std::uint64_t bytes = missing.empty() ? 0 : join(missing);
-    if (bytes <= most || length <= 1) return missing;
+    if (bytes <= most || length <= kElement) return missing;
     // Assume that they are spread evenly, and at least halve.
     const auto share = static_cast<std::uint64_t>(
         static_cast<double>(length) * static_cast<double>(most) / static_cast<double>(bytes));
-    length = std::clamp<std::uint64_t>(share, 1, length / 2);
-    if (length > kAligned) length -= length % kAligned;
+    length = std::max(kElement, std::min(share, length / 2));
+    length -= length % (length > kAligned ? kAligned : kElement);
   }
 }
 

@@ -24,7 +24,7 @@ inline constexpr std::uint64_t kMostMissing = 8 << 20;  // bytes of blocks, aske
 std::uint64_t join(std::vector<Extent>& extents);
 
 // The missing extents of the beginning of [offset, offset + length), joined. Makes `length` smaller
-// until the blocks are at most `most` bytes, or one byte is left. Empty: all of `length` is here.
+// until the blocks are at most `most` bytes, or 8 bytes are left. Empty: all of `length` is here.
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
                                  std::uint64_t& length, std::uint64_t most = kMostMissing);
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <system_error>
 #include <type_traits>
@@ -16,7 +17,7 @@ namespace {
 constexpr std::string_view kUnused = "-";  // a Packing
 
 // A new member must be visited too.
-static_assert(sizeof(void*) != 8 || (sizeof(Packing) == 24 && sizeof(QuantizedLayout) == 184));
+static_assert(sizeof(void*) != 8 || (sizeof(Packing) == 24 && sizeof(QuantizedLayout) == 208));
 
 template <class P, class Visit>
 void visit_packing(P& packing, const Visit& visit) {
@@ -51,6 +52,10 @@ void visit_layout(Layout& layout, const Visit& visit) {
   visit(layout.nested_block);
   visit(layout.nested_offset);
   visit(layout.is_divided_by_127);
+  visit(layout.row_factor_type);
+  visit(layout.factor_is_of_half);
+  visit(layout.column_scale);
+  visit(layout.is_divided_by_scale);
 }
 
 class Writer {
@@ -113,7 +118,7 @@ class Reader {
   }
 
  private:
-  static constexpr Codes kLastCodes = Codes::kWordsDown;
+  static constexpr Codes kLastCodes = Codes::kCarried;
 
   std::string_view next() const {
     const std::size_t end = std::min(rest_.find(' '), rest_.size());
@@ -148,24 +153,36 @@ bool is_decodable(const Packing& packing) {
       return packing.bits >= 1 && packing.bits <= 8;
     case Codes::kInterleaved:
     case Codes::kHighFirst:
+    case Codes::kNibblesDown:
       return packing.bits == 4;
+    case Codes::kCarried:
+      return packing.bits == 2 || packing.bits == 4 || packing.bits == 8;
+    case Codes::kTiles:
+    case Codes::kTurned:
+      return false;  // of grids alone
     default:
       return true;
   }
 }
 
+bool is_single(const TypeInfo& type) { return type.to_f32 != nullptr && type.block_elements == 1; }
+
 // A part of a grid begins at any multiple of 32 columns.
 bool is_decodable_as_grid(const Packing& packing) {
+  const TypeInfo& type = type_info(packing.type);
+  if (packing.codes == Codes::kTiles) return is_single(type) && type.block_bytes == 1;
+  if (packing.codes == Codes::kTurned) return is_single(type);
   if (!is_decodable(packing)) return false;
-  if (packing.codes == Codes::kTyped) return type_info(packing.type).block_elements == 1;
+  if (packing.codes == Codes::kTyped) return is_single(type);
   return packing.codes != Codes::kWords || 32U % (32U / packing.bits) == 0;
 }
 
 // Whether its values are indices below 2^bits.
 bool is_of_indices(const Packing& packing, unsigned bits) {
-  const bool is_of_fields = packing.codes != Codes::kTyped && packing.codes != Codes::kSigned &&
-                            packing.codes != Codes::kF4Down;
-  return is_of_fields && packing.bits <= bits && packing.offset == 0;
+  constexpr Codes kNumbers[] = {Codes::kTyped,       Codes::kSigned, Codes::kF4Down,
+                                Codes::kF4HighFirst, Codes::kTiles,  Codes::kTurned};
+  return std::ranges::find(kNumbers, packing.codes) == std::end(kNumbers) && packing.bits <= bits &&
+         packing.offset == 0;
 }
 
 }  // namespace
@@ -205,8 +222,13 @@ bool is_computable(const QuantizedLayout& layout, const QuantizedInputs& inputs)
       !is_decoded(Role::kBias, layout.bias)) {
     return false;
   }
-  const TypeInfo& factor = type_info(layout.factor_type);
-  if (has(Role::kFactor) && (factor.to_f32 == nullptr || factor.block_elements != 1)) return false;
+  if (has(Role::kFactor) && !is_single(type_info(layout.factor_type))) return false;
+  if (has(Role::kRowFactor) && !is_single(type_info(layout.row_factor_type))) return false;
+  const Packing& columns = layout.column_scale;
+  if (has(Role::kColumnScale) &&
+      (columns.codes != Codes::kTyped || !is_single(type_info(columns.type)))) {
+    return false;
+  }
   if (has(Role::kMap) && !is_of_indices(layout.weight, 4)) return false;
   if (has(Role::kNestedScale) && !is_of_indices(layout.scale, 8)) return false;
   if (has(Role::kLevels) && !has(Role::kNestedScale)) return false;

@@ -4,10 +4,9 @@ namespace stfs {
 namespace {
 
 constexpr std::size_t kWord = 4;  // bytes
-
-bool is_down(Codes codes) {
-  return codes == Codes::kDown || codes == Codes::kWordsDown || codes == Codes::kF4Down;
-}
+constexpr std::uint64_t kTileRows = 128;
+constexpr std::uint64_t kTileColumns = 4;
+constexpr std::uint64_t kTileBytes = kTileRows * kTileColumns;
 
 }  // namespace
 
@@ -21,9 +20,13 @@ std::uint64_t alignment(const Packing& p) {
     case Codes::kInterleaved:
       return 8;
     case Codes::kWords:
+    case Codes::kCarried:
       return fields_in_word(p);
     case Codes::kHighFirst:
+    case Codes::kF4HighFirst:
       return 2;
+    case Codes::kTiles:
+      return kTileColumns;
     default:
       return 1;
   }
@@ -32,18 +35,24 @@ std::uint64_t alignment(const Packing& p) {
 std::uint64_t lead(const Packing& p, std::uint64_t column) {
   switch (p.codes) {
     case Codes::kTyped:
+    case Codes::kTurned:
       return type_info(p.type).offset_of(column);
     case Codes::kSigned:
     case Codes::kF4Down:
+    case Codes::kNibblesDown:
       return column;
     case Codes::kFields:
+    case Codes::kCarried:
       return column / 8 * p.bits;
     case Codes::kWords:
       return column / fields_in_word(p) * kWord;
     case Codes::kInterleaved:
       return column / 8 * kWord;
     case Codes::kHighFirst:
+    case Codes::kF4HighFirst:
       return column / 2;
+    case Codes::kTiles:
+      return column / kTileColumns * kTileBytes;
     default:
       return column * kWord;
   }
@@ -56,13 +65,17 @@ std::uint64_t tail(const Packing& p, std::uint64_t columns) {
       return type.offset_of(columns + type.block_elements - 1);
     }
     case Codes::kFields:
+    case Codes::kCarried:
       return columns / 8 * p.bits + (columns % 8 * p.bits + 7) / 8;
     case Codes::kWords:
       return (columns + fields_in_word(p) - 1) / fields_in_word(p) * kWord;
     case Codes::kInterleaved:
       return (columns + 7) / 8 * kWord;
     case Codes::kHighFirst:
+    case Codes::kF4HighFirst:
       return (columns + 1) / 2;
+    case Codes::kTiles:
+      return (columns + kTileColumns - 1) / kTileColumns * kTileBytes;
     default:
       return lead(p, columns);
   }
@@ -77,20 +90,25 @@ std::pair<std::uint64_t, std::uint64_t> stored_rows(const Packing& p, std::uint6
   if (p.codes == Codes::kWordsDown) {
     return {begin / fields_in_word(p), (end + fields_in_word(p) - 1) / fields_in_word(p)};
   }
-  if (p.codes == Codes::kF4Down) return {begin / 2, (end + 1) / 2};
+  if (p.codes == Codes::kF4Down || p.codes == Codes::kNibblesDown) {
+    return {begin / 2, (end + 1) / 2};
+  }
+  if (p.codes == Codes::kTiles) return {begin / kTileRows, (end + kTileRows - 1) / kTileRows};
   return {begin, end};
 }
 
-std::optional<std::uint64_t> row_bytes(const Packing& packing, std::uint64_t columns) {
-  if (columns > kMostElements) return std::nullopt;
-  return tail(packing, columns);
+std::optional<std::uint64_t> row_bytes(const Packing& packing, std::uint64_t rows,
+                                       std::uint64_t columns) {
+  if (rows > kMostElements || columns > kMostElements) return std::nullopt;
+  return tail(packing, packing.codes == Codes::kTurned ? rows : columns);
 }
 
 std::optional<std::uint64_t> matrix_bytes(const Packing& packing, std::uint64_t rows,
                                           std::uint64_t columns) {
   std::uint64_t bytes = 0;
   if (rows > kMostElements || columns > kMostElements) return std::nullopt;
-  const std::uint64_t stored = is_down(packing.codes) ? stored_rows(packing, 0, rows).second : rows;
+  const std::uint64_t stored =
+      packing.codes == Codes::kTurned ? columns : stored_rows(packing, 0, rows).second;
   if (__builtin_mul_overflow(stored, packing.pitch, &bytes)) return std::nullopt;
   return bytes;
 }

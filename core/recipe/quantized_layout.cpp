@@ -12,7 +12,7 @@ constexpr std::uint64_t kMostIndexed = std::uint64_t{1} << 20;
 // The bytes of all matrices of a packing; nullopt on overflow or for a pitch that is too small.
 std::optional<std::uint64_t> bytes_of(const Packing& packing, std::uint64_t matrices,
                                       std::uint64_t rows, std::uint64_t columns) {
-  const auto row = row_bytes(packing, columns);
+  const auto row = row_bytes(packing, rows, columns);
   const auto matrix = matrix_bytes(packing, rows, columns);
   std::uint64_t all = 0;
   if (!row || !matrix || packing.pitch < *row) return std::nullopt;
@@ -63,8 +63,24 @@ std::optional<Role> misfit(const QuantizedLayout& layout, const QuantizedInputs&
     return Role::kIndex;
   }
   const std::uint64_t factors = layout.factor_is_of_matrix ? layout.matrices : 1;
-  if (!has(Role::kFactor, factors * type_info(layout.factor_type).block_bytes)) {
+  const std::uint64_t parts = layout.factor_is_of_half ? 2 : 1;
+  if (!has(Role::kFactor, factors * parts * type_info(layout.factor_type).block_bytes)) {
     return Role::kFactor;
+  }
+  std::uint64_t row_factors = 0;
+  if (__builtin_mul_overflow(layout.rows, layout.matrices, &row_factors) ||
+      __builtin_mul_overflow(row_factors, type_info(layout.row_factor_type).block_bytes,
+                             &row_factors) ||
+      !has(Role::kRowFactor, row_factors) ||
+      (is_there(input(Role::kRowFactor)) && layout.is_divided_by_127)) {
+    return Role::kRowFactor;
+  }
+  const bool has_halves = layout.block_rows == 1 && layout.rows % 2 == 0 && !has_index;
+  if (layout.factor_is_of_half && !has_halves) return Role::kFactor;
+  if (is_there(input(Role::kColumnScale)) &&
+      (layout.column_scale.matrix != 0 ||
+       !fits(Role::kColumnScale, layout.column_scale, 1, layout.columns))) {
+    return Role::kColumnScale;
   }
   if (is_there(input(Role::kNestedScale))) {
     const std::uint64_t block = layout.nested_block;

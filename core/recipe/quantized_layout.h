@@ -3,10 +3,13 @@
 // A stored matrix has codes, and a grid of scales, zeros and biases; a block of the matrix shares
 // one element of the grid. The value of the element at (row, column) is
 //
-//   ((code - zero) * scale [* factor]) + bias        each operation rounded to binary32
+//   (((code - zero) * scale [* factor]) + bias) * scale of the column
 //
-// and is then rounded once, to the type of the result. Every scheme of quantisation is a set of
-// parameters of this (QuantizedLayout):
+//   (((code - zero) * scale [* factor]) + bias) * scale of the column
+//
+// or (code - zero) / scale, with each operation rounded to binary32. It is then rounded once, to
+// the type of the result. Every scheme of quantisation is a set of parameters of this
+// (QuantizedLayout):
 //
 //            columns                        grid columns
 //        ┌──────────────┐                   ┌──────────┐
@@ -40,8 +43,10 @@ enum class Role : std::uint8_t {
   kLevels,       // 256 F32
   kMap,          // 16 F32: a field of the weight means this value
   kState,        // as kShape
+  kRowFactor,    // one for each row of each matrix; the product with the scale is multiplied by it
+  kColumnScale,  // one for each column of the stored matrix; all matrices share them
 };
-inline constexpr std::size_t kRoles = 11;
+inline constexpr std::size_t kRoles = 13;
 using QuantizedInputs = std::array<Extent, kRoles>;  // null source: absent
 
 inline bool is_there(const Extent& input) { return input.source != nullptr; }
@@ -60,10 +65,14 @@ struct QuantizedLayout {
   Factor factor = Factor::kMultiplies;
   DType factor_type = DType::kF32;
   bool factor_is_of_matrix = false;  // one a matrix, not one for all
+  bool factor_is_of_half = false;    // two for each of these, of the first and the last rows
 
   std::uint64_t nested_block = 0;
   float nested_offset = 0;
-  bool is_divided_by_127 = false;  // the product is multiplied by 0.007874015718698502F
+  bool is_divided_by_127 = false;       // the product is multiplied by 0.007874015718698502F
+  bool is_divided_by_scale = false;     // a value is divided by the scale, not multiplied
+  DType row_factor_type = DType::kF32;  // F32, BF16 or F16
+  Packing column_scale;                 // of one row; matrix is 0
 
   bool operator==(const QuantizedLayout&) const = default;
 };

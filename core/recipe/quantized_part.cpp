@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -15,6 +16,15 @@ constexpr std::uint64_t kAlignedGrid = 32;  // a multiple of each alignment of a
 constexpr std::uint64_t kSmallGap = 2048;
 
 InputWindow window_of(const Packing& p, const MatrixPart& part) {
+  if (p.codes == Codes::kTurned) {
+    Packing columns = p;
+    columns.codes = Codes::kTyped;
+    return window_of(columns, {.matrix = part.matrix,
+                               .row = part.column,
+                               .rows = part.columns,
+                               .column = part.row,
+                               .columns = part.rows});
+  }
   const auto [first, last] = stored_rows(p, part.row, part.row + part.rows);
   const std::uint64_t begin = lead(p, part.column);
   InputWindow window{.begin = part.matrix * p.matrix + first * p.pitch + begin,
@@ -30,6 +40,7 @@ InputWindow window_of(const Packing& p, const MatrixPart& part) {
 // `row` and `column` are those of the stored matrix.
 void unpack_part(const Packing& p, const InputWindow& window, std::uint64_t row,
                  std::uint64_t column, std::size_t count, float* out) {
+  if (p.codes == Codes::kTurned) std::swap(row, column);  // those of the window
   const std::byte* const in =
       window.at(stored_rows(p, row, row + 1).first) + lead(p, column) - lead(p, window.column);
   unpack(p, in, window.pitch, row, count, out);
@@ -54,8 +65,16 @@ void PartDecoder::aim(const MatrixPart& part, std::span<const std::int32_t> inde
   const auto add_run = [&](Role role, std::uint64_t begin, std::uint64_t bytes) {
     if (is_there(input(role))) window(role) = {begin, bytes, bytes, 1, bytes};
   };
-  const std::uint64_t factor = type_info(layout_.factor_type).block_bytes;
-  add_run(Role::kFactor, layout_.factor_is_of_matrix ? part.matrix * factor : 0, factor);
+  const std::uint64_t factors = type_info(layout_.factor_type).block_bytes *
+                                std::uint64_t{layout_.factor_is_of_half ? 2U : 1U};
+  add_run(Role::kFactor, layout_.factor_is_of_matrix ? part.matrix * factors : 0, factors);
+  const std::uint64_t row_factor = type_info(layout_.row_factor_type).block_bytes;
+  add_run(Role::kRowFactor, (part.matrix * layout_.rows + part.row) * row_factor,
+          part.rows * row_factor);
+  if (is_there(input(Role::kColumnScale))) {
+    window(Role::kColumnScale) = window_of(
+        layout_.column_scale, {.rows = 1, .column = part.column, .columns = part.columns});
+  }
   if (is_there(input(Role::kNestedScale))) {
     // Only flat weights are nested: a grid of one row.
     const std::uint64_t first = grid_.column / layout_.nested_block;
@@ -126,6 +145,20 @@ int PartDecoder::decode(std::uint64_t row, std::uint64_t column, std::size_t cou
     grid_row = static_cast<std::uint64_t>(block);
   }
   load_grid(grid_row);
+  if (is_there(input(Role::kRowFactor))) {
+    const TypeInfo& type = type_info(layout_.row_factor_type);
+    type.to_f32(window(Role::kRowFactor).data + (row - part_.row) * type.block_bytes, 1,
+                &row_factor_);
+  }
+  if (const int error = apply_grid(column, count, out)) return error;
+  if (is_there(input(Role::kColumnScale))) {
+    const float* const scales = column_scales_.data() + (column - part_.column);
+    for (std::size_t i = 0; i < count; ++i) out[i] *= scales[i];
+  }
+  return 0;
+}
+
+int PartDecoder::apply_grid(std::uint64_t column, std::size_t count, float* out) const {
   if (!index_.empty() && !layout_.index_is_of_rows) return apply_index(column, count, out);
   for (std::size_t i = scale_whole_blocks(column, count, out); i < count;) {
     const std::uint64_t block = (column + i) / layout_.block_columns;
@@ -180,7 +213,13 @@ void PartDecoder::load_constants() {
   load(Role::kLevels, kLevels, levels_);
   load(Role::kMap, kCodesOfMap, map_);
   if (is_there(input(Role::kFactor))) {
-    type_info(layout_.factor_type).to_f32(window(Role::kFactor).data, 1, &factor_);
+    type_info(layout_.factor_type)
+        .to_f32(window(Role::kFactor).data, layout_.factor_is_of_half ? 2 : 1, factors_.data());
+  }
+  if (is_there(input(Role::kColumnScale))) {
+    column_scales_.resize(static_cast<std::size_t>(part_.columns));
+    unpack_part(layout_.column_scale, window(Role::kColumnScale), 0, part_.column,
+                column_scales_.size(), column_scales_.data());
   }
 }
 
@@ -207,9 +246,11 @@ void PartDecoder::load_grid(std::uint64_t row) {
     }
   }
   if (!is_there(input(Role::kFactor))) return;
+  // Halves have a block for each row.
+  const float factor = factors_[layout_.factor_is_of_half && row >= layout_.rows / 2 ? 1 : 0];
   for (std::size_t i = 0; i < count; ++i) {
-    scales_[i] = layout_.factor == QuantizedLayout::Factor::kMultiplies ? scales_[i] * factor_
-                                                                        : scales_[i] / factor_;
+    scales_[i] = layout_.factor == QuantizedLayout::Factor::kMultiplies ? scales_[i] * factor
+                                                                        : scales_[i] / factor;
   }
 }
 
@@ -217,15 +258,17 @@ Terms PartDecoder::terms_at(std::size_t block) const {
   constexpr float kPer127 = 0.007874015718698502F;
   return {.zero = is_there(input(Role::kZero)) ? zeros_.data() + block : nullptr,
           .scale = scales_.data() + block,
-          .factor = layout_.is_divided_by_127 ? kPer127 : 1,
-          .bias = is_there(input(Role::kBias)) ? biases_.data() + block : nullptr};
+          .factor = layout_.is_divided_by_127 ? kPer127 : row_factor_,
+          .bias = is_there(input(Role::kBias)) ? biases_.data() + block : nullptr,
+          .is_divided = layout_.is_divided_by_scale};
 }
 
 std::size_t PartDecoder::scale_whole_blocks(std::uint64_t column, std::size_t count,
                                             float* out) const {
   const std::uint64_t size = layout_.block_columns;
-  const bool has_more =
-      is_there(input(Role::kZero)) || is_there(input(Role::kBias)) || layout_.is_divided_by_127;
+  const bool has_more = is_there(input(Role::kZero)) || is_there(input(Role::kBias)) ||
+                        is_there(input(Role::kRowFactor)) || layout_.is_divided_by_127 ||
+                        layout_.is_divided_by_scale;
   if (has_more || (size != 16 && size != 32) || column % size != 0) return 0;
   const auto blocks = count / static_cast<std::size_t>(size);
   scale_blocks(scales_.data() + (column / size - grid_.column), static_cast<std::size_t>(size),
@@ -242,7 +285,8 @@ int PartDecoder::apply_index(std::uint64_t column, std::size_t count, float* out
   const Terms own{.zero = all.zero == nullptr ? nullptr : zeros.data(),
                   .scale = scales.data(),
                   .factor = all.factor,
-                  .bias = all.bias == nullptr ? nullptr : biases.data()};
+                  .bias = all.bias == nullptr ? nullptr : biases.data(),
+                  .is_divided = all.is_divided};
   for (std::size_t done = 0; done < count; done += kSome) {
     const std::size_t some = std::min(kSome, count - done);
     for (std::size_t i = 0; i < some; ++i) {

@@ -76,6 +76,8 @@ class PartDecoder {
   std::size_t scale_whole_blocks(std::uint64_t column, std::size_t count, float* out) const;
   // `block` is counted from the first of grid_.
   Terms terms_at(std::size_t block) const;
+  // Applies the grid to `count` codes.
+  int apply_grid(std::uint64_t column, std::size_t count, float* out) const;
   int apply_index(std::uint64_t column, std::size_t count, float* out) const;
 
   const QuantizedLayout& layout_;
@@ -89,9 +91,11 @@ class PartDecoder {
   std::uint64_t capacity_ = 0;
   std::optional<std::uint64_t> row_of_grid_;
   std::vector<float> scales_, zeros_, biases_;
+  std::vector<float> column_scales_;  // of the part
   std::array<float, kLevels> levels_{};
   std::array<float, kCodesOfMap> map_{};
-  float factor_ = 0;
+  float row_factor_ = 1;
+  std::array<float, 2> factors_{};
 };
 
 }  // namespace stfs

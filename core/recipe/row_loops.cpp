@@ -58,6 +58,24 @@ void unpack_fields(const Packing& p, const std::byte* in, std::size_t count, flo
   }
 }
 
+// The carry goes up: the last word needs no bytes after those of its fields.
+void unpack_carried(const Packing& p, const std::byte* in, std::size_t count, float* out) {
+  const std::size_t bits = p.bits;
+  const std::size_t each = 32 / bits;
+  const std::uint32_t mask = (1U << bits) - 1;
+  const std::uint32_t added = ~0U / mask * p.added;
+  for (std::size_t i = 0; i < count; i += each, in += kWord) {
+    const std::size_t some = std::min(each, count - i);
+    std::uint32_t word = 0;
+    std::memcpy(&word, in, (some * bits + 7) / 8);
+    word += added;
+    for (std::size_t k = 0; k < some; ++k) {
+      const auto field = static_cast<std::int32_t>(word >> (k * bits) & mask);
+      out[i + k] = static_cast<float>(field - p.offset);
+    }
+  }
+}
+
 void unpack_words(const Packing& p, const std::byte* in, std::size_t count, float* out) {
   const Meaning value(p);
   const std::size_t bits = p.bits;
@@ -124,13 +142,45 @@ void unpack_down(const Packing& p, const std::byte* HWY_RESTRICT in, std::uint64
   }
 }
 
+constexpr std::array<float, 16> kF4{0,     0.5F,  1,     1.5F,  2,     3,     4,     6,
+                                    -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+
 void unpack_f4_down(const std::byte* in, std::uint64_t row, std::size_t count, float* out) {
-  constexpr std::array<float, 16> kValues{0,     0.5F,  1,     1.5F,  2,     3,     4,     6,
-                                          -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
   const unsigned shift = row % 2 == 0 ? 0 : 4;
   for (std::size_t i = 0; i < count; ++i) {
-    out[i] = kValues[std::to_integer<unsigned>(in[i]) >> shift & 15U];
+    out[i] = kF4[std::to_integer<unsigned>(in[i]) >> shift & 15U];
   }
+}
+
+void unpack_f4_high_first(const std::byte* in, std::size_t count, float* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const unsigned shift = i % 2 == 0 ? 4 : 0;
+    out[i] = kF4[std::to_integer<unsigned>(in[i / 2]) >> shift & 15U];
+  }
+}
+
+void unpack_nibbles_down(const Packing& p, const std::byte* in, std::uint64_t row,
+                         std::size_t count, float* out) {
+  const Meaning value(p);
+  const unsigned shift = row % 2 == 0 ? 0 : 4;
+  for (std::size_t i = 0; i < count; ++i) out[i] = value(std::to_integer<unsigned>(in[i]) >> shift);
+}
+
+// `in` is the tile of the first element.
+void unpack_tiles(const Packing& p, const std::byte* in, std::uint64_t row, std::size_t count,
+                  float* out) {
+  const auto convert = type_info(p.type).to_f32;
+  const std::byte* const line = in + row % 32 * 16 + row % 128 / 32 * 4;
+  for (std::size_t i = 0; i < count; i += 4) {
+    convert(line + i / 4 * 512, std::min<std::size_t>(4, count - i), out + i);
+  }
+}
+
+// `pitch` leads from a column to the next.
+void unpack_turned(const Packing& p, const std::byte* in, std::uint64_t pitch, std::size_t count,
+                   float* out) {
+  const auto convert = type_info(p.type).to_f32;
+  for (std::size_t i = 0; i < count; ++i) convert(in + i * pitch, 1, out + i);
 }
 
 void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
@@ -153,11 +203,21 @@ void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, st
                            : unpack_fields(p, in, count, out);
     case Codes::kWords:
       return unpack_words(p, in, count, out);
+    case Codes::kCarried:
+      return unpack_carried(p, in, count, out);
     case Codes::kInterleaved:
     case Codes::kHighFirst:
       return unpack_nibbles(p, in, count, out);
     case Codes::kF4Down:
       return unpack_f4_down(in, row, count, out);
+    case Codes::kF4HighFirst:
+      return unpack_f4_high_first(in, count, out);
+    case Codes::kNibblesDown:
+      return unpack_nibbles_down(p, in, row, count, out);
+    case Codes::kTiles:
+      return unpack_tiles(p, in, row, count, out);
+    case Codes::kTurned:
+      return unpack_turned(p, in, pitch, count, out);
     default:
       return unpack_down(p, in, pitch, row, count, out);
   }
@@ -168,7 +228,9 @@ void apply_one(const Terms& terms, std::size_t count, float* HWY_RESTRICT values
   const float scale = *terms.scale;
   const float factor = terms.factor;
   const float bias = terms.bias == nullptr ? 0 : *terms.bias;
-  if (terms.zero != nullptr) {
+  if (terms.is_divided) {
+    for (std::size_t i = 0; i < count; ++i) values[i] = (values[i] - zero) / scale;
+  } else if (terms.zero != nullptr) {
     for (std::size_t i = 0; i < count; ++i) values[i] = (values[i] - zero) * scale;
   } else {
     for (std::size_t i = 0; i < count; ++i) values[i] *= scale;
@@ -186,7 +248,11 @@ void apply_own(const Terms& terms, std::size_t count, float* HWY_RESTRICT values
   const float* HWY_RESTRICT const scale = terms.scale;
   const float* HWY_RESTRICT const bias = terms.bias;
   const float factor = terms.factor;
-  if (zero != nullptr) {
+  if (terms.is_divided) {
+    for (std::size_t i = 0; i < count; ++i) {
+      values[i] = (values[i] - (zero != nullptr ? zero[i] : 0)) / scale[i];
+    }
+  } else if (zero != nullptr) {
     for (std::size_t i = 0; i < count; ++i) values[i] = (values[i] - zero[i]) * scale[i];
   } else {
     for (std::size_t i = 0; i < count; ++i) values[i] *= scale[i];

@@ -12,7 +12,8 @@
 namespace stfs {
 
 // Writes `count` elements of the row `row`. `in` has the first of them, which is aligned; `pitch`
-// is the distance from a row of words to the next, of which a field down a column may need two.
+// is the distance from a row of words to the next, of which a field down a column may need two, and
+// of kTurned that from a column to the next.
 // `out` has room for a whole block more.
 void unpack(const Packing& packing, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
             std::size_t count, float* out);
@@ -23,6 +24,7 @@ struct Terms {
   const float* scale;
   float factor;  // 1: none
   const float* bias;
+  bool is_divided = false;  // by the scale, not multiplied
 };
 // Computes `count` values that share the first element of each term.
 void apply(const Terms& terms, std::size_t count, float* values);

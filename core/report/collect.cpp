@@ -1,6 +1,7 @@
 #include "core/report/collect.h"
 
 #include "core/base/posix.h"
+#include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/recipe/difference.h"
@@ -9,9 +10,11 @@
 #include "core/source/url.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <compare>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -93,25 +96,28 @@ std::string formats_of(const Checkpoint& checkpoint) {
 
 // The numbers of all tensors, in the natural order of their names.
 std::vector<std::uint32_t> in_natural_order(const Checkpoint& checkpoint) {
-  std::vector<std::pair<std::string, std::uint32_t>> keys(checkpoint.tensor_count());
-  for (std::uint32_t number = 0; number < keys.size(); ++number) {
-    append_natural_key(keys[number].first, checkpoint.name(number));
-    keys[number].first += '\0';
-    keys[number].first += checkpoint.name(number);  // names that differ in leading zeros
-    keys[number].second = number;
+  std::string keys;
+  std::vector<std::size_t> ends;
+  ends.reserve(checkpoint.tensor_count());
+  for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
+    append_natural_key(keys, checkpoint.name(number));
+    keys += '\0';
+    keys += checkpoint.name(number);  // names that differ in leading zeros
+    ends.push_back(keys.size());
   }
-  std::ranges::sort(keys);
-  std::vector<std::uint32_t> numbers;
-  numbers.reserve(keys.size());
-  for (const auto& [key, number] : keys) numbers.push_back(number);
-  return numbers;
+  return sorted_order(ends.size(),
+                      [&](std::uint32_t number) {
+                        const std::size_t begin = number == 0 ? 0 : ends[number - 1];
+                        return std::string_view(keys).substr(begin, ends[number] - begin);
+                      })
+      .order;
 }
 
 ReportTensor described(const Checkpoint& checkpoint, std::uint32_t number) {
   const Tensor tensor = checkpoint.tensor(number);
   ReportTensor shown;
   shown.name = tensor.name;
-  shown.path = tensor.path;
+  if (tensor.path != tensor.name) shown.path = std::string(tensor.path);
   shown.type = dtype_name(tensor.dtype);
   shown.shape.assign(tensor.shape.begin(), tensor.shape.end());
   shown.elements = tensor.elements();
@@ -152,7 +158,7 @@ bool has_values(DType dtype) { return type_info(dtype).kind != TypeKind::kComple
 
 bool are_same_bytes(const std::optional<Extent>& a, const std::optional<Extent>& b) {
   return a && b && a->offset == b->offset && a->length == b->length &&
-         a->source->version().token == b->source->version().token;
+         a->source->token() == b->source->token();
 }
 
 // --- threads
@@ -221,7 +227,7 @@ class Picture {
   }
 
   void fill(ReportTensor& shown) const {
-    shown.thumbnail = {shape_.width(), shape_.height(), pixels_.colors(*shown.stats)};
+    shown.thumbnail = Thumbnail{shape_.width(), shape_.height(), pixels_.colors(*shown.stats)};
     if (!shown.stats->min) return;
     Distribution distribution;
     distribution.stats = *shown.stats;
@@ -431,7 +437,12 @@ class Collector {
       if (is_like_last || is_like_next) candidates.push_back(sorted[i]);
     }
     std::ranges::sort(candidates, {}, [&](std::uint32_t i) { return order_[i]; });
-    std::map<std::uint32_t, std::string> digests;  // by position in the report
+    struct Digest {
+      std::array<char, 64> hex;
+      std::uint32_t at;  // a position in the report
+    };
+    std::vector<Digest> digests;
+    digests.reserve(candidates.size());
     for_tensors(candidates, [&](std::uint32_t i, unsigned) {
       std::string hex;
       const Tensor tensor = checkpoint_.tensor(order_[i]);
@@ -440,14 +451,24 @@ class Collector {
         return;
       }
       const std::lock_guard lock(mutex_);
-      digests.emplace(i, std::move(hex));
+      std::ranges::copy(hex, digests.emplace_back(Digest{{}, i}).hex.begin());
     });
-    std::map<std::tuple<std::string, std::string_view, std::vector<std::uint64_t>>, std::uint32_t>
-        first;
-    for (const auto& [i, digest] : digests) {
-      ReportTensor& tensor = report_.tensors[i];
-      const auto [found, is_first] = first.try_emplace({digest, tensor.type, tensor.shape}, i);
-      if (!is_first) tensor.equal_to = found->second;
+    const auto bytes_of = [&](const Digest& digest) {
+      const ReportTensor& tensor = report_.tensors[digest.at];
+      return std::tuple<const std::array<char, 64>&, std::string_view,
+                        const std::vector<std::uint64_t>&>(digest.hex, tensor.type, tensor.shape);
+    };
+    std::ranges::sort(digests, [&](const Digest& a, const Digest& b) {
+      const auto order = bytes_of(a) <=> bytes_of(b);
+      return std::is_eq(order) ? a.at < b.at : std::is_lt(order);
+    });
+    const Digest* first = nullptr;  // of those with equal bytes
+    for (const Digest& digest : digests) {
+      if (first != nullptr && bytes_of(*first) == bytes_of(digest)) {
+        report_.tensors[digest.at].equal_to = first->at;
+      } else {
+        first = &digest;
+      }
     }
   }
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string_view>
@@ -79,14 +80,14 @@ std::string types_table(const Report& report) {
   struct Sum {
     std::uint64_t tensors = 0, elements = 0, bytes = 0;
   };
-  std::map<std::string, Sum> sums;
+  std::map<std::string_view, Sum> sums;
   for (const ReportTensor& tensor : report.tensors) {
     Sum& sum = sums[tensor.type];
     ++sum.tensors;
     sum.elements += tensor.elements;
     sum.bytes += tensor.bytes;
   }
-  std::vector<std::pair<std::string, Sum>> rows(sums.begin(), sums.end());
+  std::vector<std::pair<std::string_view, Sum>> rows(sums.begin(), sums.end());
   std::ranges::stable_sort(rows, std::ranges::greater{},
                            [](const auto& row) { return row.second.bytes; });
   std::string html = "<table class=\"plain\" id=\"types\"><thead><tr>" + heading("Type") +
@@ -111,6 +112,10 @@ std::string what(const Report& report) {
   }
   if (report.against) {
     facts += item("Compared with", "<bdi>" + escaped(shortened(*report.against, 2000)) + "</bdi>");
+  }
+  if (report.tensors.size() > rows_of(report)) {
+    facts += item("Rows", "the table and the maps have the first " + grouped(rows_of(report)) +
+                              " of the tensors: stfs-info stats prints the others");
   }
   std::string html = "<dl>" + facts + "</dl>\n" + types_table(report);
   if (!report.metadata.empty()) {
@@ -161,7 +166,7 @@ std::string finding_html(const Report& report, const Finding& finding) {
   std::string html = sentence(shortened(finding.text, 4000));
   std::vector<std::uint32_t> others;
   for (const std::uint32_t tensor : finding.tensors) {
-    if (tensor >= report.tensors.size()) continue;
+    if (tensor >= rows_of(report)) continue;  // no row to lead to
     const std::string name = html_of(in_quotes(report.tensors[tensor].name));
     const std::size_t at = others.size() > kMostLinks ? std::string::npos : html.find(name);
     if (at == std::string::npos) {
@@ -246,22 +251,27 @@ std::string difference(const Report& report) {
   return html + "</section>\n";
 }
 
-// `html` with each {{name}} replaced. What replaces one is not searched again.
-std::string filled(std::string_view html, const std::map<std::string_view, std::string>& texts) {
-  std::string out;
+// Writes `html`, and in place of each {{name}} what its function writes. That is not searched
+// again.
+using Part = std::function<void(const Write&)>;
+void write_filled(std::string_view html, const std::map<std::string_view, Part>& parts,
+                  const Write& write) {
   while (!html.empty()) {
     const std::size_t begin = html.find("{{");
-    out += html.substr(0, begin);
+    write(html.substr(0, begin));
     if (begin == std::string_view::npos) break;
     const std::size_t end = html.find("}}", begin);
-    out += texts.at(html.substr(begin + 2, end - begin - 2));
+    parts.at(html.substr(begin + 2, end - begin - 2))(write);
     html.remove_prefix(end + 2);
   }
-  return out;
 }
 
-std::string whole_page(const Report& report) {
-  std::vector<bool> is_linked(report.tensors.size());
+Part text(std::string text) {
+  return [text = std::move(text)](const Write& write) { write(text); };
+}
+
+void write_page(const Report& report, const Write& write) {
+  std::vector<bool> is_linked(rows_of(report));
   for (const Finding& finding : report.findings) {
     for (const std::uint32_t tensor : finding.tensors) {
       if (tensor < is_linked.size()) is_linked[tensor] = true;
@@ -270,21 +280,22 @@ std::string whole_page(const Report& report) {
   const std::vector<Column> columns = columns_of(report);
   std::string head;
   for (const Column& column : columns) head += heading(column.name, column.style);
-  return filled(page_html(),
-                {{"policy", "default-src 'none'; script-src " + hash_source(page_script()) +
+  write_filled(page_html(),
+               {{"policy", text("default-src 'none'; script-src " + hash_source(page_script()) +
                                 "; style-src " + hash_source(page_style()) +
-                                "; img-src data:; base-uri 'none'; form-action 'none'"},
-                 {"version", STFS_VERSION},
-                 {"title", name_of(report.title)},
-                 {"style", std::string(page_style())},
-                 {"figures", figures(report)},
-                 {"what", what(report)},
-                 {"health", health(report)},
-                 {"columns", head},
-                 {"rows", rows_html(report, is_linked)},
-                 {"difference", difference(report)},
-                 {"data", data_json(report, columns)},
-                 {"script", std::string(page_script())}});
+                                "; img-src data:; base-uri 'none'; form-action 'none'")},
+                {"version", text(STFS_VERSION)},
+                {"title", text(name_of(report.title))},
+                {"style", text(std::string(page_style()))},
+                {"figures", text(figures(report))},
+                {"what", text(what(report))},
+                {"health", text(health(report))},
+                {"columns", text(head)},
+                {"rows", [&](const Write& to) { write_rows(report, is_linked, to); }},
+                {"difference", text(difference(report))},
+                {"data", [&](const Write& to) { write_data(report, columns, to); }},
+                {"script", text(std::string(page_script()))}},
+               write);
 }
 
 }  // namespace
@@ -292,6 +303,14 @@ std::string whole_page(const Report& report) {
 
 namespace stfs {
 
-std::string report_page(const Report& report) { return markup::whole_page(report); }
+void report_page(const Report& report, const std::function<void(std::string_view)>& write) {
+  markup::write_page(report, write);
+}
+
+std::string report_page(const Report& report) {
+  std::string page;
+  report_page(report, [&page](std::string_view part) { page += part; });
+  return page;
+}
 
 }  // namespace stfs

@@ -7,9 +7,15 @@
 
 #include "core/report/report.h"
 
+#include <functional>
 #include <string>
+#include <string_view>
 
 namespace stfs {
+
+// Calls `write` with each part of the page in turn: of a large report, none is larger than some
+// kilobytes.
+void report_page(const Report& report, const std::function<void(std::string_view)>& write);
 
 std::string report_page(const Report& report);
 

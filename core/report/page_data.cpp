@@ -35,7 +35,7 @@ std::string change_text(const Difference& difference) {
 
 // Bytes of each tensor of which all together have `total`.
 std::size_t part_of(std::size_t total, const Report& report, std::size_t least, std::size_t most) {
-  return std::clamp(total / std::max<std::size_t>(report.tensors.size(), 1), least, most);
+  return std::clamp(total / std::max<std::size_t>(rows_of(report), 1), least, most);
 }
 std::size_t most_name(const Report& report) { return part_of(8'000'000, report, 60, 400); }
 
@@ -53,7 +53,7 @@ std::string notes_of(const Report& report, const ReportTensor& tensor) {
   if (!tensor.failure.empty()) add(tensor.failure);
   if (tensor.stats && tensor.stats->nan > 0) add(grouped(tensor.stats->nan) + " NaN");
   if (tensor.stats && tensor.stats->inf > 0) add(grouped(tensor.stats->inf) + " infinite");
-  if (!tensor.quantised.empty()) add(tensor.quantised);
+  if (!tensor.quantised.empty()) add(std::string(tensor.quantised));
   if (tensor.equal_to && *tensor.equal_to < report.tensors.size()) {
     add("equal to " + fitted(printable(report.tensors[*tensor.equal_to].name), 60));
   }
@@ -113,7 +113,8 @@ std::string picture_json(const ReportTensor& tensor, std::size_t index, bool is_
     const std::uint64_t most = *std::ranges::max_element(histogram.counts);
     json += "[" + json_number(histogram.low, 6) + "," + json_number(histogram.high, 6) + "," +
             std::to_string(histogram.below) + "," + std::to_string(histogram.above) + ",[";
-    for (const double quantile : tensor.quantiles) json += json_number(quantile, 4) + ",";
+    const auto quantiles = tensor.quantiles ? *tensor.quantiles : decltype(kQuantiles){};
+    for (const double quantile : quantiles) json += json_number(quantile, 4) + ",";
     json.back() = ']';
     json += "," + std::to_string(most) + ",\"" + packed(histogram, most) + "\"],";
   } else {
@@ -166,11 +167,14 @@ std::vector<Column> columns_of(const Report& report) {
   return columns;
 }
 
-std::string rows_html(const Report& report, const std::vector<bool>& is_linked) {
+std::size_t rows_of(const Report& report) {
+  return std::min(report.tensors.size(), Report::kMostRows);
+}
+
+void write_rows(const Report& report, const std::vector<bool>& is_linked, const Write& write) {
   const int digits = report.tensors.size() > Report::kMostPictured ? 3 : 4;
-  std::string html;
   std::string row;
-  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
+  for (std::size_t i = 0; i < rows_of(report); ++i) {
     const ReportTensor& tensor = report.tensors[i];
     const auto cell = [&row](const std::string& text) { row += "<td>" + text; };
     const auto value = [&](const std::optional<double>& x, int precision) {
@@ -188,7 +192,7 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
     value(stats.std, digits);
     cell(tensor.stats ? std::to_string(stats.zeros) : "");
     if (report.against) {
-      const Difference difference = tensor.difference.value_or(Difference{});
+      const Difference difference = tensor.difference ? *tensor.difference : Difference{};
       cell(tensor.difference
                ? html_of(fitted(printable(change_text(difference)), most_name(report)))
                : "");
@@ -199,41 +203,62 @@ std::string rows_html(const Report& report, const std::vector<bool>& is_linked) 
     if (report.files.size() > 1) cell(std::to_string(tensor.file + 1));
     cell(sentence(shortened(notes_of(report, tensor), 1000)));
     while (row.ends_with("<td>")) row.resize(row.size() - 4);
-    html += row + "\n";
+    row += '\n';
+    write(row);
   }
-  return html;
 }
 
-std::string data_json(const Report& report, const std::vector<Column>& columns) {
+void write_data(const Report& report, const std::vector<Column>& columns, const Write& write) {
   const std::size_t most_path = part_of(16'000'000, report, 160, 4096);
-  const auto list = [](std::string& json, const std::string& entry) {
-    json += (json.empty() ? "" : ",\n") + entry;
-  };
-  std::string keys, files, nan, inf, equal, elements, paths, pictures;
   // Of so many tensors, the odd ones may be too many for a page under 20 MB.
   const bool is_small = report.tensors.size() > Report::kMostPictured;
-  for (const Column& column : columns) list(keys, json_text(column.key));
-  for (const ReportFile& file : report.files) list(files, json_text(shortened(file.name)));
-  for (std::size_t i = 0; i < report.tensors.size(); ++i) {
+  bool is_first = true;
+  const auto begin = [&](std::string_view before) {
+    write(before);
+    is_first = true;
+  };
+  const auto add = [&](const std::string& entry) {
+    if (!is_first) write(",\n");
+    is_first = false;
+    write(entry);
+  };
+  // Adds the entries of the tensors that have one: `entry` returns it, or an empty text.
+  const auto add_each = [&](std::string_view before, const auto& entry) {
+    begin(before);
+    for (std::size_t i = 0; i < rows_of(report); ++i) {
+      const std::string text = entry(report.tensors[i]);
+      if (!text.empty()) add("\"" + std::to_string(i) + "\":" + text);
+    }
+  };
+  begin("{\"keys\":[");
+  for (const Column& column : columns) add(json_text(column.key));
+  begin("],\n\"files\":[");
+  for (const ReportFile& file : report.files) add(json_text(shortened(file.name)));
+  add_each("],\n\"nan\":{", [](const ReportTensor& tensor) {
+    return tensor.stats && tensor.stats->nan > 0 ? std::to_string(tensor.stats->nan) : "";
+  });
+  add_each("},\n\"inf\":{", [](const ReportTensor& tensor) {
+    return tensor.stats && tensor.stats->inf > 0 ? std::to_string(tensor.stats->inf) : "";
+  });
+  add_each("},\n\"equal\":{", [&](const ReportTensor& tensor) {
+    const bool has_row = tensor.equal_to && *tensor.equal_to < rows_of(report);
+    return has_row ? std::to_string(*tensor.equal_to) : "";
+  });
+  add_each("},\n\"elements\":{", [](const ReportTensor& tensor) {
+    return tensor.shape.size() > kMostDimensions ? std::to_string(tensor.elements) : "";
+  });
+  add_each("},\n\"paths\":{", [&](const ReportTensor& tensor) -> std::string {
+    const std::string path = url_path(tensor.path ? *tensor.path : tensor.name);
+    if (path.size() > most_path) return "null";
+    const bool is_name = path == tensor.name && path.size() <= most_name(report);
+    return is_name ? "" : json_text(path);
+  });
+  begin("},\n\"pictures\":[");
+  for (std::size_t i = 0; i < rows_of(report); ++i) {
     const ReportTensor& tensor = report.tensors[i];
-    const std::string index = "\"" + std::to_string(i) + "\":";
-    if (tensor.stats && tensor.stats->nan > 0) list(nan, index + std::to_string(tensor.stats->nan));
-    if (tensor.stats && tensor.stats->inf > 0) list(inf, index + std::to_string(tensor.stats->inf));
-    if (tensor.equal_to) list(equal, index + std::to_string(*tensor.equal_to));
-    const std::string path = url_path(tensor.path);
-    if (path.size() > most_path) {
-      list(paths, index + "null");
-    } else if (path != tensor.name || path.size() > most_name(report)) {
-      list(paths, index + json_text(path));
-    }
-    if (tensor.shape.size() > kMostDimensions) {
-      list(elements, index + std::to_string(tensor.elements));
-    }
-    if (tensor.histogram || tensor.thumbnail) list(pictures, picture_json(tensor, i, is_small));
+    if (tensor.histogram || tensor.thumbnail) add(picture_json(tensor, i, is_small));
   }
-  return "{\"keys\":[" + keys + "],\n\"files\":[" + files + "],\n\"nan\":{" + nan +
-         "},\n\"inf\":{" + inf + "},\n\"equal\":{" + equal + "},\n\"elements\":{" + elements +
-         "},\n\"paths\":{" + paths + "},\n\"pictures\":[" + pictures + "]}";
+  write("]}");
 }
 
 }  // namespace stfs::markup

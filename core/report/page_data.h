@@ -6,11 +6,14 @@
 
 #include "core/report/report.h"
 
-#include <string>
+#include <cstddef>
+#include <functional>
 #include <string_view>
 #include <vector>
 
 namespace stfs::markup {
+
+using Write = std::function<void(std::string_view)>;
 
 struct Column {
   std::string_view key, name, style;
@@ -18,12 +21,15 @@ struct Column {
 
 std::vector<Column> columns_of(const Report& report);
 
-// One line for each tensor, its cells in the order of columns_of(), without empty ones at the end.
+// The number of tensors that have a row: the first of the report.
+std::size_t rows_of(const Report& report);
+
+// One line for each of them, its cells in the order of columns_of(), without empty ones at the end.
 // A row that `is_linked` has an id. A browser that runs scripts takes <noscript>, where the rows
 // stand, for a text.
-std::string rows_html(const Report& report, const std::vector<bool>& is_linked);
+void write_rows(const Report& report, const std::vector<bool>& is_linked, const Write& write);
 
-// What the table does not say, by tensor: only of those that have it.
-std::string data_json(const Report& report, const std::vector<Column>& columns);
+// What the table does not say, as JSON, by tensor: only of those that have it, and a row.
+void write_data(const Report& report, const std::vector<Column>& columns, const Write& write);
 
 }  // namespace stfs::markup

@@ -12,12 +12,41 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace stfs {
+
+// A value that few tensors of a large report have: where there is none, it takes eight bytes. It is
+// copied with its owner.
+template <class T>
+class Rare {
+ public:
+  Rare() = default;
+  Rare(T value) : value_(std::make_unique<T>(std::move(value))) {}
+  Rare(const Rare& other) : value_(other ? std::make_unique<T>(*other) : nullptr) {}
+  Rare(Rare&&) noexcept = default;
+  Rare& operator=(Rare other) noexcept {
+    value_ = std::move(other.value_);
+    return *this;
+  }
+  ~Rare() = default;
+
+  bool has_value() const { return value_ != nullptr; }
+  explicit operator bool() const { return value_ != nullptr; }
+  T& operator*() { return *value_; }
+  const T& operator*() const { return *value_; }
+  T* operator->() { return value_.get(); }
+  const T* operator->() const { return value_.get(); }
+  void reset() { value_.reset(); }
+
+ private:
+  std::unique_ptr<T> value_;
+};
 
 // A picture of at most 48 x 48 pixels: each is a byte of picture_color(), in rows from the top.
 struct Thumbnail {
@@ -38,22 +67,23 @@ struct Difference {
   std::optional<double> distance, equal, largest;
 };
 
+// A hostile header has millions of tensors, of 30 bytes each: what few of them have is Rare.
 struct ReportTensor {
   std::string name;
-  std::string path;  // in the mount, relative to its root
-  std::string type;  // the name of the type
+  Rare<std::string> path;  // in the mount, relative to its root, where it is not the name
+  std::string_view type;   // the name of the type, of static storage
   std::vector<std::uint64_t> shape;
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t file = 0;  // a position in Report::files
-  std::string quantised;   // how its values are stored, in words ("block FP8"), or empty
-  std::string failure;     // why there are no statistics, or empty
+  std::uint32_t file = 0;      // a position in Report::files
+  std::string_view quantised;  // how its values are stored ("block FP8"), or empty; static storage
+  std::string failure;         // why there are no statistics, or empty
   std::optional<ValueStats> stats;
-  std::optional<Histogram> histogram;  // beyond kMostPictured tensors only of the odd ones
-  std::array<double, kQuantiles.size()> quantiles{};  // with `histogram`
-  std::optional<Thumbnail> thumbnail;                 // as `histogram`
+  Rare<Histogram> histogram;  // beyond kMostPictured tensors only of the odd ones
+  Rare<std::array<double, kQuantiles.size()>> quantiles;  // with `histogram`
+  Rare<Thumbnail> thumbnail;                              // as `histogram`
   std::optional<std::uint32_t> equal_to;  // the first tensor with the same type, shape and bytes
-  std::optional<Difference> difference;   // with --against
+  Rare<Difference> difference;            // with --against
 };
 
 struct ReportFile {
@@ -71,6 +101,7 @@ struct Finding {
 
 struct Report {
   static constexpr std::size_t kMostPictured = 2000;  // tensors with a histogram and a thumbnail
+  static constexpr std::size_t kMostRows = 400'000;   // tensors in the page's table: the first
 
   std::string title;                 // the checkpoint's name
   std::vector<std::string> sources;  // as the user named them, without secrets

@@ -4,20 +4,21 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 namespace stfs {
 namespace {
 
 constexpr std::uint64_t kMostProfileBytes = std::uint64_t{1} << 20;
 
-AwsProfiles profiles_of(const char* name, const char* usual) {
-  std::string path = aws_variable(name);
-  const std::string home = aws_variable("HOME");
+AwsProfiles profiles_of(const AwsVariables& variables, const char* name, const char* usual) {
+  std::string path = variables[name];
+  const std::string home = variables["HOME"];
   if (path.empty() && !home.empty()) path = home + usual;
   if (path.starts_with("~/")) path.replace(0, 1, home);
   if (path.empty()) return {};
@@ -31,9 +32,19 @@ AwsProfiles profiles_of(const char* name, const char* usual) {
 
 }  // namespace
 
-std::string aws_variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
+AwsVariables::AwsVariables() {
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string_view line = *at;
+    const std::size_t equals = std::min(line.find('='), line.size());
+    const std::string_view name = line.substr(0, equals);
+    if (equals == line.size() || (name != "HOME" && !name.starts_with("AWS_"))) continue;
+    values_.try_emplace(std::string(name), line.substr(equals + 1));
+  }
+}
+
+std::string AwsVariables::operator[](const std::string& name) const {
+  const auto at = values_.find(name);
+  return at == values_.end() ? "" : at->second;
 }
 
 bool aws_true(std::string_view text) {
@@ -83,11 +94,11 @@ AwsProfiles parse_aws_profiles(const std::string& text) {
   return profiles;
 }
 
-AwsFiles::AwsFiles()
-    : credentials(profiles_of("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials")),
-      config(profiles_of("AWS_CONFIG_FILE", "/.aws/config")),
-      profile(aws_variable("AWS_PROFILE")) {
-  if (profile.empty()) profile = aws_variable("AWS_DEFAULT_PROFILE");
+AwsFiles::AwsFiles(const AwsVariables& variables)
+    : credentials(profiles_of(variables, "AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials")),
+      config(profiles_of(variables, "AWS_CONFIG_FILE", "/.aws/config")),
+      profile(variables["AWS_PROFILE"]) {
+  if (profile.empty()) profile = variables["AWS_DEFAULT_PROFILE"];
   if (profile.empty()) {
     profile = "default";
   } else if (!credentials.contains(profile) && section(profile) == nullptr) {

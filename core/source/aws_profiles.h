@@ -1,7 +1,7 @@
 // The environment and the files in which the AWS tools keep settings and credentials.
 //
-// Thread safety: the functions may be called from any thread, unless another one sets a variable;
-// an AwsFiles is immutable.
+// Thread safety: the functions may be called from any thread; the classes are immutable. The
+// constructor of AwsVariables must not run while another thread sets a variable.
 #pragma once
 
 #include <map>
@@ -10,8 +10,17 @@
 
 namespace stfs {
 
-std::string aws_variable(const char* name);  // "" when it is not set
-bool aws_true(std::string_view text);        // "true", in any case
+// HOME and the variables whose names begin with AWS_, as they are when it is made.
+class AwsVariables {
+ public:
+  AwsVariables();
+  std::string operator[](const std::string& name) const;  // "" when it is not set
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+bool aws_true(std::string_view text);  // "true", in any case
 std::string trimmed_text(std::string_view text);
 // Throws Error kUnreadable about "AWS credentials".
 [[noreturn]] void fail_credentials(const std::string& what);
@@ -25,7 +34,7 @@ AwsProfiles parse_aws_profiles(const std::string& text);
 // there has no profiles.
 struct AwsFiles {
   // Throws Error kUnreadable for a file that cannot be read, and when AWS_PROFILE is in none.
-  AwsFiles();
+  explicit AwsFiles(const AwsVariables& variables);
 
   const std::map<std::string, std::string>* section(const std::string& name) const;  // of config
   // A value of a profile, or "": of config alone, or of credentials first.

@@ -3,11 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -68,9 +64,14 @@ bool Blocks::look(std::uint64_t block) noexcept {
     // Not on the stack: threads of the mount have small ones.
     const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
     if (!buffer) return false;
-    const int error = entry_->check(block, {buffer.get(), kBlock});
+    std::uint64_t losses = 0;
+    int error = 0;
+    do {
+      losses = entry_->losses();
+      error = entry_->check(block, {buffer.get(), kBlock});
+    } while (error == 0 && entry_->losses() != losses);
     if (error == 0) {
-      if (change(block, before, State::kHere)) add(&Counters::cache_hits, counters_);
+      if (become_here(block, before, losses)) add(&Counters::cache_hits, counters_);
       return is_here(state(block));
     }
     const bool is_first = before == State::kAbsent || change(block, before, State::kAbsent);
@@ -99,11 +100,17 @@ bool Blocks::take_published(std::uint64_t block) noexcept {
   if (!entry_ || !entry_->is_there(block)) return false;
   const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
   if (!buffer) return false;
+  const std::uint64_t losses = entry_->losses();
   if (const int error = entry_->check(block, {buffer.get(), kBlock})) {
     if (error != ENODATA) add(&Counters::cache_faults, counters_);
     return false;
   }
-  return change(block, State::kComing, State::kHere);
+  return become_here(block, State::kComing, losses);
+}
+
+bool Blocks::become_here(std::uint64_t block, State from, std::uint64_t losses) {
+  if (!change(block, from, State::kHere)) return false;
+  return losses == entry_->losses() || !change(block, State::kHere, State::kUnknown);
 }
 
 void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead) {
@@ -148,13 +155,14 @@ void Blocks::shrink(std::uint64_t most, std::uint64_t most_ahead,
 // same bytes.
 bool Blocks::keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes) {
   const ByteRange range = range_of({block, block + 1});
+  const std::uint64_t before = losses();
   if (!entry_ || entry_->reserve(range) != 0 || entry_->write(bytes, range.offset) != 0) {
     return false;
   }
   CacheEntry::Sum sum(*entry_, block);
   sum.add(bytes);
   entry_->publish(block, sum.value());
-  return change(block, State::kAbsent, State::kHere);
+  return become_here(block, State::kAbsent, before);
 }
 
 void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room) {
@@ -189,6 +197,17 @@ bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
   return true;
 }
 
+// Any block may have become zeros: the next look at it checks it.
+void Blocks::check_all_again() {
+  const std::lock_guard lock(losses_mutex_);
+  const std::uint64_t losses = entry_->losses();
+  if (losses == losses_) return;  // another reader did it
+  for (std::uint64_t block = 0; block < count_; ++block) {
+    change(block, State::kHere, State::kUnknown);
+  }
+  losses_ = losses;
+}
+
 int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   const int error = entry_->read(buffer, offset);
   if (error == 0) return 0;
@@ -209,6 +228,7 @@ int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
   while (!buffer.empty()) {
     // As much as lies in the file, or one block that lies in memory.
     std::uint64_t block = offset / kBlock;
+    const std::uint64_t checked = losses_;  // before the look at the blocks
     const State where = look(block) ? state(block) : State::kAbsent;
     if (!is_here(where)) return EAGAIN;  // memory may drop it at any time
     std::uint64_t end = (block + 1) * kBlock;
@@ -223,36 +243,14 @@ int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
       if (!read_from_memory(offset / kBlock, part, offset % kBlock)) return EAGAIN;
     } else if (const int error = read_from_entry(part, offset)) {
       return error;
+    } else if (losses() != checked) {
+      check_all_again();
+      return EAGAIN;
     }
     buffer = buffer.subspan(part.size());
     offset += part.size();
   }
   return 0;
-}
-
-bool Blocks::is_resident(ByteRange range) {
-  const BlockRun run = run_of(range);
-  for (std::uint64_t block = run.first; block < run.end; ++block) {
-    if (!look(block) || state(block) != State::kHere) return false;
-  }
-  if (run.empty()) return false;
-  static const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  constexpr std::size_t kPages = 512;
-  std::array<unsigned char, kPages> pages{};
-  // mincore(2) takes a pointer to void, but writes nothing there.
-  auto* const data = const_cast<std::byte*>(entry_->data());
-  if (data == nullptr) return false;
-  const std::uint64_t end = range.offset + range.length;
-  for (std::uint64_t at = range.offset / page_bytes * page_bytes; at < end;
-       at += kPages * page_bytes) {
-    const auto bytes = static_cast<std::size_t>(std::min(end - at, kPages * page_bytes));
-    if (::mincore(data + at, bytes, pages.data()) != 0) return false;
-    const auto count = static_cast<std::ptrdiff_t>((bytes + page_bytes - 1) / page_bytes);
-    if (!std::all_of(pages.begin(), pages.begin() + count, [](auto p) { return (p & 1) != 0; })) {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace stfs

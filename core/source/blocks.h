@@ -76,6 +76,12 @@ class Blocks {
   bool may_have(BlockRun run) noexcept;
   bool is_complete() const { return here_ == count_; }
 
+  // The losses of the entry (CacheEntry::losses), and: a block of which bytes were checked or
+  // written when there were so many `losses` is here now. False if there was a loss since, or its
+  // state is not `from`.
+  std::uint64_t losses() const { return entry_ ? entry_->losses() : 0; }
+  bool become_here(std::uint64_t block, State from, std::uint64_t losses);
+
   // The entry; null when there is none. A block of it that is kComing is checked, and kHere if it
   // is what was written.
   CacheEntry* entry() const { return entry_.get(); }
@@ -95,8 +101,6 @@ class Blocks {
   // 0 or an errno: EAGAIN when a block is not here, or when the cache's file lost it: it is absent
   // then.
   int read(std::span<std::byte> buffer, std::uint64_t offset);
-  // Whether all of a range is in the entry's file, and its pages in memory.
-  bool is_resident(ByteRange range);
 
  private:
   struct Free {
@@ -113,6 +117,7 @@ class Blocks {
   }
   bool keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes);
   int read_from_entry(std::span<std::byte> buffer, std::uint64_t offset);
+  void check_all_again();
   bool read_from_memory(std::uint64_t block, std::span<std::byte> buffer, std::uint64_t from);
 
   const std::uint64_t size_, count_;
@@ -122,6 +127,8 @@ class Blocks {
   std::unique_ptr<std::uint8_t[], Free> states_;
   std::atomic<std::uint64_t> here_ = 0;
   std::atomic<bool> is_broken_ = false;
+  std::mutex losses_mutex_;
+  std::atomic<std::uint64_t> losses_ = 0;  // after which all blocks are to be checked again
 
   std::mutex memory_mutex_;
   std::list<Kept> memory_;  // the least recently used first

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <pwd.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -33,6 +32,8 @@ namespace {
 constexpr std::uint64_t kMaxIdText = 64 << 10;
 constexpr std::uint64_t kMaxNameText = 64 << 20;
 constexpr std::uint64_t kMaxGrant = 32 << 20;
+constexpr std::uint64_t kPage = 4096;             // bytes, of most file systems
+constexpr std::uint64_t kEntryBytes = 4 * kPage;  // of an entry without blocks
 constexpr int kDirectory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 // O_NONBLOCK: a FIFO of this name must not hold us up.
 constexpr int kFile = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
@@ -179,10 +180,6 @@ void make_directories(const std::filesystem::path& directory) {
 
 // --- an entry ---
 
-CacheEntry::~CacheEntry() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), version_.size);
-}
-
 std::uint64_t CacheEntry::blocks() const { return blocks_of(version_.size); }
 
 ByteRange CacheEntry::range_of(std::uint64_t block) const {
@@ -234,21 +231,27 @@ int CacheEntry::reserve(ByteRange range) const {
   if (range.offset > version_.size || range.length > version_.size - range.offset) return EINVAL;
   if (range.length == 0) return 0;
   // Truncated: to write behind the new end would turn the blocks before it into zeros.
-  struct stat status {};
-  if (::fstat(data_fd_.get(), &status) != 0) return errno;
-  if (static_cast<std::uint64_t>(status.st_size) != version_.size) return EIO;
+  if (const int error = look_at_data()) return error == ESTALE ? EIO : error;
   const std::uint64_t begin = range.offset / kBlock * kBlock;
   const std::uint64_t last = (range.offset + range.length - 1) / kBlock;
   const ByteRange end = range_of(last);
-  return allocate(data_fd_.get(), begin, end.offset + end.length - begin);
+  // So that publish() finds room on a full disk.
+  const std::uint64_t first = range.offset / kBlock;
+  if (const int error =
+          allocate(map_fd_.get(), sizeof(MapHeader) + 8 * first, 8 * (last - first + 1))) {
+    return error;
+  }
+  if (const int error = allocate(data_fd_.get(), begin, end.offset + end.length - begin)) {
+    return error;
+  }
+  look_at_data();  // so that this growth hides no later loss
+  return 0;
 }
 
 int CacheEntry::write(std::span<const std::byte> bytes, std::uint64_t offset) const {
   if (is_read_only_) return EROFS;
   if (offset > version_.size || bytes.size() > version_.size - offset) return EINVAL;
-  struct stat status {};  // truncated: as in reserve()
-  if (::fstat(data_fd_.get(), &status) != 0) return errno;
-  if (static_cast<std::uint64_t>(status.st_size) != version_.size) return EIO;
+  if (const int error = look_at_data()) return error == ESTALE ? EIO : error;
   return write_all(data_fd_.get(), bytes, offset);
 }
 
@@ -258,7 +261,19 @@ void CacheEntry::publish(std::uint64_t block, std::uint64_t checksum) const {
 }
 
 int CacheEntry::read(std::span<std::byte> bytes, std::uint64_t offset) const {
-  return pread_exact(data_fd_.get(), bytes, offset);
+  const int error = pread_exact(data_fd_.get(), bytes, offset);
+  return error != 0 ? error : look_at_data();
+}
+
+int CacheEntry::look_at_data() const {
+  struct stat status {};
+  std::uint64_t before = on_disk_;  // before the look: others write, and it grows
+  if (::fstat(data_fd_.get(), &status) != 0) return errno;
+  if (static_cast<std::uint64_t>(status.st_size) != version_.size) return ESTALE;
+  const auto now = static_cast<std::uint64_t>(status.st_blocks);
+  if (now < before) ++losses_;  // first, so that no reader takes `now` for what it always was
+  if (now != before) on_disk_.compare_exchange_strong(before, now);
+  return 0;
 }
 
 CacheEntry::Sum::Sum(const CacheEntry& entry, std::uint64_t block) : state_(XXH3_createState()) {
@@ -482,6 +497,8 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
       return Outcome::kFailed;
     }
     ::flock(entry.data_fd_.get(), LOCK_SH);
+    // Each change of a lock lets it go for a moment: it may have been evicted.
+    if (!is_named(entries_.get(), id, directory.get())) return Outcome::kBusy;
   }
   if (const std::string now = to_json(version, false); *text != now) {
     write_file(directory.get(), "id.json", now);
@@ -510,8 +527,6 @@ Cache::Outcome Cache::make_place(const std::string& id, CacheEntry& entry, int& 
         ::ftruncate(entry.map_fd_.get(), static_cast<off_t>(map_size(size))) != 0) {
       return errno;
     }
-    // So that publish() finds room on a full disk.
-    if (const int full = allocate(entry.map_fd_.get(), 0, map_size(size))) return full;
     const MapHeader header = header_of(id, size);
     if (const int e = write_all(entry.map_fd_.get(), std::as_bytes(std::span(&header, 1)), 0)) {
       return e;
@@ -542,6 +557,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
   for (int tries = 0; tries < 200; ++tries) {
     std::unique_ptr<CacheEntry> entry(new CacheEntry);
     entry->version_ = version;
+    entry->id_ = id;
     entry->directory_ = options_.directory + "/v1/entries/" + id;
     entry->seed_ = std::stoull(id.substr(0, 16), nullptr, 16);
     entry->is_read_only_ = is_read_only_;
@@ -554,21 +570,16 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
     if (outcome == Outcome::kAbsent && !existing && !is_read_only_) {
       int error = 0;
       outcome = make_place(id, *entry, error);
-      if (error == ENOSPC && !std::exchange(has_made_room, true) &&
-          make_room(map_size(version.size))) {
+      if (error == ENOSPC && !std::exchange(has_made_room, true) && make_room(kEntryBytes)) {
         continue;
       }
+      entry->is_new_ = outcome == Outcome::kDone;
     }
     if (outcome == Outcome::kBusy) {
       ::usleep(1000);
       continue;
     }
     if (outcome != Outcome::kDone) return nullptr;
-    if (version.size > 0) {
-      void* data = ::mmap(nullptr, version.size, PROT_READ, MAP_SHARED, entry->data_fd_.get(), 0);
-      if (data == MAP_FAILED) return nullptr;
-      entry->data_ = static_cast<const std::byte*>(data);
-    }
     return entry;
   }
   return nullptr;
@@ -657,6 +668,7 @@ std::optional<std::uint64_t> Cache::evict(const std::string& id) const {
 
 bool Cache::make_room(std::uint64_t bytes) {
   if (!unusable_.empty() || is_read_only_) return false;
+  bytes += (8 * blocks_of(bytes) + kPage - 1) / kPage * kPage;
   if (options_.size != 0 && bytes > options_.size) return false;
   const auto disk_room = [this]() -> std::uint64_t {
     struct statvfs disk {};

@@ -5,8 +5,8 @@
 //     v1/entries/ID/         ID: SHA-256 of name and token of the version, 64 hex digits
 //       id.json              the RemoteVersion, without secrets; its mtime: when last used
 //       data                 sparse, of the object's size; block i at i * kBlock
-//       map                  [ header of 64 bytes | 8 bytes for each block ]: 0 absent, else the
-//                            block's checksum. The header says whose map it is
+//       map                  sparse too: [ header of 64 bytes | 8 bytes for each block ]: 0 absent,
+//                            else the block's checksum. The header says whose map it is
 //     v1/CACHEDIR.TAG        backup programs skip v1; DIR may have other files
 //     v1/names/HASH.json     what a name meant when last asked (a version, a listing): for -o
 //                            offline, and to ask whether it still does
@@ -26,14 +26,16 @@
 //             tells
 //   there     never written again, never punched
 //
-// The map is read and written by pread(2) and pwrite(2), never mapped: so neither a map that
-// another process truncates nor a full disk raises SIGBUS. A look costs less than a microsecond;
+// Both files are read and written by pread(2) and pwrite(2), never mapped: so neither a file that
+// another process truncates nor a full disk raises SIGBUS. Nor are replies sent from a mapping of
+// `data`: when it is truncated, the kernel fills the rest of the last page with zeros, and no check
+// before the reply sees what happens during it. A look at the map costs less than a microsecond;
 // callers keep the answer.
 //
 // An entry is in use while a process has `data` locked with a shared flock(2). (On NFS, flock(2)
 // locks all bytes of a file: on `map` it would refuse every claim.) Eviction takes the least
 // recently used entry that nobody uses: an exclusive flock without waiting, rename to trash,
-// unlink. So bytes that a process maps never go away under it. An entry is made in trash, with the
+// unlink. So bytes that a process reads never go away under it. An entry is made in trash, with the
 // shared lock held, and renamed to its place when it is whole. On a file system without flock(2)
 // nothing is evicted.
 //
@@ -52,6 +54,7 @@
 #include "core/base/posix.h"
 #include "core/source/remote.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
@@ -70,10 +73,11 @@ class CacheEntry {
 
   CacheEntry(const CacheEntry&) = delete;
   CacheEntry& operator=(const CacheEntry&) = delete;
-  ~CacheEntry();
 
   const RemoteVersion& version() const { return version_; }
-  std::uint64_t blocks() const;  // of the object
+  const std::string& id() const { return id_; }
+  bool is_new() const { return is_new_; }  // Cache::open() made it
+  std::uint64_t blocks() const;            // of the object
   ByteRange range_of(std::uint64_t block) const;
 
   bool is_there(std::uint64_t block) const;
@@ -89,14 +93,19 @@ class CacheEntry {
   bool claim(std::uint64_t block) const;
   void release(std::uint64_t block) const;
 
-  // Makes room on the disk for a range (fallocate(2)): 0, or an errno: ENOSPC, EDQUOT, EIO, EROFS.
+  // Makes room on the disk for a range and its part of the map (fallocate(2)): 0, or an errno:
+  // ENOSPC, EDQUOT, EIO, EROFS.
   int reserve(ByteRange range) const;
   int write(std::span<const std::byte> bytes, std::uint64_t offset) const;  // 0 or an errno
   void publish(std::uint64_t block, std::uint64_t checksum) const;
 
-  int read(std::span<std::byte> bytes, std::uint64_t offset) const;  // as pread_exact()
-  // The mapping of `data`. For addresses: our code must not load from it.
-  const std::byte* data() const { return data_; }
+  // As pread_exact(); ESTALE also when `data` was truncated meanwhile: what was read may be zeros.
+  int read(std::span<std::byte> bytes, std::uint64_t offset) const;
+  // How often `data` was seen to take less room on the disk than before (st_blocks): a part was cut
+  // off and added again, or a hole punched, and any block may be zeros. Or it is there all the
+  // same, as where a file system compresses: check() tells. Counted before a read() that comes
+  // after the loss returns, unless another process has made the file grow by as much in between.
+  std::uint64_t losses() const { return losses_; }
 
   // The checksum of a block whose bytes come in pieces.
   class Sum {
@@ -116,14 +125,18 @@ class CacheEntry {
   friend class Cache;
   CacheEntry() = default;
 
+  int look_at_data() const;  // counts losses; 0, an errno, or ESTALE for another size
+
   RemoteVersion version_;
-  std::string directory_;
+  std::string id_, directory_;
+  bool is_new_ = false;
   std::uint64_t seed_ = 0;
   bool is_read_only_ = false;
   UniqueFd data_fd_, map_fd_;
+  mutable std::atomic<std::uint64_t> on_disk_ = 0;  // st_blocks of `data` at the last look
+  mutable std::atomic<std::uint64_t> losses_ = 0;
   mutable std::mutex claims_mutex_;
   mutable UniqueFd claims_fd_;
-  const std::byte* data_ = nullptr;
 };
 
 class Cache {
@@ -154,8 +167,8 @@ class Cache {
   std::optional<std::string> recall(const std::string& name) const;
   void remember(const std::string& name, const std::string& json) const;
 
-  // Evicts until `bytes` more fit under the bounds. False when they do not fit all the same: what
-  // is left is in use.
+  // Evicts until `bytes` more, and their part of a map, fit under the bounds. False when they do
+  // not fit all the same: what is left is in use.
   bool make_room(std::uint64_t bytes);
 
   struct Listed {

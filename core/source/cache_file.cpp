@@ -14,7 +14,7 @@ CacheFile::CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
       remote_(std::move(remote)),
       blocks_(remote_version_, std::move(entry), fetcher.counters()),
       fetcher_(fetcher) {
-  set_version({remote_version_.size, remote_version_.mtime, remote_version_.token});
+  set_version({remote_version_.size, remote_version_.mtime});
   blocks_.keep_first(first, Fetcher::kMemory, has_room);
   file_ = fetcher_.add(*this, remote_version_, *remote_, blocks_);
 }
@@ -46,15 +46,6 @@ int CacheFile::read_unverified(std::span<std::byte> buffer, std::uint64_t offset
 
 int CacheFile::read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const {
   return read_unverified(buffer, offset);
-}
-
-bool CacheFile::can_pin(ByteRange range) const {
-  return blocks_.holds(range) && blocks_.is_resident(range);
-}
-
-Pinned CacheFile::try_pin() const {
-  if (blocks_.entry() == nullptr || blocks_.entry()->data() == nullptr) return {};
-  return {blocks_.entry()->data(), std::shared_lock(pins_)};
 }
 
 bool CacheFile::is_current() const { return !has_changed(); }

@@ -1,10 +1,10 @@
 // A source whose bytes a network fills: one version of a remote object, of which some blocks are on
 // this machine. fetcher.h draws the states of a block.
 //
-// Bytes that are here are read from the cache's file, and sent from its mapping, as a local file's
-// are. They need no lease and no check afterwards: a block is written once and never changes. So
-// verify() is 0 for ever; an object that has changed or gone fails what needs the network: want()
-// answers ESTALE from then on, and has_changed() is true.
+// Bytes that are here are read from the cache's file into a buffer, and never pinned: cache.h says
+// why. They need no check of the version: a block is written once and never changes. So verify() is
+// 0 for ever; an object that has changed or gone fails what needs the network: want() answers
+// ESTALE from then on, and has_changed() is true.
 //
 // Without a usable cache, or while the disk is full, blocks are kept in memory: at most
 // Fetcher::kMemory, and what somebody waits for. They stay at least until the callbacks of the
@@ -22,7 +22,6 @@
 
 #include <cerrno>
 #include <memory>
-#include <shared_mutex>
 #include <string_view>
 
 namespace stfs {
@@ -38,6 +37,8 @@ class CacheFile final : public Source {
 
   const RemoteVersion& remote_version() const { return remote_version_; }
 
+  std::string token() const override { return remote_version_.token; }
+
   // The cache's map tells: the first read of a block checks it, and is EAGAIN when it is damaged.
   bool has(ByteRange range) const override;
   // Looks at blocks of the cache for the first time, which reads and checks them: as long as a read
@@ -48,8 +49,8 @@ class CacheFile final : public Source {
 
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
-  bool can_pin(ByteRange range) const override;
-  Pinned try_pin() const override;
+  bool can_pin(ByteRange) const override { return false; }
+  Pinned try_pin() const override { return {}; }
   int verify() const override { return is_refused() ? ESTALE : 0; }
   std::string sha256() const override { return remote_version().sha256; }
   std::string failure_text() const override { return fetcher_.failure_text(*file_); }
@@ -63,7 +64,6 @@ class CacheFile final : public Source {
   mutable Blocks blocks_;
   Fetcher& fetcher_;
   std::shared_ptr<Fetcher::File> file_;
-  mutable std::shared_mutex pins_;  // no change waits for pins: what is here stays
 };
 
 }  // namespace stfs

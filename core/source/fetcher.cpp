@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <exception>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -156,6 +157,7 @@ void Fetcher::Impl::remove(File& file) {
   }
   for (File::Waiter& waiter : waiters) waiter.ready(ECANCELED);
   // Its transfers go on for a moment, and touch it no more.
+  bool is_any = false;
   while (true) {
     std::shared_ptr<Transfer> open;
     {
@@ -168,8 +170,10 @@ void Fetcher::Impl::remove(File& file) {
     }
     if (!open) break;
     const std::lock_guard no_callback(open->mutex);
-    open->is_closed = true;
+    open->is_closed = open->is_abandoned = true;
+    is_any = true;
   }
+  if (is_any) http_.look();
   Lock lock(mutex_);
   const auto is_its = [&](const File::Waiter& waiter) { return waiter.file.get() == &file; };
   left_.wait(lock, [&] {
@@ -206,8 +210,9 @@ void Fetcher::Impl::advance(File& file) {
       answer(file, waiter, 0);
       continue;
     }
-    // The file of the cache turned out to be damaged since.
-    if (file.blocks.state(rest.first) != State::kAbsent) continue;
+    // The file of the cache turned out to be damaged since, or must be checked again.
+    const State now = file.blocks.state(rest.first);
+    if (now != State::kAbsent && now != State::kUnknown) continue;
     try {
       Items item(1);
       item.front().file = waiter->file;
@@ -248,8 +253,11 @@ Fetcher::Clock::time_point Fetcher::Impl::next_deadline() const {
 
 void Fetcher::Impl::expire(Clock::time_point now) {
   for (File* file : files_) {
+    BlockRun missed{std::numeric_limits<std::uint64_t>::max(), 0};  // from the first to the last
     while (!file->waiting.empty() && file->waiting.front().began + options.timeout <= now) {
       const auto waiter = file->waiting.begin();
+      missed.first = std::min(missed.first, waiter->rest.first);
+      missed.end = std::max(missed.end, waiter->rest.end);
       const ByteRange range = file->blocks.range_of(waiter->rest);
       file->source.note_failure(range.offset, range.offset + range.length, EIO);
       try {
@@ -261,6 +269,21 @@ void Fetcher::Impl::expire(Clock::time_point now) {
       }
       answer(*file, waiter, EIO);
     }
+    if (missed.end != 0) abandon(*file, missed, now);
+  }
+}
+
+// Ends the transfers that were waited for in vain, or that left no connection to those who waited:
+// those that nobody waits for now, and those that took more than half of the time.
+void Fetcher::Impl::abandon(const File& file, BlockRun missed, Clock::time_point now) {
+  const bool is_busy = requests_to(file.host) >= options.connections;
+  for (const auto& transfer : under_way_) {
+    const BlockRun rest{transfer->run.first + transfer->done, transfer->run.end};
+    const bool is_its = transfer->file.get() == &file && missed.overlaps(rest);
+    if (!is_its && !(is_busy && transfer->file->host == file.host)) continue;
+    const bool is_old = transfer->began + options.timeout / 2 <= now;
+    if (!is_old && is_waited(*transfer->file, rest)) continue;
+    transfer->is_abandoned = has_abandoned_ = true;
   }
 }
 
@@ -268,6 +291,12 @@ void Fetcher::Impl::answer_all() {
   Lock lock(mutex_);
   while (true) {
     expire(Clock::now());
+    if (std::exchange(has_abandoned_, false)) {
+      lock.unlock();
+      http_.look();
+      lock.lock();
+      continue;
+    }
     if (answers_.empty()) {
       if (stopping_) return;
       const Clock::time_point deadline = next_deadline();

@@ -33,7 +33,12 @@
 // started by the first want() that needs them: until then the process may fork.
 //
 // Deadlines: a want() that is not answered within Options::timeout gets EIO, whatever becomes of
-// its request. What it asked for may still come, into the cache.
+// its request. The transfers that it waited for end with it: those that nobody else waits for, and
+// those that took more than half of the time. The next want() asks anew. A transfer also ends when
+// it brings less than 1 KiB a second (HttpRequest::stall), and after Options::longest.
+//
+// The part of a block that a broken transfer brought is kept, and only the rest is asked for. A
+// part in the cache's file is read again first: others may have truncated the file.
 //
 // Thread safety: all members. Lifetime: outlives its CacheFiles.
 #pragma once
@@ -65,6 +70,7 @@ class Fetcher {
     std::chrono::milliseconds timeout{60'000};
     // Requests for blocks of a host at a time: one that hangs holds up no other.
     unsigned connections = 8;
+    std::chrono::milliseconds longest{600'000};  // of a transfer
     // How long a block may be watched that another process has claimed and does not bring.
     std::chrono::milliseconds patience{5'000};
     bool offline = false;  // a block that is not in the cache: EIO at once

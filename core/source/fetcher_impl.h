@@ -32,6 +32,14 @@ struct Fetcher::File {
     int error = 0;
   };
 
+  // The beginning of a block.
+  struct Part {
+    std::uint64_t block = 0;
+    std::uint64_t bytes = 0;
+    std::optional<CacheEntry::Sum> sum = {};  // of those in the cache's file
+    std::vector<std::byte> buffer = {};       // or the bytes
+  };
+
   File(const CacheFile& of, const RemoteVersion& its_version, Remote& its_remote,
        Blocks& its_blocks)
       : source(of),
@@ -51,6 +59,7 @@ struct Fetcher::File {
   bool is_closed = false;
   unsigned users = 0;              // uses without the lock, which remove() waits for
   std::list<Waiter> waiting;       // the oldest first
+  std::list<Part> parts;           // that broken transfers left, the oldest first
   std::uint64_t ahead = 0;         // blocks that are State::kAhead
   unsigned renewals = 0;           // of credentials
   bool is_renewed = false;         // and no answer was good since
@@ -61,20 +70,22 @@ struct Fetcher::File {
 
 // A request under way. Its mutex is taken before the Impl's.
 struct Fetcher::Transfer {
-  std::mutex mutex;                     // held by callbacks while they use `file`
-  std::atomic<bool> is_closed = false;  // the CacheFile is gone
+  std::mutex mutex;                        // held by callbacks while they use `file`
+  std::atomic<bool> is_closed = false;     // the CacheFile is gone
+  std::atomic<bool> is_abandoned = false;  // HttpRequest::is_abandoned
+  Clock::time_point began = Clock::now();
   std::shared_ptr<File> file;
   BlockRun run;
   ByteRange range;
   bool in_memory = false;
-  bool has_ahead = false;  // not all was wanted
-  unsigned renewals = 0;   // File::renewals when it was made
+  std::uint64_t losses = 0;  // of the cache's file when it began
+  bool has_ahead = false;    // not all was wanted
+  unsigned renewals = 0;     // File::renewals when it was made
   Backoff backoff;
 
   std::uint64_t received = 0;  // bytes
   std::uint64_t done = 0;      // blocks
-  std::optional<CacheEntry::Sum> sum;
-  std::vector<std::byte> buffer;  // of the block that comes, if in_memory
+  File::Part part;             // of the block that comes
   bool was_accepted = false;
   std::optional<HttpHead> head;  // of an answer that was not
   Verdict verdict{Verdict::Kind::kAccept};
@@ -153,6 +164,10 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   bool make_room(Blocks& blocks, BlockRun run);
   unsigned take_watched(Blocks& blocks, BlockRun run, bool& is_free);
 
+  static File::Part take_part(File& file, std::uint64_t block);
+  static void keep_part(File& file, File::Part part);
+  static bool is_still_there(const CacheEntry& entry, const File::Part& part);
+
   bool start_threads();
   bool move(File& file, std::uint64_t block, State from, State to);
   void move_all(File& file, BlockRun run, State from, State to);
@@ -180,6 +195,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   void log(File& file, const std::string& reason);
   void write_log(Lock& lock);
   void expire(Clock::time_point now);
+  void abandon(const File& file, BlockRun missed, Clock::time_point now);
   Clock::time_point next_deadline() const;
 
   Http& http_;
@@ -200,6 +216,7 @@ class Fetcher::Impl : public std::enable_shared_from_this<Fetcher::Impl> {
   Transfers under_way_, ended_;
   Waiters answers_, running_;
   std::vector<std::string> lines_;  // for the log
+  bool has_abandoned_ = false;      // Http does not know yet
 };
 
 }  // namespace stfs

@@ -15,6 +15,8 @@ constexpr std::chrono::milliseconds kPoll{5};        // blocks that another proc
 constexpr std::chrono::seconds kFull{1};             // a disk without room is tried again
 constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
 constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
+constexpr std::uint64_t kProgress = 64 << 10;  // bytes of a transfer after which pauses begin anew
+constexpr std::size_t kMostParts = 8;          // of a file: 2 MiB without a cache
 
 }  // namespace
 
@@ -123,6 +125,10 @@ bool Fetcher::Impl::start_one(Lock& lock) {
   try {
     begin(lock, *item);
   } catch (const std::exception&) {
+    if (!file->is_closed) {
+      const Unlocked unlocked(*this, *file, lock);
+      release(file->blocks, run);
+    }
     if (!file->is_closed) fail(*file, run, ENOMEM, "out of memory");
   }
   return true;
@@ -166,6 +172,29 @@ void Fetcher::Impl::release(Blocks& blocks, BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
+// Takes the part of a block that is kept; an empty one when there is none.
+Fetcher::File::Part Fetcher::Impl::take_part(File& file, std::uint64_t block) {
+  const auto at = std::ranges::find(file.parts, block, &File::Part::block);
+  if (at == file.parts.end()) return {};
+  File::Part part = std::move(*at);
+  file.parts.erase(at);
+  return part;
+}
+
+void Fetcher::Impl::keep_part(File& file, File::Part part) {
+  take_part(file, part.block);
+  file.parts.push_back(std::move(part));
+  if (file.parts.size() > kMostParts) file.parts.pop_front();
+}
+
+bool Fetcher::Impl::is_still_there(const CacheEntry& entry, const File::Part& part) {
+  std::vector<std::byte> bytes(part.bytes);
+  if (entry.read(bytes, entry.range_of(part.block).offset) != 0) return false;
+  CacheEntry::Sum sum(entry, part.block);
+  sum.add(bytes);
+  return sum.value() == part.sum->value();
+}
+
 void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   File& file = *item.file;
   Blocks& blocks = file.blocks;
@@ -177,8 +206,10 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   }
   transfer->file = item.file;
   transfer->in_memory = uses_memory(file) || item.ignores_claims;
+  transfer->losses = blocks.losses();
   transfer->renewals = file.renewals;
   transfer->backoff = item.backoff;
+  File::Part part = take_part(file, item.run.first);
   const Unlocked unlocked(*this, file, lock);
   BlockRun run = item.ignores_claims ? item.run : claim(blocks, item.run);
   bool is_full = false;
@@ -191,6 +222,13 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
   }
   transfer->run = run;
   transfer->range = blocks.range_of(run);
+  if (part.bytes > 0 && !run.empty() && run.first == part.block &&
+      transfer->in_memory == !part.sum &&
+      (transfer->in_memory || is_still_there(*blocks.entry(), part))) {
+    transfer->range.offset += part.bytes;
+    transfer->range.length -= part.bytes;
+    transfer->part = std::move(part);
+  }
   HttpRequest request;
   std::string failure;
   int refusal = EIO;
@@ -200,6 +238,8 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
       request.new_connection = item.needs_new_connection;
       // A read after the deadline of another must not wait for what that one waited for.
       request.stall = std::min(request.stall, options.timeout);
+      request.limit = options.longest;
+      request.is_abandoned = {transfer, &transfer->is_abandoned};
     } catch (const Error& error) {
       failure = error.message();
       // A store says so of what its credentials may not see, too.
@@ -207,6 +247,7 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
     } catch (const std::exception&) {
       failure = "out of memory";
     }
+    if (!failure.empty()) release(blocks, run);
   }
 
   lock.lock();
@@ -270,7 +311,11 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
   File& file = *transfer.file;
   if (file.is_closed) return;
   const BlockRun rest{transfer.run.first + transfer.done, transfer.run.end};
-  if (!transfer.in_memory) release(file.blocks, rest);
+  if (!transfer.in_memory && !rest.empty()) {
+    const Unlocked unlocked(*this, file, lock);
+    release(file.blocks, rest);
+  }
+  if (file.is_closed) return;
   if (transfer.was_accepted) file.is_renewed = false;
   if (rest.empty()) return;
   if (file.source.has_changed()) return move_all(file, rest, State::kComing, State::kAbsent);
@@ -280,6 +325,13 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
     return again(transfer, rest);
   }
   const Verdict::Kind kind = transfer.verdict.kind;
+  if (kind == Verdict::Kind::kAccept && transfer.part.bytes > 0) {
+    keep_part(file, std::move(transfer.part));
+  }
+  if (transfer.is_abandoned && transfer.end.error == ECANCELED) {
+    if (is_waited(file, rest)) return again(transfer, rest);
+    return move_all(file, rest, State::kComing, State::kAbsent);
+  }
   const bool is_no_server = transfer.end.error == EACCES || transfer.end.error == EPROTO;
   const bool is_wrong =
       kind == Verdict::Kind::kAccept ? is_no_server : kind != Verdict::Kind::kRetry;
@@ -339,7 +391,8 @@ void Fetcher::Impl::retry(const Transfer& transfer, BlockRun rest, const std::st
   if (!is_waited(file, rest) && !is_worth) {
     return move_all(file, rest, State::kComing, State::kAbsent);
   }
-  Item item{transfer.file, rest, true, transfer.done > 0 ? Backoff() : transfer.backoff};
+  const bool has_progress = transfer.done > 0 || transfer.received >= kProgress;
+  Item item{transfer.file, rest, true, has_progress ? Backoff() : transfer.backoff};
   item.is_ahead = transfer.has_ahead;
   // A server may ask for a day; the next want() after a timeout asks again.
   const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
@@ -425,7 +478,6 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
     const auto waiter = next++;
     if (waiter->rest.overlaps(run)) answer(file, waiter, error);
   }
-  release(file.blocks, run);
   for (const State from : {State::kComing, State::kDemanded, State::kAhead}) {
     move_all(file, run, from, State::kAbsent);
   }
@@ -511,34 +563,36 @@ bool Fetcher::Impl::on_data(Transfer& transfer, std::span<const std::byte> bytes
 
 bool Fetcher::Impl::store(Transfer& transfer, std::span<const std::byte> bytes,
                           std::uint64_t offset) {
+  File::Part& part = transfer.part;
+  part.block = offset / Blocks::kBlock;
   if (transfer.in_memory) {
-    const ByteRange whole =
-        transfer.file->blocks.range_of({offset / Blocks::kBlock, offset / Blocks::kBlock + 1});
-    transfer.buffer.reserve(static_cast<std::size_t>(whole.length));
-    transfer.buffer.insert(transfer.buffer.end(), bytes.begin(), bytes.end());
-    return true;
+    const ByteRange whole = transfer.file->blocks.range_of({part.block, part.block + 1});
+    part.buffer.reserve(static_cast<std::size_t>(whole.length));
+    part.buffer.insert(part.buffer.end(), bytes.begin(), bytes.end());
+  } else {
+    const CacheEntry& entry = *transfer.file->blocks.entry();
+    transfer.disk_error = entry.write(bytes, offset);
+    if (transfer.disk_error != 0) return false;
+    if (!part.sum) part.sum.emplace(entry, part.block);
+    part.sum->add(bytes);
   }
-  const CacheEntry& entry = *transfer.file->blocks.entry();
-  transfer.disk_error = entry.write(bytes, offset);
-  if (transfer.disk_error != 0) return false;
-  if (!transfer.sum) transfer.sum.emplace(entry, offset / Blocks::kBlock);
-  transfer.sum->add(bytes);
+  part.bytes += bytes.size();
   return true;
 }
 
 void Fetcher::Impl::finish_block(Transfer& transfer, std::uint64_t block) {
   File& file = *transfer.file;
   Blocks& blocks = file.blocks;
+  File::Part part = std::exchange(transfer.part, {});
   if (!transfer.in_memory) {
-    blocks.entry()->publish(block, transfer.sum->value());
+    blocks.entry()->publish(block, part.sum->value());
     blocks.entry()->release(block);
-    transfer.sum.reset();
   }
   const Lock lock(mutex_);
   if (transfer.in_memory) {
-    blocks.keep(block, State::kComing, std::exchange(transfer.buffer, {}), !is_needed(file, block));
+    blocks.keep(block, State::kComing, std::move(part.buffer), !is_needed(file, block));
   } else {
-    blocks.change(block, State::kComing, State::kHere);
+    blocks.become_here(block, State::kComing, transfer.losses);
   }
   ++transfer.done;
   advance(file);

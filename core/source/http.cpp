@@ -5,9 +5,10 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/source/http_rules.h"
+#include "core/source/libcurl.h"
 #include "core/source/url.h"
 
-#include <curl/curl.h>
+#include <openssl/crypto.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -30,42 +31,61 @@ using std::chrono::milliseconds;
 
 // A request that was started, over all its redirects.
 struct HttpTransfer {
+  static constexpr std::uint64_t kLowestRate = 1024;  // bytes a second
+
   struct EasyDeleter {
-    void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
+    void operator()(CURL* handle) const { libcurl().easy_cleanup(handle); }
   };
   struct ListDeleter {
-    void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+    void operator()(curl_slist* list) const { libcurl().slist_free_all(list); }
   };
 
   HttpRequest request;
   HttpCallbacks callbacks;
-  HttpEnvironment environment;
-  Clock::time_point due;  // not to begin before
+  const HttpEnvironment* environment = nullptr;  // of the Http
+  Clock::time_point due;                         // not to begin before
   bool insecure_http = false;
   Counters* counters = nullptr;
 
-  WebUrl at;                  // asked now
-  bool is_at_first = true;    // still at the first origin: secrets may be sent
-  unsigned redirects = 0;     // so far
-  bool from_loopback = true;  // the redirect to `at` came from this machine
-  Clock::time_point begun{};  // the first connection; time_point() before
-  bool was_kept = false;      // HttpEnd::was_kept
+  WebUrl at;                            // asked now
+  std::string origin;                   // of it
+  bool is_at_first = true;              // still at the first origin: secrets may be sent
+  unsigned redirects = 0;               // so far
+  HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
+  bool was_kept = false;                // HttpEnd::was_kept
 
   // Of the connection to `at`. `easy` is set while libcurl has it.
   std::unique_ptr<CURL, EasyDeleter> easy = {};
   std::unique_ptr<curl_slist, ListDeleter> headers = {};
   std::array<char, CURL_ERROR_SIZE> curl_text{};
-  Clock::time_point last_byte{};
-  bool has_socket = false;  // opened one: its connection was not kept from another request
+  Clock::time_point since{};  // a stall is measured from here
+  std::uint64_t came = 0;     // bytes since then
+  bool has_socket = false;    // opened one: its connection was not kept from another request
   bool has_proxy = false;
-  Place peer = Place::kElsewhere;
+  HttpPlace peer = HttpPlace::kElsewhere;
   HttpHead head = {};
   std::size_t header_bytes = 0;
   bool has_head = false;
   std::optional<WebUrl> next = {};  // where the answer redirects to
-  std::size_t unread = 0;           // bytes of a body that nobody wants
-  HttpEnd failure = {};             // found in a callback, which then ends the transfer
+  std::string next_origin = {};
+  std::size_t unread = 0;  // bytes of a body that nobody wants
+  HttpEnd failure = {};    // found in a callback, which then ends the transfer
 
+  void restart_stall() {
+    since = Clock::now();
+    came = 0;
+  }
+  // The bytes that must come within `stall`.
+  std::uint64_t least() const {
+    const auto time = static_cast<std::uint64_t>(request.stall.count());
+    return std::max<std::uint64_t>(1, time * kLowestRate / 1000);
+  }
+  // The end of HttpRequest::limit.
+  Clock::time_point end() const {
+    return request.limit.count() == 0 ? Clock::time_point::max() : due + request.limit;
+  }
+  bool is_abandoned() const { return request.is_abandoned && *request.is_abandoned; }
+  HttpPlace place() const { return has_proxy ? HttpPlace::kElsewhere : peer; }
   bool fail(int error, std::string text) {
     if (failure.error == 0) failure = {error, std::move(text)};
     return false;
@@ -98,22 +118,19 @@ std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
   if (url.scheme == "https" || transfer.insecure_http || url.is_loopback()) return "";
   // The addresses that hand out roles speak http alone.
   const bool is_asked_directly = transfer.redirects == 0 && !transfer.request.use_proxy;
-  if (is_asked_directly && place_of(url.host) == Place::kLinkLocal) return "";
+  if (is_asked_directly && place_of(url.host) == HttpPlace::kRoles) return "";
   return "http is not encrypted: use https, or permit it with insecure_http (-o insecure_http, "
          "--insecure-http)";
 }
 
 // The same for the address of a connection, whatever the name of its host.
-bool may_connect(Transfer& transfer, Place place) {
+bool may_connect(Transfer& transfer, HttpPlace place) {
   if (transfer.has_proxy) return true;
-  const bool is_role = place == Place::kLinkLocal;
-  if (transfer.redirects > 0 && is_role) {
-    return transfer.fail(EACCES, "redirects to a link-local address");
-  }
-  if (transfer.redirects > 0 && place == Place::kLoopback && !transfer.from_loopback) {
-    return transfer.fail(EACCES, "redirects to a loopback address");
-  }
-  if (transfer.at.scheme == "http" && !transfer.insecure_http && place != Place::kLoopback &&
+  const std::string_view why =
+      transfer.redirects > 0 ? redirect_refusal(transfer.by, place) : std::string_view();
+  if (!why.empty()) return transfer.fail(EACCES, std::string(why));
+  const bool is_role = place == HttpPlace::kRoles;
+  if (transfer.at.scheme == "http" && !transfer.insecure_http && place != HttpPlace::kLoopback &&
       !(is_role && !transfer.request.use_proxy)) {
     return transfer.fail(EACCES, "its name is of this machine, and its address is not");
   }
@@ -153,15 +170,16 @@ bool redirect(Transfer& transfer, std::string_view location) {
   if (++transfer.redirects > kMostRedirects) {
     return transfer.fail(EACCES, "redirects more than 10 times");
   }
-  const bool from_loopback = !transfer.has_proxy && transfer.peer == Place::kLoopback;
-  std::string_view why = redirect_refusal(transfer.at, *target, from_loopback);
+  const HttpPlace by = transfer.place();
+  std::string_view why = redirect_refusal(transfer.at, *target, by);
   if (why.empty()) why = refusal_of(transfer, *target);
-  const bool is_elsewhere = target->origin() != transfer.at.origin();
+  const bool is_elsewhere = target->origin() != transfer.origin;
   const bool has_body = transfer.head.status != 303 && transfer.request.method != "GET" &&
                         transfer.request.method != "HEAD";
   if (why.empty() && is_elsewhere && has_body) why = "redirects what is sent to another host";
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
-  transfer.from_loopback = from_loopback;
+  transfer.by = by;
+  transfer.next_origin = target->origin();
   transfer.next = target;
   return true;
 }
@@ -174,6 +192,7 @@ bool end_of_head(Transfer& transfer) {
     return true;  // 100, 103: another head follows
   }
   transfer.has_head = true;
+  transfer.restart_stall();
   std::string_view length;
   for (const auto& [name, value] : head.headers) {
     if (name != "content-length") continue;
@@ -190,8 +209,8 @@ bool end_of_head(Transfer& transfer) {
     return body && *body <= kMostUnread;  // else a new connection costs less than the body
   }
   head.url = transfer.at.text();
-  head.was_redirected = transfer.redirects > (transfer.request.redirected_by_loopback ? 1U : 0U);
-  head.is_loopback = !transfer.has_proxy && transfer.peer == Place::kLoopback;
+  head.was_redirected = transfer.redirects > (transfer.request.redirected_by ? 1U : 0U);
+  head.place = transfer.place();
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
   }
@@ -200,11 +219,11 @@ bool end_of_head(Transfer& transfer) {
 
 // One line of an answer's head. The name of a header is a token (RFC 9110, 5.6.2).
 bool add_header(Transfer& transfer, std::string_view line) {
-  if (transfer.has_head) return true;  // after the body of a chunked answer
   transfer.header_bytes += line.size();
   if (transfer.header_bytes > kMostHeaders) {
     return transfer.fail(EPROTO, "its server sends more than 64 KiB of headers");
   }
+  if (transfer.has_head) return true;  // after the body of a chunked answer
   HttpHead& head = transfer.head;
   if (line.starts_with("HTTP/")) {
     const std::uint64_t status = line.size() > 12 ? decimal(line.substr(9, 3)).value_or(0) : 0;
@@ -247,12 +266,13 @@ template <auto kTake>
 std::size_t take(char* data, std::size_t size, std::size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
   bool goes_on = false;
+  transfer.came += size * count;
+  if (transfer.came >= transfer.least()) transfer.restart_stall();
   try {
     goes_on = kTake(transfer, data, size * count);
   } catch (const std::exception&) {
     transfer.failure.error = EIO;  // a text takes memory
   }
-  transfer.last_byte = Clock::now();
   return goes_on ? size * count : 0;
 }
 bool take_header(Transfer& transfer, char* data, std::size_t size) {
@@ -263,7 +283,7 @@ bool take_data(Transfer& transfer, char* data, std::size_t size) {
 }
 
 void add_line(HeaderList& list, const std::string& line) {
-  curl_slist* const longer = curl_slist_append(list.get(), line.c_str());
+  curl_slist* const longer = libcurl().slist_append(list.get(), line.c_str());
   if (longer == nullptr) throw std::bad_alloc();
   static_cast<void>(list.release());
   list.reset(longer);
@@ -297,13 +317,13 @@ void set_headers(Transfer& transfer) {
 
 void set_method(CURL* easy, const HttpRequest& request) {
   if (request.method == "HEAD") {
-    curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
+    libcurl().easy_setopt(easy, CURLOPT_NOBODY, 1L);
   } else if (request.method != "GET") {
-    curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE,
-                     static_cast<curl_off_t>(request.body.size()));
-    curl_easy_setopt(easy, CURLOPT_POSTFIELDS, request.body.data());
+    libcurl().easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE,
+                          static_cast<curl_off_t>(request.body.size()));
+    libcurl().easy_setopt(easy, CURLOPT_POSTFIELDS, request.body.data());
     if (request.method != "POST") {
-      curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+      libcurl().easy_setopt(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
     }
   }
 }
@@ -311,9 +331,9 @@ void set_method(CURL* easy, const HttpRequest& request) {
 // Where the request goes, and what it must show there.
 void set_route(CURL* easy, Transfer& transfer) {
   const HttpRequest& request = transfer.request;
-  const HttpEnvironment& environment = transfer.environment;
+  const HttpEnvironment& environment = *transfer.environment;
   const auto text = [&](CURLoption option, const std::string& value) {
-    if (curl_easy_setopt(easy, option, value.c_str()) != CURLE_OK) throw std::bad_alloc();
+    if (libcurl().easy_setopt(easy, option, value.c_str()) != CURLE_OK) throw std::bad_alloc();
   };
   text(CURLOPT_URL, transfer.at.text());
   const std::string proxy = request.use_proxy ? environment.proxy_for(transfer.at) : "";
@@ -327,14 +347,14 @@ void set_route(CURL* easy, Transfer& transfer) {
   // A password never goes over a line in the clear.
   const bool is_private = transfer.at.scheme == "https" || transfer.at.is_loopback();
   if (request.use_netrc && transfer.is_at_first && is_private) {
-    curl_easy_setopt(easy, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
+    libcurl().easy_setopt(easy, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
     if (!environment.netrc.empty()) text(CURLOPT_NETRC_FILE, environment.netrc);
   }
 }
 
 // Prepares the connection to `at`. Throws std::bad_alloc.
 void set_up(Transfer& transfer) {
-  transfer.easy.reset(curl_easy_init());
+  transfer.easy.reset(libcurl().easy_init());
   CURL* const easy = transfer.easy.get();
   if (easy == nullptr) throw std::bad_alloc();
   transfer.head = {};
@@ -346,7 +366,9 @@ void set_up(Transfer& transfer) {
   set_headers(transfer);
   set_method(easy, transfer.request);
   set_route(easy, transfer);
-  const auto number = [&](CURLoption option, long value) { curl_easy_setopt(easy, option, value); };
+  const auto number = [&](CURLoption option, long value) {
+    libcurl().easy_setopt(easy, option, value);
+  };
   number(CURLOPT_NOSIGNAL, 1);
   number(CURLOPT_QUICK_EXIT, 1);  // do not wait for a resolver when a transfer is given up
   number(CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
@@ -363,27 +385,32 @@ void set_up(Transfer& transfer) {
   number(CURLOPT_BUFFERSIZE, 512 << 10);
   // libcurl divides it among the addresses of a host, so that one that is dead holds up less.
   number(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(transfer.request.stall.count()));
-  curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer.headers.get());
-  curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer.curl_text.data());
-  curl_easy_setopt(easy, CURLOPT_PRIVATE, &transfer);
-  curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, &open_socket);
-  curl_easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &transfer);
-  curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, &before_request);
-  curl_easy_setopt(easy, CURLOPT_PREREQDATA, &transfer);
-  curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, &take<take_header>);
-  curl_easy_setopt(easy, CURLOPT_HEADERDATA, &transfer);
-  curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<take_data>);
-  curl_easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_HTTPHEADER, transfer.headers.get());
+  libcurl().easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer.curl_text.data());
+  libcurl().easy_setopt(easy, CURLOPT_PRIVATE, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, &open_socket);
+  libcurl().easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_PREREQFUNCTION, &before_request);
+  libcurl().easy_setopt(easy, CURLOPT_PREREQDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_HEADERFUNCTION, &take<take_header>);
+  libcurl().easy_setopt(easy, CURLOPT_HEADERDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<take_data>);
+  libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
 // libcurl's reason why a transfer broke, in our words where its own may say more than they should:
 // they may hold a URL.
 HttpEnd end_of(CURLcode code, Transfer& transfer) {
+  if (code == CURLE_OK && !transfer.has_head) {
+    return transfer.head.status != 0 ? HttpEnd{EIO, "its answer broke off"}
+                                     : HttpEnd{EPROTO, "its server does not speak HTTP/1.1"};
+  }
+  if (code != CURLE_OK && transfer.failure.error != 0) return transfer.failure;
   long connect_errno = 0;
-  curl_easy_getinfo(transfer.easy.get(), CURLINFO_OS_ERRNO, &connect_errno);
-  const std::string host = transfer.at.origin().substr(transfer.at.scheme.size() + 3);
+  libcurl().easy_getinfo(transfer.easy.get(), CURLINFO_OS_ERRNO, &connect_errno);
+  const std::string host = transfer.origin.substr(transfer.at.scheme.size() + 3);
   const std::string said = printable(transfer.curl_text[0] != '\0' ? transfer.curl_text.data()
-                                                                   : curl_easy_strerror(code));
+                                                                   : libcurl().easy_strerror(code));
   const std::string to = transfer.has_proxy ? "the proxy" : host;
   const std::string because =
       connect_errno == 0 ? "" : ": " + errno_text(static_cast<int>(connect_errno));
@@ -411,6 +438,9 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
       return {EPROTO, "cannot trust " + host + ": " + said};
     case CURLE_SSL_CONNECT_ERROR:
       return {EPROTO, "no secure connection to " + host + ": " + said};
+    case CURLE_READ_ERROR:  // nothing else is read: bodies are in memory
+      return {EACCES, printable(transfer.environment->netrc) +
+                          ": not understood as a netrc file: is a quote not closed?"};
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_WEIRD_SERVER_REPLY:
       return {EPROTO, "the server of " + host + " does not speak HTTP/1.1"};
@@ -421,7 +451,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
       }
       return {EIO, "no memory"};
     default:
-      return {EIO, host + ": " + curl_easy_strerror(code)};
+      return {EIO, host + ": " + libcurl().easy_strerror(code)};
   }
 }
 
@@ -434,7 +464,7 @@ class Http::Impl {
     {
       const std::lock_guard lock(mutex_);
       is_ending_ = true;
-      if (multi_) curl_multi_wakeup(multi_.get());
+      if (multi_) libcurl().multi_wakeup(multi_.get());
     }
     if (thread_.joinable()) thread_.join();
   }
@@ -442,11 +472,13 @@ class Http::Impl {
   Impl& operator=(const Impl&) = delete;
 
   const Options& options() const { return options_; }
+  const HttpEnvironment& environment() const { return environment_; }
   void start(std::unique_ptr<Transfer> transfer);
+  void look();
 
  private:
   struct MultiDeleter {
-    void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
+    void operator()(CURLM* multi) const { libcurl().multi_cleanup(multi); }
   };
   using Transfers = std::list<std::unique_ptr<Transfer>>;
 
@@ -459,11 +491,13 @@ class Http::Impl {
   void end_late();
   int next_deadline() const;  // milliseconds from now
   static Clock::time_point deadline_of(const Transfer& transfer);
-  std::unique_ptr<Transfer> remove(Transfer& transfer);
+  Transfers remove(Transfer& transfer);  // that one
+  bool is_full(const Transfer& transfer) const;
   void finish(std::unique_ptr<Transfer> transfer, HttpEnd end);
   void end_all();
 
   const Options options_;
+  const HttpEnvironment environment_ = environment_of_http();
 
   std::mutex mutex_;
   Transfers started_;  // guarded by mutex_, as is_ending_; multi_ and thread_ are set under it
@@ -481,21 +515,21 @@ void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
   const std::lock_guard lock(mutex_);
   if (!multi_) start_thread_once();
   started_.push_back(std::move(transfer));
-  curl_multi_wakeup(multi_.get());
+  libcurl().multi_wakeup(multi_.get());
 }
 
 void Http::Impl::start_thread_once() {
-  static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (initialised == CURLE_OK) multi_.reset(curl_multi_init());
+  static const CURLcode initialised = libcurl().global_init(CURL_GLOBAL_DEFAULT);
+  if (initialised == CURLE_OK) multi_.reset(libcurl().multi_init());
   // It says nothing when it cannot make the descriptors that wake its thread; this does.
-  if (multi_ && curl_multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
+  if (multi_ && libcurl().multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
   if (!multi_) {
     throw Error(ErrorCode::kUnreadable, "",
                 "libcurl cannot start: no memory, or too many open files");
   }
-  curl_multi_setopt(multi_.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
-  curl_multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS,
-                    static_cast<long>(std::max(options_.connections, 1U)) * 4);
+  libcurl().multi_setopt(multi_.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
+  libcurl().multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS,
+                         static_cast<long>(std::max(options_.connections, 1U)) * 4);
   try {
     thread_ = start_thread([this] { run(); });
   } catch (const Error& error) {
@@ -511,10 +545,10 @@ void Http::Impl::run() {
   while (!take_started()) {
     begin_due();
     int running = 0;
-    curl_multi_perform(multi_.get(), &running);
+    libcurl().multi_perform(multi_.get(), &running);
     take_ended();
     end_late();
-    curl_multi_poll(multi_.get(), nullptr, 0, next_deadline(), nullptr);
+    libcurl().multi_poll(multi_.get(), nullptr, 0, next_deadline(), nullptr);
   }
   end_all();
 }
@@ -525,13 +559,15 @@ bool Http::Impl::take_started() {
   return is_ending_;
 }
 
+bool Http::Impl::is_full(const Transfer& transfer) const {
+  const auto active = at_once_.find(transfer.origin);
+  return active != at_once_.end() && active->second >= std::max(options_.connections, 1U);
+}
+
 void Http::Impl::begin_due() {
   const Clock::time_point now = Clock::now();
   for (auto at = waiting_.begin(); at != waiting_.end();) {
-    const auto active = at_once_.find((*at)->at.origin());
-    const bool is_full =
-        active != at_once_.end() && active->second >= std::max(options_.connections, 1U);
-    if ((*at)->due > now || is_full) {
+    if (((*at)->due > now || is_full(**at)) && !(*at)->is_abandoned()) {
       ++at;
       continue;
     }
@@ -543,20 +579,20 @@ void Http::Impl::begin_due() {
 
 void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   HttpEnd& failure = transfer->failure;
+  if (failure.error == 0 && transfer->is_abandoned()) failure = {ECANCELED, "abandoned"};
   if (failure.error == 0) {  // start() may have found one
     try {
       set_up(*transfer);
-      transfer->last_byte = Clock::now();
-      if (transfer->begun == Clock::time_point()) transfer->begun = transfer->last_byte;
+      transfer->restart_stall();
       if (options_.counters != nullptr) {
         options_.counters->requests.fetch_add(1, std::memory_order_relaxed);
       }
       CURL* const easy = transfer->easy.get();
-      unsigned& at_once = at_once_[transfer->at.origin()];
+      unsigned& at_once = at_once_[transfer->origin];
       active_.push_back(std::move(transfer));
       ++at_once;
-      if (curl_multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
-      transfer = remove(*active_.back());
+      if (libcurl().multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
+      transfer = std::move(remove(*active_.back()).front());
       transfer->failure = {EIO, "libcurl takes no request"};
     } catch (const std::bad_alloc&) {
       transfer->failure = {EIO, "no memory"};
@@ -566,71 +602,91 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   finish(std::move(transfer), std::move(end));
 }
 
-// Takes a transfer from libcurl.
-std::unique_ptr<Transfer> Http::Impl::remove(Transfer& transfer) {
-  curl_multi_remove_handle(multi_.get(), transfer.easy.get());
+// Takes a transfer from libcurl. Lists: moving a transfer between them takes no memory.
+Http::Impl::Transfers Http::Impl::remove(Transfer& transfer) {
+  libcurl().multi_remove_handle(multi_.get(), transfer.easy.get());
   const auto at = std::ranges::find_if(
       active_, [&](const std::unique_ptr<Transfer>& one) { return one.get() == &transfer; });
-  std::unique_ptr<Transfer> owned = std::move(*at);
-  active_.erase(at);
-  const auto count = at_once_.find(transfer.at.origin());
+  Transfers removed;
+  removed.splice(removed.end(), active_, at);
+  const auto count = at_once_.find(transfer.origin);
   if (--count->second == 0) at_once_.erase(count);
-  return owned;
+  return removed;
 }
 
 void Http::Impl::take_ended() {
   int left = 0;
-  while (const CURLMsg* const message = curl_multi_info_read(multi_.get(), &left)) {
+  while (const CURLMsg* const message = libcurl().multi_info_read(multi_.get(), &left)) {
     if (message->msg != CURLMSG_DONE) continue;
     const CURLcode code = message->data.result;  // the message dies with its handle
     char* user = nullptr;
-    curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
+    libcurl().easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
     auto& ended = *reinterpret_cast<Transfer*>(user);
-    HttpEnd end = code == CURLE_OK ? HttpEnd{} : end_of(code, ended);
-    if (code != CURLE_OK && ended.failure.error != 0) end = ended.failure;
-    if (code == CURLE_OK && !ended.has_head) {
-      const bool has_begun = ended.head.status != 0;
-      end = has_begun ? HttpEnd{EIO, "its answer broke off"}
-                      : HttpEnd{EPROTO, "its server does not speak HTTP/1.1"};
+    HttpEnd end;
+    try {
+      end = end_of(code, ended);
+    } catch (const std::bad_alloc&) {
+      end = {EIO, "no memory"};
     }
-    std::unique_ptr<Transfer> transfer = remove(ended);
-    transfer->easy.reset();
-    if (!transfer->next) {
-      finish(std::move(transfer), std::move(end));
+    Transfers removed = remove(ended);
+    ended.easy.reset();
+    if (!ended.next) {
+      finish(std::move(removed.front()), std::move(end));
       continue;
     }
     // The answer was a redirect; how its body ended does not matter.
-    if (transfer->head.status == 303 && transfer->request.method != "HEAD") {
-      transfer->request.method = "GET";
-      transfer->request.body.clear();
+    if (ended.head.status == 303 && ended.request.method != "HEAD") {
+      ended.request.method = "GET";
+      ended.request.body.clear();
     }
-    transfer->is_at_first =
-        transfer->is_at_first && transfer->next->origin() == transfer->at.origin();
-    transfer->at = *transfer->next;
-    transfer->failure = {};
-    waiting_.push_front(std::move(transfer));
+    ended.is_at_first = ended.is_at_first && ended.next_origin == ended.origin;
+    ended.at = *std::move(ended.next);
+    ended.origin = std::move(ended.next_origin);
+    ended.next.reset();
+    ended.failure = {};
+    waiting_.splice(waiting_.begin(), removed);
   }
 }
 
 Clock::time_point Http::Impl::deadline_of(const Transfer& transfer) {
-  const Clock::time_point stall = transfer.last_byte + transfer.request.stall;
-  if (transfer.request.limit.count() == 0) return stall;
-  return std::min(stall, transfer.begun + transfer.request.limit);
+  return std::min(transfer.since + transfer.request.stall, transfer.end());
 }
 
 void Http::Impl::end_late() {
   const Clock::time_point now = Clock::now();
-  std::vector<Transfer*> late;
-  for (const auto& transfer : active_) {
-    if (deadline_of(*transfer) <= now) late.push_back(transfer.get());
+  for (auto at = active_.begin(); at != active_.end();) {
+    Transfer& one = **at++;
+    HttpEnd end;
+    if (one.is_abandoned()) {
+      end = {ECANCELED, "abandoned"};
+    } else if (deadline_of(one) <= now) {
+      end.error = ETIMEDOUT;
+      try {
+        const bool has_stalled = one.since + one.request.stall <= now;
+        end.text = !has_stalled ? "it took longer than " + in_seconds(one.request.limit)
+                   : one.came == 0
+                       ? "its server sent nothing for " + in_seconds(one.request.stall)
+                       : "its server sent next to nothing for " + in_seconds(one.request.stall);
+      } catch (const std::bad_alloc&) {  // finish() says something
+      }
+    }
+    if (end.error != 0) finish(std::move(remove(one).front()), std::move(end));
   }
-  for (Transfer* const one : late) {
-    const bool is_stalled = one->last_byte + one->request.stall <= now;
-    const auto time = (is_stalled ? one->request.stall : one->request.limit).count();
-    const std::string seconds =
-        time % 1000 == 0 ? std::to_string(time / 1000) + " s" : std::to_string(time) + " ms";
-    finish(remove(*one), {ETIMEDOUT, is_stalled ? "its server sent nothing for " + seconds
-                                                : "it took longer than " + seconds});
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    if ((*at)->end() > now) {
+      ++at;
+      continue;
+    }
+    std::unique_ptr<Transfer> transfer = std::move(*at);
+    at = waiting_.erase(at);
+    HttpEnd end{ETIMEDOUT, ""};
+    try {
+      const std::string time = in_seconds(transfer->request.limit);
+      end.text =
+          (transfer->redirects > 0 ? "it took longer than " : "no connection was free for ") + time;
+    } catch (const std::bad_alloc&) {  // finish() says something
+    }
+    finish(std::move(transfer), std::move(end));
   }
 }
 
@@ -639,10 +695,7 @@ int Http::Impl::next_deadline() const {
   Clock::time_point next = now + std::chrono::hours(1);
   for (const auto& transfer : active_) next = std::min(next, deadline_of(*transfer));
   for (const auto& transfer : waiting_) {
-    const auto active = at_once_.find(transfer->at.origin());
-    const bool is_full =
-        active != at_once_.end() && active->second >= std::max(options_.connections, 1U);
-    if (!is_full) next = std::min(next, transfer->due);
+    next = std::min(next, is_full(*transfer) ? transfer->end() : transfer->due);
   }
   const auto left = std::chrono::ceil<milliseconds>(next - now);
   return static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
@@ -659,18 +712,21 @@ void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
 void Http::Impl::end_all() {
   do {
     Transfers all;
-    while (!active_.empty()) all.push_back(remove(*active_.front()));
+    while (!active_.empty()) all.splice(all.end(), remove(*active_.front()));
     all.splice(all.end(), waiting_);
     for (auto& transfer : all) finish(std::move(transfer), {ECANCELED, "cancelled"});
     take_started();
   } while (!waiting_.empty());
 }
 
+void Http::Impl::look() {
+  const std::lock_guard lock(mutex_);
+  if (multi_) libcurl().multi_wakeup(multi_.get());
+}
+
 std::string http_libraries() {
-  const curl_version_info_data* const curl = curl_version_info(CURLVERSION_NOW);
-  std::string tls = curl->ssl_version != nullptr ? curl->ssl_version : "no TLS";
-  std::ranges::replace(tls, '/', ' ');
-  return std::string("libcurl ") + curl->version + ", " + tls;
+  return std::string("libcurl " LIBCURL_VERSION ", OpenSSL ") +
+         OpenSSL_version(OPENSSL_VERSION_STRING);
 }
 
 Http::Http(const Options& options)
@@ -679,12 +735,14 @@ Http::Http(const Options& options)
       patience_(options.patience) {}
 Http::~Http() = default;
 
+void Http::look() { impl_->look(); }
+
 void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds delay) {
   auto transfer = std::make_unique<Transfer>();
   const std::optional<WebUrl> url = parse_web_url(request.url);
   transfer->request = std::move(request);
   transfer->callbacks = std::move(callbacks);
-  transfer->environment = environment_of_http();
+  transfer->environment = &impl_->environment();
   transfer->due = Clock::now() + delay;
   transfer->insecure_http = impl_->options().insecure_http;
   transfer->counters = impl_->options().counters;
@@ -692,14 +750,15 @@ void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds dela
     return line.find_first_of(std::string_view("\r\n\0", 3)) != std::string::npos;
   };
   const HttpRequest& asked = transfer->request;
-  if (asked.redirected_by_loopback) {
+  if (asked.redirected_by) {
     transfer->redirects = 1;
-    transfer->from_loopback = *asked.redirected_by_loopback;
+    transfer->by = *asked.redirected_by;
   }
   const auto& range = asked.range;
   if (!url) {
     transfer->fail(EACCES, "not a URL of http or https, or one with a user and password");
-  } else if (transfer->at = *url; !refusal_of(*transfer, *url).empty()) {
+  } else if (transfer->at = *url, transfer->origin = url->origin();
+             !refusal_of(*transfer, *url).empty()) {
     transfer->fail(EACCES, std::string(refusal_of(*transfer, *url)));
   } else if (std::ranges::any_of(asked.headers, is_broken) ||
              std::ranges::any_of(asked.secrets, is_broken) || is_broken(asked.method)) {

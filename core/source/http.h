@@ -7,8 +7,9 @@
 //   - http is refused unless the host is a loopback address or Options::insecure_http is set. The
 //     link-local addresses that hand out roles speak http alone: a request to them is permitted
 //     with `use_proxy` false;
-//   - a redirect never leads to a link-local address (169.254/16, fe80::/10), and to a loopback
-//     address only from one; a connection is checked by the address that it is made to;
+//   - a redirect never leads to an address that hands out roles (169.254/16, fe80::/10 and a few
+//     more), to a loopback address only from one, and to a private one (10/8 ...) never from a
+//     public one; a connection is checked by the address that it is made to;
 //   - the body of a POST or PUT is never redirected to another origin;
 //   - more than 10 redirects are an error.
 //
@@ -16,8 +17,9 @@
 // It does not try again: that is the caller's decision (Backoff).
 //
 // Proxies come from the environment as curl(1) takes them, but none stands before a loopback
-// address. CA files come from SSL_CERT_FILE, CURL_CA_BUNDLE and SSL_CERT_DIR. A netrc file is read
-// only where a request says so.
+// address. CA files come from SSL_CERT_FILE, CURL_CA_BUNDLE and SSL_CERT_DIR. The constructor reads
+// these variables, and nothing reads them later: a host program may set others. A netrc file is
+// read only where a request says so.
 //
 // Thread safety: all members. Lifetime: the destructor ends all transfers with ECANCELED and waits
 // for their callbacks; what these start ends the same. The thread is started by the first request:
@@ -27,6 +29,7 @@
 #include "core/source/counters.h"
 #include "core/source/source.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +44,8 @@
 
 namespace stfs {
 
+enum class HttpPlace;  // http_rules.h
+
 struct HttpRequest {
   std::string url;
   std::string method = "GET";
@@ -53,12 +58,15 @@ struct HttpRequest {
   bool use_proxy = true;        // false: for addresses that are this machine's own
   bool new_connection = false;  // none that was kept
   std::string ca_file = {};     // trusted instead of the usual ones; "" for those
-  // Ends the transfer: no byte for this long (a stall), and for the time of the whole.
+  // Ends the transfer: less than 1 KiB a second for this long (a stall), and the time of the whole
+  // since it might begin, in which it may also wait for a connection.
   std::chrono::milliseconds stall{20'000};
   std::chrono::milliseconds limit{0};  // 0: none
-  // Set for the target of a redirect that the caller follows: HttpHead::is_loopback of the answer
-  // that redirected. The rules for redirects then hold for this URL.
-  std::optional<bool> redirected_by_loopback = {};
+  // Once it is true and Http::look() was called, the transfer ends with ECANCELED.
+  std::shared_ptr<const std::atomic<bool>> is_abandoned = {};
+  // Set for the target of a redirect that the caller follows: HttpHead::place of the answer that
+  // redirected. The rules for redirects then hold for this URL.
+  std::optional<HttpPlace> redirected_by = {};
 };
 
 // The beginning of an answer.
@@ -66,17 +74,18 @@ struct HttpHead {
   int status = 0;
   std::string url;  // that gave it, after redirects; may hold secrets
   bool was_redirected = false;
-  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case; 64 KiB at most
-  bool is_loopback = false;  // the answer came from this machine, not through a proxy
+  // Names in lower case; 64 KiB at most, with what comes behind the body.
+  std::vector<std::pair<std::string, std::string>> headers;
+  HttpPlace place{};  // of the connection; kElsewhere through a proxy
 
   std::string_view header(std::string_view name) const;  // the last of this name; "" for none
 };
 
-// How a transfer ended. `error` is 0 when the answer came to its end; ECANCELED when a callback
-// said so; EIO when the transfer broke or could not begin, ETIMEDOUT when it stalled, EACCES when a
-// rule above refuses it (trying again does not help), EPROTO when the peer is no server of HTTP or
-// its certificate is not trusted. `text` says what happened, in one line, printable, without
-// secrets.
+// How a transfer ended. `error` is 0 when the answer came to its end; ECANCELED when a callback or
+// HttpRequest::is_abandoned said so; EIO when the transfer broke or could not begin, ETIMEDOUT when
+// it stalled, EACCES when a rule above refuses it (trying again does not help), EPROTO when the
+// peer is no server of HTTP or its certificate is not trusted. `text` says what happened, in one
+// line, printable, without secrets.
 struct HttpEnd {
   int error = 0;
   std::string text;
@@ -118,6 +127,9 @@ class Http {
   // cannot be started; then no callback is called. Virtual, so that a test can answer.
   virtual void start(HttpRequest request, HttpCallbacks callbacks,
                      std::chrono::milliseconds delay = {});
+
+  // Ends the transfers that were abandoned. Any thread may call it. Virtual for the same reason.
+  virtual void look();
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
   // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over; that

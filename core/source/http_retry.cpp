@@ -22,11 +22,6 @@ using std::chrono::milliseconds;
 // Tries of get() when no answer came: a name that cannot be resolved, a refused connection.
 constexpr unsigned kMostSilent = 5;
 
-std::string in_seconds(milliseconds time) {
-  return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
-                                  : std::to_string(time.count()) + " ms";
-}
-
 }  // namespace
 
 std::string_view HttpHead::header(std::string_view name) const {

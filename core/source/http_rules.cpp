@@ -20,27 +20,54 @@
 namespace stfs {
 namespace {
 
-Place place_of_v4(std::uint32_t address) {  // in host order
-  if (address >> 24 == 127 || address >> 24 == 0) return Place::kLoopback;
-  return address >> 16 == 0xA9FE ? Place::kLinkLocal : Place::kElsewhere;
+struct Network4 {
+  std::uint32_t address;  // in host order
+  unsigned bits;
+  HttpPlace place;
+};
+// The first that holds an address decides.
+constexpr std::array<Network4, 11> kNetworks4{{
+    {0x7F000000, 8, HttpPlace::kLoopback},
+    {0x00000000, 8, HttpPlace::kLoopback},
+    {0xA9FE0000, 16, HttpPlace::kRoles},    // 169.254.0.0/16
+    {0x646464C8, 32, HttpPlace::kRoles},    // 100.100.100.200: Alibaba
+    {0xA83F8110, 32, HttpPlace::kRoles},    // 168.63.129.16: Azure
+    {0xC00000C0, 32, HttpPlace::kRoles},    // 192.0.0.192: Oracle
+    {0x0A000000, 8, HttpPlace::kPrivate},   // 10.0.0.0/8
+    {0xAC100000, 12, HttpPlace::kPrivate},  // 172.16.0.0/12
+    {0xC0A80000, 16, HttpPlace::kPrivate},  // 192.168.0.0/16
+    {0x64400000, 10, HttpPlace::kPrivate},  // 100.64.0.0/10
+    {0xC0000000, 24, HttpPlace::kPrivate},  // 192.0.0.0/24
+}};
+
+HttpPlace place_of_v4(std::uint32_t address) {  // in host order
+  for (const Network4& network : kNetworks4) {
+    if ((address ^ network.address) >> (32 - network.bits) == 0) return network.place;
+  }
+  return HttpPlace::kElsewhere;
 }
 
-Place place_of_v6(const in6_addr& address) {
+HttpPlace place_of_v6(const in6_addr& address) {
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   constexpr std::array<std::uint8_t, 12> kCompatible{};  // holds :: and ::1 as 0.0.0.0 and 0.0.0.1
   constexpr std::array<std::uint8_t, 12> kNat64{0, 0x64, 0xff, 0x9b};
-  constexpr std::array<std::uint8_t, 16> kRolesOfEc2{0xfd, 0, 0x0e, 0xc2, 0, 0, 0,    0,
-                                                     0,    0, 0,    0,    0, 0, 0x02, 0x54};
+  constexpr std::array<std::uint8_t, 6> kLocalNat64{0, 0x64, 0xff, 0x9b, 0, 1};
+  constexpr std::array<std::uint8_t, 14> kRolesOfEc2{0xfd, 0, 0x0e, 0xc2, 0, 0, 0,
+                                                     0,    0, 0,    0,    0, 0, 0};
   for (const auto& prefix : {kMapped, kCompatible, kNat64}) {
     if (std::memcmp(&address, prefix.data(), prefix.size()) != 0) continue;
     std::uint32_t v4 = 0;
     std::memcpy(&v4, address.s6_addr + prefix.size(), sizeof v4);
     return place_of_v4(ntohl(v4));
   }
-  const bool is_link_local = address.s6_addr[0] == 0xfe && (address.s6_addr[1] & 0xc0) == 0x80;
-  return is_link_local || std::memcmp(&address, kRolesOfEc2.data(), kRolesOfEc2.size()) == 0
-             ? Place::kLinkLocal
-             : Place::kElsewhere;
+  const std::uint8_t first = address.s6_addr[0], second = address.s6_addr[1] & 0xc0;
+  const bool is_of_ec2 = std::memcmp(&address, kRolesOfEc2.data(), kRolesOfEc2.size()) == 0;
+  if (is_of_ec2 || (first == 0xfe && second == 0x80)) return HttpPlace::kRoles;
+  const bool is_unique_local = (first & 0xfe) == 0xfc;
+  const bool is_site_local = first == 0xfe && second == 0xc0;
+  const bool is_local_nat64 = std::memcmp(&address, kLocalNat64.data(), kLocalNat64.size()) == 0;
+  return is_unique_local || is_site_local || is_local_nat64 ? HttpPlace::kPrivate
+                                                            : HttpPlace::kElsewhere;
 }
 
 // Where distributions keep the certificates that they trust. A build to carry does not know on
@@ -112,7 +139,7 @@ bool is_listed(const std::string& host, std::string_view list) {
 
 }  // namespace
 
-Place place_of(const sockaddr& address) {
+HttpPlace place_of(const sockaddr& address) {
   if (address.sa_family == AF_INET) {
     sockaddr_in v4{};
     std::memcpy(&v4, &address, sizeof v4);
@@ -123,20 +150,21 @@ Place place_of(const sockaddr& address) {
     std::memcpy(&v6, &address, sizeof v6);
     return place_of_v6(v6.sin6_addr);
   }
-  return Place::kElsewhere;
+  return HttpPlace::kElsewhere;
 }
 
-Place place_of(const std::string& host) {
+HttpPlace place_of(const std::string& host) {
   in6_addr v6{};
   if (::inet_pton(AF_INET6, host.c_str(), &v6) == 1) return place_of_v6(v6);
   in_addr v4{};
   if (::inet_aton(host.c_str(), &v4) != 0) return place_of_v4(ntohl(v4.s_addr));
-  return host == "localhost" || host.ends_with(".localhost") ? Place::kLoopback : Place::kElsewhere;
+  return host == "localhost" || host.ends_with(".localhost") ? HttpPlace::kLoopback
+                                                             : HttpPlace::kElsewhere;
 }
 
 std::string HttpEnvironment::proxy_for(const WebUrl& url) const {
   const std::string& proxy = url.scheme == "https" ? https_proxy : http_proxy;
-  return place_of(url.host) == Place::kLoopback || is_listed(url.host, no_proxy) ? "" : proxy;
+  return place_of(url.host) == HttpPlace::kLoopback || is_listed(url.host, no_proxy) ? "" : proxy;
 }
 
 HttpEnvironment environment_of_http() {
@@ -155,18 +183,29 @@ HttpEnvironment environment_of_http() {
   return environment;
 }
 
-std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, bool from_loopback) {
-  if (from.scheme == "https" && to.scheme == "http") return "redirects from https to http";
-  const Place place = place_of(to.host);
-  if (place == Place::kLinkLocal) return "redirects to a link-local address";
-  if (place == Place::kLoopback && !from_loopback) return "redirects to a loopback address";
+std::string_view redirect_refusal(HttpPlace by, HttpPlace to) {
+  if (to == HttpPlace::kRoles) return "redirects to an address that hands out roles";
+  if (to == HttpPlace::kLoopback && by != HttpPlace::kLoopback)
+    return "redirects to a loopback address";
+  if (to == HttpPlace::kPrivate && by == HttpPlace::kElsewhere)
+    return "redirects to a private address";
   return "";
+}
+
+std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, HttpPlace by) {
+  if (from.scheme == "https" && to.scheme == "http") return "redirects from https to http";
+  return redirect_refusal(by, place_of(to.host));
 }
 
 std::string_view without_blanks(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string_view::npos) return "";
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+}
+
+std::string in_seconds(std::chrono::milliseconds time) {
+  return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
+                                  : std::to_string(time.count()) + " ms";
 }
 
 std::optional<std::uint64_t> decimal(std::string_view text) {

@@ -36,7 +36,7 @@ std::string_view unquoted(std::string_view etag) {
 struct HubLocation {
   std::string url = {};  // "" for none; may hold a signature
   bool may_have_token = false;
-  std::optional<bool> redirected_by_loopback = {};
+  std::optional<HttpPlace> redirected_by = {};
 };
 
 class HubRemote final : public Remote {
@@ -102,7 +102,7 @@ class HubRemote final : public Remote {
   HttpRequest request_to(const HubLocation& at) const {
     HttpRequest request = options_.request(at.url);
     if (!at.may_have_token) request.secrets.clear();
-    request.redirected_by_loopback = at.redirected_by_loopback;
+    request.redirected_by = at.redirected_by;
     return request;
   }
 
@@ -140,12 +140,12 @@ class HubRemote final : public Remote {
       const std::optional<WebUrl> to =
           from ? resolve_url(*from, head.header("location")) : std::nullopt;
       if (!to) throw_not_the_hub(version_.name, "it redirects to what is no URL");
-      const std::string_view why = redirect_refusal(*from, *to, head.is_loopback);
+      const std::string_view why = redirect_refusal(*from, *to, head.place);
       if (!why.empty()) throw_not_the_hub(version_.name, std::string(why));
       const bool is_elsewhere = to->origin() != from->origin();
       at = {.url = to->text(),
             .may_have_token = at.may_have_token && !is_elsewhere,
-            .redirected_by_loopback = head.is_loopback};
+            .redirected_by = head.place};
       if (is_checked && is_elsewhere) return at;
     }
     throw_not_the_hub(version_.name, "it redirects for ever");
@@ -181,7 +181,7 @@ class HubStore final : public Store {
  public:
   explicit HubStore(Http& http) : http_(http), options_(hub_options()) {}
 
-  Found find(const std::string& name, const RemoteVersion*) override {
+  Found find(const std::string& name, const RemoteVersion*, Patience) override {
     const HubName asked = parse_hub_name(name);
     const Known known = repository(asked);
     const auto at = known->files.find(asked.path);

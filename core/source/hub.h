@@ -17,7 +17,7 @@
 //
 // The token goes to the origin of HF_ENDPOINT alone, over https or to a loopback address.
 //
-// A file that lies complete in the Hub's own cache is used from there: hub_local_copy().
+// A file of the Hub's own cache is used where it fits: hub_local_copy(), hub_copy.h.
 #pragma once
 
 #include "core/source/remote.h"
@@ -32,7 +32,7 @@ namespace stfs {
 // make the store when the first name of the Hub comes.
 std::unique_ptr<Store> make_hub_store(Http& http);
 
-// The file of the Hub's own cache that holds an object completely ("" when there is none). A name
+// The file of the Hub's own cache that stands for an object ("" when there is none). A name
 // without a commit means what refs/REVISION of that cache says. Asks nobody, never throws Error.
 std::string hub_local_copy(const std::string& name);
 

@@ -9,7 +9,7 @@ namespace stfs {
 Leases::Leases(const std::vector<const Source*>& sources, std::chrono::milliseconds pause)
     : pause_(pause) {
   for (const Source* source : sources) {
-    if (const auto* file = dynamic_cast<const LocalFile*>(source)) files_.push_back(file);
+    if (const LocalFile* file = source->local_file()) files_.push_back(file);
   }
   thread_ = start_thread([this] { watch(); });  // blocks SIGIO, so that sigwait(3) can take it
   ready_.wait(false);
@@ -22,6 +22,7 @@ Leases::~Leases() {
 }
 
 void Leases::watch() {
+  constexpr std::chrono::milliseconds kTouch{250};
   for (const LocalFile* file : files_) file->take_lease(pause_);
   ready_ = true;
   ready_.notify_one();
@@ -32,7 +33,9 @@ void Leases::watch() {
   while (!stopping_) {
     int signal = 0;
     sigwait(&io, &signal);
-    for (const LocalFile* file : files_) file->give_back_lease_if_asked();
+    const auto end =
+        std::chrono::steady_clock::now() + kTouch;  // for all together: a writer may wait
+    for (const LocalFile* file : files_) file->give_back_lease_if_asked(end);
   }
   for (const LocalFile* file : files_) file->end_lease();
 }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -12,7 +13,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 namespace stfs {
@@ -54,57 +59,88 @@ bool is_known_local(int fd) {
 
 const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
-struct Attributes {  // compared by verify()
-  std::uint64_t size;
-  timespec mtime;
-};
+// As few bits as tell two times apart: 34 of the seconds.
+std::uint64_t bits_of(const statx_timestamp& time) {
+  return static_cast<std::uint64_t>(time.tv_sec) << 30U | time.tv_nsec;
+}
 
-// Returns 0 or an errno. Unless `is_local`, makes the kernel ask the server (AT_STATX_FORCE_SYNC).
-int attributes_of(int fd, bool is_local, Attributes& attributes) {
-  if (is_local) {
-    struct stat status {};
-    if (::fstat(fd, &status) != 0) return errno;
-    attributes = {static_cast<std::uint64_t>(status.st_size), status.st_mtim};
-    return 0;
+// Differs, but for a chance of 2^-64, where one of the attributes does.
+std::uint64_t rights_of(const struct statx& status) {
+  std::uint64_t mixed = 0xCBF29CE484222325;  // FNV-1a, by words
+  for (const std::uint64_t word :
+       {status.stx_nlink, std::uint32_t{status.stx_mode}, status.stx_uid, status.stx_gid}) {
+    mixed = (mixed ^ word) * 0x100000001B3;
   }
-  struct statx status {};
-  const auto ask = [&] {
-    constexpr int kFlags = AT_EMPTY_PATH | AT_STATX_FORCE_SYNC;
-    return ::statx(fd, "", kFlags, STATX_SIZE | STATX_MTIME, &status) == 0 ? 0 : errno;
-  };
-  int error = ask();
-  while (error == EINTR) error = ask();
-  if (error != 0) return error;
-  attributes = {status.stx_size, {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec}};
+  return mixed;
+}
+
+std::pair<std::uint64_t, std::uint64_t> inode_of(const struct statx& status) {
+  return {makedev(status.stx_dev_major, status.stx_dev_minor), status.stx_ino};
+}
+
+// Unless `is_local`, makes the kernel ask the server (AT_STATX_FORCE_SYNC). Returns 0 or an errno.
+int status_at(int fd, const char* path, bool is_local, struct statx& status) {
+  constexpr unsigned kMask = STATX_BASIC_STATS & ~(STATX_BLOCKS | STATX_ATIME);
+  const int flags = (*path == '\0' ? AT_EMPTY_PATH : 0) | (is_local ? 0 : AT_STATX_FORCE_SYNC);
+  while (::statx(fd, path, flags, kMask | STATX_BTIME, &status) != 0) {
+    if (errno != EINTR) return errno;
+  }
   return 0;
 }
 
-// Device, inode, size and mtime: at least one differs in another file or after a change.
-std::string token_of(const struct stat& status, const Attributes& attributes) {
-  return "file-" + std::to_string(status.st_dev) + "-" + std::to_string(status.st_ino) + "-" +
-         std::to_string(attributes.size) + "-" + std::to_string(attributes.mtime.tv_sec) + "." +
-         std::to_string(attributes.mtime.tv_nsec);
+std::string text_of(const statx_timestamp& time) {
+  return std::to_string(time.tv_sec) + "." + std::to_string(time.tv_nsec);
+}
+
+// Two files never share all of these at two times, and a change moves one of them or the ctime.
+std::string identity_of(const struct statx& status) {
+  const auto [device, inode] = inode_of(status);
+  const bool is_born = (status.stx_mask & STATX_BTIME) != 0;
+  return "file-" + std::to_string(device) + "-" + std::to_string(inode) + "-" +
+         (is_born ? text_of(status.stx_btime) : "") + "-" + std::to_string(status.stx_size) + "-" +
+         text_of(status.stx_mtime);
+}
+
+std::string directory_of(const std::string& path) {
+  return path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
 }
 
 // mincore(2) reports residency only to the file's owner and to processes that may write to it; to
 // others it reports every page as resident.
-bool may_use_mincore(int fd, const struct stat& status) {
-  return status.st_uid == ::geteuid() || ::faccessat(fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH) == 0;
+bool may_use_mincore(int fd, const struct statx& status) {
+  return status.stx_uid == ::geteuid() ||
+         ::faccessat(fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH) == 0;
 }
 
 }  // namespace
 
-LocalFile::LocalFile(const std::string& path)
-    : Source(absolute_path(path)), fd_(open_regular(this->path())) {
-  const struct stat status = stat_of(fd_.get(), this->path());
+LocalFile::LocalFile(const std::string& path) : LocalFile(absolute_path(path), UniqueFd()) {}
+
+LocalFile::LocalFile(const std::string& path, UniqueFd fd)
+    : Source(path),
+      fd_(fd ? std::move(fd) : open_regular(path)),
+      directory_path_(directory_of(path)) {
   is_local_ = is_known_local(fd_.get());
-  may_use_mincore_ = may_use_mincore(fd_.get(), status);
-  Attributes attributes{};
-  if (const int error = attributes_of(fd_.get(), is_local_, attributes)) {
-    throw_errno(ErrorCode::kUnreadable, this->path(), "", error);
+  struct statx status {};
+  struct statx again {};
+  for (struct statx* const at : {&status, &again}) {
+    if (const int error = status_at(fd_.get(), "", is_local_, *at)) {
+      throw_errno(ErrorCode::kUnreadable, this->path(), "", error);
+    }
   }
-  const auto& [size, mtime] = attributes;
-  set_version({size, mtime, token_of(status, attributes)});
+  may_use_mincore_ = may_use_mincore(fd_.get(), status);
+  identity_ = identity_of(again);
+  inode_ = inode_of(again);
+  // A ctime that moves without a cause is the time of the question, on some FUSE file systems.
+  has_ctime_ = is_local_ || bits_of(status.stx_ctime) == bits_of(again.stx_ctime) ||
+               rights_of(status) != rights_of(again) || identity_of(status) != identity_;
+  if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) == 0) {
+    directory_ = inode_of(status);
+  }
+  const std::uint64_t size = again.stx_size;
+  set_version({size, {again.stx_mtime.tv_sec, again.stx_mtime.tv_nsec}});
+  standing_->rights = rights_of(again);
+  standing_->ctime = ctime_of(again);
   if (size == 0) return;  // mmap(2) refuses length 0; reading the header reports the error
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (data == MAP_FAILED && errno == ENODEV) {
@@ -128,79 +164,224 @@ Pinned LocalFile::try_pin() const {
   return {data_, std::move(guard)};
 }
 
+void LocalFile::keep_in(Standing& shared) const {
+  shared.rights = standing_->rights.load();
+  shared.is_named = standing_->is_named.load();
+  shared.ctime = standing_->ctime.load();
+  shared.lease = standing_->lease.load();
+  standing_ = &shared;
+}
+
 void LocalFile::take_lease(std::chrono::milliseconds pause) const {
   if (!is_local_) return;
   const std::lock_guard alone(pins_);
   lease_thread_ = ::gettid();
   lease_pause_ = pause;
   if (!may_use_mincore_) pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  const std::lock_guard lock(judging_);
+  if (standing_->lease != Lease::kNone) {
+    // The lease of a worker that died says whether a writer came since. It may be lost by now.
+    judge();
+    standing_->lease = Lease::kGivenBack;
+  }
   try_lease();
 }
 
 bool LocalFile::retake_lease() const {
-  if (lease_ != Lease::kGivenBack || Clock::now() < retake_at_.load()) return false;
+  if (standing_->lease != Lease::kGivenBack || Clock::now() < retake_at_.load()) return false;
   const std::unique_lock alone(pins_, std::try_to_lock);
-  if (!alone || lease_ != Lease::kGivenBack) return false;
+  if (!alone || standing_->lease != Lease::kGivenBack) return false;
+  const std::lock_guard lock(judging_);
+  asks_in_vain_ = 0;
   try_lease();
   return is_leased();
 }
 
-// The caller holds pins_ exclusively.
+// The caller holds pins_ exclusively and judging_, and the lease is kNone or kGivenBack.
 void LocalFile::try_lease() const {
   retake_at_ = Clock::now() + lease_pause_;
   const f_owner_ex thread{F_OWNER_TID, lease_thread_};
-  if (::fcntl(fd_.get(), F_SETOWN_EX, &thread) != 0 ||
-      ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) != 0) {
-    // EAGAIN: a process has the file open for writing. Any other errno is permanent.
-    lease_ = errno == EAGAIN ? Lease::kGivenBack : Lease::kNone;
-  } else if (verify() != 0) {
-    lease_ = Lease::kNone;
-  } else {
-    lease_ = Lease::kHeld;
-    // The kernel may have asked for it already: since F_SETLEASE, or before, of a worker that died.
-    // give_back_lease_if_asked() missed that SIGIO.
-    if (::fcntl(fd_.get(), F_GETLEASE) != F_RDLCK) lease_ = Lease::kGivenBack;
+  const bool is_taken =
+      ::fcntl(fd_.get(), F_SETOWN_EX, &thread) == 0 && ::fcntl(fd_.get(), F_SETLEASE, F_RDLCK) == 0;
+  // EAGAIN: a process has the file open for writing. Any other errno is permanent.
+  const bool is_refused = !is_taken && errno != EAGAIN;
+  // The kernel may have asked for it already: since F_SETLEASE, or before, of a worker that died.
+  // give_back_lease_if_asked() missed that SIGIO, and finds the later ones because the lease is
+  // kHeld before this look. The caller lets no pin in between.
+  if (judge() == 0 && is_taken) {
+    standing_->lease = Lease::kHeld;
+    if (::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
   }
-  if (!is_leased()) ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
+  standing_->lease = is_refused || has_changed() ? Lease::kNone : Lease::kGivenBack;
 }
 
-void LocalFile::give_back_lease_if_asked() const {
+void LocalFile::give_back_lease_if_asked(Clock::time_point end) const {
   if (!is_leased() || ::fcntl(fd_.get(), F_GETLEASE) == F_RDLCK) return;
   Lease held = Lease::kHeld;
-  if (!lease_.compare_exchange_strong(held, Lease::kAskedFor)) return;
+  if (!standing_->lease.compare_exchange_strong(held, Lease::kAskedFor)) return;
   const std::lock_guard no_pins(pins_);
+  await_touch(end);
+  const std::lock_guard lock(judging_);
+  judge();  // the last look before the writer
+  standing_->lease = Lease::kGivenBack;
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
   retake_at_ = Clock::now() + lease_pause_;
-  lease_ = Lease::kGivenBack;
+  // Take the lease again at once, unless a writer has the file open now (EAGAIN). Not for ever: a
+  // writer who tries again and again without waiting must come in.
+  constexpr unsigned kMostInVain = 2;
+  const std::uint64_t ctime = standing_->ctime;
+  asks_in_vain_ = ctime == std::exchange(ctime_when_asked_, ctime) ? asks_in_vain_ + 1 : 0;
+  if (asks_in_vain_ < kMostInVain) try_lease();
+}
+
+// Whether a process waits until the lease is given back, as /proc/locks tells: after the line of
+// the lease, "1: LEASE  BREAKING  UNLCK 3272 fe:00:109542 0 EOF", it has one with "->" for each.
+// True where it does not list the lease. Takes no memory: nothing may end the thread of Leases.
+bool LocalFile::is_awaited() const {
+  std::array<char, 48> inode{};
+  std::snprintf(inode.data(), inode.size(), ":%llu 0 EOF",
+                static_cast<unsigned long long>(inode_.second));
+  const UniqueFd locks(::open("/proc/locks", O_RDONLY | O_CLOEXEC));
+  std::array<char, 4096> text{};
+  std::size_t kept = 0;  // bytes of a line whose end is not read yet
+  bool is_listed = false;
+  bool is_ours = false;
+  while (locks) {
+    const ssize_t length = ::read(locks.get(), text.data() + kept, text.size() - kept);
+    if (length <= 0) break;
+    std::string_view rest(text.data(), kept + static_cast<std::size_t>(length));
+    for (std::size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
+      const std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(end + 1);
+      if (line.find("->") == std::string_view::npos) {
+        is_ours = line.find("LEASE") != std::string_view::npos && line.ends_with(inode.data());
+        is_listed = is_listed || is_ours;
+      } else if (is_ours) {
+        return true;
+      }
+    }
+    kept = rest.size();
+    std::ranges::copy(rest, text.data());
+  }
+  return !is_listed;
+}
+
+// touch(1) opens with O_NONBLOCK, does not wait for the lease, and then sets the times by the
+// file's name. Returns when it did, or a process waits, or at `end`.
+void LocalFile::await_touch(Clock::time_point end) const {
+  Look now{};
+  while (Clock::now() < end && look(now) == 0 && now.ctime == standing_->ctime && !is_awaited()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void LocalFile::end_lease() const {
   Lease held = Lease::kHeld;
-  lease_.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
+  standing_->lease.compare_exchange_strong(held, Lease::kAskedFor);  // try_pin() gives no more pins
   const std::lock_guard no_pins(pins_);
+  const std::lock_guard lock(judging_);
   ::fcntl(fd_.get(), F_SETLEASE, F_UNLCK);
-  lease_ = Lease::kNone;
+  standing_->lease = Lease::kNone;
+}
+
+std::uint64_t LocalFile::ctime_of(const struct statx& status) const {
+  return has_ctime_ ? bits_of(status.stx_ctime) : 0;
+}
+
+std::string LocalFile::token() const { return identity_ + "-" + std::to_string(standing_->ctime); }
+
+int LocalFile::look(Look& now) const {
+  struct statx status {};
+  if (const int error = status_at(fd_.get(), "", is_local_, status)) return error;
+  now = {status.stx_size,
+         {status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec},
+         ctime_of(status),
+         rights_of(status)};
+  return 0;
+}
+
+// But for the ctime.
+bool LocalFile::is_same(const Look& now) const {
+  return now.size == size() && now.mtime.tv_sec == mtime().tv_sec &&
+         now.mtime.tv_nsec == mtime().tv_nsec;
 }
 
 int LocalFile::verify() const {
   if (has_changed()) return ESTALE;
-  Attributes now{};
-  const int error = attributes_of(fd_.get(), is_local_, now);
+  Look now{};
+  if (look(now) == 0 && is_same(now) && now.ctime == standing_->ctime) return 0;
+  const std::lock_guard lock(judging_);
+  return judge();
+}
+
+int LocalFile::judge() const {
+  if (has_changed()) return ESTALE;
+  const bool is_named = leads_here();  // before the look: a rename between the two is a change
+  Look now{};
+  const int error = look(now);
   if (error != 0 && error != ESTALE) {  // ESTALE: the server replaced or removed the file
     note_failure(0, 0, error);
     return error;
   }
-  const bool same = now.size == size() && now.mtime.tv_sec == mtime().tv_sec &&
-                    now.mtime.tv_nsec == mtime().tv_nsec;
-  if (error == 0 && same) return 0;
+  if (error == 0 && is_same(now)) {
+    if (now.ctime == standing_->ctime) return 0;
+    if (is_benign(now, is_named)) {
+      standing_->rights = now.rights;
+      standing_->is_named = is_named;
+      standing_->ctime = now.ctime;
+      return 0;
+    }
+  }
   mark_changed();
   return ESTALE;
 }
 
+// Whether a ctime that moved alone changed no byte.
+bool LocalFile::is_benign(const Look& now, bool is_named) const {
+  switch (standing_->lease) {
+    case Lease::kHeld:
+    case Lease::kAskedFor:
+      return kernel_has_lease();
+    case Lease::kGivenBack:
+      return false;
+    case Lease::kNone:
+      break;
+  }
+  return now.rights != standing_->rights || is_named != standing_->is_named;
+}
+
+// Whether the kernel still holds writers up. After F_UNLCK, or when a lease was asked for longer
+// than /proc/sys/fs/lease-break-time ago, it does not.
+bool LocalFile::kernel_has_lease() const {
+  const int fd = fd_.get();
+  if (::fcntl(fd, F_GETLEASE) == F_RDLCK) return true;
+  // F_GETLEASE says F_UNLCK of a lease that was asked for, too.
+  std::array<char, 40> path{};
+  std::snprintf(path.data(), path.size(), "/proc/self/fdinfo/%d", fd);
+  const UniqueFd info(::open(path.data(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 1024> text{};
+  const ssize_t length = info ? ::read(info.get(), text.data(), text.size()) : -1;
+  return length > 0 &&
+         std::string_view(text.data(), static_cast<std::size_t>(length)).find("LEASE ") !=
+             std::string_view::npos;
+}
+
+// Whether path() leads to this file. As it was where its directory is another one: a directory that
+// moves leaves the ctime of its files.
+bool LocalFile::leads_here() const {
+  struct statx status {};
+  if (status_at(AT_FDCWD, directory_path_.c_str(), is_local_, status) != 0 ||
+      inode_of(status) != directory_) {
+    return standing_->is_named;
+  }
+  return status_at(AT_FDCWD, path().c_str(), is_local_, status) == 0 && inode_of(status) == inode_;
+}
+
 bool LocalFile::is_current() const {
-  struct stat status {};
-  return verify() == 0 && ::stat(path().c_str(), &status) == 0 &&
-         token_of(status, {size(), mtime()}) == version().token;
+  struct statx status {};
+  if (verify() != 0 || status_at(AT_FDCWD, path().c_str(), is_local_, status) != 0) return false;
+  return identity_of(status) == identity_ && ctime_of(status) == standing_->ctime;
 }
 
 bool LocalFile::is_resident(std::uint64_t offset, std::uint64_t length) const {

@@ -1,8 +1,18 @@
-// A file as a source: open, and mapped whole and read-only. Its version is the device, inode, size
-// and mtime that it had when it was opened.
+// A file as a source: open, and mapped whole and read-only. Its version is the device, inode, birth
+// time, size and mtime that it had when it was opened, and its ctime, which may move along.
 //
 // A read lease (fcntl(2)) pins its bytes: while it is held, the kernel blocks every process that
 // opens the file for writing or truncates it. leases.h draws the states of a lease.
+//
+// A program can write to a file and put its mtime back, but never its ctime. Links, renames, rights
+// and attributes move the ctime too, and change no byte. The lease tells which it was:
+//
+//   lease        a ctime that moved alone
+//   held         no writer came: it is adopted. The kernel is asked after the look at the file
+//   asked for    the writer still waits: it is adopted
+//   given back   the file has changed
+//   none         it is adopted where the link count, the mode, the owner, or whether the name leads
+//                to this file has changed too; else the file has changed. Some rewrites are missed
 //
 // Thread safety and lifetime: as source.h says. The lease's members marked so belong to one thread.
 #pragma once
@@ -21,15 +31,34 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace stfs {
 
 class LocalFile final : public Source {
  public:
+  enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack };
+  // What is accepted as this version, and the lease that judges it. The next worker of a supervised
+  // mount must know it, also when this one is killed between two instructions.
+  struct Standing {
+    std::atomic<std::uint64_t> rights = 0;  // the link count, mode and owner at `ctime`
+    std::atomic<bool> is_named = true;      // path() leads to the file
+    std::atomic<std::uint64_t> ctime = 0;   // written last
+    std::atomic<Lease> lease = Lease::kNone;
+  };
+
   // Opens and maps a regular file; follows symbolic links, and path() is the path without them.
   // Throws Error kUnreadable.
   explicit LocalFile(const std::string& path);
+  // Takes a regular file that is open for reading; `path` is absolute, without symbolic links.
+  LocalFile(const std::string& path, UniqueFd fd);
   ~LocalFile() override;
+
+  // Moves the standing into memory that outlives a worker. Before the first fork, without threads.
+  void keep_in(Standing& shared) const;
+
+  // Device, inode, birth time, size, mtime and ctime.
+  std::string token() const override;
 
   bool has(ByteRange) const override { return true; }
   void want(ByteRange, Ready ready) const override { ready(0); }
@@ -44,27 +73,28 @@ class LocalFile final : public Source {
   std::span<const std::byte> bytes() const { return {data_, static_cast<std::size_t>(size())}; }
   bool can_pin(ByteRange range) const override;
   Pinned try_pin() const override;
+  const LocalFile* local_file() const override { return this; }
 
-  // One fstat(2). On a file system that may be remote, one statx(2) that asks the server.
+  // One statx(2), which asks the server of a file system that may be remote.
   int verify() const override;
   bool is_current() const override;
 
   // Called by the thread of Leases alone, which gets the kernel's SIGIO. The last two wait until
   // all pins are dropped.
   void take_lease(std::chrono::milliseconds pause) const;
-  void give_back_lease_if_asked() const;
+  // Where no process waits for the lease, waits until `end` at the latest for one that sets times.
+  void give_back_lease_if_asked(std::chrono::steady_clock::time_point end) const;
   void end_lease() const;
   // Called by any reader: tries to take a lease that was given back at least `pause` ago. Returns
   // whether this call took it.
   bool retake_lease() const;
-  bool is_leased() const { return lease_ == Lease::kHeld; }
+  bool is_leased() const { return standing_->lease == Lease::kHeld; }
 
   // Whether every page of a range is in the page cache (mincore(2)). Also true when this process
   // neither owns the file nor may write to it: the kernel then hides the answer.
   bool is_resident(std::uint64_t offset, std::uint64_t length) const;
 
  private:
-  enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack };
   using Clock = std::chrono::steady_clock;
 
   // Not std::timed_mutex: ThreadSanitizer does not see its timed wait (GCC 12).
@@ -74,7 +104,26 @@ class LocalFile final : public Source {
     bool is_taken = false;
   };
 
+  // The attributes that tell versions apart, and those that explain a ctime.
+  struct Look {
+    std::uint64_t size = 0;
+    timespec mtime{};
+    std::uint64_t ctime = 0;
+    std::uint64_t rights = 0;
+  };
+
+  std::uint64_t ctime_of(const struct statx& status) const;
+  int look(Look& now) const;  // 0 or an errno
+  bool is_same(const Look& now) const;
+  // verify() where something differs. The caller holds judging_.
+  int judge() const;
+  bool is_benign(const Look& now, bool is_named) const;
+  bool kernel_has_lease() const;
+  bool leads_here() const;
+
   void try_lease() const;
+  bool is_awaited() const;
+  void await_touch(Clock::time_point end) const;
   // The substitute for is_resident() without mincore(2). Returns true when the range is in this
   // process's page table (proc_pid_pagemap(5)), as after an earlier reply from the mapping. Else
   // checks that the first and the last page are cached (RWF_NOWAIT) and maps the range
@@ -83,14 +132,22 @@ class LocalFile final : public Source {
   bool is_in_page_table(std::uint64_t offset, std::uint64_t length) const;
 
   UniqueFd fd_;
+  std::string identity_;                                       // of the token: all but the ctime
+  std::pair<std::uint64_t, std::uint64_t> inode_, directory_;  // device and inode; of its directory
+  std::string directory_path_;
   std::byte* data_ = nullptr;
   bool is_local_ = false;
+  bool has_ctime_ = true;  // false: each question gets another one, and none is judged
   bool may_use_mincore_ = false;
   mutable Turn turn_;
 
   mutable std::shared_mutex pins_;  // shared by pins; exclusive to change the lease
-  mutable std::atomic<Lease> lease_ = Lease::kNone;
-  mutable UniqueFd pagemap_;  // /proc/self/pagemap, if not may_use_mincore_
+  mutable std::mutex judging_;      // of judge() and of calls that change the lease; after pins_
+  mutable Standing own_standing_;
+  mutable Standing* standing_ = &own_standing_;
+  mutable unsigned asks_in_vain_ = 0;           // asks for the lease since the ctime moved
+  mutable std::uint64_t ctime_when_asked_ = 0;  // at the last
+  mutable UniqueFd pagemap_;                    // /proc/self/pagemap, if not may_use_mincore_
   mutable pid_t lease_thread_ = 0;
   mutable std::chrono::milliseconds lease_pause_{};
   mutable std::atomic<Clock::time_point> retake_at_ = Clock::time_point{};

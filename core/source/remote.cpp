@@ -9,6 +9,7 @@
 #include <array>
 #include <cctype>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -23,9 +24,10 @@ struct TextField {
   const char* name;
   std::string RemoteVersion::*member;
 };
-constexpr std::array<TextField, 6> kTextFields{{{"name", &RemoteVersion::name},
+constexpr std::array<TextField, 7> kTextFields{{{"name", &RemoteVersion::name},
                                                 {"token", &RemoteVersion::token},
                                                 {"etag", &RemoteVersion::etag},
+                                                {"weak_etag", &RemoteVersion::weak_etag},
                                                 {"last_modified", &RemoteVersion::last_modified},
                                                 {"version_id", &RemoteVersion::version_id},
                                                 {"sha256", &RemoteVersion::sha256}}};
@@ -145,16 +147,20 @@ Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange rang
   // Before the range is compared: an object that shrank cannot answer the same range.
   if (content->size != version.size) return {Kind::kChanged, kChangedText};
   // The whole text is compared: a strong ETag that became weak no longer says that the bytes are
-  // the same.
+  // the same. Of a weak one that differs the bytes may differ, too.
   // The same bytes may be written again: a time counts where nothing better does.
   const bool is_pinned = !version.version_id.empty() || !version.etag.empty();
-  const std::string none;
-  for (const auto& [name, pinned] :
-       {std::pair<const char*, const std::string&>("etag", version.etag),
-        {"last-modified", is_pinned ? none : version.last_modified}}) {
-    const std::string_view now = head.header(name);
-    if (pinned.empty() || now == pinned) continue;
-    if (!now.empty()) return {Kind::kChanged, kChangedText};
+  const std::string_view etag = head.header("etag");
+  struct Validator {
+    std::string_view pinned, now;
+  };
+  const auto if_nothing_better = [&](std::string_view pin) { return is_pinned ? "" : pin; };
+  for (const Validator& validator : std::initializer_list<Validator>{
+           {version.etag, etag},
+           {if_nothing_better(version.weak_etag), etag.substr(etag.starts_with("W/") ? 2 : 0)},
+           {if_nothing_better(version.last_modified), head.header("last-modified")}}) {
+    if (validator.pinned.empty() || validator.now == validator.pinned) continue;
+    if (!validator.now.empty()) return {Kind::kChanged, kChangedText};
     return {Kind::kRefused, "its server no longer tells the version of what it sends"};
   }
   const std::string_view length = head.header("content-length");

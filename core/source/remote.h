@@ -9,6 +9,7 @@
 #include "core/source/http.h"
 #include "core/source/source.h"
 
+#include <chrono>
 #include <cstdint>
 #include <ctime>
 #include <memory>
@@ -25,9 +26,10 @@ struct RemoteVersion {
                      // (hf://org/name@COMMIT/file)
   std::string url;   // that requests begin with, if `name` does not say it; may hold secrets
   std::uint64_t size = 0;
-  timespec mtime{};   // 0 when the store tells none
-  std::string token;  // Version::token: kind and validator, "s3-..", "hf-<sha256>", "web-.."
-  std::string etag;   // strong, as the server writes it; "" when the answers' ETag says nothing
+  timespec mtime{};       // 0 when the store tells none
+  std::string token;      // Version::token: kind and validator, "s3-..", "hf-<sha256>", "web-.."
+  std::string etag;       // strong, as the server writes it; "" when the answers' ETag says nothing
+  std::string weak_etag;  // without W/, of a version that has no strong one; "" for none
   std::string last_modified;  // as the server writes it; "" likewise
   std::string version_id;     // of a bucket with versions; "" for none
   std::string sha256;         // 64 hex digits of all bytes; "" when nobody said it
@@ -99,10 +101,13 @@ class Store {
   Store& operator=(const Store&) = delete;
   virtual ~Store() = default;
 
+  using Patience = std::optional<std::chrono::milliseconds>;  // of Http::get()
+
   // The version of an object that is there now. `known` may be one that a cache has: a store can
   // then ask whether it is still the one, and answer without bytes. Throws Error: kAbsent, or
   // kUnreadable.
-  virtual Found find(const std::string& name, const RemoteVersion* known) = 0;
+  virtual Found find(const std::string& name, const RemoteVersion* known,
+                     Patience patience = {}) = 0;
   // Whether a name may be read as a directory. If it may, its entries' names (files directly in
   // it), sorted; nullopt when it is a file. Throws Error as find() does.
   virtual std::optional<std::vector<std::string>> list(const std::string& name) = 0;

@@ -139,7 +139,7 @@ class S3Store : public Store {
  public:
   S3Store(Http& http, bool insecure_http) : http_(http), insecure_http_(insecure_http) {}
 
-  Found find(const std::string& name, const RemoteVersion* known) override;
+  Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string& name) override;
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<S3Remote>(*this, version);
@@ -158,7 +158,7 @@ class S3Store : public Store {
   bool learn_region(const std::string& bucket, const HttpHead& head);
 
  private:
-  S3Answer ask(const Target& target, std::size_t most);
+  S3Answer ask(const Target& target, std::size_t most, Patience patience = {});
   RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
   std::string token_of(const RemoteVersion& version);
   // The names directly under a prefix; nullopt when nothing is there.
@@ -248,14 +248,14 @@ HttpRequest S3Store::make_request(const Target& target,
   return sent;
 }
 
-S3Answer S3Store::ask(const Target& target, std::size_t most) {
+S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience) {
   constexpr unsigned kMostTries = 8;
   bool is_renewed = false;
   Backoff backoff;
   for (unsigned tries = 1;; ++tries) {
     const std::optional<S3Credentials> credentials = chain().get();
     S3Answer result{
-        http_.get(make_request(target, credentials), most), {}, credentials.has_value()};
+        http_.get(make_request(target, credentials), most, patience), {}, credentials.has_value()};
     const HttpHead& head = result.answer.head;
     if (head.status >= 400) result.code = aws_error_code(result.answer.body);
     if (tries == kMostTries) return result;
@@ -282,7 +282,11 @@ RemoteVersion S3Store::version_of(const std::string& name, const HttpHead& head,
   version.last_modified = short_word(head.header("last-modified"));
   version.mtime.tv_sec = parse_http_date(version.last_modified).value_or(0);
   const std::string etag = short_word(head.header("etag"));
-  if (etag.size() > 2 && etag.front() == '"' && etag.back() == '"') version.etag = etag;
+  const auto is_tag = [](std::string_view text) {
+    return text.size() > 2 && text.front() == '"' && text.back() == '"';
+  };
+  if (is_tag(etag)) version.etag = etag;
+  if (etag.starts_with("W/") && is_tag(etag.substr(2))) version.weak_etag = etag.substr(2);
   version.version_id = short_word(head.header("x-amz-version-id"));
   if (version.version_id == "null") version.version_id.clear();  // of a bucket without versions
   version.is_weak = version.etag.empty() && version.version_id.empty();
@@ -298,12 +302,13 @@ std::string S3Store::token_of(const RemoteVersion& version) {
         version.is_weak ? version.last_modified : "", std::to_string(version.size)}) {
     identity += '\0' + part;
   }
+  if (version.is_weak && !version.weak_etag.empty()) identity += '\0' + version.weak_etag;
   Sha256 digest;
   digest.add(std::as_bytes(std::span(identity)));
   return "s3-" + digest.hex();
 }
 
-Found S3Store::find(const std::string& name, const RemoteVersion* known) {
+Found S3Store::find(const std::string& name, const RemoteVersion* known, Patience patience) {
   Target target{.name = parse_s3_name(name), .range = ByteRange{0, kFirstBlock}};
   if (target.name.key.empty()) {
     throw Error(ErrorCode::kUnreadable, name, "a bucket, not an object");
@@ -313,18 +318,18 @@ Found S3Store::find(const std::string& name, const RemoteVersion* known) {
   if (known != nullptr && !known->etag.empty()) {
     target.headers.push_back("If-None-Match: " + known->etag);
   }
-  S3Answer found = ask(target, kFirstBlock);
+  S3Answer found = ask(target, kFirstBlock, patience);
   if (found.answer.head.status == 304 && known != nullptr) {
     const std::string_view id = found.answer.head.header("x-amz-version-id");
     if (id.empty() || id == "null" || id == known->version_id) return {*known, {}};
   }
   if (found.answer.head.status == 304) {  // the same bytes, written again
     target.headers.clear();
-    found = ask(target, kFirstBlock);
+    found = ask(target, kFirstBlock, patience);
   }
   if (found.answer.head.status == 416) {  // an empty object has no range
     target.range.reset();
-    found = ask(target, kFirstBlock);
+    found = ask(target, kFirstBlock, patience);
     if (found.answer.head.status == 200 && found.answer.body.empty()) {
       return {version_of(name, found.answer.head, 0), {}};
     }

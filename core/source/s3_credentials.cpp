@@ -3,7 +3,6 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/source/aws_profiles.h"
 #include "core/source/s3_signature.h"
 #include "core/source/url.h"
 
@@ -172,14 +171,15 @@ std::string process_output(const std::string& command) {
 // One look at all places.
 class CredentialLook {
  public:
-  CredentialLook(Http& http, const S3Settings& settings) : http_(http), settings_(settings) {}
+  CredentialLook(Http& http, const S3Settings& settings, const AwsVariables& variables)
+      : http_(http), settings_(settings), variables_(variables), files_(variables) {}
 
   std::optional<S3Credentials> find() const {
     if (auto found = from_environment()) return found;
-    if (const std::string file = aws_variable("AWS_WEB_IDENTITY_TOKEN_FILE"),
-        role = aws_variable("AWS_ROLE_ARN");
+    if (const std::string file = variables_["AWS_WEB_IDENTITY_TOKEN_FILE"],
+        role = variables_["AWS_ROLE_ARN"];
         !file.empty() && !role.empty()) {
-      return from_web_identity(file, role, aws_variable("AWS_ROLE_SESSION_NAME"));
+      return from_web_identity(file, role, variables_["AWS_ROLE_SESSION_NAME"]);
     }
     if (auto found = from_profile(files_.profile, 0)) return found;
     if (auto found = from_container()) return found;
@@ -187,9 +187,9 @@ class CredentialLook {
   }
 
  private:
-  static std::optional<S3Credentials> from_environment() {
-    S3Credentials found{aws_variable("AWS_ACCESS_KEY_ID"), aws_variable("AWS_SECRET_ACCESS_KEY"),
-                        aws_variable("AWS_SESSION_TOKEN")};
+  std::optional<S3Credentials> from_environment() const {
+    S3Credentials found{variables_["AWS_ACCESS_KEY_ID"], variables_["AWS_SECRET_ACCESS_KEY"],
+                        variables_["AWS_SESSION_TOKEN"]};
     if (found.key.empty() || found.secret.empty()) return std::nullopt;
     return checked_credentials(std::move(found), "AWS_ACCESS_KEY_ID");
   }
@@ -203,7 +203,7 @@ class CredentialLook {
 
   // The identities that STS exchanges are secrets too: https, whatever -o insecure_http permits.
   WebUrl sts() const {
-    std::string text = aws_variable("AWS_ENDPOINT_URL_STS");
+    std::string text = variables_["AWS_ENDPOINT_URL_STS"];
     if (text.empty()) {
       text = settings_.region.empty() ? "https://sts.amazonaws.com"
                                       : "https://sts." + settings_.region + ".amazonaws.com" +
@@ -225,7 +225,8 @@ class CredentialLook {
 
   Http& http_;
   const S3Settings& settings_;
-  AwsFiles files_;
+  const AwsVariables& variables_;
+  const AwsFiles files_;
 };
 
 std::optional<S3Credentials> CredentialLook::from_profile(const std::string& name,
@@ -314,12 +315,12 @@ S3Credentials CredentialLook::from_web_identity(const std::string& file, const s
 
 std::optional<S3Credentials> CredentialLook::from_container() const {
   std::string url;
-  if (const std::string path = aws_variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+  if (const std::string path = variables_["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"];
       !path.empty()) {
     if (path[0] != '/') fail_credentials("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: not a path");
     url = "http://169.254.170.2" + path;
   } else {
-    url = aws_variable("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    url = variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"];
     if (url.empty()) return std::nullopt;
     const auto parts = parse_web_url(url);
     if (!parts ||
@@ -330,8 +331,8 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
     }
   }
   HttpRequest request{.url = url, .follow = false, .use_proxy = false};
-  const std::string file = aws_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-  const std::string token = file.empty() ? aws_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN")
+  const std::string file = variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
+  const std::string token = file.empty() ? variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN"]
                                          : trimmed_text(read_file(file, kMostCredentialBytes));
   if (!token.empty()) {
     if (std::ranges::any_of(token, [](char c) { return c < ' ' || c == '\x7f'; })) {
@@ -348,8 +349,8 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
 }
 
 std::optional<S3Credentials> CredentialLook::from_instance() const {
-  if (aws_true(aws_variable("AWS_EC2_METADATA_DISABLED"))) return std::nullopt;
-  std::string endpoint = aws_variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+  if (aws_true(variables_["AWS_EC2_METADATA_DISABLED"])) return std::nullopt;
+  std::string endpoint = variables_["AWS_EC2_METADATA_SERVICE_ENDPOINT"];
   if (endpoint.empty()) endpoint = "http://169.254.169.254";
   while (endpoint.ends_with('/')) endpoint.pop_back();
   const std::string roles = "/latest/meta-data/iam/security-credentials/";
@@ -384,8 +385,8 @@ std::optional<S3Credentials> CredentialLook::from_instance() const {
   return credentials_of_json(answer.body, "Token", "role of the instance");
 }
 
-S3Settings read_settings() {
-  const AwsFiles files;
+S3Settings read_settings(const AwsVariables& variables) {
+  const AwsFiles files(variables);
   const auto first = [](std::initializer_list<std::string> texts) {
     for (const std::string& text : texts) {
       if (!text.empty()) return text;
@@ -393,22 +394,21 @@ S3Settings read_settings() {
     return std::string();
   };
   S3Settings settings;
-  settings.region = first({aws_variable("AWS_REGION"), aws_variable("AWS_DEFAULT_REGION"),
+  settings.region = first({variables["AWS_REGION"], variables["AWS_DEFAULT_REGION"],
                            files.value(files.profile, "region")});
   std::string configured;
-  if (!aws_true(aws_variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"))) {
+  if (!aws_true(variables["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"])) {
     const std::string services = "services " + files.of_config(files.profile, "services");
     if (const auto at = files.config.find(services); at != files.config.end()) {
       if (const auto url = at->second.find("s3.endpoint_url"); url != at->second.end()) {
         configured = url->second;
       }
     }
-    configured = first({aws_variable("AWS_ENDPOINT_URL_S3"), aws_variable("AWS_ENDPOINT_URL"),
-                        configured, files.value(files.profile, "endpoint_url")});
+    configured = first({variables["AWS_ENDPOINT_URL_S3"], variables["AWS_ENDPOINT_URL"], configured,
+                        files.value(files.profile, "endpoint_url")});
   }
   settings.endpoint = configured;
-  settings.ca_file =
-      first({aws_variable("AWS_CA_BUNDLE"), files.value(files.profile, "ca_bundle")});
+  settings.ca_file = first({variables["AWS_CA_BUNDLE"], files.value(files.profile, "ca_bundle")});
   return settings;
 }
 
@@ -427,14 +427,19 @@ std::string aws_error_code(const std::string& xml) {
   return is_word ? code : "";
 }
 
-S3CredentialChain::S3CredentialChain(Http& http) : http_(http), settings_(read_settings()) {}
+S3CredentialChain::S3CredentialChain(Http& http, Clock now)
+    : http_(http), now_(std::move(now)), settings_(read_settings(variables_)) {}
+
+bool S3CredentialChain::has_just_looked() const {
+  const auto now = now_();  // a clock may be set back
+  return last_look_ <= now && now < last_look_ + kLookPause;
+}
 
 bool S3CredentialChain::may_go_on() const {
   if (!is_known_ || !current_ || !current_->expires) return is_known_;
-  const auto left = *current_->expires - WallClock::now();
+  const auto left = *current_->expires - now_();
   if (left > kExpiryMargin) return true;
-  return left > std::chrono::seconds(0) &&
-         (is_looking_ || std::chrono::steady_clock::now() < next_look_);
+  return left > std::chrono::seconds(0) && (is_looking_ || has_just_looked());
 }
 
 std::optional<S3Credentials> S3CredentialChain::get() {
@@ -452,7 +457,7 @@ std::optional<S3Credentials> S3CredentialChain::get() {
     std::optional<S3Credentials> found;
     std::exception_ptr failure;
     try {
-      found = CredentialLook(http_, settings_).find();
+      found = CredentialLook(http_, settings_, variables_).find();
     } catch (...) {
       failure = std::current_exception();
     }
@@ -460,7 +465,7 @@ std::optional<S3Credentials> S3CredentialChain::get() {
     is_looking_ = false;
     ++looks_;
     failure_ = failure;
-    next_look_ = std::chrono::steady_clock::now() + kLookPause;
+    last_look_ = now_();
     if (!failure) {
       current_ = found;
       is_known_ = true;
@@ -481,9 +486,7 @@ bool S3CredentialChain::renew(const std::optional<S3Credentials>& refused) {
   const std::lock_guard lock(mutex_);
   if (!is_refused(current_)) return true;
   // A look gave them again: another one at once would too, for each read of each file.
-  if (is_known_ && is_refused(refused_) && std::chrono::steady_clock::now() < next_look_) {
-    return false;
-  }
+  if (is_known_ && is_refused(refused_) && has_just_looked()) return false;
   refused_ = refused;
   is_known_ = false;
   return true;

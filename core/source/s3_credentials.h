@@ -12,12 +12,14 @@
 // Thread safety: all members.
 #pragma once
 
+#include "core/source/aws_profiles.h"
 #include "core/source/http.h"
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,15 +43,18 @@ std::string aws_error_code(const std::string& xml);
 
 class S3CredentialChain {
  public:
-  // `http` outlives it. Reads the settings. Throws Error kUnreadable when there is no profile
-  // AWS_PROFILE.
-  explicit S3CredentialChain(Http& http);
+  using Clock = std::function<std::chrono::system_clock::time_point()>;
+
+  // `http` outlives it. Reads the settings and the environment, which it does not read again.
+  // Throws Error kUnreadable when there is no profile AWS_PROFILE.
+  explicit S3CredentialChain(Http& http, Clock now = std::chrono::system_clock::now);
   S3CredentialChain(const S3CredentialChain&) = delete;
   S3CredentialChain& operator=(const S3CredentialChain&) = delete;
 
-  // The current credentials, renewed before they expire by one caller, while the others go on with
-  // the old ones as long as those are valid; nullopt when no place has any: requests are then sent
-  // unsigned. Blocks. Throws Error kUnreadable when a place has some and they cannot be had.
+  // The current credentials, renewed five minutes before they expire by one caller, while the
+  // others go on with the old ones as long as those are valid; nullopt when no place has any:
+  // requests are then sent unsigned. Blocks. Throws Error kUnreadable when a place has some and
+  // they cannot be had.
   std::optional<S3Credentials> get();
   // These were refused: get() looks again instead of giving the same. False when there was nothing
   // to refuse, or when it has just looked for that reason and found the same.
@@ -59,9 +64,12 @@ class S3CredentialChain {
 
  private:
   Http& http_;
-  S3Settings settings_;
+  const Clock now_;
+  const AwsVariables variables_;
+  const S3Settings settings_;
 
-  bool may_go_on() const;  // with current_, mutex_ held
+  bool may_go_on() const;        // with current_, mutex_ held
+  bool has_just_looked() const;  // likewise
 
   std::mutex mutex_;
   std::condition_variable looked_;
@@ -71,7 +79,7 @@ class S3CredentialChain {
   std::optional<S3Credentials> refused_;  // by a server, last
   std::uint64_t looks_ = 0;
   std::exception_ptr failure_;  // of the last look
-  std::chrono::steady_clock::time_point next_look_{};
+  std::chrono::system_clock::time_point last_look_{};
 };
 
 }  // namespace stfs

@@ -10,36 +10,42 @@
 
 namespace stfs {
 
-int Source::fetch(ByteRange range) const {
-  if (has(range)) return 0;
-  const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
-  want(range, [arrived](int error) { arrived->set_value(error); });
-  return arrived->get_future().get();
-}
+namespace {
 
-int Source::read_part(std::span<std::byte> buffer, std::uint64_t offset) const {
+int read_part(const Source& source, std::span<std::byte> buffer, std::uint64_t offset) {
   // A bound, since a file system may give EAGAIN for reasons of its own.
   constexpr unsigned kMostLost = 100;
   const ByteRange range{offset, buffer.size()};
-  int error = has(range) ? read_unverified(buffer, offset) : EAGAIN;
+  int error = source.has(range) ? source.read_unverified(buffer, offset) : EAGAIN;
   for (unsigned lost = 0; error == EAGAIN && lost < kMostLost; ++lost) {
     // In the callback: until it returns, memory keeps what was wanted.
     const auto done = std::make_shared<std::promise<int>>();
-    want(range, [&, done](int arrived) {
-      done->set_value(arrived != 0 ? arrived : read_unverified(buffer, offset));
+    source.want(range, [&, done](int arrived) {
+      done->set_value(arrived != 0 ? arrived : source.read_unverified(buffer, offset));
     });
     error = done->get_future().get();
   }
   return error == EAGAIN ? EIO : error;
 }
 
+}  // namespace
+
+int Source::fetch(ByteRange range) const {
+  const Source& from = loading_source();
+  if (from.has(range)) return 0;
+  const auto arrived = std::make_shared<std::promise<int>>();  // which outlives set_value()
+  from.want(range, [arrived](int error) { arrived->set_value(error); });
+  return arrived->get_future().get();
+}
+
 int Source::read(std::span<std::byte> buffer, std::uint64_t offset) const {
   constexpr std::size_t kMostWanted = 8 << 20;  // bytes: memory must keep them
+  const Source& from = loading_source();
   int error = 0;
   do {
-    if (buffer.size() > kMostWanted) prefetch({offset, buffer.size()});
+    if (buffer.size() > kMostWanted) from.prefetch({offset, buffer.size()});
     const std::span<std::byte> part = buffer.first(std::min(buffer.size(), kMostWanted));
-    error = read_part(part, offset);
+    error = read_part(from, part, offset);
     buffer = buffer.subspan(part.size());
     offset += part.size();
   } while (error == 0 && !buffer.empty());

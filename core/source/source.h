@@ -24,12 +24,11 @@
 
 namespace stfs {
 
+class LocalFile;
+
 struct Version {
   std::uint64_t size = 0;  // bytes
   timespec mtime{};        // for ls(1)
-  // Identifies the bytes: two sources with equal tokens have the same bytes. Opaque: compare and
-  // print it, never parse it. Printable ASCII.
-  std::string token;
 };
 
 // Bytes [offset, offset + length) of a source.
@@ -57,6 +56,10 @@ class Source {
   const Version& version() const { return version_; }
   std::uint64_t size() const { return version_.size; }
   const timespec& mtime() const { return version_.mtime; }
+  // Identifies the bytes: two sources with equal tokens have the same bytes. Opaque: compare and
+  // print it, never parse it. Printable ASCII. The same version may get another token: verify()
+  // brings it up to date.
+  virtual std::string token() const = 0;
 
   // Sources that fetch do so in blocks of this size, which begin at multiples of it.
   static constexpr std::uint64_t kFetchUnit = 256 << 10;  // bytes
@@ -101,6 +104,10 @@ class Source {
   // most: the lock is not recursive.
   virtual Pinned try_pin() const = 0;
 
+  // The file of this machine that has the bytes, and of which a lease keeps writers away; null for
+  // none.
+  virtual const LocalFile* local_file() const { return nullptr; }
+
   // Returns 0 while the source is this version, and ESTALE for ever once it is not. Any other errno
   // means that the check itself failed. Call it before bytes are sent and after bytes are read.
   // Takes less than a microsecond on a local disk, and as long as a read on a remote file system.
@@ -140,8 +147,10 @@ class Source {
 
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}
-  void set_version(Version version) { version_ = std::move(version); }         // constructors only
+  void set_version(Version version) { version_ = version; }                    // constructors only
   void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;  // for take_failure()
+  // Where fetch() and read() take bytes: those of loading, which must not wait for a whole file.
+  virtual const Source& loading_source() const { return *this; }
 
  private:
   struct Failures {
@@ -150,8 +159,6 @@ class Source {
     std::size_t count = 0;
     std::size_t taken = 0;
   };
-
-  int read_part(std::span<std::byte> buffer, std::uint64_t offset) const;
 
   std::string path_;
   Version version_;

@@ -8,6 +8,8 @@
 #include "core/source/fetcher.h"
 #include "core/source/http.h"
 #include "core/source/hub.h"
+#include "core/source/hub_copy.h"
+#include "core/source/hub_name.h"
 #include "core/source/local_file.h"
 #include "core/source/remote.h"
 #include "core/source/s3.h"
@@ -36,6 +38,9 @@ namespace stfs {
 namespace {
 
 using Json = nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLaterPatience{5'000};
 
 // Whether a name that a server lists can be one in a directory.
 bool is_plain_file_name(const std::string& name) {
@@ -43,8 +48,9 @@ bool is_plain_file_name(const std::string& name) {
          name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
 }
 
-// The name in the cache. URLs that differ in their secrets may mean different objects.
-std::string key_of(const std::string& name) {
+// The name in the cache. URLs that differ in their query may mean different objects.
+std::string key_of(const std::string& given) {
+  const std::string name = without_signature(given);
   std::string key = public_name(name);
   if (key == name) return key;
   Sha256 hash;
@@ -80,7 +86,7 @@ class Sources::Impl {
  public:
   explicit Impl(SourceOptions options) : options_(std::move(options)) {
     if (options_.counters == nullptr) options_.counters = &own_counters_;
-    options_.offline = options_.offline || is_hub_offline();
+    options_.offline = options_.offline || is_offline_for_hub_;
     if (options_.cache_dir.empty()) return;
     std::error_code error;  // a daemon changes its directory
     options_.cache_dir = std::filesystem::absolute(options_.cache_dir, error).string();
@@ -93,11 +99,15 @@ class Sources::Impl {
   void keep_if_not_cached(const Source& source, std::string_view first);
   std::string resolutions(std::span<const Beginning> beginnings);
   void use(std::string_view resolutions);
-  void use_hub_copies(bool may) { uses_hub_copies_ = may; }
   void start_fetching() {
     const std::lock_guard lock(fetchers_mutex_);
     for (const auto& [host, fetcher] : fetchers_) fetcher->hold(false);
   }
+  std::size_t made() {
+    const std::lock_guard lock(known_mutex_);
+    return made_.size();
+  }
+  void remove_made_since(std::size_t made);
   void report(std::size_t opened, std::size_t all) {
     if (options_.progress == nullptr) return;
     const std::lock_guard lock(talk_mutex_);
@@ -119,7 +129,7 @@ class Sources::Impl {
   static Known known_of(const Json& json);
   static bool is_version_of(const Known& known, const Source& source) {
     return known.version && known.version->name == source.path() &&
-           known.version->token == source.version().token;
+           known.version->token == source.token();
   }
 
   Http& http();
@@ -140,12 +150,18 @@ class Sources::Impl {
                                std::uint64_t length);
   std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
                                      std::string_view first, When when);
+  std::unique_ptr<const Source> make_fetched(const std::string& name, RemoteVersion version,
+                                             std::string_view first, When when);
+  std::unique_ptr<const Source> make_from_copy(const std::string& name,
+                                               const RemoteVersion& version, std::string_view first,
+                                               When when);
+  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
   SourceOptions options_;
+  const bool is_offline_for_hub_ = is_hub_offline();
   Counters own_counters_;
   bool asks_nobody_ = false;
-  std::atomic<bool> uses_hub_copies_ = true;
 
   std::once_flag http_once_, cache_once_;
   // Destroyed from the last to the first: each uses those before it.
@@ -159,6 +175,7 @@ class Sources::Impl {
 
   std::mutex known_mutex_;
   std::map<std::string, Known> known_;  // by name, with its secrets
+  std::vector<std::string> made_;       // IDs of entries of the cache
   // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
@@ -298,7 +315,7 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
 
 void Sources::Impl::refuse_to_ask(const std::string& name) const {
   throw Error(ErrorCode::kHidden, public_name(name),
-              options_.offline ? is_hub_offline()
+              options_.offline ? is_offline_for_hub_
                                      ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
                                      : "offline, and this was never fetched"
                                : "changed while it was loaded: mount it again");
@@ -334,8 +351,68 @@ std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const 
 
 std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
                                                   std::string_view first, When when) {
+  if (auto copy = make_from_copy(name, version, first, when)) return copy;
+  return make_fetched(name, std::move(version), first, when);
+}
+
+// From a file of the Hub's own cache; null when there is none that fits.
+std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& name,
+                                                            const RemoteVersion& version,
+                                                            std::string_view first, When when) {
+  const std::string path = scheme_of(version.name) == "hf" ? hub_local_copy(version.name) : "";
+  if (path.empty()) return nullptr;
+  std::unique_ptr<const LocalFile> file;
+  CopyState state = CopyState::kRefused;
+  try {
+    file = std::make_unique<const LocalFile>(path);
+    state = look_at_hub_copy(*file, version, cache());
+  } catch (const Error&) {
+    // It cannot be read.
+  }
+  if (state == CopyState::kRefused) {
+    warn(printable(path) +
+         ": the Hub's own cache has other bytes than the Hub: not used: remove it");
+    return nullptr;
+  }
+  // What is loaded is small: it comes from the Hub before all of a large file is compared.
+  std::unique_ptr<const Source> remote;
+  if (state == CopyState::kUnknown && !options_.offline) {
+    remote = make_fetched(name, version, first, when);
+  }
+  return std::make_unique<const HubCopy>(version, std::move(file), std::move(remote),
+                                         state == CopyState::kFits, cache());
+}
+
+// Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
+// its digest. Of any other file nobody tells a digest. Null when there is none.
+std::unique_ptr<const Source> Sources::Impl::open_unasked_copy(const std::string& name) {
+  const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  if (path.empty()) return nullptr;
+  auto file = std::make_unique<const LocalFile>(path);
+  const std::string blob = last_component(file->path());
+  if (!is_digest(blob, kSha256Digits)) return file;
+  HubName pinned = parse_hub_name(name);
+  constexpr std::string_view kSnapshots = "/snapshots/";
+  const std::size_t at = path.rfind(kSnapshots, path.size() - pinned.path.size());
+  pinned.revision = path.substr(at + kSnapshots.size(), kCommitDigits);
+  RemoteVersion version;
+  version.name = pinned.text();
+  version.size = file->size();
+  version.mtime = file->mtime();
+  version.token = "hf-" + blob;
+  version.sha256 = blob;
+  return make_from_copy(name, version, "", When::kLater);
+}
+
+std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& name,
+                                                          RemoteVersion version,
+                                                          std::string_view first, When when) {
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
+  if (entry != nullptr && entry->is_new()) {
+    const std::lock_guard lock(known_mutex_);
+    made_.push_back(entry->id());
+  }
   std::unique_ptr<Remote> remote = store(name).remote(version);
   // A store's questions before its first block are asked here, where many threads can, and not
   // on the one thread of the Fetcher that prepares requests.
@@ -351,16 +428,15 @@ std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, Remot
 std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When when) {
   Store& store = this->store(name);
   const std::string at = pinned(name);
-  if (uses_hub_copies_ && scheme_of(at) == "hf") {
-    const std::string copy = hub_local_copy(at);
-    if (!copy.empty()) return std::make_unique<const LocalFile>(copy);
-  }
   if (const auto known = given(at); known && (known->version || known->is_absent)) {
     if (!known->version) throw Error(ErrorCode::kAbsent, public_name(name), "no such file");
     return make(at, *known->version, known->first, when);
   }
   Known known = recalled(at);
   if (!may_ask()) {
+    if (!known.version && options_.offline) {
+      if (auto copy = open_unasked_copy(at)) return copy;
+    }
     if (!known.version || asks_nobody_) refuse_to_ask(name);
     {
       const std::lock_guard lock(known_mutex_);
@@ -370,7 +446,11 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When 
   }
   Found found;
   try {
-    found = store.find(at, known.version ? &*known.version : nullptr);
+    // A file that is perhaps never read must not hold up those that are.
+    const auto patience = when == When::kLater
+                              ? std::optional(std::min(kLaterPatience, milliseconds(timeout()) / 4))
+                              : std::nullopt;
+    found = store.find(at, known.version ? &*known.version : nullptr, patience);
   } catch (const Error& error) {
     const std::lock_guard lock(known_mutex_);
     if (error.code() == ErrorCode::kAbsent) known_[at].is_absent = true;
@@ -378,10 +458,19 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When 
   }
   learn(at, [&](Known& what) { what.version = found.version; });
   if (found.version.is_weak) {
-    warn(public_name(parent_name(at)) +
-         ": its server sends no strong ETag: a change that keeps time and size is not seen");
+    warn(public_name(parent_name(at)) + ": its server sends no strong ETag: a change that keeps " +
+         (found.version.weak_etag.empty() ? "" : "the weak one, ") + "time and size is not seen");
   }
   return make(at, std::move(found.version), found.first, when);
+}
+
+void Sources::Impl::remove_made_since(std::size_t made) {
+  std::vector<std::string> ids;
+  {
+    const std::lock_guard lock(known_mutex_);
+    for (; made_.size() > made; made_.pop_back()) ids.push_back(std::move(made_.back()));
+  }
+  for (const std::string& id : ids) cache().remove(id);
 }
 
 // Of a model that the Hub's own cache holds, without asking: the files that lie there.
@@ -446,7 +535,7 @@ std::string Sources::Impl::pinned(const std::string& name) {
 int Sources::Impl::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
   if (!is_url(source.path())) return source.read(out, offset);
   std::string key = source.path();
-  key.append(1, '\0').append(source.version().token).append(1, '\0');
+  key.append(1, '\0').append(source.token()).append(1, '\0');
   key += std::to_string(offset);
   if (asks_nobody_) {
     const auto known = parts_.find(key);
@@ -632,6 +721,9 @@ std::string Sources::pinned(const std::string& name) {
   return is_url(name) ? impl_->pinned(name) : name;
 }
 
+std::size_t Sources::made() const { return impl_->made(); }
+void Sources::remove_made_since(std::size_t made) { impl_->remove_made_since(made); }
+
 int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
   return impl_->read(source, offset, out);
 }
@@ -641,7 +733,5 @@ std::string Sources::resolutions(std::span<const Beginning> beginnings) {
 }
 void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
 void Sources::start_fetching() { impl_->start_fetching(); }
-
-void Sources::use_hub_copies(bool may) { impl_->use_hub_copies(may); }
 
 }  // namespace stfs

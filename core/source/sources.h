@@ -63,8 +63,8 @@ class Sources {
     std::unique_ptr<const Source> source;
     std::optional<Error> error;
   };
-  // kLater: fetches nothing, and asks a store for the version alone; for files that are perhaps
-  // never read.
+  // kLater: fetches nothing, and asks a store for the version alone, for 5 s at most; for files
+  // that are perhaps never read.
   enum class When { kNow, kLater };
   std::vector<Opened> open_all(std::span<const std::string> names, When when = When::kNow);
 
@@ -72,6 +72,11 @@ class Sources {
   std::optional<std::vector<std::string>> names_in(const std::string& name);
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
   std::string read_file(const std::string& name, std::uint64_t limit);
+
+  // How many entries of the cache were made; removes those that were made since, and that nobody
+  // uses. For loading that fails, also in the midst of another.
+  std::size_t made() const;
+  void remove_made_since(std::size_t made);
 
   // Reads a few bytes that loading needs beside headers, as Source::read: of a remote source,
   // resolutions() has them.
@@ -93,10 +98,6 @@ class Sources {
   void use(std::string_view resolutions);
   // The sources of a Sources that uses resolutions may fetch from now on: in a worker.
   void start_fetching();
-
-  // Whether a file that lies complete in the Hub's own cache is used from there; true at first.
-  // False where a source must be the one that was opened before: that of a mount or an item.
-  void use_hub_copies(bool may);
 
  private:
   class Impl;

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <filesystem>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -189,6 +191,57 @@ std::string public_name(std::string_view name) {
   }
   if (is_web_name(name)) rest = rest.substr(0, rest.find_first_of("?#"));
   return beginning + std::string(rest);
+}
+
+std::string without_signature(std::string_view name) {
+  const std::string_view query = query_of(name);
+  if (query.empty()) return std::string(name);
+  // Parameters that a signature brings, by the one that has it. Others of these stores choose a
+  // version or change the answer: they stay.
+  struct Scheme {
+    std::string_view signature;
+    std::vector<std::string_view> names;
+  };
+  static const std::vector<Scheme> schemes{
+      {"x-amz-signature",
+       {"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders",
+        "x-amz-signature", "x-amz-security-token"}},
+      {"x-goog-signature",
+       {"x-goog-algorithm", "x-goog-credential", "x-goog-date", "x-goog-expires",
+        "x-goog-signedheaders", "x-goog-signature"}},
+      {"x-oss-signature",
+       {"x-oss-signature-version", "x-oss-credential", "x-oss-date", "x-oss-expires",
+        "x-oss-signature", "x-oss-additional-headers", "x-oss-security-token"}},
+      {"awsaccesskeyid", {"awsaccesskeyid", "signature", "expires", "x-amz-security-token"}},
+      {"googleaccessid", {"googleaccessid", "signature", "expires"}},
+      {"ossaccesskeyid", {"ossaccesskeyid", "signature", "expires", "security-token"}},
+      {"key-pair-id", {"key-pair-id", "signature", "expires", "policy"}},
+      {"sig", {"sig",   "sv",    "ss",  "srt", "sr",  "sp",  "st",  "se",    "sip",   "spr", "si",
+               "skoid", "sktid", "skt", "ske", "sks", "skv", "sdd", "saoid", "suoid", "scid"}},
+  };
+  std::vector<std::pair<std::string, std::string_view>> parameters;  // by name in lower case
+  for (std::string_view rest = query.substr(1); !rest.empty();) {
+    const std::string_view one = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(one.size() + 1, rest.size()));
+    parameters.emplace_back(lower_text(percent_decode(one.substr(0, one.find('=')))), one);
+  }
+  const auto has = [&](std::string_view parameter) {
+    return std::ranges::find(parameters, parameter, [](const auto& one) {
+             return std::string_view(one.first);
+           }) != parameters.end();
+  };
+  for (const Scheme& scheme : schemes) {
+    const bool is_of_azure = scheme.signature == "sig";  // a word that others use: it needs "sv"
+    if (!has(scheme.signature) || (is_of_azure && !has("sv"))) continue;
+    std::erase_if(parameters, [&](const auto& one) {
+      return std::ranges::find(scheme.names, std::string_view(one.first)) != scheme.names.end();
+    });
+  }
+  std::string kept(name.substr(0, end_of_path(name)));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    kept.append(i == 0 ? "?" : "&").append(parameters[i].second);
+  }
+  return kept;
 }
 
 std::string parent_name(const std::string& name) {

@@ -29,6 +29,11 @@ std::string parent_name(const std::string& name);
 std::string child_name(const std::string& directory, const std::string& relative);
 std::string last_component(const std::string& name);
 
+// A URL of http or https without the parameters of its query that sign it (S3, Google, Azure,
+// CloudFront, OSS): what is left says which object it is, whoever signed it and when. Any other
+// name as it stands.
+std::string without_signature(std::string_view name);
+
 // An absolute http or https URL in its parts (RFC 3986). Percent-encoding is left as it stands;
 // spaces and bytes outside of ASCII are encoded.
 struct WebUrl {

@@ -33,20 +33,21 @@ bool is_strong_etag(std::string_view etag) {
          etag.find('"', 1) == etag.size() - 1;
 }
 
-// Two URLs that differ in their query alone are two objects, with one public name.
-std::string web_token(const WebUrl& url, std::string_view etag, std::string_view last_modified,
-                      std::uint64_t size) {
+// Two URLs that differ in their query alone are two objects, with one public name; but not where
+// they differ in who signed them and when.
+std::string web_token(const WebUrl& url, const RemoteVersion& version) {
   Sha256 hash;
   const auto add = [&](std::string_view text) {
     hash.add(std::as_bytes(std::span(text.data(), text.size())));
     hash.add(std::as_bytes(std::span("", 1)));  // no text holds a NUL
   };
-  add(url.text());
-  if (!etag.empty()) {
-    add(etag);
+  add(without_signature(url.text()));
+  if (!version.etag.empty()) {
+    add(version.etag);
   } else {
-    add(last_modified);
-    add(std::to_string(size));
+    add(version.last_modified);
+    add(std::to_string(version.size));
+    if (!version.weak_etag.empty()) add(version.weak_etag);
   }
   return "web-" + hash.hex();
 }
@@ -79,7 +80,7 @@ class WebStore final : public Store {
  public:
   explicit WebStore(Http& http) : http_(http) {}
 
-  Found find(const std::string& name, const RemoteVersion* known) override;
+  Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
   std::optional<std::vector<std::string>> list(const std::string&) override { return std::nullopt; }
   std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
     return std::make_unique<WebRemote>(version);
@@ -103,6 +104,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   const std::string_view etag = head.header("etag");
   const std::string_view last_modified = head.header("last-modified");
   if (is_strong_etag(etag)) version.etag = etag;
+  if (etag.starts_with("W/") && is_strong_etag(etag.substr(2))) version.weak_etag = etag.substr(2);
   if (is_plain_validator(last_modified)) version.last_modified = last_modified;
   if (version.etag.empty() && version.last_modified.empty() && size > 0) {
     refuse_object(
@@ -112,7 +114,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   }
   version.is_weak = version.etag.empty() && size > 0;
   version.mtime.tv_sec = parse_http_date(version.last_modified).value_or(0);
-  version.token = web_token(url, version.etag, version.last_modified, size);
+  version.token = web_token(url, version);
   return version;
 }
 
@@ -130,7 +132,7 @@ RemoteVersion web_version(const std::string& name, const WebUrl& url, const Http
   refuse_object(name, "its server answers with status " + std::to_string(status));
 }
 
-Found WebStore::find(const std::string& name, const RemoteVersion* known) {
+Found WebStore::find(const std::string& name, const RemoteVersion* known, Patience patience) {
   const std::optional<WebUrl> url = parse_web_url(name);
   if (!url) {
     const std::size_t begin = scheme_of(name).size() + 3;
@@ -143,10 +145,10 @@ Found WebStore::find(const std::string& name, const RemoteVersion* known) {
   request.range = ByteRange{.offset = 0, .length = CacheEntry::kBlock};
   request.use_netrc = true;
   // A version of another query has the same public name.
-  const bool asks = known != nullptr && is_strong_etag(known->etag) &&
-                    known->token == web_token(*url, known->etag, known->last_modified, known->size);
+  const bool asks =
+      known != nullptr && is_strong_etag(known->etag) && known->token == web_token(*url, *known);
   if (asks) request.headers.push_back("If-None-Match: " + known->etag);
-  HttpAnswer answer = http_.get(request, CacheEntry::kBlock);
+  HttpAnswer answer = http_.get(request, CacheEntry::kBlock, patience);
   const HttpHead& head = answer.head;
   if (asks && head.status == 304) {
     RemoteVersion version = *known;

@@ -182,8 +182,9 @@ void reply_read(fuse_req_t request, int error, std::span<const iovec> pieces) {
 void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset,
           fuse_file_info* file) {
   guarded(request, [&] {
+    const bool is_cached = (file->flags & O_DIRECT) == 0 && !context(request).direct;
     filesystem(request).read(
-        {inode, static_cast<std::uint64_t>(offset), size, file->fh},
+        {inode, static_cast<std::uint64_t>(offset), size, file->fh, is_cached},
         [request](FileSystem::Ticket ticket) {
           fuse_req_interrupt_func(request, interrupted, reinterpret_cast<void*>(ticket));
         },

@@ -142,6 +142,7 @@ LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
           .dequantize = options.dequantize,
           .with_model_files = options.control != ControlDirectory::kOff,
+          .others_may_read = options.may_let_others_in(),
           .missing_hint = "-o allow_missing mounts the rest",
           .sources = &sources};
 }
@@ -191,7 +192,6 @@ LoadedSources load(const Options& options) {
 struct Loaded {
   const Options& options;
   const Checkpoint& checkpoint;
-  const std::string& content;  // mount_json()
   Counters* counters;
   const Mount& mount;
   FuseContext& context;
@@ -207,7 +207,11 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .gid = loaded.options.gid.value_or(::getgid()),
                          .umask = loaded.options.umask,
                          .control = loaded.options.control,
-                         .content = loaded.content,
+                         .content =
+                             [&] {
+                               return mount_json(loaded.checkpoint, loaded.options.allow_missing,
+                                                 loaded.options.dequantize);
+                             },
                          .ledger = loaded.context.ledger,
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },
                          .prefetch_all = loaded.options.prefetch,
@@ -276,7 +280,11 @@ int serve_as(Worker& worker, const Loaded& loaded) {
 }
 
 int supervise(const Loaded& loaded) {
-  Ledger ledger(loaded.checkpoint.sources().size());
+  const std::vector<const Source*> sources = loaded.checkpoint.sources();
+  Ledger ledger(sources.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (const LocalFile* file = sources[i]->local_file()) file->keep_in(ledger.standing(i));
+  }
   loaded.context.ledger = &ledger;
   Supervisor supervisor(loaded.signals, ledger,
                         {.ready = [&] { loaded.daemon.ready(); },
@@ -320,15 +328,11 @@ int mount(Options options) {
   const LoadedSources sources = load(options);
   const Checkpoint& checkpoint = *sources.checkpoint;
   refuse_sources_inside(checkpoint, options.mountpoint);
-  for (const std::string& warning : checkpoint.warnings()) {
-    print_warning(warning);
-  }
+  for (const std::string& warning : checkpoint.warnings()) print_warning(warning);
   if (options.fsname.empty()) {
     const std::string& first = options.sources.front();
     options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
   }
-
-  const std::string content = mount_json(checkpoint, options.allow_missing, options.dequantize);
 
   ::malloc_trim(0);  // returns the memory of parsing the headers
   const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
@@ -339,8 +343,7 @@ int mount(Options options) {
   const Mount mount(options, context);
   lock = UniqueFd();
 
-  const Loaded loaded{options, checkpoint, content, counters.get(),
-                      mount,   context,    daemon,  signals.get()};
+  const Loaded loaded{options, checkpoint, counters.get(), mount, context, daemon, signals.get()};
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
     std::fprintf(stderr,

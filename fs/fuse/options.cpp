@@ -453,6 +453,10 @@ void check_mount(const Options& options, const std::vector<std::string>& paths) 
 
 }  // namespace
 
+bool Options::may_let_others_in() const {
+  return descriptor || std::ranges::find(mount_options, "allow_other") != mount_options.end();
+}
+
 const CommandRow& mount_command() { return kCommand; }
 
 Options parse_options(int argc, const char* const* argv) {

@@ -41,6 +41,9 @@ struct Options {
   bool prefetch = false;                   // all bytes of remote sources
   std::vector<std::string> mount_options;  // for libfuse and the kernel, "key" or "key=value"
   std::string of_the_mount;  // the first option given that only the process that mounts can set
+
+  // Whether other users may read the mount. Of a mount that was handed over this is not known.
+  bool may_let_others_in() const;
 };
 
 const CommandRow& mount_command();

@@ -164,16 +164,15 @@ void Computed::answer_cancelled() {
   }
 }
 
-void Computed::keep(Key key, const std::string& text) {
-  auto kept = std::make_shared<const std::string>(text);
+void Computed::keep(Key key, const std::shared_ptr<const std::string>& text) {
   const auto age = by_age_.insert(by_age_.end(), key);
   try {
-    texts_.emplace(key, Text{std::move(kept), age});
+    texts_.emplace(key, Text{text, age});
   } catch (...) {
     by_age_.erase(age);
     throw;
   }
-  bytes_ += text.size();
+  bytes_ += text->size();
   drop_surplus();
 }
 
@@ -217,10 +216,12 @@ void Computed::compute(std::deque<Queued>& queue) {
     queue.pop_front();
     if (job->stop) continue;
     lock.unlock();
-    std::string text;
+    std::shared_ptr<const std::string> text;  // one copy: it may have 100 MB
     int error = 0;
     try {
-      error = work_(key, job->stop, text);
+      std::string computed;
+      error = work_(key, job->stop, computed);
+      text = std::make_shared<const std::string>(std::move(computed));
     } catch (const std::bad_alloc&) {
       error = ENOMEM;
     } catch (const std::exception&) {
@@ -242,7 +243,9 @@ void Computed::compute(std::deque<Queued>& queue) {
       // Not kept: the next request computes it again.
     }
     lock.unlock();
-    for (const auto& [ticket, waiter] : waiting) waiter.done(error, text);
+    const std::string none;
+    for (const auto& [ticket, waiter] : waiting) waiter.done(error, text ? *text : none);
+    text.reset();
     lock.lock();
   }
 }

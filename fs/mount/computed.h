@@ -115,9 +115,9 @@ class Computed {
   using Queued = std::pair<Key, std::shared_ptr<Job>>;
 
   void compute(std::deque<Queued>& queue);
-  bool has_waiting_thread();                    // starts one if none is idle
-  void keep(Key key, const std::string& text);  // of a key without a text
-  void drop_surplus();                          // texts over the bounds that nobody holds
+  bool has_waiting_thread();                                           // starts one if none is idle
+  void keep(Key key, const std::shared_ptr<const std::string>& text);  // of a key without a text
+  void drop_surplus();  // texts over the bounds that nobody holds
   void answer_cancelled();
 
   Work work_;

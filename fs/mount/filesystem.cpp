@@ -7,12 +7,14 @@
 #include "core/recipe/arrival.h"
 #include "fs/mount/gathering.h"
 
+#include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <new>
 #include <thread>
 #include <utility>
@@ -54,7 +56,11 @@ constexpr std::array<Xattr, 10> kXattrs{{
     {"user.stfs.length",
      [](const Nodes::Shown& s) { return std::to_string(s.tensor.locator->length); }, has_locator},
     {"user.stfs.version",
-     [](const Nodes::Shown& s) { return s.tensor.locator->source->version().token; }, has_locator},
+     [](const Nodes::Shown& s) {
+       static_cast<void>(s.tensor.locator->source->verify());  // brings the token up to date
+       return s.tensor.locator->source->token();
+     },
+     has_locator},
     {"user.stfs.from", names_of_inputs,
      [](const Nodes::Shown& s) { return s.tensor.computed != nullptr; }},
     {"user.stfs.slice", [](const Nodes::Shown& s) { return std::string(s.slice); },
@@ -241,7 +247,11 @@ bool FileSystem::is_computed(std::uint64_t inode) const {
 }
 
 void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
-  if (error != 0 && error != EINTR) report_faults();
+  try {
+    if (error != 0 && error != EINTR) report_faults();
+  } catch (const std::exception&) {
+    // No memory for the line: a pool's thread may be here, and its reader gets the errno.
+  }
   std::uint64_t bytes = 0;
   for (const iovec& piece : reply.pieces()) bytes += piece.iov_len;
   if (error == 0) counters_.bytes_answered.fetch_add(bytes, std::memory_order_relaxed);
@@ -286,6 +296,9 @@ void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Don
 
 void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& will_wait,
                                    Done done) {
+  const SecondTries::Read read{request.inode, request.offset, request.length};
+  const auto began = SecondTries::Clock::now();
+  if (request.is_cached && second_tries_.take(read, began)) return answer(done, EIO, {});
   const Ticket ticket = computed_->ticket();
   std::shared_ptr<Gathering> gathering;
   try {
@@ -296,8 +309,13 @@ void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& w
         },
         request.offset, request.length);
     will_wait(ticket);
-    computed_->wait(ticket, [this, gathering, done = std::move(done)](int error, const auto&) {
+    computed_->wait(ticket, [this, gathering, done = std::move(done), read, began,
+                             is_cached = request.is_cached](int error, const auto&) {
       const Reply none;
+      if (error == 0) second_tries_.succeeded(read);
+      if (error == EIO && is_cached) {
+        second_tries_.failed(read, began, SecondTries::Clock::now());
+      }
       answer(done, error, error == 0 ? gathering->reply() : none);
     });
   } catch (...) {
@@ -352,6 +370,7 @@ bool FileSystem::may_wait(Node computed) const {
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
   const int error = nodes_.compute(node, stop, text);
+  if (nodes_.is_of_all_tensors(node)) ::malloc_trim(0);  // some hundred bytes for each tensor
   if (error != 0) report_faults();
   return error;
 }
@@ -389,12 +408,18 @@ void FileSystem::report_faults() const {
   }
 }
 
+std::string FileSystem::content() const {
+  if (!options_.content) return "";
+  for (const Source* source : sources_) static_cast<void>(source->verify());
+  return options_.content();
+}
+
 int FileSystem::get_xattr(std::uint64_t inode, std::string_view name, std::string& value) const {
   const Node node = node_of(inode);
   if (!nodes_.exists(node)) return ENOENT;
   if (!name.starts_with("user.")) return EOPNOTSUPP;
-  if (node == kRootNode && name == kMountAttribute && !options_.content.empty()) {
-    value = options_.content;
+  if (node == kRootNode && name == kMountAttribute && options_.content) {
+    value = content();
     return value.size() > kMaxXattr ? E2BIG : 0;
   }
   const std::optional<Nodes::Shown> shown = nodes_.shown(node);
@@ -412,8 +437,8 @@ int FileSystem::list_xattr(std::uint64_t inode, std::string& names) const {
   if (!nodes_.exists(node)) return ENOENT;
   names.clear();
   // A program that copies attributes would fail at one that is too long to be read.
-  const std::size_t content = options_.content.size();
-  if (node == kRootNode && content != 0 && content <= kMaxXattr) {
+  const std::size_t length = node == kRootNode ? content().size() : 0;
+  if (length != 0 && length <= kMaxXattr) {
     names = kMountAttribute;
     names += '\0';
   }

@@ -14,6 +14,7 @@
 #include "fs/mount/prefetch_all.h"
 #include "fs/mount/read_ahead.h"
 #include "fs/mount/recipes.h"
+#include "fs/mount/second_tries.h"
 #include "fs/view/registry.h"
 
 #include <sys/types.h>
@@ -40,7 +41,9 @@ struct FileSystemOptions {
   mode_t umask = 0;  // bits to clear from 0444 (files) and 0555 (directories)
   ControlDirectory control = ControlDirectory::kHidden;
   std::span<const ViewSpec> views = all_views();
-  std::string content = {};  // the root's user.stfs.mount (mounted.h); "" for none
+  // Makes the root's user.stfs.mount (mounted.h), of the tokens that the sources have now; null for
+  // none.
+  std::function<std::string()> content = nullptr;
   Ledger* ledger = nullptr;  // the state that a worker hands to the next; null without supervisor
   // Asks the kernel to forget an unused file; false if this kernel cannot. Called on a thread of
   // its own while too many names are looked up (looked_up.h).
@@ -123,6 +126,7 @@ class FileSystem {
     // From open(). A snapshot that this FileSystem has not made is EIO: the worker that made it has
     // ended.
     std::uint64_t handle = 0;
+    bool is_cached = true;  // through the kernel's cache, which may ask twice (SecondTries)
   };
   using Ticket = Computed::Ticket;
   using WillWait = std::function<void(Ticket ticket)>;
@@ -164,6 +168,7 @@ class FileSystem {
   // to the ledger.
   void report_faults() const;
   void drop_surplus();
+  std::string content() const;  // of options_, after verifying the sources; "" for none
   bool may_wait(Node computed) const;
   int compute(Node node, const std::atomic<bool>& stop, std::string& text) const;
 
@@ -184,6 +189,7 @@ class FileSystem {
   // Null while all sources are complete.
   std::unique_ptr<const ReadAhead::Files> files_ahead_;
   std::unique_ptr<ReadAhead> read_ahead_;
+  SecondTries second_tries_;
   // Its threads use the members above. Shared with the callbacks of sources, which may call
   // arrive() after this FileSystem has ended.
   std::shared_ptr<Computed> computed_;

@@ -1,7 +1,7 @@
 // The state that one worker hands to the next (supervisor.h): the names that the kernel holds, the
-// sources that have changed or failed, and the number of answers. The supervisor maps this memory
-// before it forks, and all workers share it. A worker can be killed between any two instructions,
-// so each record becomes valid by one store.
+// sources that have changed or failed, the ctimes and leases of local files, and the number of
+// answers. The supervisor maps this memory before it forks, and all workers share it. A worker can
+// be killed between any two instructions, so each record becomes valid by one store.
 //
 // A name takes one or more units of 64 bytes. Its record is live while its count of lookups is not
 // 0; a freed record is reused for a name of as many units.
@@ -13,6 +13,7 @@
 // Lifetime: made before the first fork; outlives all workers.
 #pragma once
 
+#include "core/source/local_file.h"
 #include "core/source/source.h"
 
 #include <array>
@@ -59,6 +60,8 @@ class Ledger {
 
   void mark_changed(std::size_t source) { sources_[source].has_changed = true; }
   bool has_changed(std::size_t source) const { return sources_[source].has_changed; }
+  // Of a local file, which keeps it here (LocalFile::keep_in).
+  LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
   // Sets the failures of a source that are logged or about to be. Pass all of them: later calls add
   // failures or widen ranges.
   void keep_failures(std::size_t source, std::span<const Source::Failure> failures);
@@ -83,6 +86,7 @@ class Ledger {
   };
   struct SourceRecord {
     std::atomic<bool> has_changed;
+    LocalFile::Standing standing;
     std::atomic<std::size_t> failed;  // how many failures are valid; written last
     std::array<Source::Failure, Source::kMaxFailures> failures;
   };

@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -50,7 +53,18 @@ int compute_report(const ViewFile& file, const std::atomic<bool>& stop, std::str
   }
   // Some tensors were read a second time, after others.
   if (const int changed = verify_all(file)) return changed;
-  text = report_page(report);
+  // In pieces, since a text that grows is copied while all its tensors are still here.
+  constexpr std::size_t kAtOnce = 1 << 20;
+  std::vector<std::string> pieces;
+  report_page(report, [&](std::string_view part) {
+    if (pieces.empty() || pieces.back().size() + part.size() > kAtOnce) {
+      pieces.emplace_back().reserve(std::max(kAtOnce, part.size()));
+    }
+    pieces.back() += part;
+  });
+  report = Report();
+  text.reserve(pieces.size() * kAtOnce);
+  for (std::string& piece : pieces) text += std::exchange(piece, std::string());
   return 0;
 }
 

@@ -79,7 +79,7 @@ class Statistics:
             return run("stats", path)
 
         def by_report():
-            return run("report", path, "-o", page)
+            return run("report", "--force", path, "-o", page)
 
         table.speed(stats, peer, ">= 3", by_stats, by_numpy)
         table.speed(report, peer, "", by_report, by_numpy)

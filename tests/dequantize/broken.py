@@ -137,25 +137,140 @@ row("fp8-unknown-scale", "plain", (Q + ".weight", "new_scale"), alone(".new_scal
 row("fp8-unknown-scales", "plain", (Q + ".weight", "scales_of_rows"), alone(".scales_of_rows", floats("F32", np.ones(8))))
 
 
-def comfy(form, metadata=False, **more):
-    """ComfyUI's NVFP4 and MXFP8 have scales in tiles, ConvRot's weights are rotated: only a text tells."""
-    text = json.dumps({"format": form, **more})
+# ComfyUI.
+
+COMFY = "double_blocks.0.img_attn.qkv"
+HEADER = "blocks.0.attn.qkv"
+
+
+def marked(module, **about):
+    """Changes the text that names the format of a layer, wherever it stands."""
 
     def change(model):
-        model.tensors.update({W: tensor("U8", np.zeros((128, 32))), Q + ".weight_scale": tensor("F8_E4M3", np.zeros((128, 4))),
-                              Q + ".weight_scale_2": floats("F32", 1)})
-        if metadata:
-            model.metadata["_quantization_metadata"] = '{"layers": {"%s": %s}}' % (Q, text)
+        name = module + ".comfy_quant"
+        if name in model.tensors:
+            text = json.dumps({**json.loads(model.tensors[name].data), **about}).encode()
+            model.tensors[name] = tensor("U8", np.frombuffer(text, np.uint8))
         else:
-            model.tensors[Q + ".comfy_quant"] = tensor("U8", np.frombuffer(text.encode(), np.uint8))
+            whole = json.loads(model.metadata["_quantization_metadata"])
+            whole["layers"][module].update(about)
+            model.metadata["_quantization_metadata"] = json.dumps(whole)
 
     return change
 
 
-row("fp8-comfy-nvfp4", "plain", "nvfp4", comfy("nvfp4"))
-row("fp8-comfy-nvfp4-in-metadata", "plain", "nvfp4", comfy("nvfp4", metadata=True))
-row("fp8-comfy-rotated", "plain", "convrot", comfy("float8_e4m3fn", convrot=True))
-row("fp8-comfy-no-json", "plain", "comfy_quant", both(comfy("nvfp4"), added(Q + ".comfy_quant", tensor("U8", np.zeros(4)))))
+def unnamed(module):
+    def change(model):
+        whole = json.loads(model.metadata["_quantization_metadata"])
+        del whole["layers"][module]
+        model.metadata["_quantization_metadata"] = json.dumps(whole)
+
+    return change
+
+
+def metadata(**more):
+    return lambda model: (model.metadata.update(more), model.hides.update(more))
+
+
+for label, module, base in (("tensor", COMFY, "comfy-nvfp4-tiles"), ("header", HEADER, "comfy-formats-in-the-header")):
+    row(f"comfy-rotated-{label}", base, "convrot", marked(module, convrot=True))
+    row(f"comfy-rotated-in-params-{label}", base, "convrot", marked(module, params={"convrot": True}))
+    row(f"comfy-transposed-{label}", base, "transposed", marked(module, transposed=True))
+    row(f"comfy-unknown-format-{label}", base, "convrot_w4a4", marked(module, format="convrot_w4a4"))
+    row(f"comfy-w4a8-{label}", base, "asym_w4a8_int8", marked(module, format="asym_w4a8_int8"))
+    row(f"comfy-format-of-another-type-{label}", base, module, marked(module, format="mxfp8"))
+    row(f"comfy-fp8-of-bytes-{label}", base, module, marked(module, format="float8_e4m3fn"), "refused")
+    row(f"comfy-format-is-no-text-{label}", base, "format", marked(module, format=4))
+row("comfy-rotated-int8", "comfy-formats-in-the-header", "convrot", marked("blocks.0.int8.one", convrot=True))
+row("comfy-groupsize-alone", "comfy-nvfp4-tiles", "", marked(COMFY, convrot_groupsize=256, group_size=16, num_experts=1), "right")
+row("comfy-not-named", "comfy-formats-in-the-header", HEADER, unnamed(HEADER))
+row("comfy-mxfp8-not-named", "comfy-formats-in-the-header", "blocks.0.mlp.up", unnamed("blocks.0.mlp.up"))
+row("comfy-mark-missing", "comfy-nvfp4-tiles", COMFY, removed(COMFY + ".comfy_quant"))
+row("comfy-no-json", "comfy-nvfp4-tiles", COMFY + ".comfy_quant", added(COMFY + ".comfy_quant", tensor("U8", np.zeros(4))))
+row("comfy-header-no-json", "comfy-formats-in-the-header", "_quantization_metadata", metadata(_quantization_metadata="{"))
+row("comfy-header-deep", "comfy-formats-in-the-header", "_quantization_metadata", metadata(_quantization_metadata="[" * 100000))
+row("comfy-scales-in-rows", "comfy-nvfp4-tiles", COMFY, reshaped(COMFY + ".weight_scale", (144, 6)))
+row("comfy-scales-of-fewer-tiles", "comfy-nvfp4-tiles", COMFY, reshaped(COMFY + ".weight_scale", (128, 8)))
+row("comfy-scales-flat", "comfy-nvfp4-tiles", "", reshaped(COMFY + ".weight_scale", (2048,)), "right")
+row("comfy-scales-of-floats", "comfy-nvfp4-tiles", COMFY, reshaped(COMFY + ".weight_scale", (256, 8), "F32"))
+row("comfy-scale-2-missing", "comfy-nvfp4-tiles", COMFY, removed(COMFY + ".weight_scale_2"))
+row("comfy-scale-missing", "comfy-nvfp4-tiles", COMFY, removed(COMFY + ".weight_scale"))
+row("comfy-scale-2-of-two", "comfy-nvfp4-tiles", COMFY, reshaped(COMFY + ".weight_scale_2", (2,)))
+row("comfy-weight-missing", "comfy-nvfp4-tiles", COMFY, removed(COMFY + ".weight"))
+row("comfy-padded-rows", "comfy-nvfp4-tiles", COMFY, reshaped(COMFY + ".bias", (140,)))
+row("comfy-pre-quant-scale-short", "comfy-nvfp4-tiles", "double_blocks.0.img_mlp.0", reshaped("double_blocks.0.img_mlp.0.pre_quant_scale", (319,)))
+row("comfy-by-modelopt", "comfy-formats-in-the-header", "ModelOpt", metadata(quantization_config='{"quant_algo": "NVFP4", "quant_method": "modelopt"}'))
+
+# torchao.
+
+
+def class_of(name, kind=None, **data):
+    """Changes the JSON of a weight."""
+
+    def change(model):
+        about = json.loads(model.metadata[name])
+        about["_type"] = kind or about["_type"]
+        about["_data"].update(data)
+        model.metadata[name] = json.dumps(about)
+
+    return change
+
+
+def forgotten(*names):
+    return lambda model: [model.metadata.pop(name) for name in names] and model.hides.difference_update(names)
+
+
+AO = Q + "._weight_"
+row("torchao-tiles", "torchao-int4", "Int4TilePackedTo4dTensor", class_of(W, "Int4TilePackedTo4dTensor"))
+row("torchao-plain-int32", "torchao-int4", "Int4PlainInt32Tensor", class_of(W, "Int4PlainInt32Tensor"))
+row("torchao-class-unknown", "torchao-int8", "NewTensor", class_of(W, "NewTensor"))
+row("torchao-not-in-the-header", "torchao-float8", AO + "qdata", forgotten(W))
+row("torchao-header-no-json", "torchao-float8", AO + "qdata", lambda model: model.metadata.update({W: "{"}))
+row("torchao-header-deep", "torchao-float8", AO + "qdata", lambda model: model.metadata.update({W: "[" * 100000}))
+row("torchao-block-sizes-of-text", "torchao-float8", AO + "qdata", class_of(W, block_size=["x"]))
+row("torchao-scale-missing", "torchao-float8", AO, removed(AO + "scale"))
+row("torchao-scale-of-fewer-rows", "torchao-float8", AO, reshaped(AO + "scale", (36, 1)))
+row("torchao-block-size-of-another", "torchao-float8", "block_size", class_of(W, block_size=[37, 1]))
+row("torchao-block-size-0", "torchao-float8", "block_size", class_of(W, block_size=[0, 53]))
+row("torchao-qdata-of-another-type", "torchao-float8", AO + "qdata", reshaped(AO + "qdata", (37, 53), "I8"))
+row("torchao-weight-there-too", "torchao-float8", W, added(W, floats("BF16", np.ones((37, 53)))))
+row("torchao-qdata-missing", "torchao-int8", AO, removed(AO + "qdata"))
+row("torchao-zero-point-of-another-shape", "torchao-int8", "k_proj", reshaped(variants.LAYER + "self_attn.k_proj._weight_zero_point", (1, 35)))
+row("torchao-pre-scale-of-one", "torchao-int8", "k_proj", reshaped(variants.LAYER + "self_attn.k_proj._weight_act_pre_scale", (1,)))
+row("torchao-int4-scale-turned", "torchao-int4", AO, reshaped(AO + "scale", (37, 2)))
+row("torchao-int4-zero-missing", "torchao-int4", AO, removed(AO + "zero_point"))
+row("torchao-int4-without-groups", "torchao-int4", "block_size", class_of(W, block_size=None))
+row("torchao-int4-group-of-another-size", "torchao-int4", AO, class_of(W, block_size=[1, 64]))
+row("torchao-int4-blocks-of-rows", "torchao-int4", "block_size", class_of(W, block_size=[37, 128]))
+row("torchao-tiles-not-said", "torchao-groups", AO, class_of(W, is_swizzled_scales=False))
+row("torchao-nvfp4-scale-of-three", "torchao-groups", AO, reshaped(AO + "per_tensor_scale", (3,)))
+row("torchao-nvfp4-groups-of-32", "torchao-groups", AO, class_of(W, block_size=32))
+row("torchao-mx-of-fp6", "torchao-groups", "fp6_e2m3", class_of(UP + ".weight", elem_dtype="fp6_e2m3"))
+
+# ModelOpt.
+
+GATE_UP = EXPERTS + "gate_up_proj"
+row("modelopt-int4-of-more-rows", "modelopt-int4-awq", W, reshaped(Q + ".weight_scale", (17, 3)))
+row("modelopt-int4-group-of-no-size", "modelopt-int4-awq", W, reshaped(Q + ".weight_scale", (34, 5)))
+row("modelopt-w4a8", "modelopt-int4-awq", "W4A8_AWQ", added(Q + ".weight_scale_2", floats("F32", 1)))
+row("modelopt-nvfp4-for-comfy", "plain", "ModelOpt wrote for ComfyUI", both(
+    metadata(quantization_config='{"quant_algo": "NVFP4"}'), added(W, tensor("U8", np.zeros((128, 32)))),
+    added(W + "_scale", tensor("F8_E4M3", np.zeros((128, 4)))), added(W + "_scale_2", floats("F32", 1))))
+row("modelopt-nvfp4-for-comfy-in-rows", "modelopt-nvfp4", "", metadata(quantization_config='{"quant_algo": "NVFP4"}'), "right")
+row("modelopt-pre-scale-of-rows", "modelopt-int4-awq", W, reshaped(Q + ".pre_quant_scale", (34,)))
+row("modelopt-pre-scale-of-integers", "modelopt-scaled-inputs", W, reshaped(Q + ".pre_quant_scale", (48,), "I32"))
+row("modelopt-pre-scale-alone", "modelopt-int4-awq", "o_proj", added(variants.LAYER + "self_attn.o_proj.pre_quant_scale", floats("BF16", np.ones(8))))
+row("modelopt-pre-scale-of-experts", "modelopt-int4-awq", "experts", added(variants.LAYER + "self_attn.experts.pre_quant_scale", floats("BF16", np.ones(64))))
+row("modelopt-scale-2-of-three", "modelopt-nvfp4-gate-up", GATE_UP, reshaped(GATE_UP + "_weight_scale_2", (3, 3)))
+row("modelopt-scale-2-of-fewer-experts", "modelopt-nvfp4-gate-up", GATE_UP, reshaped(GATE_UP + "_weight_scale_2", (2, 2)))
+row("modelopt-scale-2-of-halves-of-down", "modelopt-nvfp4-experts", "down_proj", added(EXPERTS + "down_proj_weight_scale_2", floats("F32", np.ones((3, 2)))))
+
+# GPTQModel.
+
+row("gptqmodel-scb-short", "gptqmodel-bnb8", W, reshaped(W + "_scb", (40,)))
+row("gptqmodel-weight-missing", "gptqmodel-bnb8", Q, removed(W))
+row("gptqmodel-absmax-missing", "gptqmodel-bnb4", W, removed(W + "_absmax"))
+row("gptqmodel-state-missing", "gptqmodel-bnb4", Q, removed(W + "_quant_state"))
 
 # In a checkpoint of plain numbers the names of other schemes mean nothing.
 row("fp8-names-of-others", "plain", "", lambda model: [
@@ -253,6 +368,13 @@ row("ct-blocks-of-two-sizes", "plain", Q, both(
     lambda model: model.config.update(quantization_config={**variants.ct_config("float-quantized", {}), "config_groups": BLOCKS}),
     added(Q + ".weight", tensor("F8_E4M3", np.zeros((8, 240)))), added(Q + ".weight_scale", tensor("F32", np.ones((1, 2))))))
 
+# The config says that there is a part, and there is none. The library left out zero points that are all 0.
+
+for base in ("ct-pack-4-zero-points", "ct-pack-4-zero-points-channel", "ct-int8-zero-points"):
+    row(base + "-missing", base, "_zero_point", lambda model: removed(*[name for name in model.tensors if name.endswith("_zero_point")])(model))
+row("ct-symmetric-activations", "ct-int8", (), config("config_groups", "group_0", "input_activations", value={"num_bits": 8, "dynamic": True, "symmetric": False}), "right")
+row("ct-order-of-weights", "ct-pack-4", (), config(*WEIGHTS, "actorder", value="weight"), "right")
+
 # ModelOpt.
 
 row("nvfp4-scale-2-missing", "modelopt-nvfp4", Q, removed(Q + ".weight_scale_2"))
@@ -283,10 +405,16 @@ for label, bits in (("0", 0), ("8-for-4", 8), ("huge", 2**63), ("negative", -4),
 for label, group in (("0", 0), ("huge", 2**63), ("negative", -7), ("16", 16)):
     row(f"gptq-group-size-{label}", "gptq-4-no-g-idx", (Q, "group_size"),
         both(config("group_size", value=group), lambda model: model.files.pop("quantize_config.json")), "either")
+row("gptq-desc-act-without-index", "gptq-4-no-g-idx", "g_idx", config("desc_act", value=True))
+row("gptq-desc-act-of-static-groups", "gptq-4-no-g-idx", (), both(config("desc_act", value=True), config("static_groups", value=True)), "right")
+row("gptq-desc-act-of-one-group", "gptq-4-one-group", (), config("desc_act", value=True), "right")
+row("gptq-is-marlin", "gptq-4", "marlin", config("is_marlin_format", value=True))
+row("gptq-is-not-marlin", "gptq-4", (), config("is_marlin_format", value=False), "right")
 row("gptq-name-taken", "gptq-4", Q, added(Q + ".weight", floats("F16", np.ones((72, 96)))))
 row("gptq-rows-overflow", "gptq-4", Q, both(reshaped(Q + ".qweight", (2**61, 0)), reshaped(Q + ".qzeros", (3, 0)), reshaped(Q + ".scales", (3, 0)),
                                             removed(Q + ".g_idx", Q + ".bias")))
 row("awq-qzeros-missing", "awq", Q, removed(Q + ".qzeros"))
+row("awq-of-intel", "auto-round-awq", (), config("quant_method", value="intel/auto-round"), "right")
 row("awq-scales-columns", "awq", Q, reshaped(Q + ".scales", (3, 73)))
 row("awq-scales-groups", "awq", Q, reshaped(Q + ".scales", (2, 72)))
 row("awq-group-size-0", "awq", (Q, "group_size"), config("group_size", value=0), "either")
@@ -345,6 +473,9 @@ for label, bits in (("5-for-4", 5), ("7", 7), ("0", 0), ("huge", 2**63), ("negat
     row(f"mlx-bits-{label}", "mlx-4", (UP, Q, "bits", "switch_mlp"), config("bits", value=bits), "either")
 for label, group in (("0", 0), ("huge", 2**63), ("48", 48)):
     row(f"mlx-group-size-{label}", "mlx-4", (UP, Q, "group_size", "switch_mlp"), config("group_size", value=group), "either")
+# 8 bits in groups of 32 fill as many words.
+row("mlx-key-of-a-part-of-the-name", "mlx-4", Q, config(Q.split(".", 1)[1], value={"bits": 8, "group_size": 32}))
+row("mlx-key-of-equal-parameters", "mlx-4", (), config(Q.split(".", 1)[1], value={"bits": 4, "group_size": 64}), "right")
 row("mlx-mode-unknown", "mlx-4", ("mode", "nf9"), config("mode", value="nf9"))
 row("mlx-width-overflows", "mlx-4", Q, both(reshaped(Q + ".weight", (0, 2**61)), reshaped(Q + ".scales", (0, 2**58)), reshaped(Q + ".biases", (0, 2**58))))
 
@@ -369,10 +500,6 @@ def zeros(dtype, *shape):
 
 
 MODELOPT = {"quant_method": "modelopt"}
-refused("modelopt-awq", "pre_quant_scale", {**MODELOPT, "quant_algo": "W4A16_AWQ"},
-        {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F32", 16, 1), Q + ".pre_quant_scale": zeros("BF16", 32)})
-refused("modelopt-nvfp4-awq", "pre_quant_scale", {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
-        {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F8_E4M3", 8, 4), Q + ".weight_scale_2": zeros("F32"), Q + ".pre_quant_scale": zeros("BF16", 64)})
 refused("modelopt-svdquant", ("svdquant", "pre_quant_scale"), {**MODELOPT, "quant_algo": "NVFP4_SVD"},
         {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("F8_E4M3", 8, 4), Q + ".weight_scale_2": zeros("F32"),
          Q + ".svdquant_lora_a": zeros("BF16", 4, 64), Q + ".svdquant_lora_b": zeros("BF16", 8, 4)})
@@ -381,6 +508,7 @@ PACKED = {Q + ".weight_packed": zeros("I32", 8, 8), Q + ".weight_scale": zeros("
 refused("ct-transform", ("transform", "hadamard"),
         {**CT, "transform_config": {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}}, PACKED)
 refused("ct-sparsity", ("sparsity", "sparse"), {**CT, "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}, PACKED)
+refused("ct-marlin-24-of-another-config", "marlin-24", CT, {Q + ".weight_packed": zeros("I32", 4, 16), Q + ".scale_packed": zeros("F16", 2, 8), Q + ".meta": zeros("I16", 8, 4)})
 refused("ct-marlin-24", "marlin-24", {**CT, "format": "marlin-24"}, {Q + ".weight_packed": zeros("I32", 4, 16), Q + ".scale_packed": zeros("F16", 2, 8), Q + ".meta": zeros("I16", 8, 4)})
 GPTQ_PARTS = {Q + ".qweight": zeros("I32", 10, 32), Q + ".qzeros": zeros("I32", 2, 5), Q + ".scales": zeros("F16", 2, 32)}
 refused("gptq-planar", ("gptq_p", "bits"), {"quant_method": "gptq", "bits": 5, "group_size": 32, "checkpoint_format": "gptq_p"}, GPTQ_PARTS)
@@ -390,6 +518,11 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
 refused("awq-gemv", "gemv", {**AWQ, "version": "gemv"}, {Q + ".qweight": zeros("I32", 16, 8), Q + ".qzeros": zeros("I32", 16, 1), Q + ".scales": zeros("F16", 16, 8)})
 refused("awq-gemv-fast", "gemv", {**AWQ, "version": "gemv_fast"}, {Q + ".qweight": zeros("I16", 4, 64), Q + ".qzeros": zeros("F16", 8, 16), Q + ".scales": zeros("F16", 8, 16)})
 refused("awq-marlin", "marlin", {**AWQ, "version": "marlin"}, {Q + ".qweight": zeros("I32", 4, 32), Q + ".scales": zeros("F16", 2, 16), Q + ".workspace": zeros("I32", 4)})
+QUARK = {"quant_method": "quark", "export": {"pack_method": "reorder"}}
+refused("quark-int4", "INT4 of Quark", QUARK, {W: zeros("I32", 64, 4), Q + ".weight_scale": zeros("BF16", 64, 1), Q + ".weight_zero_point": zeros("I32", 64, 1)})
+refused("quark-mxfp6", "MXFP6 of Quark", QUARK, {W: zeros("U8", 8, 48), Q + ".weight_scale": zeros("U8", 8, 2)})
+refused("nunchaku", "Nunchaku", None, {Q + ".qweight": zeros("I8", 128, 32), Q + ".wscales": zeros("BF16", 1, 128), Q + ".smooth_factor": zeros("BF16", 64),
+                                       Q + ".proj_down": zeros("BF16", 64, 32), Q + ".proj_up": zeros("BF16", 128, 32)})
 refused("quark", "quark", {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}, "export": {"pack_method": "reorder"}},
         {Q + ".qweight": zeros("I32", 64, 4), Q + ".qzeros": zeros("I32", 2, 4), Q + ".scales": zeros("BF16", 2, 32)})
 refused("fp-quant", ("fp_quant", "fp-quant", "hadamard"), {"quant_method": "fp_quant", "forward_dtype": "mxfp4"},
@@ -407,11 +540,6 @@ refused("spqr", "spqr", {"quant_method": "spqr", "bits": 3}, {Q + ".dense_weight
 refused("bitnet", "bitnet", {"quant_method": "bitnet"}, {W: zeros("U8", 8, 32), Q + ".weight_scale": zeros("BF16", 1)})
 refused("eetq", "eetq", {"quant_method": "eetq"}, {W: zeros("I8", 32, 8), Q + ".weight_scales": zeros("F16", 8)})
 refused("unknown-method", "newest", {"quant_method": "newest"}, {W: zeros("U8", 8, 32)})
-BROKEN["refused-torchao-metadata"] = Row(
-    "plain", lambda model: (model.metadata.update({f"{Q}.weight": json.dumps({"_type": "Float8Tensor"}), "tensor_names": json.dumps([W])}),
-                            model.tensors.update({Q + "._weight_qdata": zeros("F8_E4M3", 8, 32), Q + "._weight_scale": zeros("F32", 8, 1)})),
-    "refused", ("torchao",))
-
 # Other words for what is known, and a config that says a thing twice.
 
 
@@ -423,3 +551,94 @@ def twice(model):
 row("ct-two-groups-of-equal-bits", "ct-pack-4", (), twice, "right")
 row("fp8-method-mxfp8", "fp8-block-mxfp8-u8", (), config("quant_method", value="mxfp8"), "right")
 row("ct-spinquant", "ct-pack-4", "spinquant_config", config("spinquant_config", value={"r1": True}))
+
+# Rotated weights look like any: only a key tells. The same key without a value says that there is no rotation.
+
+HADAMARD = {"block_size": 32, "hadamard_type": "hadamard"}
+QUARK = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32, "scale_format": "e8m0"}}, "exclude": ["lm_head"],
+         "export": {"pack_method": "reorder", "weight_format": "real_quantized"}, "layer_quant_config": {}, "quant_mode": "eager_mode"}
+
+
+def beside_quantization(key, value):
+    return lambda model: model.config.update({key: value})
+
+
+def quark(*algorithms):
+    """MXFP4 of Quark."""
+    return lambda model: model.config.update(quantization_config={**QUARK, "algo_config": list(algorithms)})
+
+
+for key, base, value in (("rotation_config", "auto-round", HADAMARD), ("hadamard_config", "auto-round", HADAMARD), ("rotation", "gptq-4", "hadamard"),
+                         ("rotation", "gptqmodel-fp8-row", "random"), ("rotation_config", "auto-round-mxfp4", {"algorithm": "spinquant", "r1": True})):
+    row(f"{key.replace('_', '-')}-of-{base}", base, key, config(key, value=value))
+    for label, nothing in (("null", None), ("empty", {}), ("false", False)):
+        row(f"{key.replace('_', '-')}-of-{base}-{label}", base, (), config(key, value=nothing), "right")
+row("rotation-of-a-module", "gptqmodel-4-dynamic", '"rotation"', config("dynamic", "-:.*visual.*", value={"rotation": "hadamard"}))
+row("rotation-in-a-group", "ct-pack-4", "transform_config", config("config_groups", "group_0", "transform_config", value={"u": {"type": "hadamard"}}))
+row("rotation-beside-the-quantisation", "auto-round", "rotation_config", beside_quantization("rotation_config", HADAMARD))
+row("rotation-beside-the-quantisation-of-the-text", "ct-kimi-k2", "spinquant_config", lambda model: model.config["text_config"].update(spinquant_config={"r1": True}))
+row("rotation-of-quark-online", "modelopt-mxfp4", "online_r1_rotation", quark({"name": "rotation", "r1": True, "r4": False, "online_r1_rotation": True}))
+row("rotation-of-quark-r4", "modelopt-mxfp4", '"r4"', quark({"name": "awq"}, {"name": "rotation", "r1": True, "r2": True, "r4": True, "online_r1_rotation": False}))
+row("rotation-of-quark-quarot", "modelopt-mxfp4", "quarot", quark({"name": "quarot"}))
+row("rotation-of-quark-folded", "modelopt-mxfp4", (), quark({"name": "rotation", "r1": True, "r2": True, "r3": False, "r4": False, "online_r1_rotation": False}), "right")
+
+row("rotation-of-mlx", "mlx-4", '"rotation"', config("rotation", value="hadamard"))
+row("rotation-of-mlx-quarot", "mlx-4", "quarot", config("quarot", value=True))
+row("rotation-of-a-module-of-mlx", "mlx-4", '"rotation"', config(Q, value={"bits": 4, "group_size": 64, "rotation": "hadamard"}))
+row("rotation-of-a-part", "fp8-block-f32", "rotation_config", lambda model: model.config.update(text_config={"quantization_config": {"rotation_config": HADAMARD}}))
+row("rotation-of-a-part-of-a-part", "fp8-block-f32", "hadamard_config",
+    lambda model: model.config.update(thinker_config={"llm_config": {"quantization_config": {"hadamard_config": HADAMARD}}}))
+row("rotation-word-beside-the-quantisation", "fp8-block-f32", '"rotation"', beside_quantization("rotation", "hadamard"))
+row("rotation-of-pictures", "fp8-block-f32", (), beside_quantization("vision_config", {"rotation": 90, "quarot": None}), "right")
+row("rotation-beside-modelopt", "fp8-channel", "spinquant_config",
+    lambda model: (model.config.pop("quantization_config"), model.config.update(spinquant_config={"a": 1}),
+                   model.files.update({"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}})))
+
+# What the config says of GPTQModel's FP8, and of the scales of FP4.
+
+row("ct-int8-semantics", "ct-int8", "weight_scale_semantics", config("weight_scale_semantics", value="inverse"))
+row("fp8-semantics-of-a-part", "gptqmodel-fp8-row", "weight_scale_semantics", lambda model: model.config.update(text_config={"quantization_config": {"quant_method": "gptq"}}))
+
+row("fp8-semantics-unknown", "gptqmodel-fp8-row", "weight_scale_semantics", config("weight_scale_semantics", value="direct"))
+row("fp8-semantics-of-another-scale", "fp8-channel", UP, config("weight_scale_semantics", value="inverse"))
+row("nvfp4-ue5m3", "auto-round-mxfp4", ("UE5M3", UP), both(config("data_type", value="nvfp4_v2"), config("act_data_type", value="nvfp4_v2")))
+row("nvfp4-ue5m3-untold", "auto-round-mxfp4", ("UE5M3", UP), lambda model: model.config["quantization_config"].pop("data_type"))
+row("nvfp4-ue5m3-of-a-module", "auto-round-mxfp4", ("UE5M3", UP), config("extra_config", value={UP: {"data_type": "nvfp4_v2"}}))
+row("nvfp4-ue5m3-of-compressed-tensors", "ct-mxfp4", ("UE5M3", Q), config("format", value="nvfp4-e5m3-pack-quantized"))
+row("nvfp4-ue5m3-of-a-group", "ct-mxfp4", ("UE5M3", Q), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="nvfp4-e5m3-pack-quantized")))
+row("nvfp4-mxfp4-of-a-group", "ct-mxfp4", (), both(config("format", value="mixed-precision"), config("config_groups", "group_0", "format", value="mxfp4-pack-quantized")), "right")
+
+# A part of a quantised weight that nothing uses.
+
+for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale"), ("zero", "fp8-channel", UP + ".zeros"), ("zp", "fp8-channel", UP + ".weight_zp"),
+                          ("absmax", "bnb-int8", Q + ".weight_absmax"), ("chan-scale", "fp8-channel", UP + ".weight_chan_scale"),
+                          ("g-idx", "awq", Q + ".g_idx"), ("fp8-scale", "auto-round", UP + ".w_bf16_to_fp8_scale"), ("chan-scale-of-nvfp4", "ct-nvfp4", Q + ".weight_chan_scale"),
+                          ("scale-of-experts", "fp8-block-fused-experts", EXPERTS + "down_proj_extra_scale"), ("rotation", "auto-round-mxfp4", UP + ".spinquant_r1_matrix"),
+                          ("zero-point-of-fp8", "fp8-channel", UP + ".weight_zero_point"), ("scale-of-gpt-oss", "gpt-oss", EXPERTS + "down_proj_scale_2"),
+                          ("scale-of-mlx", "mlx-4", Q + ".global_scale"), ("offset", "ct-int8", Q + ".weight_offset"), ("min", "ct-int8", Q + ".weight_min"),
+                          ("shift", "ct-int8", Q + ".weight_shift"), ("perm", "ct-int8", Q + ".perm"), ("outliers", "ct-int8", Q + ".outliers"),
+                          ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
+                          ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
+                          ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
+    row("leftover-" + label, base, name, added(name, floats("F32", np.ones(1))))
+row("leftover-scales", "fp8-channel", EXPERTS + "n.scales", added(EXPERTS + "n.scales", floats("BF16", np.ones((2, 2)))))
+# Parameters of a model that only sound like it.
+row("leftover-of-the-model", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", np.ones(3)))
+    for name in ("post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
+                 "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
+                 "rel_pos_bias", "norm.scales", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
+row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
+    model.put(variants.LAYER + name, floats("F32", 1))
+    for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")
+
+# The group of a module is that of its target, whatever else would fit.
+
+row("ct-target-of-a-later-group", "ct-pack-targets", UP, config("config_groups", "group_2", "targets", value=[UP]))
+
+# Orders and sizes that look right.
+
+row("bnb-int8-weight-format", "bnb-int8", W, stored(Q + ".weight_format", "U8", 1))
+row("bnb-nested-absmax-long", "bnb-nf4-double", W, lambda model: reshaped(W + ".nested_absmax", (len(model.tensors[W + ".nested_absmax"].data) // 4 + 1,))(model))
+row("mlx-biases-turned", "mlx-4", Q, lambda model: reshaped(Q + ".biases", model.tensors[Q + ".biases"].shape[::-1])(model))
+row("mlx-biases-flat", "mlx-4", Q, lambda model: reshaped(Q + ".biases", (len(model.tensors[Q + ".biases"].data) // 2,))(model))

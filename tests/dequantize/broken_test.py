@@ -11,7 +11,7 @@ import unittest
 import broken
 import number_types as numbers
 from checkpoint import Computed
-from mounts import INFO, STFS, info, mounted, run
+from mounts import INFO, STFS, info, mounted, run, unmount
 
 
 class Broken(unittest.TestCase):
@@ -48,7 +48,7 @@ class Broken(unittest.TestCase):
                 else:
                     self.reads_right(mountpoint, model)
             finally:
-                run(STFS, "-u", mountpoint)
+                unmount(mountpoint)
             return
         self.assertNotEqual(expected["outcome"], "right", message)
         self.assertEqual(done.returncode, 1, message)

@@ -71,6 +71,12 @@ def read_safetensors(path):
     }
 
 
+def metadata_of(path):
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length)).get("__metadata__", {})
+
+
 @dataclass
 class Computed:
     """A tensor of the result: its values before the one rounding, and the tensors that it is made of."""
@@ -90,6 +96,7 @@ class Checkpoint:
     config: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)  # other files: name -> an object (JSON) or bytes
     keeps_names: bool = True  # whether the result has the names of the model's code (MLX: no)
+    hides: set = field(default_factory=set)  # the keys of `metadata` that the result has not
 
     def put(self, name, each):
         assert name not in self.tensors, name

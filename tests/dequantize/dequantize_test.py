@@ -1,9 +1,12 @@
-"""A mount with `-o dequantize` shows the expectation, bit for bit: dequantize_test.py VARIANT, `random FIRST LAST` or `many`.
+"""A mount with `-o dequantize` shows the expectation, bit for bit: dequantize_test.py FAMILY, `random FIRST LAST` or `many`.
 
-Each tensor's bytes, shape, type and attributes in BF16, F16 and F32; ranges and slices of it; the views; the merged
-file mounted again; stfs-info; and the checkpoint without the option. A NaN is compared by its class alone.
+A family is all variants whose names begin with its word. Of each variant: each tensor's bytes, shape, type and
+attributes in BF16, F16 and F32; ranges and slices of it; the views; the merged file; `extract`. Of a family's first one,
+and of all with STFS_EVERY_STEP=1, also what no scheme decides: the merged file and the mount as sources, each verb of
+stfs-info in each type, `model/` in each type, and the checkpoint without the option. A NaN is compared by its class alone.
 """
 
+import functools
 import io
 import json
 import os
@@ -17,9 +20,11 @@ import numpy as np
 
 import checkpoint
 import number_types as numbers
+import variants
 from checkpoint import ELEMENTS, Computed, read_safetensors
 from mounts import INFO, attribute, info, mounted, run
 
+EVERY_STEP = os.environ.get("STFS_EVERY_STEP") == "1"
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
 # What `.stfs/model/` shows of the directory: loaders look for these.
@@ -45,14 +50,24 @@ def sliced(array, expression):
     return eval("array[" + expression + "]", {"array": array})  # made by random_slice
 
 
-class Dequantize(unittest.TestCase):
+class Values(unittest.TestCase):
+    """What a scheme decides."""
+
+    VARIANT = None  # MODEL is made before
+
     def setUp(self):
+        global MODEL
+        if self.VARIANT:
+            MODEL = made(self.VARIANT)
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.work = pathlib.Path(directory.name).resolve()
         self.source = self.work / "checkpoint"
         MODEL.write(self.source)
         self.draw = random.Random(len(MODEL.tensors))
+
+    def __str__(self):
+        return f"{self.VARIANT}: {super().__str__()}"
 
     def same(self, raw, expected, about):
         self.assertEqual(len(raw), len(expected.data), about)
@@ -144,12 +159,13 @@ class Dequantize(unittest.TestCase):
         file.write_bytes((mount / ".stfs/merged.safetensors").read_bytes())
         others = read_safetensors(file)
         self.assertEqual(others.keys(), expected.keys())
+        metadata = {key: value for key, value in MODEL.metadata.items() if key not in MODEL.hides}
+        self.assertEqual(checkpoint.metadata_of(file), metadata)
+        self.assertEqual({path.name for path in (mount / ".stfs/metadata").iterdir()}, metadata.keys())
         for name, each in expected.items():
             self.assertEqual((others[name].dtype, others[name].shape), (each.dtype, each.shape))
             self.same(others[name].data, each, f"merged: {name}")
-        for options in ([], ["dequantize=bf16"]):
-            with mounted(file, self.work / "again", *options) as again:
-                self.shows(again, expected, f"merged, mounted with {options}")
+        return file
 
     def model_directory(self, mount, word, files):
         directory = mount / ".stfs/model"
@@ -181,9 +197,7 @@ class Dequantize(unittest.TestCase):
             self.views(mount, expected)
             self.slices(mount, expected)
             self.merged(mount, expected)
-            self.another_type(mount)
-            with mounted(mount, self.work / "second") as second:
-                self.shows(second, expected, "the mount as a source")
+            self.model_directory(mount, "bf16", {path.name for path in self.source.iterdir()})
 
     def test_f16(self):
         expected = MODEL.expected("f16")
@@ -196,6 +210,32 @@ class Dequantize(unittest.TestCase):
         with mounted(self.source, self.work / "mnt", "dequantize=f32") as mount:
             self.slices(mount, expected)
             self.shows(mount, expected, "f32")
+
+    def test_extract(self):
+        expected = MODEL.expected("bf16")
+        file = self.work / "bf16.safetensors"
+        info("extract", "--dequantize=bf16", "-o", file, self.source, "*")
+        others = read_safetensors(file)
+        self.assertEqual(others.keys(), expected.keys())
+        for name, each in expected.items():
+            self.assertEqual((others[name].dtype, others[name].shape), (each.dtype, each.shape))
+            self.same(others[name].data, each, f"extract: {name}")
+
+
+class EveryStep(Values):
+    """And what no scheme decides."""
+
+    def test_as_a_source(self):
+        """The merged file, and the mount itself, are the same when they are mounted."""
+        expected = MODEL.expected("bf16")
+        with mounted(self.source, self.work / "mnt", "dequantize=bf16") as mount:
+            file = self.merged(mount, expected)
+            for options in ([], ["dequantize=bf16"]):
+                with mounted(file, self.work / "again", *options) as again:
+                    self.shows(again, expected, f"merged, mounted with {options}")
+            self.another_type(mount)
+            with mounted(mount, self.work / "second") as second:
+                self.shows(second, expected, "the mount as a source")
 
     def test_stfs_info(self):
         for word in numbers.RESULTS:
@@ -255,8 +295,8 @@ class Dequantize(unittest.TestCase):
                 self.model_directory(mount, word, files)
 
 
-class ManyExperts(Dequantize):
-    """A hundred thousand quantised weights, in four files."""
+class ManyExperts(Values):
+    """Thousands of quantised weights, in four files."""
 
     def test_many_experts(self):
         expected = MODEL.expected("bf16")
@@ -270,7 +310,7 @@ class ManyExperts(Dequantize):
 def many_experts():
     model = checkpoint.Checkpoint(shards=4)
     model.config = {"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    for i in range(100000):
+    for i in range(100000 if EVERY_STEP else 20000):
         name = f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.up_proj.weight"
         codes = np.array([[i & 0x3F, i >> 6 & 0x3F], [i >> 12, 0x38]], np.uint8)
         scale = np.array([[2.0 ** -(i % 9)]], np.float32)
@@ -280,7 +320,7 @@ def many_experts():
     return model
 
 
-class RandomCheckpoints(Dequantize):
+class RandomCheckpoints(Values):
     """The same of random schemes and shapes, with fewer steps each."""
 
     def setUp(self):
@@ -304,6 +344,19 @@ class RandomCheckpoints(Dequantize):
                     self.shows(mount, expected, word)
 
 
+@functools.lru_cache(maxsize=1)
+def made(name):
+    return variants.make(name)
+
+
+def family(word):
+    """The names of its variants."""
+    names = [name for name in variants.VARIANTS if name.partition("-")[0] == word]
+    if not names:
+        raise SystemExit(f"{word}: no variant begins with it")
+    return names
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "random":
         import random_variants
@@ -314,9 +367,9 @@ if __name__ == "__main__":
         MODEL = many_experts()
         suite = [ManyExperts("test_many_experts")]
     else:
-        import variants
-
-        MODEL = variants.make(sys.argv[1])
-        suite = unittest.defaultTestLoader.loadTestsFromTestCase(Dequantize)
+        suite = []
+        for place, name in enumerate(family(sys.argv[1])):
+            case = EveryStep if EVERY_STEP or place == 0 else Values
+            suite.append(unittest.defaultTestLoader.loadTestsFromTestCase(type(case.__name__, (case,), {"VARIANT": name})))
     result = unittest.TextTestRunner().run(unittest.TestSuite(suite))
     sys.exit(not result.wasSuccessful())

@@ -6,6 +6,7 @@ Importing this ends the test with 77 (skipped) where there is no /dev/fuse; with
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -32,18 +33,31 @@ def info(verb, *words):
     return done.stdout
 
 
+def unmount(mountpoint):
+    """Leaves nothing mounted, also where a test that failed has a file open."""
+    if run(STFS, "-u", mountpoint).returncode != 0 and os.path.ismount(mountpoint):
+        run(STFS, "-u", "-z", mountpoint)
+
+
 @contextlib.contextmanager
 def mounted(source, mountpoint, *options):
-    """Mounts `source`, and unmounts it at the end."""
+    """Mounts `source` without a word on standard error, and unmounts it at the end, however that comes."""
     pathlib.Path(mountpoint).mkdir(exist_ok=True)
     words = ["-o", ",".join(options)] if options else []
-    done = run(STFS, *words, source, mountpoint)
-    if done.returncode != 0:
-        raise AssertionError(f"stfs {words} {source}: {done.returncode}: {done.stderr.decode(errors='replace')}")
     try:
+        done = run(STFS, *words, source, mountpoint)
+        if done.returncode != 0 or done.stderr:
+            raise AssertionError(f"stfs {words} {source}: {done.returncode}: {done.stderr.decode(errors='replace')}")
         yield pathlib.Path(mountpoint)
     finally:
-        run(STFS, "-u", mountpoint)
+        unmount(mountpoint)
+
+
+def end(*_):
+    raise SystemExit("ended by a signal")
+
+
+signal.signal(signal.SIGTERM, end)  # what is mounted is unmounted on the way out
 
 
 def attribute(path, name):

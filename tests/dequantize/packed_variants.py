@@ -55,6 +55,25 @@ ct_packed("ct_pack_4_g_idx_zero_points", 4, order="g_idx", zero="packed", shape_
 ct_packed("ct_pack_4_g_idx_unused", 4, order="unused")
 
 
+for label, scales in (("bf16", "BF16"), ("fp8", "F8_E4M3")):
+    ct_packed(f"ct_pack_w4a8_{label}", 4, dtype=scales, rows_dtype="F32")
+ct_packed("ct_pack_w4a8_zero_points", 4, dtype="BF16", rows_dtype="BF16", zero="packed", order="g_idx")
+
+
+@variant
+def ct_pack_targets(model, draw):
+    """Ten words are 37 codes of 8 bits, and of 7 bits in the older layout: only the targets tell."""
+    config = ct_config("pack-quantized", ct_weights(8, "channel"))
+    config["config_groups"]["group_1"] = {"targets": [r"re:.*self_attn\.(q|k)_proj$", LAYER + "mlp.up_proj"], "weights": ct_weights(7, "channel")}
+    config["config_groups"]["group_2"] = {"targets": [r"re:.*self_attn\.(?!q_proj|k_proj).*", LAYER + "self_attn.q_proj"], "weights": ct_weights(6, "channel")}
+    dress(model, draw, "LlamaForCausalLM", config)
+    schemes.ct_pack(model, draw, LAYER + "mlp.gate_proj", (12, 37), 8)
+    schemes.ct_pack(model, draw, LAYER + "mlp.up_proj", (12, 37), 7, layout="words")
+    schemes.ct_pack(model, draw, LAYER + "self_attn.k_proj", (12, 37), 7, layout="words")
+    schemes.ct_pack(model, draw, LAYER + "self_attn.q_proj", (12, 131), 6)
+    schemes.ct_pack(model, draw, LAYER + "self_attn.o_proj", (12, 131), 6, layout="words")
+
+
 @variant
 def ct_kimi_k2(model, draw):
     """Kimi-K2-Thinking: names of single experts, a text_config, three shards."""
@@ -272,9 +291,67 @@ def auto_round_mixed_bits(model, draw):
     extra = {LAYER + "mlp.down_proj": {"bits": 8, "group_size": 16}, LAYER + "mlp.gate_proj": {"bits": 2}}
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": "auto_round:auto_gptq", "extra_config": extra}
     dress(model, draw, "Qwen3ForCausalLM", config)
-    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 1, None)
-    schemes.gptq(model, draw, LAYER + "mlp.down_proj", 64, 64, 8, 16, 1, None)
-    schemes.gptq(model, draw, LAYER + "mlp.gate_proj", 64, 64, 2, 32, 1, "order")
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 64, 4, 32, 1, None, borrows=True)
+    schemes.gptq(model, draw, LAYER + "mlp.down_proj", 64, 64, 8, 16, 1, None, borrows=True)
+    schemes.gptq(model, draw, LAYER + "mlp.gate_proj", 64, 64, 2, 32, 1, "order", borrows=True)
+
+
+@variant
+def auto_round_ragged_groups(model, draw):
+    """192 columns in groups of 128, where extra_config has a group size for another module: the last group is short."""
+    extra = {LAYER + "mlp.down_proj": {"group_size": 32}, r".*gate_proj.*": {"group_size": 80}, "lm_head": {"bits": 16}}
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": False, "packing_format": "auto_round:auto_gptq",
+              "data_type": "int", "extra_config": extra, "autoround_version": "0.9.2", "iters": 200, "nsamples": 512, "seqlen": 4096}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 40, 192, 4, 128, 1, None, borrows=True)
+    schemes.gptq(model, draw, LAYER + "mlp.down_proj", 40, 192, 4, 32, 1, None, borrows=True)
+    schemes.gptq(model, draw, LAYER + "mlp.gate_proj", 40, 192, 4, 80, 1, None, borrows=True)
+
+
+@variant
+def auto_round_awq_ragged_groups(model, draw):
+    extra = {LAYER + "mlp.down_proj": {"group_size": 32}}
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": False, "packing_format": "auto_round:auto_awq", "extra_config": extra}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.awq(model, draw, LAYER + "mlp.up_proj", 40, 192, 128)
+    schemes.awq(model, draw, LAYER + "mlp.down_proj", 40, 192, 32)
+
+
+@variant
+def auto_round_gptq(model, draw):
+    """AutoRound's export to GPTQ says so with `provider`."""
+    config = {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False, "desc_act": False, "damp_percent": 0.01,
+              "true_sequential": False, "lm_head": False, "provider": "auto-round", "data_type": "int"}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.gptq(model, draw, LAYER + "mlp.up_proj", 36, 64, 8, 32, 1, borrows=True)
+
+
+@variant
+def auto_round_mxfp4(model, draw):
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "mx_fp", "act_bits": 4,
+              "act_data_type": "mx_fp", "act_group_size": 32, "act_dynamic": True, "packing_format": "auto_round:mxfp"}
+    dress(model, draw, "Qwen3ForCausalLM", config)
+    schemes.fp4(model, draw, LAYER + "mlp.up_proj.weight_packed", LAYER + "mlp.up_proj.weight", (33, 96), LAYER + "mlp.up_proj.weight_scale", 32, "U8")
+
+
+def gptqmodel_variant(bits, **more):
+    """The first version's zero points as GPTQModel writes them; a module of its own group size by an expression."""
+
+    def function(model, draw):
+        config = {"bits": bits, "checkpoint_format": "gptq", "desc_act": False, "format": "gptq", "group_size": 128, "lm_head": False,
+                  "meta": {"damp_percent": 0.05, "mse": 0.0, "quantizer": ["optimum:2.0.0", "gptqmodel:5.6.0"], "true_sequential": True},
+                  "method": "gptq", "pack_dtype": "int32", "quant_method": "gptq", "sym": False, **more}
+        dress(model, draw, "Qwen3ForCausalLM", config)
+        for module, group in (("mlp.up_proj", 128), ("mlp.down_proj", 32 if more else 128)):
+            schemes.gptq(model, draw, LAYER + module, 64, 192, bits, group, 1, None, borrows=bits != 3)
+
+    function.__name__ = f"gptqmodel_{bits}" + ("_dynamic" if more else "")
+    variant(function)
+
+
+for number in (2, 3, 4, 8):
+    gptqmodel_variant(number)
+gptqmodel_variant(4, dynamic={r"+:model\.layers\.\d+\.mlp\.down_proj": {"group_size": 32}, r"-:.*visual.*": {}})
 
 
 # 6. bitsandbytes.

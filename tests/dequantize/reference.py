@@ -6,11 +6,12 @@ float32 with one rounding at the end, also where a library works in the type of 
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import torch
 
-from checkpoint import read_safetensors
+from checkpoint import metadata_of, read_safetensors
 
 F32 = torch.float32
 
@@ -124,17 +125,22 @@ def grouped(codes, scales, zeros, order):
 class Reference:
     def __init__(self, directory):
         directory = pathlib.Path(directory)
-        self.tensors = {}
+        self.tensors, metadata = {}, {}
         for path in sorted(directory.glob("*.safetensors")):
             self.tensors.update(read_safetensors(path))
+            metadata.update(metadata_of(path))
+        import library_reference  # which needs the functions above
+
+        self.libraries = library_reference.Libraries(self.tensors, metadata)
         self.config = {}
         for file in ("quant_config.json", "quantize_config.json", "hf_quant_config.json", "config.json"):
             if (directory / file).exists():
                 each = json.loads((directory / file).read_text())
                 parts = [part.get("quantization_config") for part in (each, *(part for part in each.values() if isinstance(part, dict)))]
-                top = next(filter(None, parts), None) or each.get("quantization")
+                top = next(filter(None, parts), None) or each.get("quantization") or each.get("text_config", {}).get("quantization")
                 self.config = top or ({} if file == "config.json" else each) or self.config
-        self.mlx = "quantization" in json.loads((directory / "config.json").read_text())
+        config = json.loads((directory / "config.json").read_text())
+        self.mlx = "quantization" in config or "quantization" in config.get("text_config", {})
         self.scaled = any(name.endswith(("scale", "scale_inv", "scale_2", "_scales")) for name in self.tensors)
 
     def get(self, name):
@@ -147,10 +153,11 @@ class Reference:
         # The longest names first, because a scheme may have the parts of another.
         if f"{name}_blocks" in self.tensors or f"{name}.blocks" in self.tensors:
             return self.mxfp4_blocks(name)
-        if f"{name}.absmax" in self.tensors:
+        if f"{name}.absmax" in self.tensors or f"{name}_absmax" in self.tensors:
             return self.bitsandbytes(name)
-        if f"{module}.SCB" in self.tensors:
-            q = self.get(name).to(F32) * self.get(f"{module}.SCB")[:, None]
+        if f"{module}.SCB" in self.tensors or f"{name}_scb" in self.tensors:
+            scale = self.get(f"{module}.SCB" if f"{module}.SCB" in self.tensors else f"{name}_scb")
+            q = self.get(name).to(F32) * scale[:, None]
             return q * 7.874015718698502e-3
         if f"{module}.qweight" in self.tensors:
             return self.awq(module) if self.is_awq() else self.gptq(module)
@@ -158,7 +165,11 @@ class Reference:
             return self.compressed_pack(module)
         if self.mlx and f"{module}.scales" in self.tensors:
             return self.apple(module)
-        return self.scaled_weight(name, module)
+        result = self.libraries.values(name)
+        if result is not None:
+            return result
+        result, smooth = self.scaled_weight(name, module), self.get(f"{module}.pre_quant_scale")
+        return result if smooth is None else result * smooth.to(F32)
 
     def is_awq(self):
         return "awq" in (self.config.get("quant_method", "awq" if "w_bit" in self.config else ""), *self.config.get("packing_format", "").split("_"))
@@ -175,16 +186,16 @@ class Reference:
         return result.transpose(1, 2).contiguous() if mark == "_" else result
 
     def bitsandbytes(self, name):
-        (key,) = [each for each in self.tensors if each.startswith(f"{name}.quant_state.bitsandbytes__")]
-        state = json.loads(self.tensors[key].data)
-        table, absmax = self.get(f"{name}.quant_map"), self.get(f"{name}.absmax")
+        (key,) = [each for each in self.tensors if each.startswith((f"{name}.quant_state.bitsandbytes__", f"{name}_quant_state"))]
+        name, state = key[: len(name) + 1], json.loads(self.tensors[key].data)
+        table, absmax = self.get(name + "quant_map"), self.get(name + "absmax")
         if "nested_blocksize" in state:
-            inner = self.get(f"{name}.nested_absmax")
+            inner = self.get(name + "nested_absmax")
             which = torch.arange(len(absmax)) // state["nested_blocksize"]
-            absmax = self.get(f"{name}.nested_quant_map")[absmax.long()] * inner[which]
+            absmax = self.get(name + "nested_quant_map")[absmax.long()] * inner[which]
             absmax = absmax + torch.tensor(state["nested_offset"], dtype=F32)
         count = int(np.prod(state["shape"]))
-        data = torch.from_numpy(np.frombuffer(self.tensors[name].data, np.uint8).copy())
+        data = torch.from_numpy(np.frombuffer(self.tensors[name[:-1]].data, np.uint8).copy())
         codes = torch.stack((data >> 4, data & 15), dim=1).reshape(-1)[:count]
         result = table[codes.long()]
         for i in range(len(absmax)):
@@ -208,14 +219,23 @@ class Reference:
             weight = weight.reshape(-1, rows)
         if config.get("checkpoint_format") != "gptq_v2" and config.get("packing_format") != "auto_round":
             zeros = (zeros + 1) & mask
+            if bits != 3 and self.has_borrowed_zeros():
+                ones = torch.tensor(sum(1 << i for i in range(0, 32, bits)), dtype=torch.int64)
+                words = (qzeros.long() + ones) & 0xFFFFFFFF  # with carry from field to field
+                zeros = ((words[:, :, None] >> torch.arange(0, 32, bits)) & mask).reshape(len(qzeros), -1)
         if config.get("sym"):
             zeros = torch.full_like(zeros, 1 << (bits - 1))
         order = self.get(f"{module}.g_idx")
         if order is None:
-            group = config["group_size"]
+            group = next((own["group_size"] for key in ("dynamic", "extra_config") for name, own in self.config.get(key, {}).items()
+                          if re.match(name.removeprefix("+:").removeprefix("-:"), module) and "group_size" in own), config["group_size"])
             order = torch.arange(len(weight)) // (len(weight) if group == -1 else group)
         order = order.long()
         return ((weight - zeros[order]).to(F32) * scales.to(F32)[order]).T.contiguous()
+
+    def has_borrowed_zeros(self):
+        writers = str(self.config.get("meta", {}).get("quantizer", ""))
+        return "auto-round" in (self.config["quant_method"], self.config.get("provider")) or "gptqmodel" in writers
 
     @staticmethod
     def three_bits(packed):
@@ -239,16 +259,20 @@ class Reference:
             return ((packed[:, :, None] >> shifts) & 15)[:, :, back].reshape(len(packed), -1)
 
         group = self.config.get("group_size") or self.config["q_group_size"]
+        group = self.config.get("extra_config", {}).get(module, {}).get("group_size", group)
         weight = unpack(qweight)
         zeros = unpack(qzeros) if qzeros is not None else torch.full(scales.shape, 8)
         zeros, scales = (each.repeat_interleave(group, dim=0)[: len(weight)] for each in (zeros, scales))
         return ((weight - zeros).to(F32) * scales).T.contiguous()
 
     def group_config(self, module):
-        for group in self.config["config_groups"].values():
-            if (group.get("format") or self.config.get("format")) != "float-quantized":
-                return group["weights"]
-        raise AssertionError(module)
+        groups = [each for each in self.config["config_groups"].values()
+                  if (each.get("format") or self.config.get("format")) != "float-quantized"]
+        targets = {target: each for each in groups for target in each["targets"]}
+        found = ([target for target in targets if target == module]
+                 + sorted(target for target in targets if target.startswith("re:") and re.match(target[3:], module))
+                 + [target for target in targets if target == "Linear"])
+        return (targets[found[0]] if found else groups[0])["weights"]
 
     def compressed_pack(self, module):
         packed, scale = self.get(f"{module}.weight_packed"), self.tensors[f"{module}.weight_scale"]
@@ -266,10 +290,12 @@ class Reference:
         zeros = self.get(f"{module}.weight_zero_point")
         if zeros is not None and zeros.dtype == torch.int32:
             zeros = unpacked_int32(zeros.T, bits, rows, dense).T
-        return grouped(codes, scale_of(scale), zeros, self.get(f"{module}.weight_g_idx"))
+        result = grouped(codes, scale_of(scale), zeros, self.get(f"{module}.weight_g_idx"))
+        of_rows = self.get(f"{module}.weight_chan_scale")
+        return result if of_rows is None else result * of_rows.to(F32)
 
     def apple(self, module):
-        own = self.config.get(module)
+        own = self.config.get(module) or self.config.get(module.removeprefix("language_model."))
         quantization = {"bits": 4, "group_size": 64, **own} if isinstance(own, dict) else self.config
         bits, group, mode = quantization["bits"], quantization["group_size"], quantization.get("mode", "affine")
         packed = self.get(f"{module}.weight")
@@ -302,6 +328,11 @@ class Reference:
         if each.dtype in ("U8", "I8") and each.shape[-2:] != scales.shape[-2:] and not self.config.get("format") in ("int-quantized", "naive-quantized"):
             return self.fp4_weight(codes, scales, self.get(f"{prefix}_scale_2"))
         values = codes.to(F32) if each.dtype == "I8" else e4m3(codes)
+        if self.config.get("weight_scale_semantics") == "inverse":
+            block = self.config.get("weight_block_size")
+            if block:
+                scales = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+            return values / (scales.reshape(-1, 1) if scales.ndim == 1 else scales)
         zeros = self.get(f"{module}.weight_zero_point")
         if each.dtype == "I8" and scales.ndim == 2 and scales.shape[1] not in (1,):
             return grouped(codes, scales, zeros, None)
@@ -323,6 +354,8 @@ class Reference:
         if bmm:
             codes, scales = codes.transpose(1, 2).contiguous(), scales.transpose(1, 2)
         values = unpacked_fp4(codes)
+        if whole is not None and whole.ndim == 2:  # of the two halves of an expert
+            whole = whole.repeat_interleave(scales.shape[1] // 2, dim=1)
         if whole is not None:
             scales = scales * whole.reshape(*whole.shape, *[1] * (scales.ndim - whole.ndim))
         group = values.shape[-1] // scales.shape[-1]

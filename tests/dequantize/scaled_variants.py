@@ -160,6 +160,28 @@ def fp8_no_scales(model, draw):
     schemes.fp8_alone(model, draw, "single_blocks.0.linear1.alpha", ())
 
 
+def gptqmodel_fp8(name, grid_of, **config):
+    """GPTQModel's FP8 of 2026: the scales are those that the weights were multiplied by."""
+
+    def function(model, draw):
+        dress(model, draw, "LlamaForCausalLM",
+              {"bits": 8, "checkpoint_format": "float8_e4m3fn", "desc_act": False, "format": "float8_e4m3fn", "group_size": -1, "lm_head": False,
+               "meta": {"quantizer": ["gptqmodel:5.8.0"], "uri": "https://github.com/modelcloud/gptqmodel"}, "method": "fp8",
+               "pack_dtype": "int32", "quant_method": "fp8", "weight_scale_semantics": "inverse", **config})
+        block = config.get("weight_block_size")
+        for module, shape in (("self_attn.q_proj", (64, 96)), ("mlp.down_proj", (32, 160))):
+            schemes.fp8_divided(model, draw, f"{LAYER}{module}.weight", shape, grid_of(shape), block)
+
+    function.__name__ = name
+    variant(function)
+
+
+gptqmodel_fp8("gptqmodel_fp8_tensor", lambda shape: (), weight_scale_method="tensor")
+gptqmodel_fp8("gptqmodel_fp8_row", lambda shape: (shape[0],), weight_scale_method="row")
+gptqmodel_fp8("gptqmodel_fp8_block", lambda shape: (shape[0] // 32, shape[1] // 32), weight_scale_method="block", weight_block_size=[32, 32])
+gptqmodel_fp8("gptqmodel_fp8_block_of_16_columns", lambda shape: (shape[0], shape[1] // 16), weight_scale_method="block", weight_block_size=[1, 16])
+
+
 # 2. gpt-oss.
 
 
@@ -336,6 +358,7 @@ def comfy_quant(model, draw):
     schemes.fp8_with(model, draw, module + ".weight", (33, 65), module + ".weight_scale", (), "F32", positive=True)
     model.put(module + ".comfy_quant", tensor("U8", np.frombuffer(b'{"format": "float8_e4m3fn"}', np.uint8)))
     model.metadata["_quantization_metadata"] = '{"format_version": "1.0", "layers": {"a": {"format": "float8_e4m3fn"}}}'
+    model.hides.add("_quantization_metadata")
 
 
 @variant

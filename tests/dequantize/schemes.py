@@ -137,6 +137,17 @@ def fp8_with(model, draw, name, shape, other, scale_shape, dtype="F32", aligned=
     model.computed(name, times(numbers.E4M3[codes], values.reshape(aligned or scale_shape)), [name, other])
 
 
+def fp8_divided(model, draw, name, shape, grid, block=None):
+    """GPTQModel's own FP8: 448 / amax is stored, and a value is divided by it."""
+    codes = draw.f8_codes(shape)
+    scales, values = draw.scales("F32", grid, positive=True)
+    model.put(name, tensor("F8_E4M3", codes))
+    other = model.put(name + "_scale_inv", scales)
+    values = spread_blocks(values, shape, block) if block else values.reshape(*grid, 1) if grid else values
+    with np.errstate(all="ignore"):
+        model.computed(name, (numbers.E4M3[codes] / values).astype(F32), [name, other])
+
+
 def fp8_alone(model, draw, name, shape, dtype="F8_E4M3"):
     codes = draw.f8_codes(shape)
     model.put(name, tensor(dtype, codes))
@@ -167,8 +178,11 @@ def gpt_oss(model, draw, name, experts, rows, columns, separator="_", transposed
 # compressed-tensors.
 
 
-def ct_pack(model, draw, module, shape, bits, group=0, dtype="BF16", layout="dense", zero=None, order=None, shape_type="I64"):
-    """pack-quantized. group 0 is a scale a channel; zero is None, "packed" or "I8"; order is None, "g_idx" or "unused"."""
+def ct_pack(model, draw, module, shape, bits, group=0, dtype="BF16", layout="dense", zero=None, order=None, shape_type="I64", rows_dtype=None):
+    """pack-quantized. group 0 is a scale a channel; zero is None, "packed" or "I8"; order is None, "g_idx" or "unused".
+
+    `rows_dtype`: W4A8, a scale more for each row, of this type.
+    """
     packer = {"dense": stream, "words": words}[layout]
     rows, columns = shape[-2:]
     half, groups = 1 << (bits - 1), columns // group if group else 1
@@ -191,6 +205,10 @@ def ct_pack(model, draw, module, shape, bits, group=0, dtype="BF16", layout="den
         stored = index if order == "g_idx" else np.full(columns, -1)
         inputs.append(model.put(f"{module}.weight_g_idx", tensor("I32", stored)))
     result = times(codes - half - zeros[..., index], values[..., index])
+    if rows_dtype:
+        more, of_rows = draw.scales(rows_dtype, (*shape[:-1], 1))
+        inputs.append(model.put(f"{module}.weight_chan_scale", more))
+        result = times(result, of_rows)
     model.computed(f"{module}.weight", result, inputs)
 
 
@@ -213,8 +231,11 @@ def ct_int8(model, draw, module, shape, strategy, zero=False, dtype="BF16"):
 # GPTQ and AWQ: stored [in, out], the result is [out, in].
 
 
-def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plain", sym=False, dtype="F16", bias=False):
-    """g_idx is "plain", "order" (a permutation) or None (absent). group -1 is one group."""
+def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plain", sym=False, dtype="F16", bias=False, borrows=False):
+    """g_idx is "plain", "order" (a permutation) or None (absent). group -1 is one group.
+
+    `borrows`: GPTQModel and AutoRound take 1 from all zero points of a word by one subtraction.
+    """
     size = columns if group == -1 else group
     groups, mask = blocks(columns, size), (1 << bits) - 1
     codes = draw.spread(draw.integers(0, mask + 1, (columns, rows)), [0, mask])
@@ -222,7 +243,11 @@ def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plai
     if sym:
         zeros[:] = 1 << (bits - 1)
     scales, values = draw.scales(dtype, (groups, rows))
-    stored = (zeros - 1) & mask if version == 1 else zeros
+    if borrows:
+        ones = sum(1 << i for i in range(0, 32, bits))
+        stored = stream(zeros, bits) - np.uint32(ones)
+    else:
+        stored = stream((zeros - 1) & mask if version == 1 else zeros, bits)
     index = np.arange(columns) // size
     if g_idx == "order":
         index = draw.rng.permutation(index)
@@ -230,7 +255,7 @@ def gptq(model, draw, module, rows, columns, bits, group, version=1, g_idx="plai
         model.put(f"{module}.qweight", tensor("I32", along(stream, codes, bits, 0).view("<i4"))),
         model.put(f"{module}.scales", scales),
     ]
-    zeros_name = model.put(f"{module}.qzeros", tensor("I32", stream(stored, bits).view("<i4")))
+    zeros_name = model.put(f"{module}.qzeros", tensor("I32", stored.view("<i4")))
     if not sym:  # else they are known
         inputs.append(zeros_name)
     if g_idx:

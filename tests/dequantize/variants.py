@@ -1,5 +1,6 @@
 """Every variant, and the functions that make their configs."""
 
+import library_variants  # noqa: F401, registers its variants
 from packed_variants import ct_config, ct_weights, divided, mlx_config
 from registry import LAYER, VARIANTS, dress, make
 from scaled_variants import fp8_config, modelopt, multiplied

@@ -1,4 +1,4 @@
-"""readme_test.py README BUILD SOURCE: pastes the examples of README.md into a shell, word for word.
+"""readme_test.py BUILD SOURCE: pastes the examples of README.md and docs/EXAMPLES.md into a shell, word for word.
 
 Only the places are others: /mnt, the home directory, and https://host. The Hub and S3 are servers on loopback
 that the environment names. Each line of a block is one command, run by
@@ -33,15 +33,16 @@ MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.sa
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
     "stfs": [],
-    "From the Hub, from S3, from the web": ["lm_head.weight", "hf://org/model@", "s3://bucket/model", "/models/model"],
-    "Quantised weights": ["lm_head.weight", "BF16", "8196"],
-    "Look": ["lm_head.weight", 'user.stfs.dtype="BF16"'],
-    "Look at the weights": [],
-    "Check": ["ok", "lm_head.weight: OK", '"nan"'],
+    "Look": [],
+    "Check": ["ok", "lm_head.weight: OK"],
     "Slice": [],
-    "Compare": ["model.norm.weight"],
+    "Elsewhere": ["hf://org/model@", "s3://bucket/model", "/models/model"],
+    "Quantised": [],
+    "Device": [],
+    "Sources": ["lm_head.weight", "BF16", "8196"],
+    "Values": ['user.stfs.dtype="BF16"', '"nan"', "model.norm.weight"],
     "Convert": [],
-    "Load to a GPU": ["cpu", "lm_head.weight"],
+    "Device memory": ["cpu", "lm_head.weight"],
     "From any language": [],
 }
 
@@ -240,12 +241,12 @@ class Readme:
                     self.call(["sh", "-c", f"test -e {self.mnt}/w/lm_head.weight"])
                     self.unmount("w")
                 continue
-            if heading.startswith("From the Hub"):
+            if heading == "Elsewhere":
                 output = "".join(self.paste_elsewhere(line) for line in lines)
                 seen.add(heading)
                 self.expect(heading, output)
                 continue
-            if heading != "Quantised weights":
+            if heading != "Quantised":
                 self.mount(MOUNTED.get(heading, "model.safetensors"), "w")
             self.mount("old.safetensors", "a")
             self.mount("new.safetensors", "b")
@@ -258,11 +259,11 @@ class Readme:
             self.expect(heading, output)
         for heading in EXPECTED.keys() - seen:
             self.failures += 1
-            print(f"FAILED: README has no block under {heading!r}")
+            print(f"FAILED: there is no block under {heading!r}")
 
 
 def main():
-    readme, build, source = (pathlib.Path(word).resolve() for word in sys.argv[1:4])
+    build, source = (pathlib.Path(word).resolve() for word in sys.argv[1:3])
     if not os.path.exists("/dev/fuse"):
         print("no /dev/fuse")
         sys.exit(1 if os.environ.get("STFS_REQUIRE_MOUNT") == "1" else SKIPPED)
@@ -273,7 +274,7 @@ def main():
         hub, test.web = start_servers(work, source, test.environment)
         holder = subprocess.Popen([str(test.programs["stfs-gpu"]), "holder"], env=test.environment, cwd=work)
         try:
-            test.walk(readme.read_text())
+            test.walk((source / "README.md").read_text() + (source / "docs/EXAMPLES.md").read_text())
         finally:
             for mount in ("w", "a", "b"):
                 test.unmount(mount)

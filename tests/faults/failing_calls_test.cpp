@@ -133,6 +133,26 @@ TEST_F(FailingCalls, OfLargeAllocationsSayThatMemoryIsOut) {
   EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
 }
 
+// The thread that gives back leases has no memory.
+TEST_F(FailingCalls, OfMemoryWhileAWriterWaitsForTheLeaseLeaveTheMount) {
+  const std::string source = dir_ / "bytes.safetensors";
+  const Tensor tensor = random_tensor("w", "U8", {1000, 1000});
+  write_safetensors(source, {tensor});
+  const std::string flag = dir_ / "now";
+  ASSERT_EQ(run({STFS_BINARY, source, mountpoint()},
+                {.environment = failing("malloc", {"STFS_FAIL_ON=1", "STFS_FAIL_WHILE=" + flag})})
+                .status,
+            0);
+
+  write_file(flag, "");
+  const int writer = ::open(source.c_str(), O_WRONLY | O_CLOEXEC);
+  EXPECT_GE(writer, 0);
+  ::close(writer);
+  std::filesystem::remove(flag);
+
+  EXPECT_EQ(read_file(mountpoint() / "w"), tensor.bytes);
+}
+
 // For a while no thread can be started, under 32 readers that need more. Each still gets the right
 // bytes.
 TEST_F(FailingCalls, OfThreadsWhileServingAreNoticedByNobody) {

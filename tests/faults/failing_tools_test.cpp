@@ -63,6 +63,25 @@ TEST_P(FailingTools, AThreadThatCannotBeStartedOnlyTakesLonger) {
   }
 }
 
+// The bytes are on the disk before the file has its name, and the name before the command ends.
+TEST(FailingExtract, OfADiskThatKeepsNothingFails) {
+  skip_where_calls_cannot_fail();
+  if (testing::Test::IsSkipped()) return;
+  for (const char* const at : {"1", "2"}) {
+    for (const auto& [verb, glob] : {std::pair("extract", "*"), std::pair("report", "--")}) {
+      const TempDir dir;
+      write_safetensors(dir / "m.safetensors", {random_tensor("w", "F32", {5})});
+      const Outcome result =
+          run({STFS_INFO_BINARY, verb, "-o", dir / "new", dir / "m.safetensors", glob},
+              {.environment = failing("fsync", {std::string("STFS_FAIL_AT=") + at})});
+
+      EXPECT_EQ(result.status, 3) << at << result.err;
+      EXPECT_NE(result.err.find("Input/output error"), std::string::npos) << result.err;
+      EXPECT_EQ(std::filesystem::exists(dir / "new"), at == std::string("2")) << verb;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Verbs, FailingTools,
     testing::Values(std::vector<std::string>{"list", "{a}"},

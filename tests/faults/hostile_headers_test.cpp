@@ -169,6 +169,17 @@ TEST_P(HostileHeader, TakesBoundedMemoryAndStack) {
   }
   for (std::thread& reader : readers) reader.join();
   expect_memory(128 << 20, 20, "read");  // with replies of 1 MiB under way
+  run({"dd", "if=" + control + "/report.html", "of=/dev/null", "bs=1M", "status=none"});
+  expect_memory(128 << 20, 20, "of all tensors");
+#ifndef STFS_SANITIZED
+  // The kernel says that the report is closed after dd has ended.
+  std::uint64_t left = 0;
+  EXPECT_TRUE(eventually([&] {
+    left = status_of(processes_with(mountpoint()).at(0), "RssAnon");
+    return left < (32 << 20) + 12 * header_;
+  })) << left
+      << " bytes: the memory of the report was given back";
+#endif
   EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint()}).status, 0);
 }
 

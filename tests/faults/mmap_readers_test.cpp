@@ -21,10 +21,10 @@ namespace {
 class MmapReaders : public MountTest {};
 
 TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
-  constexpr std::size_t kSize = 8 << 20;
-  constexpr int kReaders = 256;
+  constexpr std::size_t kBytes = 8 << 20;
+  constexpr int kMany = 256;
   const TempDir dir;
-  const Tensor tensor = random_tensor("w", "U8", {kSize}, 1);
+  const Tensor tensor = random_tensor("w", "U8", {kBytes}, 1);
   write_safetensors(dir / "m.safetensors", {tensor});
   const Mounted mount({dir / "m.safetensors"});
   const std::string path = mount / "w";
@@ -33,20 +33,20 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
   std::vector<std::thread> readers;
   const std::uint64_t passes = long_or(20, 1);
 
-  for (int i = 0; i < kReaders; ++i) {
+  for (int i = 0; i < kMany; ++i) {
     readers.emplace_back([&, i] {
       const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-      void* map = ::mmap(nullptr, kSize, PROT_READ, MAP_SHARED, fd, 0);
+      void* map = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0);
       bool same = map != MAP_FAILED;
       for (std::uint64_t pass = 0; same && pass < passes; ++pass) {
         // Each begins elsewhere, so that pages are faulted in many orders.
-        const std::size_t from = static_cast<std::size_t>(i) * (kSize / kReaders);
+        const std::size_t from = static_cast<std::size_t>(i) * (kBytes / kMany);
         const char* bytes = static_cast<const char*>(map);
-        same = std::memcmp(bytes + from, tensor.bytes.data() + from, kSize - from) == 0 &&
+        same = std::memcmp(bytes + from, tensor.bytes.data() + from, kBytes - from) == 0 &&
                std::memcmp(bytes, tensor.bytes.data(), from) == 0;
-        ::madvise(map, kSize, MADV_DONTNEED);
+        ::madvise(map, kBytes, MADV_DONTNEED);
       }
-      if (map != MAP_FAILED) ::munmap(map, kSize);
+      if (map != MAP_FAILED) ::munmap(map, kBytes);
       ::close(fd);
       right += same ? 1 : 0;
       ++finished;
@@ -60,14 +60,14 @@ TEST_F(MmapReaders, SeeTheRightBytesWhilePagesAreDropped) {
     ::posix_fadvise(in_mount, 0, 0, POSIX_FADV_DONTNEED);
     ::posix_fadvise(in_source, 0, 0, POSIX_FADV_DONTNEED);
     if (system >= 0 && ::write(system, "3", 1) != 1) ADD_FAILURE() << "drop_caches";
-    return finished == kReaders;
+    return finished == kMany;
   });
 
-  EXPECT_TRUE(all_end) << kReaders - finished << " readers hang";
+  EXPECT_TRUE(all_end) << kMany - finished << " readers hang";
   for (std::thread& reader : readers) reader.join();
   for (const int fd : {in_mount, in_source, system})
     if (fd >= 0) ::close(fd);
-  EXPECT_EQ(right, kReaders);
+  EXPECT_EQ(right, kMany);
 }
 
 }  // namespace

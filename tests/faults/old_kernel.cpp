@@ -1,9 +1,11 @@
-// Preloaded into stfs: changes the FUSE handshake that read(2) returns. The kernel then seems
-// unable to resend requests, and opens directories before it lists them.
+// Preloaded into stfs: changes the FUSE handshake that read(2) returns, and refuses the order to
+// resend requests. The kernel then seems unable to do that, and opens directories before it lists
+// them.
 #include <dlfcn.h>
 #include <linux/fuse.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 
@@ -24,4 +26,18 @@ extern "C" ssize_t read(int fd, void* buffer, size_t size) {
   request.init.flags2 &= ~(1U << (39 - 32));
   std::memcpy(buffer, &request, sizeof request);
   return n;
+}
+
+extern "C" ssize_t write(int fd, const void* buffer, size_t size) {
+  using Write = ssize_t (*)(int, const void*, size_t);
+  static const auto real = reinterpret_cast<Write>(::dlsym(RTLD_NEXT, "write"));
+  constexpr int kNotifyResend = 7;  // FUSE_NOTIFY_RESEND
+  fuse_out_header header{};
+  if (size == sizeof header) std::memcpy(&header, buffer, sizeof header);
+  if (size != sizeof header || header.len != size || header.error != kNotifyResend ||
+      header.unique != 0) {
+    return real(fd, buffer, size);
+  }
+  errno = EINVAL;
+  return -1;
 }

@@ -271,7 +271,7 @@ class LoadedSource {
     const std::unique_ptr<const Source> source = Sources().open(path);
     items_.emplace_back(ItemRequest{.path = path,
                                     .tensor = "w",
-                                    .version = source->version().token,
+                                    .version = source->token(),
                                     .source_size = bytes,
                                     .dtype = DType::kU8,
                                     .shape = {bytes},
@@ -332,7 +332,7 @@ TEST_F(CudaDevice, WithoutMachineCodeForItEveryTypeIsConverted) {
   const std::unique_ptr<const Source> source = Sources().open(path);
   const std::vector<Item> items{Item({.path = path,
                                       .tensor = "w",
-                                      .version = source->version().token,
+                                      .version = source->token(),
                                       .source_size = 4,
                                       .dtype = DType::kBF16,
                                       .shape = {2},

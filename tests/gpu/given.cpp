@@ -1,5 +1,7 @@
 #include "tests/gpu/given.h"
 
+#include "core/base/text.h"
+
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>
@@ -16,6 +18,20 @@ namespace {
 
 constexpr std::size_t kSegmentBytes = 2 << 20;
 constexpr std::size_t kAlignment = 512;
+
+// Each byte as the code point of its value.
+std::string code_points(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      text += c;
+    } else {
+      text += {static_cast<char>(0xc0 | (byte >> 6)), static_cast<char>(0x80 | (byte & 0x3f))};
+    }
+  }
+  return text;
+}
 
 void set_variable(int list) {
   ::setenv("STFS_GPU_TENSORS", ("/proc/self/fd/" + std::to_string(list)).c_str(), 1);
@@ -44,13 +60,17 @@ Given::Given(const std::vector<GivenTensor>& tensors) {
                     {"dtype", tensor.dtype},
                     {"shape", tensor.shape},
                     {"uuid", tensor.device}});
+    if (!is_utf8(tensor.name)) {
+      list.back()["raw_name"] = code_points(tensor.name);
+      list.back()["raw_label"] = code_points("/w/model.safetensors::" + tensor.name);
+    }
     segment += tensor.bytes;
     segment.resize((segment.size() + kAlignment - 1) / kAlignment * kAlignment);
   }
   segment.resize(kSegmentBytes);
   segment_ = memfd_of("given-segment", segment);
   for (auto& entry : list) entry["fd"] = segment_;
-  json_ = list.dump();
+  json_ = list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   list_ = memfd_of("given-list", json_);
   set_variable(list_);
 }

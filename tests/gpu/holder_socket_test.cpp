@@ -4,7 +4,9 @@
 #include "core/base/error.h"
 #include "tests/support/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -117,6 +119,95 @@ TEST_F(HolderSocketTest, ReplacesASocketWithoutAListenerAndNothingElse) {
   ASSERT_EQ(bound(other), 0);
   EXPECT_THROW(listen(), Error);
   EXPECT_TRUE(is_there()) << "somebody uses it, though no stream can reach it";
+}
+
+TEST_F(HolderSocketTest, ThatWasRemovedListensAtItsPathAgain) {
+  std::optional<HolderSocket> socket = listen();
+  EXPECT_FALSE(socket->is_lost());
+  std::filesystem::remove(path());
+
+  EXPECT_TRUE(socket->is_lost());
+  EXPECT_TRUE(socket->restore());
+
+  EXPECT_FALSE(socket->is_lost());
+  EXPECT_TRUE(is_reached());
+  EXPECT_FALSE(socket->retire()) << "a client waits";
+  socket->remove();
+  EXPECT_FALSE(is_there());
+}
+
+TEST_F(HolderSocketTest, IsMadeAgainInADirectoryThatWasMadeAgain) {
+  const std::filesystem::path directory = path() + ".d";
+  std::filesystem::create_directory(directory);
+  std::optional<HolderSocket> socket = HolderSocket::listen_at(directory / "gpu.sock");
+  std::filesystem::remove_all(directory);
+
+  EXPECT_TRUE(socket->is_lost());
+  EXPECT_FALSE(socket->restore());
+  EXPECT_FALSE(std::filesystem::exists(directory)) << "who removed it wants it gone";
+  std::filesystem::create_directory(directory);
+  std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+  EXPECT_TRUE(socket->restore());
+
+  EXPECT_FALSE(socket->is_lost());
+}
+
+TEST_F(HolderSocketTest, IsNotMadeAgainWhereAnotherUserMayWrite) {
+  namespace fs = std::filesystem;
+  const fs::path directory = path() + ".d";
+  const fs::path other = path() + ".other";
+  fs::create_directory(directory);
+  fs::create_directory(other);
+  std::optional<HolderSocket> socket = HolderSocket::listen_at(directory / "gpu.sock");
+  fs::remove_all(directory);
+
+  fs::create_directory_symlink(other, directory);
+  EXPECT_TRUE(socket->is_lost());
+  EXPECT_FALSE(socket->restore());
+  fs::remove(directory);
+  fs::create_directory(directory);
+  fs::permissions(directory, fs::perms::all);
+  EXPECT_FALSE(socket->restore());
+  fs::remove(directory);
+  write_file(directory, "");
+  EXPECT_TRUE(socket->is_lost());
+  EXPECT_FALSE(socket->restore());
+
+  EXPECT_TRUE(fs::is_empty(other));
+}
+
+TEST_F(HolderSocketTest, WhosePathIsAnothersIsLostAndTakesNothingBack) {
+  std::optional<HolderSocket> first = listen();
+  std::filesystem::remove(path());
+  std::optional<HolderSocket> second = listen();
+
+  EXPECT_TRUE(first->is_lost());
+  EXPECT_FALSE(first->restore());
+  EXPECT_FALSE(second->is_lost());
+  std::filesystem::remove(path());
+  write_file(path(), "precious");
+  EXPECT_FALSE(second->restore());
+
+  EXPECT_EQ(read_file(path()), "precious");
+}
+
+TEST_F(HolderSocketTest, IsNotRestoredWhileAnotherBeginsToListen) {
+  std::optional<HolderSocket> socket = listen();
+  std::filesystem::remove(path());
+  const UniqueFd lock(::open((path() + ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
+
+  EXPECT_FALSE(socket->restore()) << "and the holder answers meanwhile";
+}
+
+TEST_F(HolderSocketTest, WithoutItsDirectoryRetires) {
+  std::optional<HolderSocket> socket;
+  {
+    const TempDir other;
+    socket = HolderSocket::listen_at(other / "gpu.sock");
+  }
+
+  EXPECT_TRUE(socket->retire());
 }
 
 TEST_F(HolderSocketTest, WithoutItsDirectoryIsRemovedWithoutAnError) {

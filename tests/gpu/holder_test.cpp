@@ -2,6 +2,7 @@
 #include "core/base/error.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tools/gpu/client/selection.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -156,6 +158,17 @@ TEST_F(GpuHolder, AClientKilledInMidLoadLeavesNothing) {
   EXPECT_EQ(resident(), Names{"a"});
 }
 
+TEST_F(GpuHolder, ACopierThatDoesNotStopIsKilledAndTheNextLoadIsServed) {
+  MidLoad load = mid_load();
+  load.client->signal(SIGKILL);
+  load.client->wait();
+
+  const auto source = small();
+  EXPECT_EQ(this->load(source.string() + "::a").status, 0) << "its copier hangs for ever";
+  EXPECT_EQ(resident(), Names{"a"});
+  EXPECT_NE(copier(), load.copier);
+}
+
 TEST_F(GpuHolder, ACopierKilledInMidLoadFailsThatLoadAlone) {
   MidLoad load = mid_load();
   const pid_t before = holder();
@@ -259,6 +272,50 @@ TEST_F(GpuHolder, ASourceRewrittenInMidLoadPublishesNothing) {
   EXPECT_EQ(resident(), Names{});
 }
 
+// Runs `act` when a load has named its source and waits for the copier of another load.
+class GpuNamed : public GpuToolTest {
+ protected:
+  Outcome load_after(const std::function<void()>& act) const {
+    MidLoad other = mid_load();
+    const auto client =
+        start({"load", "--device", device(), "--verify", file("m.safetensors").string() + "::a"});
+    EXPECT_TRUE(eventually([&] {  // it connects to the holder after it named its source
+      const std::string fds = "/proc/" + std::to_string(client->pid()) + "/fd";
+      std::error_code error;
+      for (const auto& entry : std::filesystem::directory_iterator(fds, error)) {
+        if (std::filesystem::read_symlink(entry, error).string().starts_with("socket:"))
+          return true;
+      }
+      return false;
+    }));
+    act();
+    other.client->signal(SIGKILL);
+    other.signal_copier(SIGCONT);
+    return client->wait();
+  }
+};
+
+TEST_F(GpuNamed, ASourceThatIsLinkedBeforeItIsCopiedIsLoaded) {
+  const auto source = small();
+
+  const Outcome loaded =
+      load_after([&] { ASSERT_EQ(::link(source.c_str(), file("link").c_str()), 0); });
+
+  EXPECT_EQ(loaded.status, 0) << loaded.err;
+  EXPECT_EQ(resident(), Names{"a"});
+}
+
+TEST_F(GpuNamed, ASourceThatIsRewrittenBeforeItIsCopiedIsNot) {
+  const auto source = small();
+  const auto other = small("other.safetensors");
+  ASSERT_EQ(run({"touch", "-r", source, other}).status, 0);
+
+  const Outcome loaded = load_after([&] { ASSERT_EQ(run({"cp", "-p", other, source}).status, 0); });
+
+  expect_one_line(loaded, 3, "has changed since it was named");
+  EXPECT_EQ(resident(), Names{});
+}
+
 TEST_F(GpuHolder, ALimitIsKeptByEvictionOrSaid) {
   const std::uint64_t mib = 1 << 20;
   write_safetensors(file("m.safetensors"),
@@ -314,9 +371,11 @@ TEST_F(GpuHolder, LeavesTheSocketOfItsSuccessorAlone) {
     if (!is_told) words.insert(words.end(), {"--exit-idle", "1"});
     Process first(words);
     ASSERT_TRUE(eventually([&] { return holder() == first.pid(); })) << first.err();
+    first.signal(SIGSTOP);  // it would listen there again
     std::filesystem::remove(socket());
     const Process second({STFS_GPU_BINARY, "holder"});
     ASSERT_TRUE(eventually([&] { return holder() == second.pid(); })) << second.err();
+    first.signal(SIGCONT);
 
     if (is_told) first.signal(SIGTERM);
     EXPECT_EQ(first.wait().status, 0);
@@ -324,6 +383,123 @@ TEST_F(GpuHolder, LeavesTheSocketOfItsSuccessorAlone) {
     EXPECT_EQ(holder(), second.pid());
     kill_and_wait(second.pid());
   }
+}
+
+// A holder whose socket cannot be found would keep its tensors for ever.
+class GpuLostHolder : public GpuHolder {
+ protected:
+  void SetUp() override {
+    GpuHolder::SetUp();
+    make_runtime();
+    ::setenv("STFS_GPU_SOCKET", (runtime() / "gpu.sock").c_str(), 1);
+  }
+
+  std::filesystem::path runtime() const { return file("runtime"); }
+  void make_runtime() const {
+    std::filesystem::create_directory(runtime());
+    std::filesystem::permissions(runtime(), std::filesystem::perms::owner_all);
+  }
+
+  // A holder that looks each second, with the tensor "a" and a lease of this process on it.
+  void hold_a() {
+    first_.emplace(std::vector<std::string>{STFS_GPU_BINARY, "holder", "--exit-idle", "1"});
+    ASSERT_TRUE(eventually([&] { return holder() == first_->pid(); })) << first_->err();
+    ASSERT_EQ(load(small().string() + "::a").status, 0);
+    client_ = Client::connect("");
+    ASSERT_TRUE(client_);
+    LoadRequest request;
+    request.lease = true;
+    Selection selection;
+    ASSERT_EQ(client_
+                  ->load(find_device(device()),
+                         selection.resolve(file("m.safetensors").string() + "::a"), request)
+                  .tensors.size(),
+              1U);
+  }
+
+  bool says(const std::string& text) {
+    return eventually([&] { return first_->err().find(text) != std::string::npos; });
+  }
+
+  std::optional<Process> first_;
+  std::optional<Client> client_;
+};
+
+TEST_F(GpuLostHolder, ListensAgainWhereItsSocketWasRemoved) {
+  hold_a();
+  client_.reset();
+
+  for (int i = 0; i < 2; ++i) {
+    std::filesystem::remove(runtime() / "gpu.sock");
+
+    EXPECT_TRUE(eventually([&] { return holder() == first_->pid(); })) << first_->err();
+    EXPECT_EQ(resident(), Names{"a"});
+  }
+}
+
+TEST_F(GpuLostHolder, ListensAgainInARuntimeDirectoryThatWasMadeAgain) {
+  hold_a();
+  std::filesystem::remove_all(runtime());
+  ASSERT_TRUE(says("has gone"));
+
+  make_runtime();
+
+  EXPECT_TRUE(eventually([&] { return holder() == first_->pid(); })) << first_->err();
+}
+
+TEST_F(GpuLostHolder, WithoutItsDirectoryEndsWhenTheLastLeaseHasEnded) {
+  hold_a();
+  std::filesystem::remove_all(runtime());
+  ASSERT_TRUE(says("has gone: ending when no process uses a tensor"));
+  EXPECT_EQ(client_->list().size(), 1U) << "it serves who is connected";
+
+  client_.reset();
+
+  EXPECT_EQ(first_->wait().status, 0) << "though the tensor was never evicted";
+}
+
+TEST_F(GpuLostHolder, WhosePlaceAnotherTookEndsWhenTheLastLeaseHasEnded) {
+  hold_a();
+  first_->signal(SIGSTOP);  // so that the other is first
+  std::filesystem::remove_all(runtime());
+  make_runtime();
+  const Process second({STFS_GPU_BINARY, "holder"});
+  ASSERT_TRUE(eventually([&] { return holder() == second.pid(); })) << second.err();
+  first_->signal(SIGCONT);
+  ASSERT_TRUE(says("has gone"));
+  EXPECT_EQ(client_->list().size(), 1U);
+
+  client_.reset();
+
+  EXPECT_EQ(first_->wait().status, 0);
+  EXPECT_EQ(holder(), second.pid());
+  kill_and_wait(second.pid());
+}
+
+TEST_F(GpuLostHolder, IsNotEndedInMidLoad) {
+  start_holder({"--exit-idle", "1"});
+  const pid_t pid = holder();
+  const MidLoad load = mid_load();
+  std::optional<Client> watching = Client::connect("");
+  std::filesystem::remove_all(runtime());
+  const std::string log = "has gone: ending";
+  ASSERT_TRUE(eventually([&] { return holder_err().find(log) != std::string::npos; }));
+  EXPECT_EQ(watching->status().pid, pid);
+  watching.reset();
+
+  load.signal_copier(SIGCONT);
+
+  EXPECT_EQ(load.client->wait().status, 0) << load.client->err();
+}
+
+TEST_F(GpuLostHolder, WithoutItsDirectoryEndsWhenItIsIdle) {
+  Process holder({STFS_GPU_BINARY, "holder", "--exit-idle", "1"});
+  ASSERT_TRUE(eventually([&] { return this->holder() == holder.pid(); })) << holder.err();
+
+  std::filesystem::remove_all(runtime());
+
+  const Outcome outcome = holder.wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
 // poll(2) fails with EINVAL for more descriptors than RLIMIT_NOFILE.

@@ -180,7 +180,7 @@ TEST(GpuItem, OfABlockTypeTakesAnyPartOfItsValuesAndOnlyWholeBlocksOfItsBytes) {
   write_file(dir / "m", blocks);
   const LocalFile file((dir / "m").string());
   const auto of_blocks = [&](ItemRequest& r) {
-    r.version = file.version().token;
+    r.version = file.token();
     r.source_size = file.size();
     r.offset = 0;
     r.dtype = DType::kQ8_0;
@@ -285,7 +285,7 @@ TEST(GpuItem, ItsRecipesAreTheBytesOfTheSlice) {
   write_file(dir / "m", "0123" + bytes);
   const LocalFile file((dir / "m").string());
   ItemRequest asked = request();
-  asked.version = file.version().token;
+  asked.version = file.token();
   asked.source_size = file.size();
   asked.offset = 4;
   asked.slice = "1,::3";
@@ -427,9 +427,9 @@ TEST_F(ComputedItem, WhatDoesNotFitItsInputsIsRefusedAndNothingIsRead) {
 
 // Reads outside of a buffer are found under AddressSanitizer.
 TEST_F(ComputedItem, AnyLayoutIsRefusedOrReadsItsInputsAlone) {
-  const std::vector<std::string> pool{"0", "1",  "2",   "3",       "4",    "5",          "7",
-                                      "8", "9",  "16",  "32",      "256",  "4294967296", "-4",
-                                      "-", "U8", "F16", "F8_E4M3", "MXFP4"};
+  const std::vector<std::string> pool{
+      "0",  "1",  "2",   "3",   "4",  "5", "7",  "8",   "9",   "10",      "11",         "12",
+      "16", "32", "256", "512", "-4", "-", "U8", "F16", "F32", "F8_E4M3", "4294967296", "MXFP4"};
   std::vector<std::string> good;
   std::istringstream stream(layout_text(computation().layout));
   for (std::string word; stream >> word;) good.push_back(word);

@@ -1,6 +1,8 @@
 // libstfs_gpu with a holder: loads, shared segments, leases; on host memory.
+#include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
 #include "tests/support/process.h"
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/library/dlpack.h"
@@ -8,14 +10,19 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -227,6 +234,135 @@ TEST_F(LibraryHolder, ATensorIsLeasedUntilItsLastUserHasGone) {
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
   exported->deleter(exported);
   EXPECT_EQ(users("a.w"), kNobody);
+}
+
+TEST_F(LibraryHolder, AForkedChildNeverEndsALeaseOfItsParent) {
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(acquired_, 0, 0, &exported), STFS_GPU_OK);
+  release();  // the export alone keeps it
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    exported->deleter(exported);
+    stfs_gpu_disconnect(connection_);
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
+  EXPECT_EQ(
+      std::memcmp(exported->dl_tensor.data, tensors_[0].bytes.data(), tensors_[0].bytes.size()), 0);
+  exported->deleter(exported);
+  EXPECT_EQ(users("a.w"), kNobody);
+}
+
+// Passes the messages between a client and the holder on, and calls `before` with the bytes of a
+// client first.
+class Relay {
+ public:
+  Relay(const std::string& path, const std::string& holder,
+        std::function<void(std::string_view)> before)
+      : before_(std::move(before)), listener_(new_socket()), holder_(new_socket()) {
+    const sockaddr_un here = address_of(path);
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here), 0);
+    EXPECT_EQ(::listen(listener_.get(), 1), 0);
+    const sockaddr_un there = address_of(holder);
+    EXPECT_EQ(::connect(holder_.get(), reinterpret_cast<const sockaddr*>(&there), sizeof there), 0);
+    thread_ = std::thread([this] { pass_on(); });
+  }
+  ~Relay() {
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    ::shutdown(holder_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+ private:
+  static UniqueFd new_socket() {
+    return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  }
+  static sockaddr_un address_of(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    return address;
+  }
+
+  void pass_on() {
+    const UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    std::array<pollfd, 2> polled{{{client.get(), POLLIN, 0}, {holder_.get(), POLLIN, 0}}};
+    while (::poll(polled.data(), polled.size(), -1) > 0) {
+      if (polled[0].revents != 0 && !moves(client.get(), holder_.get(), before_)) return;
+      if (polled[1].revents != 0 && !moves(holder_.get(), client.get(), [](std::string_view) {}))
+        return;
+    }
+  }
+
+  // One message of the kernel, with its descriptors; false at the end of the connection.
+  static bool moves(int from, int to, const std::function<void(std::string_view)>& before) {
+    std::array<char, 65536> bytes;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(64 * sizeof(int))> control;
+    iovec piece{bytes.data(), bytes.size()};
+    msghdr header{};
+    header.msg_iov = &piece;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    const ssize_t n = ::recvmsg(from, &header, MSG_CMSG_CLOEXEC);
+    if (n <= 0) return false;
+    piece.iov_len = static_cast<std::size_t>(n);
+    before({bytes.data(), piece.iov_len});
+    const bool is_sent = ::sendmsg(to, &header, MSG_NOSIGNAL) == n;
+    for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+      for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        ::close(fd);
+      }
+    }
+    return is_sent;
+  }
+
+  std::function<void(std::string_view)> before_;
+  UniqueFd listener_;
+  UniqueFd holder_;
+  std::thread thread_;
+};
+
+// A holder that frees the memory of a lease that ended must not find it mapped.
+TEST_F(LibraryHolder, ALeaseIsGivenBackWhenItsMemoryIsUnmapped) {
+  const auto is_mapped = [] {
+    return read_file("/proc/self/maps").find("memfd:stfs-gpu") != std::string::npos;
+  };
+  std::atomic<int> releases = 0;
+  std::atomic<int> mapped = 0;
+  const std::string path = dir_ / "relay";
+  const Relay relay(path, socket(), [&](std::string_view bytes) {
+    if (bytes.find("release") == std::string_view::npos) return;
+    ++releases;
+    mapped += is_mapped() ? 1 : 0;
+  });
+  stfs_gpu_connection* connection = nullptr;
+  ASSERT_EQ(stfs_gpu_connect(path.c_str(), 0, &connection), STFS_GPU_OK) << stfs_gpu_last_error();
+  std::swap(connection, connection_);
+  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  DLManagedTensorVersioned* exported = nullptr;
+  ASSERT_EQ(stfs_gpu_export(acquired_, 0, 0, &exported), STFS_GPU_OK);
+  EXPECT_TRUE(is_mapped());
+
+  release();
+  EXPECT_EQ(releases, 0);
+  exported->deleter(exported);
+  ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
+  release();
+  stfs_gpu_disconnect(std::exchange(connection_, connection));
+
+  EXPECT_EQ(releases, 2);
+  EXPECT_EQ(mapped, 0);
 }
 
 TEST_F(LibraryHolder, WhatAFailedAcquireLeasedIsGivenBack) {

@@ -1,4 +1,5 @@
 // libstfs_gpu's C ABI with inherited tensors: no holder, no mount, no GPU.
+#include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -191,6 +193,37 @@ TEST(Library, HostMemoryCannotBeWrittenTo) {
         *value = 0;
       },
       testing::KilledBySignal(SIGSEGV), "");
+}
+
+// A name of a safetensors file may have a NUL, and one of a GGUF file any byte but that.
+TEST(Library, NamesHaveTheirLengthAndAreAnyBytes) {
+  using namespace std::string_literals;
+  const std::vector<GivenTensor> named{
+      {.name = "a\0b"s, .dtype = "U8", .shape = {1}, .bytes = "1"},
+      {.name = "a", .dtype = "U8", .shape = {1}, .bytes = "2"},
+      {.name = "\xff é", .dtype = "U8", .shape = {1}, .bytes = "3"}};
+  const Given given(named);
+  Connection connection;
+  Tensors tensors;
+  ASSERT_EQ(tensors.acquire(connection.handle, {}), STFS_GPU_OK) << Connection::error();
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    const stfs_gpu_tensor_info info = tensors.info(i);
+    EXPECT_EQ(std::string(info.name, info.name_bytes), named[i].name);
+    EXPECT_EQ(std::string(info.label, info.label_bytes), label(named[i].name));
+    EXPECT_EQ(info.label[info.label_bytes], '\0');
+  }
+
+  for (const GivenTensor& one : named) {
+    const std::string wanted = label(one.name);
+    const char* const name = wanted.c_str();
+    const std::size_t bytes = wanted.size();
+    stfs_gpu_acquire_options options = STFS_GPU_ACQUIRE_OPTIONS_INIT;
+    options.name_bytes = &bytes;
+    Tensors found;
+    ASSERT_EQ(stfs_gpu_acquire(connection.handle, &name, 1, &options, &found.handle), STFS_GPU_OK)
+        << Connection::error();
+    EXPECT_EQ(found.bytes(0), one.bytes);
+  }
 }
 
 TEST(Library, OptionsOfAnEarlierProgramMeanTheirDefaults) {
@@ -523,6 +556,31 @@ TEST(Library, AnExportEndsWithoutMemoryInAForkedChildToo) {
   EXPECT_EQ(status, 0);
   exported->deleter(exported);
   EXPECT_EQ(mappings(), 0U);
+}
+
+// Here, since this program can do without memory.
+TEST(StartThread, LeavesTheSignalsAsTheyWereWithoutMemory) {
+  sigset_t before;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  bool has_started = false;
+  bool has_failed = false;
+
+  {
+    const NoMemory none;
+    try {
+      start_thread([] {}).join();
+      has_started = true;
+    } catch (const std::bad_alloc&) {
+      has_failed = true;
+    }
+  }
+
+  sigset_t after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  EXPECT_TRUE(has_failed && !has_started);
+  for (int signal = 1; signal < SIGRTMIN; ++signal) {
+    EXPECT_EQ(sigismember(&after, signal), sigismember(&before, signal)) << signal;
+  }
 }
 
 TEST(Library, AListThatIsNoneIsRefused) {

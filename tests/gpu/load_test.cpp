@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -310,6 +311,45 @@ TEST_F(GpuLoad, AChangedSourceIsLoadedAnewAndNeverServedStale) {
   EXPECT_GT(load({tensor})["copied_bytes"], 0);
 
   EXPECT_FALSE(got({tensor}) == before);
+}
+
+// As by cp -p: the size and the mtime stay.
+TEST_F(GpuLoad, ASourceThatIsRewrittenWithItsTimePutBackIsLoadedAnew) {
+  const auto source = small();
+  const auto other = small("other.safetensors");
+  write_safetensors(other,
+                    {random_tensor("a", "F32", {64, 48}, 77), random_tensor("b", "F32", {10}),
+                     random_tensor("layers.0.w", "BF16", {128, 32})});
+  ASSERT_EQ(run({"touch", "-r", source, other}).status, 0);
+  const std::string tensor = source.string() + "::a";
+  load({tensor});
+  const std::string before = got({tensor});
+  const Mounted mount({source});
+
+  ASSERT_EQ(run({"cp", "-p", other, source}).status, 0);
+
+  expect_one_line(gpu({"load", "--device", device(), mount / "a"}), 3, "another version");
+  EXPECT_EQ(load({tensor})["copied_bytes"], 64 * 48 * 4);
+  EXPECT_FALSE(got({tensor}) == before);
+}
+
+TEST_F(GpuLoad, AMountWhoseSourceIsLinkedAllTheTimeIsLoaded) {
+  const auto source = small();
+  const Mounted mount({source});
+  Process linker(
+      {"/bin/bash", "-c", "for i in {1..50000}; do ln \"$1\" \"$1.$i\"; done", "bash", source});
+  EXPECT_TRUE(eventually([&] { return std::filesystem::hard_link_count(source) > 1; }));
+
+  for (int i = 0; i < 5 && !HasFailure(); ++i) {
+    load({mount / "a"});
+    load({mount.path().string()});
+    load({source.string() + "::b"});
+  }
+
+  linker.signal(SIGKILL);
+  EXPECT_EQ(linker.wait().status, 128 + SIGKILL) << "it had ended";
+  load({mount / "a"});
+  EXPECT_TRUE(got({mount / "a"}) == read_file(mount / "a"));
 }
 
 // Output of the other commands.

@@ -236,7 +236,7 @@ TEST(GpuItemJson, AComputationThatIsNoneIsRefused) {
   std::string words = layout;
   words.replace(words.find("BF16"), 4, "XF16");
   refused("layout", words);
-  for (const char* text : {"0", "0 0 8", "11 0 8 16", "0 0 8 16 ", "0  0 8 16", "0 0 8 -1",
+  for (const char* text : {"0", "0 0 8", "13 0 8 16", "0 0 8 16 ", "0  0 8 16", "0 0 8 -1",
                            "0 0 8 18446744073709551616", "0 9 8 16", "0 0 8 16 0 0 8 16"}) {
     refused("inputs", text);
   }

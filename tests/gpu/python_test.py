@@ -7,12 +7,14 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy
@@ -37,7 +39,8 @@ def write_checkpoint(path, tensors):
 def write_gguf(path, tensors):
     infos, data = b"", b""
     for name, dims, dtype, content in tensors:
-        infos += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(dims))
+        name = name.encode(errors="surrogateescape")
+        infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(dims))
         infos += struct.pack(f"<{len(dims)}QIQ", *dims, dtype, len(data))
         data += content + bytes(-len(content) % 32)
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 0) + infos
@@ -351,7 +354,7 @@ class PythonTest(unittest.TestCase):
             self.assertEqual(caught.exception.status, status, str(caught.exception))
             self.assertTrue(str(caught.exception))
         with self.assertRaises(ValueError):
-            self.connection.acquire("a\0b")
+            self.connection.acquire(f"{self.source}::f32", device="cpu\0x")
 
     def test_names(self):
         tensors = self.acquire("f32", "f64")
@@ -362,6 +365,41 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(KeyError):
             self.acquire("f32", "f32")["f32"]
         self.assertEqual([t.name for t in tensors], ["f32", "f64"])
+
+    def test_a_name_goes_on_behind_a_nul(self):
+        path = os.path.join(self.directory.name, "nul.safetensors")
+        write_checkpoint(path, {"a\0b": ("U8", [1], b"1")})
+        load = {"device": "cpu", "load_if_missing": True}
+        tensors = self.connection.acquire(path, **load)
+        self.assertEqual(tensors.names(), ["a\0b"])
+        self.assertEqual(tensors[0].label, f"{path}::a\0b")
+        with self.assertRaises(KeyError):
+            tensors["a"]
+        self.assertIs(tensors["a\0b"], tensors[0])
+        tensors.release()
+        write_checkpoint(path, {"a": ("U8", [1], b"2"), "a\0b": ("U8", [1], b"3"),
+                                "": ("U8", [1], b"4")})
+        for name, content in (("a", b"2"), ("a\0b", b"3"), ("", b"4")):
+            tensors = self.connection.acquire(f"{path}::{name}", **load)
+            self.assertEqual(tensors.names(), [name])
+            self.assertEqual(tensors[name].raw().tobytes(), content)
+        for name in (f"{path}\0::a", f"{path}\0", f"{path}::a\0", "\0", "hf://a/b\0c::w",
+                     "https://127.0.0.1:1/m\0.safetensors::w"):
+            with self.assertRaises(stfs_gpu.Error, msg=name):
+                self.connection.acquire(name, **load)
+
+    def test_a_name_may_be_any_bytes(self):
+        path = os.path.join(self.directory.name, "bytes.gguf")
+        name = b"\xffw".decode(errors="surrogateescape")
+        write_gguf(path, [("plain", [1], 24, b"1"), (name, [1], 24, b"2")])
+        load = {"device": "cpu", "load_if_missing": True}
+        tensors = self.connection.acquire(path, **load)
+        self.assertEqual(sorted(tensors.names()), ["plain", name])
+        self.assertEqual(tensors[name].raw().tobytes(), b"2")
+        self.assertEqual(tensors[name].label, f"{path}::{name}")
+        tensors.release()
+        tensors = self.connection.acquire(f"{path}::{name}", **load)
+        self.assertEqual(tensors.names(), [name])
 
     def test_a_versioned_capsule(self):
         tensor = self.acquire("f32")[0]
@@ -474,6 +512,38 @@ class PythonTest(unittest.TestCase):
             thread.join()
         self.assertEqual(failures, [])
 
+    def test_in_a_forked_child_nothing_waits_for_a_thread_of_the_parent(self):
+        tensors = self.acquire("f32")
+        array = tensors[0].numpy()
+        handles = [self.connection._handle, tensors._handle]
+        for handle in handles:  # as a thread in the middle of a call
+            handle._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            failures = 0
+            for use in (lambda: self.acquire("f32"), lambda: tensors[0].numpy()):
+                try:
+                    use()
+                    failures += 1
+                except stfs_gpu.Error as error:
+                    failures += error.status != stfs_gpu.USAGE
+            tensors.release()
+            self.connection.close()
+            failures += not numpy.array_equal(array, ARRAYS["f32"][1])
+            os._exit(failures)
+        for handle in handles:
+            handle._lock.release()
+        deadline = time.monotonic() + 60
+        done = (0, 0)
+        while done[0] == 0 and time.monotonic() < deadline:
+            done = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if done[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.assertEqual(done, (child, 0))
+        numpy.testing.assert_array_equal(array, ARRAYS["f32"][1])
+
     def test_a_command_has_what_run_gave_it(self):
         script = ("import stfs_gpu\n"
                   "t = stfs_gpu.acquire()\n"
@@ -486,6 +556,23 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout, "[('i64', [-1, 4611686018427387904]), ('f64', [1.5, -2.5])]\n"
                                       "[-1, 4611686018427387904]\n")
+
+    def test_a_command_has_the_names_of_what_run_gave_it(self):
+        nul = os.path.join(self.directory.name, "模型.safetensors")
+        write_checkpoint(nul, {"a\0b": ("U8", [1], b"1")})
+        other = os.path.join(self.directory.name, "run.gguf")
+        name = b"\xffw".decode(errors="surrogateescape")
+        write_gguf(other, [(name, [1], 24, b"2")])
+        script = ("import stfs_gpu\n"
+                  "t = stfs_gpu.acquire()\n"
+                  "print([(ascii(x.name), x.raw().tobytes()) for x in t])\n"
+                  "print([ascii(x.label) for x in t])\n")
+        done = subprocess.run([BINARY, "run", "--device", "cpu", nul, other, "--",
+                               sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.splitlines(), [
+            repr([(ascii("a\0b"), b"1"), (ascii(name), b"2")]),
+            repr([ascii(f"{nul}::a\0b"), ascii(f"{other}::{name}")])])
 
 
 if __name__ == "__main__":

@@ -53,9 +53,7 @@ class Record : public Outlet {
     orders.push_back({uuid, device, body});
   }
 
-  void discard(std::vector<UniqueFd> descriptors) override {
-    discarded += descriptors.size();
-  }
+  void discard(std::vector<UniqueFd> descriptors) override { discarded += descriptors.size(); }
 
   std::vector<Reply> replies;
   std::vector<Order> orders;
@@ -567,6 +565,44 @@ TEST_F(ResidencyTest, ALeaseEndsWithTheConnectionAndIsCounted) {
   EXPECT_EQ(resident(), Names{"t2"});
 }
 
+TEST_F(ResidencyTest, AllLeasesOfADepartedClientEnd) {
+  loaded({item(1), item(2)}, {{"lease", true}});
+  ask(1, {item(1), item(1)}, {{"lease", true}});
+  ask(2, {item(1)}, {{"lease", true}});
+  evict(all());
+
+  residency_->disconnected(1);
+
+  EXPECT_EQ(held(), kLarge) << "what another one leases";
+  EXPECT_EQ(record_.discarded, 1U);
+  residency_->disconnected(2);
+  EXPECT_EQ(held(), 0U);
+  EXPECT_EQ(record_.discarded, 2U);
+}
+
+TEST_F(ResidencyTest, WhatADepartedClientLeasedMakesRoom) {
+  start(kLarge);
+  loaded({item(1)}, {{"lease", true}});
+  ask(1, {item(1)}, {{"lease", true}});
+
+  residency_->disconnected(1);
+
+  loaded({item(2)}, {}, 2);
+  EXPECT_EQ(resident(), Names{"t2"});
+}
+
+TEST_F(ResidencyTest, IsInUseDuringALoadAndWhileALeaseLasts) {
+  EXPECT_FALSE(residency_->is_in_use());
+  ask(1, {item(1)}, {{"lease", true}});
+  EXPECT_TRUE(residency_->is_in_use());
+  done();
+  EXPECT_TRUE(residency_->is_in_use());
+
+  request(1, {{"request", "release"}, {"ids", leased(1)}});
+
+  EXPECT_FALSE(residency_->is_in_use()) << "a client without a lease";
+}
+
 TEST_F(ResidencyTest, OneClientCannotReleaseWhatAnotherLeases) {
   loaded({item(1)}, {{"lease", true}});
 
@@ -833,7 +869,7 @@ TEST_F(ResidencyTest, AnswersToWhatNobodyAskedAreIgnored) {
 
 TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
   std::vector<Item> items;
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < 5'000; ++i) {
     items.push_back(Item({.path = "/w/m",
                           .tensor = "t" + std::to_string(i),
                           .version = "v1",
@@ -848,7 +884,7 @@ TEST_F(ResidencyTest, ManyLeasesAreReleasedAtOnce) {
 
   request(1, {{"request", "release"}, {"ids", leased(1)}});
 
-  EXPECT_EQ(last(1)["count"], 20'000u);
+  EXPECT_EQ(last(1)["count"], 5'000u);
   evict(all());
   EXPECT_EQ(held(), 0u);
 }

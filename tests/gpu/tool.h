@@ -42,6 +42,8 @@ class GpuToolTest : public MountTest {
   // Starts a holder and waits until it listens.
   void start_holder(std::vector<std::string> options);
 
+  // What the last holder of start_holder() has written to standard error.
+  std::string holder_err() const { return holders_.back()->err(); }
   // The holder's pid; 0 without one.
   pid_t holder() const;
   // The copier's pid; 0 without one.

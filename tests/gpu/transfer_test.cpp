@@ -143,7 +143,7 @@ class TransferTest : public ::testing::Test {
                       const std::string& slice = "", std::optional<DType> as = {}) const {
     return {.path = path(),
             .tensor = "t" + std::to_string(offset),
-            .version = open_source(path())->version().token,
+            .version = open_source(path())->token(),
             .source_size = open_source(path())->size(),
             .offset = offset,
             .dtype = dtype,
@@ -305,6 +305,39 @@ TEST_F(TransferTest, OfASourceElsewhereTilesAreCopiedAsTheyArrive) {
   EXPECT_FALSE(prefetched.empty()) << "the next tiles, while the first is copied";
 }
 
+// A tile is read again when bytes of it go away before they are read: all of it, then ever shorter
+// parts.
+TEST_F(TransferTest, WhatIsReadAgainIsCountedOnce) {
+  constexpr std::uint64_t kFew = 100;
+  constexpr std::uint64_t kMany = 300'003;  // a quarter of the tile ends inside of an element
+  constexpr std::uint64_t kBegin = 1 << 20;
+  std::string bytes(kBegin + kMany * sizeof(float), '\0');
+  const float beyond = 1e30F;  // infinite as F16
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof beyond) {
+    std::memcpy(bytes.data() + at, &beyond, sizeof beyond);
+  }
+  write_file(path(), bytes);
+  items_.emplace_back(request(0, DType::kF32, {kFew}, "", DType::kF16));
+  items_.emplace_back(request(kBegin, DType::kF32, {kMany}, "", DType::kF16));
+  const auto device = open_cpu();
+  LateSources sources;
+  std::shared_ptr<const std::size_t> wants;  // the copy closes the source
+  sources.on_open = [&](LateSource& late) {
+    wants = late.counted_wants();
+    late.bring_all_back();
+    late.be_damaged_at({kBegin + 10, kBegin + 300'000, kBegin + 600'000, kBegin + 900'000});
+  };
+  TransferOptions options{.workers = 1};
+  options.sources = &sources;
+
+  const Transferred result = copy(*device, options);
+
+  expect_all(result);
+  EXPECT_GE(*wants, 4U);
+  EXPECT_EQ(result.counts[0].out_of_range, kFew);
+  EXPECT_EQ(result.counts[1].out_of_range, kMany);
+}
+
 TEST_F(TransferTest, OfASourceElsewhereThatHasChangedTheErrorSaysSo) {
   source(1 << 20);
   add(0, 1 << 20);
@@ -321,6 +354,21 @@ TEST_F(TransferTest, OfASourceElsewhereThatHasChangedTheErrorSaysSo) {
     EXPECT_EQ(error.code(), ErrorCode::kUnreadable);
     EXPECT_NE(std::string(error.what()).find("changed while it was copied"), std::string::npos);
   }
+}
+
+TEST_F(TransferTest, ASourceThatChangesAfterItsLastByteWasReadIsAnError) {
+  source(1 << 20);
+  add(0, 1 << 20);
+  const auto device = open_cpu();
+  TransferOptions options;
+  std::uint64_t copied = 0;
+  options.progress = [&](std::uint64_t bytes) {
+    copied += bytes;
+    if (copied == 1 << 20) std::filesystem::resize_file(path(), 1 << 19);
+  };
+
+  EXPECT_EQ(code_of([&] { copy(*device, options); }), ErrorCode::kUnreadable);
+  EXPECT_EQ(copied, 1U << 20);
 }
 
 TEST_F(TransferTest, AStopEndsAWaitForTheNetwork) {

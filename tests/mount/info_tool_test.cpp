@@ -288,6 +288,18 @@ TEST(InfoUsage, ExitStatusesAreThoseOfStfs) {
   EXPECT_EQ(info({"list", "--help"}).status, 0);
 }
 
+// They are thirty libraries, and loading them takes longer than the command.
+TEST(InfoUsage, ALocalSourceNeedsNoLibraryOfTheNetwork) {
+  const Outcome told =
+      run({"env", "LD_DEBUG=files", STFS_INFO_BINARY, "list", "tests/data/sharded"},
+          {.directory = STFS_SOURCE_DIR});
+  ASSERT_EQ(told.status, 0) << told.err;
+  ASSERT_NE(told.err.find("libcrypto"), std::string::npos) << "the loader tells of no library";
+  for (const char* const library : {"libcurl", "libssl", "libhwy"}) {
+    EXPECT_EQ(told.err.find(library), std::string::npos) << library;
+  }
+}
+
 class InfoWhere : public MountTest {};
 
 TEST_F(InfoWhere, JsonEqualsTheAttributes) {

@@ -80,7 +80,7 @@ TEST_F(Interrupted, HashAndStatsLeaveTheirLinesAndNoBar) {
 TEST_F(Interrupted, ExtractLeavesNoFileAndNoBar) {
   write_file(written(), "before");
   for (const int ending : kEndings) {
-    EXPECT_EQ(end({STFS_INFO_BINARY, "extract", "*", "-o", written()}, ending), Words());
+    EXPECT_EQ(end({STFS_INFO_BINARY, "extract", "*", "--force", "-o", written()}, ending), Words());
     EXPECT_EQ(left(), Words{"new.safetensors"}) << ending;
     EXPECT_EQ(read_file(written()), "before");
   }

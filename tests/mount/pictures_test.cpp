@@ -71,6 +71,11 @@ std::vector<Tensor> kinds() {
     return values;
   }()));
   tensors.push_back(random_tensor("empty", "BF16", {0, 3}));
+  // Names that XML cannot hold, and that an SVG shows.
+  for (const char* const name : {"\xEF\xBF\xBE", "a\xEF\xBF\xBFz", "]]>&#0;<b", "\x01\x1b[m\x7f",
+                                 "\xC2\x85\xE2\x80\xA8\xEF\xBB\xBF", "\xF0\x9F\xBF\xBF\"'"}) {
+    tensors.push_back(tensor_of(name, "F32", {3}, std::vector<float>{1, 2, 3}));
+  }
   return tensors;
 }
 

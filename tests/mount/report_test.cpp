@@ -132,8 +132,22 @@ TEST_F(InfoReport, NeverReplacesAFileThatItIsAbout) {
     const std::string before = read_file(output);
     words.insert(words.begin(), "report");
     expect_one_line(info(words), 2, "a file of the source: name another");
+    words.emplace_back("--force");
+    expect_one_line(info(words), 2, "a file of the source: name another");
     EXPECT_EQ(read_file(output), before) << output;
   }
+}
+
+TEST_F(InfoReport, ReplacesAFileOnlyWithForce) {
+  const std::string file = write("m", some_tensors());
+  const std::string page = dir_ / "report.html";
+  write_file(page, "before");
+
+  expect_one_line(info({"report", file, "-o", page}), 2,
+                  "there is a file of this name: --force replaces it");
+  EXPECT_EQ(read_file(page), "before");
+  EXPECT_EQ(info({"report", "--force", file, "-o", page}).status, 0);
+  expect_findings(read_file(page));
 }
 
 TEST_F(InfoReport, TheStatusSaysThatTheOtherCheckpointCannotBeRead) {
@@ -157,7 +171,7 @@ TEST_F(InfoReport, SaysOnATerminalWhatItFound) {
   for (const char* locale : {"C", "C.UTF-8"}) {
     for (const unsigned columns : {40U, 80U, 200U}) {
       const Outcome result =
-          run({STFS_INFO_BINARY, "report", file, "-o", dir_ / "r.html"},
+          run({STFS_INFO_BINARY, "report", "--force", file, "-o", dir_ / "r.html"},
               {.environment = {"LC_ALL="s + locale, "TERM="}, .terminal_columns = columns});
       EXPECT_EQ(result.status, 0) << result.out;
       EXPECT_NE(result.out.find("! NaN in 1 tensor"), std::string::npos) << result.out;

@@ -85,7 +85,7 @@ TEST_F(InfoOnATerminal, DiffShowsABarThatGoes) {
 
 TEST_F(InfoOnATerminal, ExtractShowsABarThatGoes) {
   for (const unsigned columns : kWidths) {
-    const Outcome result = info({"extract", a_, "*", "-o", "new"},
+    const Outcome result = info({"extract", "--force", a_, "*", "-o", "new"},
                                 {.directory = dir_.path(), .terminal_columns = columns});
 
     EXPECT_EQ(result.status, 0) << result.out;

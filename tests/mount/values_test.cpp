@@ -249,12 +249,15 @@ TEST_F(InfoHash, AnInterruptEndsItAtOnce) {
   const std::filesystem::path path = dir_ / "big.safetensors";
   write_file(path, safetensors_bytes(header.finish(), ""));
   std::filesystem::resize_file(path, std::filesystem::file_size(path) + (64ULL << 30));
+  // As in the background of a shell. The program has the default action, and the signal may come
+  // before it begins.
+  const auto before = ::signal(SIGINT, SIG_IGN);
   Process hash({STFS_INFO_BINARY, "hash", path});
-  ASSERT_TRUE(eventually([&] { return hash.running(); }));
 
   hash.signal(SIGINT);
 
   EXPECT_EQ(hash.wait().status, 130);
+  ::signal(SIGINT, before);
 }
 
 // diff
@@ -380,21 +383,84 @@ TEST_F(InfoExtract, ReplacesAFileOnlyWhenTheNewOneIsComplete) {
 
   expect_one_line(info({"extract", test_data("sharded"), "nothing*", "-o", out}), 2);
   EXPECT_EQ(read_file(out), "before");
-  EXPECT_EQ(info({"extract", test_data("sharded"), "*", "-o", out}).status, 0);
+  expect_one_line(info({"extract", test_data("sharded"), "*", "-o", out}), 2,
+                  "there is a file of this name: --force replaces it");
+  EXPECT_EQ(read_file(out), "before");
+  EXPECT_EQ(info({"extract", "--force", test_data("sharded"), "*", "-o", out}).status, 0);
 
   EXPECT_EQ(entries_of(out).size(), 36U);
   EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"out.safetensors"});
 }
 
-TEST_F(InfoExtract, MayReplaceItsOwnSource) {
+// The file itself, links to it, and every file that is read beside it.
+TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
+  if (const std::string why = mount_unavailable(); !why.empty()) GTEST_SKIP() << why;
   const std::string file =
       write("m", {random_tensor("a", "U8", {5}), random_tensor("b", "U8", {5})});
-  const std::string before = entries_of(file).at("b").bytes();
+  const std::string model = dir_ / "model";
+  std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
+  write_file(model + "/config.json", "{}");
+  std::filesystem::create_symlink("m.safetensors", dir_ / "link");
+  std::filesystem::create_hard_link(file, dir_ / "hard");
+  std::filesystem::create_symlink(".", dir_ / "here");
+  const std::string index = model + "/model.safetensors.index.json";
+  const Mounted mount({file});
+  const Mounted sharded({model});
+  std::vector<std::vector<std::string>> all;
+  const std::vector<std::string> names{file, dir_ / "link", dir_ / "hard",
+                                       dir_ / "here/m.safetensors"};
+  std::vector<std::string> sources{mount.path(), mount / "a", mount / ".stfs/tree",
+                                   mount / ".stfs/merged.safetensors"};
+  sources.insert(sources.end(), names.begin(), names.end());
+  for (const std::string& source : sources) {
+    for (const std::string& out : names) all.push_back({source, out});
+  }
+  const Mounted indexed({index});
+  const std::vector<std::string> whole{model,
+                                       index,
+                                       sharded.path(),
+                                       sharded / ".stfs/merged.safetensors",
+                                       indexed / ".stfs/merged.safetensors",
+                                       sharded / ".stfs/subset/*.safetensors"};
+  for (const std::string& source : whole) {
+    for (const auto& entry : std::filesystem::directory_iterator(model)) {
+      const std::string name = entry.path().filename();
+      if (name.ends_with(".safetensors") || name == "config.json" || entry.path() == index) {
+        all.push_back({source, entry.path()});
+      }
+    }
+  }
+  EXPECT_GT(all.size(), 30U);
+  for (const auto& words : all) {
+    const std::string before = read_file(words[1]);
+    for (const char* const force : {"--allow-missing", "--force"}) {
+      expect_one_line(info({"extract", force, words[0], "*", "-o", words[1]}), 2,
+                      words[1] + ": a file of the source: name another");
+    }
+    EXPECT_EQ(read_file(words[1]), before) << words[0] << " " << words[1];
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(dir_ / "link"));
+  for (const char* const verb : {"cat", "extract"}) {
+    const Outcome result =
+        sh(R"("$1" "$2" "$3" b $4 >>"$3")",
+           {STFS_INFO_BINARY, verb, file, verb == std::string("cat") ? "" : "-o-"});
+    expect_one_line(result, 2, "standard output: a file of the source: name another");
+  }
+}
 
-  EXPECT_EQ(info({"extract", file, "b", "-o", file}).status, 0);
+TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {
+  const std::string file = write("m", {random_tensor("w", "U8", {5})});
+  ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
 
-  EXPECT_EQ(entries_of(file).size(), 1U);
-  EXPECT_EQ(entries_of(file).at("b").bytes(), before);
+  const Outcome result =
+      sh(R"(cmp "$1/out" "$1/pipe" & "$2" extract "$1/m.safetensors" '*' -o "$1/pipe" && wait $!)",
+         {dir_.path(), STFS_INFO_BINARY});
+
+  EXPECT_EQ(result.status, 0) << result.out << result.err;
+  EXPECT_TRUE(std::filesystem::is_fifo(dir_ / "pipe"));
+  EXPECT_EQ(info({"extract", file, "*", "-o", "/dev/null"}).status, 0);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
 TEST_F(InfoExtract, LeavesNothingBehindWhenTheDiskIsFull) {

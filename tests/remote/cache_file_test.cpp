@@ -6,6 +6,7 @@
 #include "core/source/http.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
+#include "tests/support/process.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -73,6 +74,7 @@ struct Reply {
   std::uint64_t surplus = 0;                                            // more than were asked for
   int error = 0;                                                        // of the end
   bool stall = false;  // no end comes until the network is told to end
+  std::string retry_after = {};
 };
 
 // Answers on a thread of its own, one request at a time, as Http calls back. While it is held,
@@ -96,8 +98,27 @@ class Network : public Http {
   void start(HttpRequest request, HttpCallbacks callbacks, std::chrono::milliseconds) override {
     const std::lock_guard lock(mutex_);
     seen_.push_back(*request.range);
+    limits_.push_back(request.limit);
     pending_.push_back({std::move(request), std::move(callbacks)});
     changed_.notify_all();
+  }
+
+  // Those that stall.
+  void look() override {
+    std::deque<Pending> ended;
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto at = stalled_.begin(); at != stalled_.end();) {
+        const auto next = at + 1;
+        if (!*at->request.is_abandoned) {
+          at = next;
+          continue;
+        }
+        ended.push_back(std::move(*at));
+        at = stalled_.erase(at);
+      }
+    }
+    for (Pending& pending : ended) pending.callbacks.end({ECANCELED, "abandoned"});
   }
 
   // From now on; the argument is the number of the request, from 0.
@@ -127,6 +148,10 @@ class Network : public Http {
   void wait_for_stalls(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stalled_.size() >= count; });
+  }
+  std::vector<std::chrono::milliseconds> limits() const {
+    const std::lock_guard lock(mutex_);
+    return limits_;
   }
   std::vector<ByteRange> seen() const {
     const std::lock_guard lock(mutex_);
@@ -166,7 +191,9 @@ class Network : public Http {
       callbacks.end({reply.error, "no connection"});
       return false;
     }
-    if (!callbacks.head({.status = reply.status, .url = pending.request.url, .headers = {}})) {
+    HttpHead head{.status = reply.status, .url = pending.request.url, .headers = {}};
+    if (!reply.retry_after.empty()) head.headers.emplace_back("retry-after", reply.retry_after);
+    if (!callbacks.head(head)) {
       callbacks.end({ECANCELED, ""});
       return false;
     }
@@ -190,6 +217,7 @@ class Network : public Http {
   std::size_t answered_ = 0;
   std::function<Reply(std::size_t, ByteRange)> script_;
   std::vector<ByteRange> seen_;
+  std::vector<std::chrono::milliseconds> limits_;
   std::deque<Pending> pending_, stalled_;
   std::thread thread_;
 };
@@ -244,6 +272,14 @@ class Answer {
   std::shared_ptr<std::promise<int>> promise_ = std::make_shared<std::promise<int>>();
   std::future<int> future_;
 };
+
+// Whether one of many tries in a row brings a range.
+bool arrives(const Source& source, ByteRange range) {
+  for (int tries = 0; tries < 200; ++tries) {
+    if (Answer(source, range).get() == 0) return true;
+  }
+  return false;
+}
 
 class CacheFileTest : public testing::Test {
  protected:
@@ -312,7 +348,7 @@ TEST_F(CacheFileTest, WhatIsWantedComesAndStays) {
   {
     const auto source = open(10 * kBlock + 77);
     EXPECT_EQ(source->size(), 10 * kBlock + 77);
-    EXPECT_EQ(source->version().token, "web-1");
+    EXPECT_EQ(source->token(), "web-1");
     EXPECT_EQ(source->mtime().tv_sec, 1234);
     EXPECT_FALSE(source->has({0, 1}));
     EXPECT_FALSE(source->is_complete());
@@ -442,6 +478,89 @@ TEST_F(CacheFileTest, ABrokenTransferKeepsTheBlocksThatCame) {
   EXPECT_EQ(to_text(network.seen()), "0+4 2+2 2+2 2+2 3+1 ");
   EXPECT_EQ(counters.retries, 4U);
   EXPECT_TRUE(source->failures().empty());
+}
+
+TEST_F(CacheFileTest, OfABlockThatBrokeOnlyTheRestIsAskedFor) {
+  for (const bool has_cache : {true, false}) {
+    const auto source = open(kMiB, has_cache);
+    const std::size_t before = network.seen().size();
+    network.script(
+        [](std::size_t, ByteRange) { return Reply{.cut_after = 200'000, .error = EIO}; });
+    network.let_go();
+
+    expect_bytes(*source, {0, kMiB});
+
+    std::vector<std::uint64_t> offsets;
+    for (const ByteRange& range : network.seen()) offsets.push_back(range.offset);
+    offsets.erase(offsets.begin(), offsets.begin() + static_cast<std::ptrdiff_t>(before));
+    EXPECT_EQ(offsets,
+              (std::vector<std::uint64_t>{0, 200'000, 400'000, 600'000, 800'000, 1'000'000}));
+  }
+  EXPECT_EQ(counters.bytes_fetched, 0U);  // Http's
+  const auto again = open(kMiB);
+  expect_bytes(*again, {0, kMiB});  // the checksums are those of the bytes
+  EXPECT_EQ(counters.cache_faults, 0U);
+}
+
+TEST_F(CacheFileTest, APartThatTheDiskLostIsAskedForAgain) {
+  start({.timeout = 30ms});
+  const auto source = open(kMiB);
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 100'000, .stall = true}; });
+  network.let_go();
+  EXPECT_EQ(Answer(*source, {0, kBlock}).get(), EIO);
+  fs::resize_file(entry_path() / "data", 50'000);
+  fs::resize_file(entry_path() / "data", kMiB);
+  network.script({});
+
+  EXPECT_TRUE(arrives(*source, {0, kBlock}));
+
+  EXPECT_EQ(network.seen()[1].offset, 0U);
+  expect_bytes(*source, {0, kBlock});
+}
+
+TEST_F(CacheFileTest, ATransferEndsWhenNobodyWaitsForItAndTheNextAsksAnew) {
+  start({.timeout = 30ms, .longest = 5min});
+  const auto source = open(kMiB);
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 100'000, .stall = true}; });
+  network.let_go();
+  EXPECT_EQ(Answer(*source, {0, kBlock}).get(), EIO);
+  network.script({});
+
+  EXPECT_TRUE(arrives(*source, {0, kBlock}));
+
+  expect_bytes(*source, {0, kBlock});
+  EXPECT_EQ(network.seen()[1].offset, 100'000U);
+  EXPECT_EQ(network.limits()[0], 5min);
+}
+
+TEST_F(CacheFileTest, WhatIsFetchedAheadLeavesAConnectionToAReaderWhoWaitedInVain) {
+  start({.timeout = 30ms, .connections = 2});
+  const auto source = open(64 * kMiB);
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 5, .stall = true}; });
+  network.let_go();
+  source->prefetch({0, 32 * kMiB});
+  network.wait_for_stalls(2);
+  EXPECT_EQ(Answer(*source, {40 * kMiB, 1}).get(), EIO);
+  network.script({});
+
+  EXPECT_TRUE(arrives(*source, {40 * kMiB, 1}));
+
+  expect_bytes(*source, {40 * kMiB, 1});
+}
+
+TEST_F(CacheFileTest, AnOldTransferEndsThoughOthersWaitForItToo) {
+  start({.timeout = 2s});
+  const auto source = open(kMiB);
+  network.script([](std::size_t number, ByteRange) {
+    return number == 0 ? Reply{.cut_after = 100'000, .stall = true} : Reply{};
+  });
+  network.let_go();
+  Answer first(*source, {0, kBlock});
+  network.wait_for_stalls(1);
+  std::this_thread::sleep_for(1s);  // so that the second waits longer than the first
+  Answer second(*source, {0, kBlock});
+  EXPECT_EQ(first.get(), EIO);
+  EXPECT_EQ(second.get(), 0);
 }
 
 TEST_F(CacheFileTest, AStalledTransferHoldsUpNobodyElse) {
@@ -614,8 +733,6 @@ TEST_F(CacheFileTest, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
   for (std::uint64_t at = 0; at < 64 * kMiB; at += kBlock)
     there += source->has({at, 1}) ? kBlock : 0;
   EXPECT_LE(there, Fetcher::kMemory + 32 * kMiB);
-  EXPECT_FALSE(source->try_pin());
-  EXPECT_FALSE(source->can_pin({0, 1}));
   std::vector<std::byte> byte(1);
   for (std::uint64_t at = 0; at < 64 * kMiB; at += kBlock) {
     if (source->has({at, 1})) continue;
@@ -623,14 +740,13 @@ TEST_F(CacheFileTest, MemoryIsBoundedAndKeepsWhatIsWaitedFor) {
   }
 }
 
-TEST_F(CacheFileTest, BytesThatAreHereArePinned) {
+// Nothing keeps a file of the cache from being truncated while the kernel copies from a mapping.
+TEST_F(CacheFileTest, NothingIsSentFromAMapping) {
   network.let_go();
   const auto source = open(8 * kBlock);
   expect_bytes(*source, {0, 2 * kBlock});
-  EXPECT_TRUE(source->can_pin({0, 2 * kBlock}));
-  EXPECT_FALSE(source->can_pin({0, 2 * kBlock + 1}));
-  EXPECT_FALSE(source->can_pin({0, 0}));
-  EXPECT_TRUE(source->try_pin());
+  EXPECT_FALSE(source->can_pin({0, 2 * kBlock}));
+  EXPECT_FALSE(source->try_pin());
 }
 
 TEST_F(CacheFileTest, ADamagedBlockIsFetchedAgain) {
@@ -663,6 +779,59 @@ TEST_F(CacheFileTest, ATruncatedFileIsFetchedAgainAndNoReaderGetsAnError) {
   EXPECT_TRUE(source->failures().empty());
 }
 
+// read(2) may give zeros while a file is truncated: the size is looked at afterwards.
+TEST_F(CacheFileTest, WhatIsReadOfATruncatedFileIsNotUsedEvenBeforeItsEnd) {
+  network.let_go();
+  const auto source = open(4 * kBlock);
+  expect_bytes(*source, {0, 4 * kBlock});
+  fs::resize_file(entry_path() / "data", 2 * kBlock + 100);
+  std::vector<std::byte> bytes(kBlock);
+  EXPECT_EQ(source->read_unverified(bytes, 0), EAGAIN);
+  expect_bytes(*source, {0, 4 * kBlock});
+}
+
+// `truncate -s 0; truncate -s N`, and `fallocate --punch-hole`: the size is the same again.
+TEST_F(CacheFileTest, WhatLostItsBytesAndKeptItsSizeIsNeverZeros) {
+  network.let_go();
+  const auto source = open(4 * kBlock);
+  expect_bytes(*source, {0, 4 * kBlock});
+  const std::string data = entry_path() / "data";
+  fs::resize_file(data, 0);
+  fs::resize_file(data, 4 * kBlock);
+  std::vector<std::byte> bytes(kBlock);
+  EXPECT_EQ(source->read_unverified(bytes, kBlock), EAGAIN);
+  expect_bytes(*source, {0, 4 * kBlock});
+
+  const UniqueFd file(::open(data.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kBlock, kBlock), 0);
+  expect_bytes(*source, {0, 4 * kBlock});
+  expect_bytes(*source, {0, 4 * kBlock});
+}
+
+// The loss is counted by a read of another block, which was never looked at.
+TEST_F(CacheFileTest, ALossThatACheckFindsMakesAllBlocksDoubtful) {
+  network.let_go();
+  expect_bytes(*open(4 * kBlock), {0, 4 * kBlock});
+  const auto source = open(4 * kBlock);
+  expect_bytes(*source, {0, 100});
+  fs::resize_file(entry_path() / "data", 0);
+  fs::resize_file(entry_path() / "data", 4 * kBlock);
+  expect_bytes(*source, {2 * kBlock, 100});
+  expect_bytes(*source, {0, kBlock});
+  expect_bytes(*source, {0, 4 * kBlock});
+}
+
+// The file grows by more than it has lost, before it is read again.
+TEST_F(CacheFileTest, ALossIsNotHiddenByWhatIsFetchedNext) {
+  network.let_go();
+  const auto source = open(64 * kBlock);
+  expect_bytes(*source, {0, 100});
+  const UniqueFd file(::open((entry_path() / "data").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kBlock / 2), 0);
+  ASSERT_EQ(Answer(*source, {32 * kBlock, 16 * kBlock}).get(), 0);
+  expect_bytes(*source, {0, kBlock});
+}
+
 TEST_F(CacheFileTest, ATruncatedFileIsNotExtendedUnderThoseWhoReadIt) {
   network.let_go();
   const auto source = open(4 * kBlock);
@@ -683,7 +852,6 @@ TEST_F(CacheFileTest, DataThatALossOfPowerTookIsNeverZeros) {
               0);
   }
   const auto source = open(4 * kBlock);
-  EXPECT_FALSE(source->can_pin({kBlock, kBlock}));
   expect_bytes(*source, {0, 4 * kBlock});
   EXPECT_EQ(counters.cache_faults, 3U);
 }
@@ -797,6 +965,21 @@ TEST_F(CacheFileTest, ABlockThatAnotherHasClaimedIsNotAskedFor) {
   EXPECT_EQ(all.get(), 0);
   expect_bytes(*source, {0, 4 * kBlock});
   EXPECT_EQ(network.seen().size(), 2U);
+}
+
+TEST_F(CacheFileTest, WhileARequestWaitsToBeSentAgainAnotherMayFetchItsBlocks) {
+  start({.timeout = 1h, .patience = 1h});
+  network.script(
+      [](std::size_t, ByteRange) { return Reply{.status = 503, .retry_after = "3600"}; });
+  network.let_go();
+  const auto source = open(4 * kBlock);
+  const auto other = cache.open(version_of(4 * kBlock));
+  Answer all(*source, {0, 4 * kBlock});
+  network.wait_for_requests(1);
+  for (std::uint64_t block = 0; block < 4; ++block) {
+    EXPECT_TRUE(test::eventually([&] { return other->claim(block); }, 20s)) << block;
+  }
+  EXPECT_FALSE(all.is_there());
 }
 
 TEST_F(CacheFileTest, AClaimThatIsGoneIsTakenOver) {
@@ -934,7 +1117,7 @@ TEST_F(CacheFileTest, AFullDiskCostsSpeedAndNoReaderAnError) {
   const CacheFile source(version, std::make_unique<TestRemote>(remote), std::move(entry),
                          with_small);
   expect_bytes(source, {0, 2 * kMiB});
-  EXPECT_TRUE(source.can_pin({0, 2 * kMiB}));
+  EXPECT_TRUE(source.has({0, 2 * kMiB}));
   for (std::uint64_t at = 0; at < source.size(); at += 2 * kMiB)
     expect_bytes(source, {at, 2 * kMiB});
   read_randomly(source, 1, 20, kMiB);

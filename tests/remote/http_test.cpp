@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/source/http_rules.h"
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>
@@ -25,6 +26,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -245,6 +247,20 @@ TEST(Http, ASecretNeverReachesASecondHost) {
   EXPECT_EQ(request.header("referer"), "");
 }
 
+TEST(Http, ANetrcThatIsMalformedIsNamed) {
+  HttpServer server([](const WebRequest&) { return WebAnswer{}; });
+  const std::filesystem::path netrc =
+      std::filesystem::temp_directory_path() / ("stfs-netrc-" + std::to_string(::getpid()));
+  std::ofstream(netrc) << "machine 127.0.0.1 login me password \"s3cret\n";
+  const Variable variable("NETRC", netrc.string());
+  Http http({});
+  const HttpEnd end = http_fetch(http, {.url = server.url(), .use_netrc = true}).end;
+  std::filesystem::remove(netrc);
+  EXPECT_EQ(end.error, EACCES);  // trying again does not help
+  EXPECT_TRUE(end.text.starts_with(netrc.string() + ": ")) << end.text;
+  EXPECT_EQ(end.text.find("s3cret"), std::string::npos);
+}
+
 TEST(Http, ASecretStaysAwayAfterAnotherHostRedirectsBack) {
   std::string back;
   HttpServer second([&](const WebRequest&) { return redirect_to(back); }, "127.0.0.2");
@@ -282,14 +298,77 @@ TEST(Http, WhatIsSentIsNotRedirectedToASecondHost) {
 }
 
 TEST(Http, ARedirectToAPlaceThatHandsOutRolesIsRefused) {
-  for (const char* target : {"http://169.254.169.254/latest/meta-data/", "http://2852039166/",
-                             "http://0xa9fea9fe/", "http://[::ffff:169.254.169.254]/",
-                             "http://[fe80::1]/", "//169.254.170.2/v2/credentials"}) {
+  for (const char* target :
+       {"http://169.254.169.254/latest/meta-data/", "http://2852039166/", "http://0xa9fea9fe/",
+        "http://[::ffff:169.254.169.254]/", "http://[fe80::1]/", "//169.254.170.2/v2/credentials",
+        "http://100.100.100.200/latest/meta-data/", "http://168.63.129.16/"}) {
     HttpServer server([&](const WebRequest&) { return redirect_to(target); });
     Http http({.insecure_http = true});
     const HttpOutcome outcome = http_fetch(http, {.url = server.url()});
     EXPECT_EQ(outcome.end.error, EACCES) << target;
-    EXPECT_EQ(outcome.end.text, "redirects to a link-local address") << target;
+    EXPECT_EQ(outcome.end.text, "redirects to an address that hands out roles") << target;
+  }
+}
+
+TEST(Http, ARedirectOfAPublicHostToAPrivateAddressIsRefusedByItsConnection) {
+  Http http({.insecure_http = true});
+  const HttpOutcome outcome =
+      http_fetch(http, {.url = "http://10.255.255.1/", .redirected_by = HttpPlace::kElsewhere});
+  EXPECT_EQ(outcome.end.error, EACCES);
+  EXPECT_EQ(outcome.end.text, "redirects to a private address");
+}
+
+TEST(Http, ADripEndsTheTransfer) {
+  for (const std::size_t from : {0U, 5000U}) {
+    HttpServer server([&](const WebRequest&) {
+      return WebAnswer{
+          .body = std::string(100'000, 'x'), .drip_after = from, .drip = milliseconds(5)};
+    });
+    Http http({});
+    const HttpOutcome outcome = http_fetch(
+        http, {.url = server.url(), .stall = milliseconds(2000), .limit = milliseconds(30'000)});
+    EXPECT_EQ(outcome.end.error, ETIMEDOUT);
+    EXPECT_EQ(outcome.end.text, "its server sent next to nothing for 2 s");
+    EXPECT_GT(outcome.body.size(), from);
+  }
+}
+
+TEST(Http, TrailersForEverEndTheTransfer) {
+  for (const auto& [line, pause, error] :
+       {std::tuple{"X-Trailer: " + std::string(1000, 'x') + "\r\n", 0, EPROTO},
+        {"X: y\r\n", 50, ETIMEDOUT}}) {
+    HttpServer server([&, line = line, pause = pause](const WebRequest&) {
+      return WebAnswer{.headers = {{"Transfer-Encoding", "chunked"}},
+                       .body = "5\r\nbytes\r\n0\r\n",
+                       .drip = milliseconds(pause),
+                       .endless = line};
+    });
+    Http http({});
+    const HttpOutcome outcome = http_fetch(
+        http, {.url = server.url(), .stall = milliseconds(1000), .limit = milliseconds(30'000)});
+    EXPECT_EQ(outcome.end.error, error) << outcome.end.text;
+    EXPECT_EQ(outcome.body, "bytes");
+  }
+}
+
+TEST(Http, ATransferThatWasAbandonedEndsAlsoOneThatWaitsForAConnection) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
+  });
+  std::array<std::shared_ptr<std::atomic<bool>>, 2> is_abandoned;
+  std::array<std::promise<HttpEnd>, 2> ended;
+  Http http({.connections = 1});
+  for (std::size_t i = 0; i < 2; ++i) {
+    is_abandoned[i] = std::make_shared<std::atomic<bool>>(false);
+    http.start({.url = server.url(), .is_abandoned = is_abandoned[i]},
+               {.end = [&, i](const HttpEnd& end) { ended[i].set_value(end); }});
+  }
+  for (const std::size_t i : {1U, 0U}) {
+    *is_abandoned[i] = true;
+    http.look();
+    std::future<HttpEnd> end = ended[i].get_future();
+    ASSERT_EQ(end.wait_for(std::chrono::seconds(15)), std::future_status::ready) << i;
+    EXPECT_EQ(end.get().error, ECANCELED);
   }
 }
 
@@ -331,6 +410,10 @@ TEST(Http, AProxyIsAskedForOthersHostsAndMayNotLeadToThisMachine) {
   Http http({.insecure_http = true});
   EXPECT_EQ(http_fetch(http, {.url = "http://model.example/a"}).body, "http://model.example/a");
   EXPECT_EQ(http_fetch(http, {.url = local.url()}).body, "private");
+  {
+    const Variable later("http_proxy", "http://127.0.0.1:1");  // the environment was read
+    EXPECT_EQ(http_fetch(http, {.url = "http://model.example/b"}).body, "http://model.example/b");
+  }
   const HttpOutcome outcome = http_fetch(http, {.url = "http://model.example/there"});
   EXPECT_EQ(outcome.end.error, EACCES);
   EXPECT_EQ(outcome.end.text, "redirects to a loopback address");
@@ -489,7 +572,8 @@ TEST(Http, AStallEndsTheTransfer) {
     const HttpOutcome outcome =
         http_fetch(http, {.url = server.url(path), .stall = milliseconds(50)});
     EXPECT_EQ(outcome.end.error, ETIMEDOUT);
-    EXPECT_EQ(outcome.end.text, "its server sent nothing for 50 ms");
+    EXPECT_EQ(outcome.end.text, std::string("its server sent ") +
+                                    (outcome.body.empty() ? "" : "next to ") + "nothing for 50 ms");
   }
 }
 
@@ -684,6 +768,26 @@ TEST(HttpGet, AnErrorNamesTheUrlWithoutItsSecrets) {
       "(-o insecure_http, --insecure-http)");
   const std::string message = message_of(http, {.url = server.url("/a?secret")}, milliseconds(50));
   EXPECT_TRUE(message.starts_with(server.url("/a") + ": no whole answer within ")) << message;
+}
+
+// The time of a request counts while others have all connections.
+TEST(HttpGet, WaitsForAConnectionNoLongerThanItsTime) {
+  HttpServer server([](const WebRequest&) {
+    return WebAnswer{.headers = {{"Content-Length", "9"}}, .body = "x", .stall = true};
+  });
+  std::promise<HttpEnd> first;
+  Http http({.connections = 1});
+  http.start({.url = server.url("/first")},
+             {.end = [&](const HttpEnd& end) { first.set_value(end); }});
+  while (server.requests().empty()) std::this_thread::yield();
+
+  const std::string message = message_of(http, {.url = server.url("/a")}, milliseconds(50));
+
+  EXPECT_TRUE(message.starts_with(server.url("/a") + ": no whole answer within ")) << message;
+  const auto ended = first.get_future();
+  EXPECT_EQ(ended.wait_for(milliseconds(0)), std::future_status::timeout)
+      << "it still has its time";
+  EXPECT_EQ(server.requests().size(), 1U);
 }
 
 TEST(HttpGet, AnAnswerThatIsTooLongIsAnError) {

@@ -361,6 +361,7 @@ TEST_F(Hub, AFileOfGitLfsThatTheHubAnswersItselfMustTellItsDigest) {
                                                   .size = 1000,
                                                   .token = "",
                                                   .etag = "",
+                                                  .weak_etag = "",
                                                   .last_modified = "",
                                                   .version_id = "",
                                                   .sha256 = kHubSha256});
@@ -503,6 +504,22 @@ TEST_F(Hub, AHostileAnswerIsRefused) {
               store().pinned("hf://org/name@" + std::string(40, 'a'));
             }).second.find("another commit"),
             std::string::npos);
+}
+
+TEST_F(Hub, AnAnswerOfManyValuesOrFilesIsRefusedBeforeItTakesMemory) {
+  const auto error = [&](const std::string& siblings) {
+    const std::string body = "{\"sha\":\"" + kHubCommit + "\",\"siblings\":[" + siblings + "]}";
+    instead_ = [&](const WebRequest&) { return WebAnswer{.body = body}; };
+    return error_of([&] { store().pinned("hf://org/name"); }).second;
+  };
+  std::string values = "{\"rfilename\":[1", files;
+  for (int i = 0; i < 4'000'000; ++i) values += ",1";
+  for (int i = 0; i <= 250'000; ++i) {
+    files += (i == 0 ? "" : ",") + ("{\"rfilename\":\"f" + std::to_string(i) + "\",\"size\":1,");
+    files += "\"blobId\":\"" + kHubBlob + "\"}";
+  }
+  EXPECT_TRUE(error(values + "]}").ends_with("its JSON has too many values"));
+  EXPECT_TRUE(error(files).ends_with("it names too many files"));
 }
 
 TEST_F(Hub, NamesThatLeaveTheModelAreNotListed) {

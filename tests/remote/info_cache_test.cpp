@@ -2,6 +2,7 @@
 #include "core/base/sha256.h"
 #include "core/source/cache.h"
 #include "tests/mount/info_tool.h"
+#include "tests/support/failing_calls.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
 #include "tests/support/pseudo_terminal.h"
@@ -219,6 +220,16 @@ TEST_F(InfoCache, VerifyComparesThePublishedDigest) {
   add("hf://org/bad@1/x", kSize, 6, digest_of(kSize - 1));
   EXPECT_EQ(cache({"verify", "hf://org/bad"}).status, 1);
   EXPECT_EQ(list().size(), 2U) << "nobody used it";
+}
+
+TEST_F(InfoCache, VerifyNeedsNoThreads) {
+  test::skip_where_calls_cannot_fail();
+  if (IsSkipped()) return;
+  add("hf://org/good@1/x", 5 * kBlock, 5, digest_of(5 * kBlock));
+  const Outcome found =
+      cache({"verify"}, {.environment = test::failing("pthread_create", {"STFS_FAIL_ON=1"})});
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_EQ(found.out, "hf://org/good@1/x\tok\t5 blocks, the published SHA-256\n");
 }
 
 TEST_F(InfoCache, VerifyShowsItsProgressOnATerminal) {

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/sendfile.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -109,6 +111,68 @@ TEST_F(FailingCache, ThatIsCutUnderAMountGivesNoWrongByte) {
     }
   }
   EXPECT_EQ(names_in(mount.path()).size(), 4U);
+}
+
+// The kernel fills the rest of the last page with zeros, and keeps that page in memory.
+TEST_F(FailingCache, ThatIsCutInsideAPageGivesNoZeros) {
+  for (const char* const more : {"", "cache=direct", "supervise"}) {
+    SCOPED_TRACE(more);
+    std::filesystem::remove_all(cache());
+    fill_cache();
+    const Mounted mount({url()}, options(more));
+    // Looked at by this mount, and in the kernel's memory; not read through a page of the mount.
+    std::string bytes;
+    for (const Tensor& tensor : tensors_) {
+      ASSERT_EQ(read_part(mount / tensor.name, 0, tensor.bytes.size(), &bytes, O_DIRECT), 0);
+      ASSERT_TRUE(bytes == tensor.bytes);
+    }
+    read_file(in_entry("data"));
+
+    const std::uint64_t in_v = offset_of("v") + (1 << 20) + 100;
+    std::filesystem::resize_file(in_entry("data"), in_v);
+    ASSERT_EQ(read_part(mount / "v", (1 << 20) + 100, 64, &bytes, O_DIRECT), 0);
+    EXPECT_TRUE(bytes == bytes_of("v").substr((1 << 20) + 100, 64));
+
+    std::filesystem::resize_file(in_entry("data"), offset_of("small") + 3);
+    ASSERT_EQ(read_part(mount / "small", 0, 16, &bytes, O_DIRECT), 0);
+    EXPECT_EQ(bytes, bytes_of("small")) << "read(2)";
+    EXPECT_EQ(read_file(mount / "small"), bytes_of("small")) << "read(2) through a page";
+    const int fd = ::open((mount / "small").c_str(), O_RDONLY | O_CLOEXEC);
+    void* const mapped = ::mmap(nullptr, 16, PROT_READ, MAP_PRIVATE, fd, 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    EXPECT_EQ(std::string(static_cast<const char*>(mapped), 16), bytes_of("small")) << "mmap(2)";
+    ::munmap(mapped, 16);
+    const int out = ::open((dir_ / "sent").c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    EXPECT_EQ(::sendfile(out, fd, nullptr, 16), 16);
+    EXPECT_EQ(read_file(dir_ / "sent"), bytes_of("small")) << "sendfile(2)";
+    ::close(out);
+    ::close(fd);
+    expect_right(mount.path());
+  }
+}
+
+// The header is valid, and the claimed size is not the one that it needs.
+TEST_F(FailingCache, AClaimedSizeOfARefusedMountTakesNoDiskAndLeavesNoEntry) {
+  set_change([](WebAnswer& answer) {
+    for (const char* const name : {"Content-Range", "content-range"}) {
+      std::erase_if(answer.headers, [&](const auto& header) { return header.first == name; });
+    }
+    answer.headers.emplace_back("Content-Range", "bytes 0-262143/15000000000000");
+  });
+  std::filesystem::create_directories(dir_ / "mnt");
+  for (const char* const more : {"", "supervise"}) {
+    std::vector<std::string> argv = options(more);
+    argv.insert(argv.begin(), STFS_BINARY);
+    argv.push_back(url());
+    argv.push_back((dir_ / "mnt").string());
+    const Outcome refused = run(argv);
+    EXPECT_EQ(refused.status, 1) << refused.err;
+    const Outcome info =
+        run({STFS_INFO_BINARY, "list", url()}, {.environment = {"STFS_CACHE=" + cache().string()}});
+    EXPECT_EQ(info.status, 1) << info.err;
+    EXPECT_EQ(names_in(cache() / "v1/entries"), std::vector<std::string>{});
+    EXPECT_EQ(names_in(cache() / "v1/trash"), std::vector<std::string>{});
+  }
 }
 
 TEST_F(FailingCache, OfAnotherUserIsNotUsed) {

@@ -36,6 +36,11 @@ class FailingServer : public ScriptedMount {
   static bool is_waiting(const std::future<int>& reader) {
     return reader.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   }
+  static std::uint64_t counter(const Mounted& mount, const std::string& name) {
+    const std::string text = read_file(mount / ".stfs/counters.json");
+    const std::size_t at = text.find('"' + name + "\":");
+    return at == std::string::npos ? 0 : std::stoull(text.substr(at + name.size() + 3));
+  }
   static std::size_t lines_with(const std::string& text, const std::string& part) {
     std::size_t lines = 0;
     for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++lines) {
@@ -80,6 +85,75 @@ TEST_F(FailingServer, AStallEndsWithTheDeadlineAndTheNextReadTriesAgain) {
   mend();
 
   EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+}
+
+TEST_F(FailingServer, ThatDripsServesTheNextReadOnceItHasRecovered) {
+  const Mounted mount({url()}, options("timeout=1"));
+  set_change([](WebAnswer& answer) {
+    answer.drip_after = 1000;
+    answer.drip = std::chrono::milliseconds(50);
+  });
+  std::vector<std::future<int>> stuck;
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    stuck.push_back(reader(mount / (i % 2 == 0 ? "w" : "x"), i / 2 * kFetchBlock));
+  }
+  for (std::future<int>& one : stuck) EXPECT_EQ(one.get(), EIO);
+  mend();
+
+  EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+  EXPECT_EQ(read_file(mount / "x"), bytes_of("x"));
+}
+
+TEST_F(FailingServer, WithTrailersForEverServesTheNextReadOnceItHasRecovered) {
+  const Mounted mount({url()}, options("timeout=1,connections=2"));
+  set_change([](WebAnswer& answer) {
+    answer.headers.emplace_back("Transfer-Encoding", "chunked");
+    answer.body = "3e8\r\n" + answer.body.substr(0, 1000) + "\r\n0\r\n";
+    answer.endless = "X-Trailer: 1\r\n";
+    answer.drip = std::chrono::milliseconds(50);
+  });
+  std::vector<std::future<int>> stuck;
+  for (std::uint64_t i = 0; i < 4; ++i) stuck.push_back(reader(mount / "w", i * kFetchBlock));
+  for (std::future<int>& one : stuck) EXPECT_EQ(one.get(), EIO);
+  mend();
+
+  EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+}
+
+TEST_F(FailingServer, ThatNeverAnswersCostsAReaderOneTimeout) {
+  const Mounted mount({url()}, options("timeout=1"));
+  const auto waits = [&] { return counter(mount, "waits"); };
+  const std::uint64_t before = waits();
+  fall_silent();
+
+  // The kernel asks once more for a page that could not be read.
+  EXPECT_EQ(read_part(mount / "w", 0, 100'000), EIO);
+  EXPECT_EQ(waits(), before + 1);
+  // The next read is another one.
+  EXPECT_EQ(read_part(mount / "w", 0, 100'000), EIO);
+  EXPECT_EQ(waits(), before + 2);
+  mend();
+  std::string bytes;
+  EXPECT_EQ(read_part(mount / "w", 0, 100'000, &bytes), 0);
+  EXPECT_EQ(bytes, bytes_of("w").substr(0, 100'000));
+}
+
+TEST_F(FailingServer, ThatBreaksEachConnectionInABlockBringsProgress) {
+  const Mounted mount({url()}, options("timeout=20"));
+  set_change([](WebAnswer& answer) { answer.cut_after = 200'000; });
+
+  EXPECT_EQ(read_file(mount / "w"), bytes_of("w"));
+}
+
+TEST_F(FailingServer, WhoseWeakETagChangesIsESTALE) {
+  WebObject object{.bytes = read_file(local()), .etag = "W/\"1\""};
+  put("/m.safetensors", object);
+  const Mounted mount({url()}, options());
+  object.etag = "W/\"2\"";
+  for (char& byte : object.bytes) byte = static_cast<char>(~byte);
+  put("/m.safetensors", object);
+
+  EXPECT_EQ(read_part(mount / "x", 1 << 20, 4096), ESTALE);
 }
 
 TEST_F(FailingServer, ThatNeverAnswersDelaysNobodyWhoReadsWhatIsHere) {

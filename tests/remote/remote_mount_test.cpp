@@ -97,6 +97,31 @@ TEST_F(RemoteMount, ASecondMountWorksOffline) {
   EXPECT_EQ(server_.requests().size(), 0U);
 }
 
+TEST_F(RemoteMount, AnotherSignatureOfAUrlMeansTheSameObject) {
+  const std::string version = url() + "?versionId=a&X-Amz-Algorithm=A&X-Amz-Credential=C&X-Amz-";
+  { EXPECT_EQ(read_file(Mounted({version + "Signature=1"}, options()) / "w"), tensors_[0].bytes); }
+  server_.forget_requests();
+  {
+    const Mounted mount({version + "Date=2&X-Amz-Signature=2"}, options());
+    EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  }
+  EXPECT_EQ(names_in(dir_ / "cache/v1/entries").size(), 1U);
+  unsigned asked = 0;
+  for (const WebRequest& request : server_.requests()) {
+    if (!request.target.starts_with("/m.safetensors")) continue;
+    ++asked;
+    EXPECT_NE(request.target.find("Signature=2"), std::string::npos);
+    EXPECT_NE(request.header("if-none-match"), "");
+  }
+  EXPECT_EQ(asked, 1U) << "whether it is still that version";
+  server_.forget_requests();
+  const Mounted offline({version + "Signature=3"}, options("offline"));
+  EXPECT_EQ(read_file(offline / "w"), tensors_[0].bytes);
+  EXPECT_EQ(server_.requests().size(), 0U);
+
+  expect_refusal(refused(url() + "?versionId=b&X-Amz-Signature=3", "offline"), 3, "never fetched");
+}
+
 TEST_F(RemoteMount, ASecondMountWorksOfflineUnderASupervisor) {
   { EXPECT_EQ(read_file(Mounted({url()}, options()) / "w"), tensors_[0].bytes); }
   server_.forget_requests();
@@ -264,6 +289,21 @@ TEST_F(RemoteMount, AServerThatDoesNotAnswerEndsTheMountWithinTheTimeout) {
   for (const char* more : {"timeout=1", "timeout=1,supervise"}) {
     expect_refusal(refused(url(), more), 3, url() + ": no whole answer within 1 s");
   }
+}
+
+TEST_F(RemoteMount, AConfigThatHangsHasALimitOfItsOwn) {
+  server_.set([&](const WebRequest& request) {
+    if (request.target == "/config.json") return WebAnswer{.delay = std::chrono::hours(1)};
+    return answer_object(request, objects_);
+  });
+
+  ForegroundMount mount({url()}, options("timeout=8"));
+
+  EXPECT_EQ(read_file(mount / "w"), tensors_[0].bytes);
+  // A quarter of the timeout, 5 s at most.
+  EXPECT_NE(mount.process().err().find(url("config.json") + ": no whole answer within 2 s"),
+            std::string::npos)
+      << mount.process().err();
 }
 
 TEST_F(RemoteMount, AnInterruptEndsLoadingAtOnce) {

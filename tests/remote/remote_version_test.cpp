@@ -140,6 +140,19 @@ TEST(Judge, ATimeCountsOnlyWhereNothingBetterTellsTheVersion) {
   EXPECT_EQ(judged(206, none, weak).kind, VerdictKind::kRefused);
 }
 
+TEST(Judge, AWeakTagThatDiffersIsAnotherVersion) {
+  RemoteVersion weak = example_version();
+  weak.etag = weak.version_id = "";
+  weak.weak_etag = "\"1\"";
+
+  EXPECT_EQ(judged(206, {{"etag", "W/\"1\""}}, weak).kind, VerdictKind::kAccept);
+  EXPECT_EQ(judged(206, {{"etag", "\"1\""}}, weak).kind, VerdictKind::kAccept);  // the same tag
+  EXPECT_EQ(judged(206, {{"etag", "W/\"2\""}}, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(judged(206, {{"etag", "\"2\""}}, weak).kind, VerdictKind::kChanged);
+  EXPECT_EQ(judged(206, {{"etag", "-"}}, weak).kind, VerdictKind::kRefused);
+  EXPECT_EQ(parse_remote_version(to_json(weak, false))->weak_etag, "\"1\"");
+}
+
 TEST(Judge, AServerThatSaysTooLittleOrTooMuchIsRefused) {
   for (const AnswerHeaders& other :
        std::vector<AnswerHeaders>{{{"content-range", "-"}},

@@ -871,6 +871,50 @@ TEST(S3Credentials, OneCallerRenewsWhileTheOthersGoOn) {
   EXPECT_EQ(chain.get()->key, "K2");
 }
 
+TEST(S3Credentials, AreRenewedFiveMinutesBeforeTheyExpire) {
+  AwsEnvironment environment;
+  environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");
+  using std::chrono::seconds;
+  const std::chrono::sys_seconds expires(seconds(2'000'000'000));
+  std::chrono::system_clock::time_point now = expires - seconds(400);
+  int looks = 0;
+  bool is_down = false;
+  AnsweringHttp http([&](const HttpRequest&) {
+    ++looks;
+    if (is_down) return text_answer("", 404);
+    const auto until = (expires + seconds(looks - 1)).time_since_epoch().count();
+    return text_answer(keys_json("K" + std::to_string(looks), "Token", rfc3339(until, 0)));
+  });
+  S3CredentialChain chain(http, [&] { return now; });
+  EXPECT_EQ(chain.get()->key, "K1");
+  now = expires - seconds(301);
+  EXPECT_EQ(chain.get()->key, "K1");
+  EXPECT_EQ(looks, 1);
+  now = expires - seconds(300);
+  EXPECT_EQ(chain.get()->key, "K2");
+  // Those that are valid still serve while others cannot be had.
+  is_down = true;
+  now = expires;
+  EXPECT_EQ(chain.get()->key, "K2");
+  EXPECT_EQ(looks, 3);
+  EXPECT_EQ(chain.get()->key, "K2");  // not again at once
+  EXPECT_EQ(looks, 3);
+  now = expires + seconds(1);
+  EXPECT_THROW(chain.get(), Error);
+}
+
+TEST(S3Credentials, TheEnvironmentIsReadOnce) {
+  AwsEnvironment environment;
+  environment.set("AWS_ACCESS_KEY_ID", "first");
+  environment.set("AWS_SECRET_ACCESS_KEY", "secret");
+  Http http(Http::Options{});
+  S3CredentialChain chain(http);
+  environment.set("AWS_ACCESS_KEY_ID", "second");
+  EXPECT_EQ(chain.get()->key, "first");
+  chain.renew(chain.get());
+  EXPECT_EQ(chain.get()->key, "first");
+}
+
 TEST(S3Credentials, TheSameThatAreRefusedAgainAndAgainAreNotLookedForEachTime) {
   AwsEnvironment environment;
   environment.set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/");

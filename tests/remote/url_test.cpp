@@ -67,6 +67,32 @@ TEST(Url, NamesHaveParentsAndChildrenAsPathsHave) {
   EXPECT_EQ(last_component("s3://bucket/a%20?b"), "a%20?b");
 }
 
+TEST(Url, WhatSignsAUrlIsLeftOutAndWhatChoosesTheObjectStays) {
+  const std::string aws =
+      "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=K%2F1&X-Amz-Date=2&"
+      "X-Amz-Expires=3600&X-Amz-Security-Token=t&X-Amz-SignedHeaders=host";
+  for (const auto& [query, kept] : std::vector<std::pair<std::string, std::string>>{
+           {aws + "&X-Amz-Signature=0", ""},
+           {aws + "&versionId=v&x-id=GetObject&X-Amz-Signature=0", "?versionId=v&x-id=GetObject"},
+           {"response-content-type=a&X%2DAmz-Signature=0", "?response-content-type=a"},
+           {"AWSAccessKeyId=k&Signature=s&Expires=1&partNumber=2", "?partNumber=2"},
+           {"GoogleAccessId=k&Signature=s&Expires=1&generation=7", "?generation=7"},
+           {"X-Goog-Signature=s&X-Goog-Date=1&generation=7", "?generation=7"},
+           {"sv=2024&se=1&sr=b&sp=r&sig=s%3D&snapshot=2025", "?snapshot=2025"},
+           {"Policy=p&Signature=s&Key-Pair-Id=k&a", "?a"},
+           // Nobody says that these sign.
+           {"Signature=s&Expires=1", "?Signature=s&Expires=1"},
+           {"sig=s&se=1", "?sig=s&se=1"},
+           {"token=t&sv=1", "?token=t&sv=1"},
+           {"X-Amz-Date=1", "?X-Amz-Date=1"},
+           {"a=1&&b=2", "?a=1&&b=2"}}) {
+    EXPECT_EQ(without_signature("https://h/p?" + query), "https://h/p" + kept);
+  }
+  for (const char* const name : {"https://h/p", "s3://b/k?X-Amz-Signature=1", "/p?sig=1&sv=2"}) {
+    EXPECT_EQ(without_signature(name), name);
+  }
+}
+
 TEST(Url, AWebUrlIsParsedStrictly) {
   EXPECT_EQ(parsed("HTTPS://Host.Example:443"), "https://host.example/");
   EXPECT_EQ(parsed("http://host:8080/a/../b?c=/d?e#f"), "http://host:8080/a/../b?c=/d?e");
@@ -162,15 +188,28 @@ TEST(HttpRules, AnAddressIsKnownInEachOfItsForms) {
   for (const char* host :
        {"127.0.0.1", "127.1", "2130706433", "0x7f.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1",
         "::ffff:7f00:1", "64:ff9b::127.0.0.1", "localhost", "a.localhost"}) {
-    EXPECT_EQ(place(host), Place::kLoopback) << host;
+    EXPECT_EQ(place(host), HttpPlace::kLoopback) << host;
   }
   for (const char* host : {"169.254.169.254", "169.254.43518", "2852039166", "fe80::1", "febf::1",
                            "::ffff:169.254.1.1", "::169.254.1.1", "fd00:ec2::254"}) {
-    EXPECT_EQ(place(host), Place::kLinkLocal) << host;
+    EXPECT_EQ(place(host), HttpPlace::kRoles) << host;
   }
-  for (const char* host : {"128.0.0.1", "169.253.1.1", "fec0::1", "2001:db8::1", "host", "",
-                           "169.254.169.254.example"}) {
-    EXPECT_EQ(place(host), Place::kElsewhere) << host;
+  for (const char* host : {"100.100.100.200", "1684301000", "168.63.129.16", "192.0.0.192",
+                           "::ffff:100.100.100.200", "64:ff9b::168.63.129.16", "fd00:ec2::23"}) {
+    EXPECT_EQ(place(host), HttpPlace::kRoles) << host;
+  }
+  for (const char* host :
+       {"10.0.0.0", "10.255.255.255", "10.1", "172.16.0.1", "172.31.255.255", "192.168.0.1",
+        "100.64.0.0", "100.127.255.255", "192.0.0.1", "::ffff:10.0.0.1", "64:ff9b::192.168.1.1",
+        "64:ff9b:1::1", "fc00::1", "fdff::1", "fd00:ec3::254", "fec0::1"}) {
+    EXPECT_EQ(place(host), HttpPlace::kPrivate) << host;
+  }
+  for (const char* host :
+       {"128.0.0.1", "126.255.255.255", "169.253.1.1", "169.255.0.0", "100.63.255.255",
+        "100.128.0.0", "172.15.255.255", "172.32.0.0", "192.167.255.255", "192.169.0.0", "11.0.0.0",
+        "1.0.0.0", "168.63.129.17", "2001:db8::1", "fb00::1", "fe00::1", "host", "",
+        "169.254.169.254.example"}) {
+    EXPECT_EQ(place(host), HttpPlace::kElsewhere) << host;
   }
 }
 
@@ -178,28 +217,38 @@ TEST(HttpRules, ASocketsAddressIsReadAsItsTextIs) {
   sockaddr_in6 address{};
   address.sin6_family = AF_INET6;
   ASSERT_EQ(::inet_pton(AF_INET6, "::ffff:169.254.169.254", &address.sin6_addr), 1);
-  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(address)), Place::kLinkLocal);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(address)), HttpPlace::kRoles);
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
   v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), Place::kLoopback);
+  EXPECT_EQ(place_of(reinterpret_cast<const sockaddr&>(v4)), HttpPlace::kLoopback);
 }
 
 TEST(HttpRules, ARedirectIsLookedAtBeforeItIsFollowed) {
-  const auto refusal = [](const char* from, const char* to, bool from_loopback) {
-    return redirect_refusal(*parse_web_url(from), *parse_web_url(to), from_loopback);
+  const auto refusal = [](const char* from, const char* to, HttpPlace by) {
+    return redirect_refusal(*parse_web_url(from), *parse_web_url(to), by);
   };
-  EXPECT_EQ(refusal("https://a/", "https://b/", false), "");
-  EXPECT_EQ(refusal("http://a/", "https://b/", false), "");
-  EXPECT_EQ(refusal("https://a/", "http://a/", false), "redirects from https to http");
-  EXPECT_EQ(refusal("https://a/", "http://127.0.0.1/", true), "redirects from https to http");
-  EXPECT_EQ(refusal("https://a/", "https://169.254.169.254/", true),
-            "redirects to a link-local address");
-  EXPECT_EQ(refusal("https://a/", "https://2852039166/", false),
-            "redirects to a link-local address");
-  EXPECT_EQ(refusal("https://a/", "https://localhost/", false), "redirects to a loopback address");
-  EXPECT_EQ(refusal("https://a/", "https://127.1/", false), "redirects to a loopback address");
-  EXPECT_EQ(refusal("https://127.0.0.1/", "https://127.0.0.2/", true), "");
+  constexpr HttpPlace kPublic = HttpPlace::kElsewhere, kLoopback = HttpPlace::kLoopback;
+  EXPECT_EQ(refusal("https://a/", "https://b/", kPublic), "");
+  EXPECT_EQ(refusal("http://a/", "https://b/", kPublic), "");
+  EXPECT_EQ(refusal("https://a/", "http://a/", kPublic), "redirects from https to http");
+  EXPECT_EQ(refusal("https://a/", "http://127.0.0.1/", kLoopback), "redirects from https to http");
+  for (const char* const target :
+       {"https://169.254.169.254/", "https://2852039166/", "https://100.100.100.200/",
+        "https://168.63.129.16/", "https://[fd00:ec2::254]/"}) {
+    for (const HttpPlace by : {kPublic, HttpPlace::kPrivate, kLoopback}) {
+      EXPECT_EQ(refusal("https://a/", target, by), "redirects to an address that hands out roles");
+    }
+  }
+  EXPECT_EQ(refusal("https://a/", "https://localhost/", kPublic),
+            "redirects to a loopback address");
+  EXPECT_EQ(refusal("https://a/", "https://127.1/", HttpPlace::kPrivate),
+            "redirects to a loopback address");
+  EXPECT_EQ(refusal("https://127.0.0.1/", "https://127.0.0.2/", kLoopback), "");
+  EXPECT_EQ(refusal("https://a/", "https://10.1.2.3/", kPublic), "redirects to a private address");
+  EXPECT_EQ(refusal("https://a/", "https://[fd12::1]/", kPublic), "redirects to a private address");
+  EXPECT_EQ(refusal("https://a/", "https://10.1.2.3/", HttpPlace::kPrivate), "");
+  EXPECT_EQ(refusal("https://127.0.0.1/", "https://192.168.1.1/", kLoopback), "");
 }
 
 TEST(HttpRules, AProxyStandsBeforeWhatIsNotExcepted) {

@@ -104,6 +104,17 @@ TEST_F(Web, AWeakValidatorIsSaidSo) {
             std::vector<std::string>{"If-Unmodified-Since: Sat, 01 Feb 2025 10:00:00 GMT"});
 }
 
+TEST_F(Web, AnotherWeakTagIsAnotherVersionAlsoOfTheCache) {
+  auto objects = objects_;
+  server_.set([&](const WebRequest& request) { return answer_object(request, objects); });
+  const RemoteVersion one = store_->find(server_.url("/weak"), nullptr).version;
+  objects["/weak"].etag = "W/\"v2\"";
+  const RemoteVersion two = store_->find(server_.url("/weak"), nullptr).version;
+  EXPECT_EQ(one.weak_etag, "\"v1\"");
+  EXPECT_EQ(two.weak_etag, "\"v2\"");
+  EXPECT_NE(one.token, two.token);
+}
+
 TEST_F(Web, AStrongETagNeedsNoDate) {
   const RemoteVersion version = store_->find(server_.url("/undated"), nullptr).version;
   EXPECT_FALSE(version.is_weak);

@@ -42,9 +42,9 @@ void give_values(ReportTensor& tensor, double mean, double std, std::mt19937& ra
   histogram.above = 3;
   tensor.histogram = histogram;
   constexpr std::array kNormal = {-3.09, -2.33, -0.674, 0.0, 0.674, 2.33, 3.09};
-  for (std::size_t i = 0; i < kQuantiles.size(); ++i) {
-    tensor.quantiles[i] = mean + std * kNormal[i];
-  }
+  std::array<double, kQuantiles.size()> quantiles{};
+  for (std::size_t i = 0; i < kQuantiles.size(); ++i) quantiles[i] = mean + std * kNormal[i];
+  tensor.quantiles = quantiles;
   Thumbnail thumbnail;
   thumbnail.width = 48;
   thumbnail.height = tensor.shape.size() == 1 ? 32 : 48;
@@ -131,7 +131,7 @@ Report model_report(std::uint32_t layers) {
     tensor.histogram->low = -0.5;
     tensor.histogram->high = 0.5;
     tensor.histogram->counts[64] = tensor.elements;
-    tensor.quantiles.fill(0);
+    tensor.quantiles->fill(0);
     std::ranges::fill(tensor.thumbnail->pixels, picture_color(0, 0));
     zero.text += (zero.tensors.empty() ? "" : ", ") + in_quotes(tensor.name);
     zero.tensors.push_back(at);

@@ -1,6 +1,6 @@
 // A library to preload (LD_PRELOAD): makes one call of a kind fail, or all from that call on.
 //
-//   STFS_FAIL_CALL=accept4|open|mmap|malloc|pthread_create|pread|tmpfile
+//   STFS_FAIL_CALL=accept4|fsync|open|mmap|malloc|pthread_create|pread|tmpfile
 //                          the kind of call; malloc: calloc and realloc too; tmpfile: openat with
 //                          O_TMPFILE, as on a file system without it
 //   STFS_FAIL_AT=N         the Nth call of this kind, counted from 1
@@ -132,6 +132,15 @@ ssize_t pread(int fd, void* buffer, std::size_t length, off_t offset) {
     return -1;
   }
   return next(fd, buffer, length, offset);
+}
+
+int fsync(int fd) {
+  static const auto next = real<int (*)(int)>("fsync");
+  if (fails("fsync")) {
+    errno = EIO;
+    return -1;
+  }
+  return next(fd);
 }
 
 int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {

@@ -22,7 +22,7 @@ namespace stfs::test {
 // A directory, mounted through tests/support/faulty_fs.
 class FaultyDisk {
  public:
-  // `cache` is faulty_fs's argument: "uncached", "attributes", "all".
+  // `cache` is an argument of faulty_fs: "uncached", "attributes", "all", "clock".
   explicit FaultyDisk(const std::filesystem::path& directory, const std::string& cache = "uncached")
       : path_(new_directory(dir_ / "disk")), server_({STFS_FAULTY_FS, path_, directory, cache}) {
     std::filesystem::permissions(dir_.path(), std::filesystem::perms(0755));

@@ -16,6 +16,7 @@
 //   uncached    nothing
 //   attributes  names and attributes, for a day; pages until the next open
 //   all         names, attributes and pages, without limit
+//   clock       nothing; and each question for attributes is answered with another ctime
 #define FUSE_USE_VERSION 312
 #include <fcntl.h>
 #include <fuse.h>
@@ -23,6 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -59,6 +61,7 @@ struct State {
   std::condition_variable released;
   std::vector<Range> failing, stalling;
   int waiting = 0;
+  std::atomic<int> clock = 1'000'000'000;
   std::chrono::milliseconds delay{0};
 };
 
@@ -106,7 +109,9 @@ int get_attributes(const char* path, struct stat* out, fuse_file_info*) {
     out->st_nlink = 1;
     return 0;
   }
-  return ::stat((state().directory + path).c_str(), out) == 0 ? 0 : -errno;
+  if (::stat((state().directory + path).c_str(), out) != 0) return -errno;
+  if (state().cache == "clock") out->st_ctim.tv_sec = ++state().clock;
+  return 0;
 }
 
 int list(const char*, void* buffer, fuse_fill_dir_t add, off_t, fuse_file_info*,
@@ -161,7 +166,7 @@ int read_file(const char* path, char* buffer, std::size_t size, off_t offset,
 void* start(fuse_conn_info* connection, fuse_config* config) {
   connection->max_background = 1024;
   connection->congestion_threshold = 768;
-  const bool keeps_attributes = state().cache != "uncached";
+  const bool keeps_attributes = state().cache == "attributes" || state().cache == "all";
   config->attr_timeout = config->entry_timeout = keeps_attributes ? 86400 : 0;
   config->negative_timeout = 0;
   if (keeps_attributes) connection->want &= ~static_cast<unsigned>(FUSE_CAP_AUTO_INVAL_DATA);
@@ -173,7 +178,7 @@ void* start(fuse_conn_info* connection, fuse_config* config) {
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR uncached|attributes|all\n");
+    std::fprintf(stderr, "usage: faulty_fs MOUNTPOINT DIR uncached|attributes|all|clock\n");
     return 2;
   }
   // Ends with a test that is killed, so that no stalled file system is left.

@@ -213,9 +213,18 @@ bool HttpServer::answer(int fd, const WebRequest& request) {
   const std::size_t step = answer.bytes_per_second == 0
                                ? length
                                : std::max<std::size_t>(1, answer.bytes_per_second / 100);
-  for (std::size_t at = 0; at < length; at += step) {
-    if (!send(answer.body.data() + at, std::min(step, length - at))) return false;
+  const std::size_t whole = std::min(length, answer.drip_after);
+  for (std::size_t at = 0; at < whole; at += step) {
+    if (!send(answer.body.data() + at, std::min(step, whole - at))) return false;
     if (answer.bytes_per_second != 0 && !state_->pause(std::chrono::milliseconds(10))) return false;
+  }
+  for (std::size_t at = whole; at < length; ++at) {
+    if (!send(answer.body.data() + at, 1) || !state_->pause(answer.drip)) return false;
+  }
+  while (!answer.endless.empty()) {
+    if (!send(answer.endless.data(), answer.endless.size()) || !state_->pause(answer.drip)) {
+      return false;
+    }
   }
   if (answer.stall) {
     while (state_->pause(std::chrono::hours(1))) {

@@ -42,6 +42,10 @@ struct WebAnswer {
   bool drop = false;
   std::chrono::milliseconds delay{0};  // before the answer: the latency of a line
   std::uint64_t bytes_per_second = 0;  // 0: as fast as possible
+  // From this byte of the body on, a byte at a time, with a pause after each.
+  std::size_t drip_after = std::numeric_limits<std::size_t>::max();
+  std::chrono::milliseconds drip{0};
+  std::string endless = {};  // sent behind the body for ever, with the same pause after each
 };
 
 class HttpServer {

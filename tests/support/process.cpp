@@ -71,21 +71,25 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
     const auto same_name = [&](const std::string& other) { return other.starts_with(name); };
     if (std::ranges::none_of(given, same_name)) environment.emplace_back(ours);
   }
-  sigset_t blocked;
-  sigemptyset(&blocked);
-  for (const int signal : options.blocked_signals) sigaddset(&blocked, signal);
   const std::vector<char*> arguments = pointers(argv);
   const std::vector<char*> variables = pointers(environment);
   out_fd_ = checked(::memfd_create("out", MFD_CLOEXEC), "memfd_create");
   err_fd_ = checked(::memfd_create("err", MFD_CLOEXEC), "memfd_create");
   const int out = terminal_ ? terminal_->end() : out_fd_;
   const int err = terminal_ ? terminal_->end() : err_fd_;
-  pid_ = checked(::fork(), "fork");
+  // A signal that comes before the child has its own actions waits until then.
+  sigset_t all;
+  sigfillset(&all);
+  sigset_t before;
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t blocked = before;
+  for (const int signal : options.blocked_signals) sigaddset(&blocked, signal);
+  pid_ = ::fork();
   if (pid_ == 0) {  // async-signal-safe calls only: other threads may hold locks
     // nohup(1) and background shells make the tests ignore these; reset them for the programs.
     for (const int ignored : {SIGHUP, SIGINT}) ::signal(ignored, SIG_DFL);
     for (const int ignored : options.ignored_signals) ::signal(ignored, SIG_IGN);
-    ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
+    ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
     const int in = terminal_ ? terminal_->end() : ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (in < 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0 ||
         (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0))
@@ -93,6 +97,8 @@ Process::Process(const std::vector<std::string>& argv, const RunOptions& options
     ::execvpe(arguments[0], arguments.data(), variables.data());
     ::_exit(127);
   }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  checked(pid_, "fork");
   pid_fd_ = checked(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)), "pidfd_open");
 }
 

@@ -207,12 +207,12 @@ TEST_F(CheckpointTest, OfAFifoForAnIndexIsRefusedAndDoesNotHang) {
                  "not a regular file");
 }
 
-TEST_F(CheckpointTest, RefusesAnIndexLargerThanAGibibyteUnread) {
+TEST_F(CheckpointTest, RefusesAnIndexLargerThanAHeaderMayBeUnread) {
   write_index(dir_ / "model.safetensors.index.json", {});
-  fs::resize_file(dir_ / "model.safetensors.index.json", (std::uintmax_t{1} << 30) + 1);  // a hole
+  fs::resize_file(dir_ / "model.safetensors.index.json", 100'000'001);  // a hole
 
   expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
-                 "model.safetensors.index.json: larger than the limit of 1073741824 bytes");
+                 "model.safetensors.index.json: larger than the limit of 100000000 bytes");
 }
 
 TEST_F(CheckpointTest, OfADeviceIsRefused) {
@@ -424,6 +424,18 @@ TEST_F(CheckpointTest, WarnsOfAWrongTotal) {
   EXPECT_EQ(checkpoint.warnings()[0], at("m.safetensors.index.json") +
                                           ": total_size: 3, but the tensors have 2 bytes (the sum "
                                           "in the index is wrong; no tensor is lost)");
+}
+
+TEST_F(CheckpointTest, TellsItsWarningsToWhoeverLoadsIt) {
+  write("1.safetensors", {"a"});
+  write_index(dir_ / "m.safetensors.index.json", {{"a", "1.safetensors"}}, 2);
+  Strings lines;
+
+  const Checkpoint checkpoint(Strings{at("m.safetensors.index.json")},
+                              {.warn = [&](const std::string& line) { lines.push_back(line); }});
+
+  EXPECT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines, checkpoint.warnings());
 }
 
 TEST_F(CheckpointTest, WarnsOfTensorsThatTheIndexDoesNotNameAndLeavesThemOut) {

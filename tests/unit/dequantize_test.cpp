@@ -5,10 +5,12 @@
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
+#include "core/checkpoint/quantization_config.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/dequantize.h"
 #include "core/recipe/moments.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/unit/allocated.h"
 #include "tests/unit/late_source.h"
 
 #include <gtest/gtest.h>
@@ -24,6 +26,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -216,10 +219,250 @@ TEST_F(DequantizeTest, TheVersionDoesNotDependOnHowSourcesAreNamed) {
   EXPECT_EQ(version({fs::relative(b).string(), c}), version({b, c}));
 }
 
+// A key may change the values. What the libraries are known to write does not.
+TEST_F(DequantizeTest, AnUnknownKeyOfTheConfigIsAWarningThatNamesIt) {
+  write_fp8();
+  EXPECT_TRUE(load(DType::kBF16)->warnings().empty());
+  write_file(dir_ / "config.json", R"({"hidden_size":1,"quantization_config":{"quant_method":"fp8",
+      "weight_block_size":[2,128],"fmt":"e4m3","scale_order":"swizzled","a\nb":1,"c":null,"d":{}}})");
+  const auto checkpoint = load(DType::kBF16);
+  ASSERT_EQ(checkpoint->warnings().size(), 1U);
+  const std::string& line = checkpoint->warnings().front();
+  EXPECT_NE(line.find("config.json"), std::string::npos) << line;
+  EXPECT_NE(line.find("\"scale_order\""), std::string::npos) << line;
+  EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+  EXPECT_EQ(line.find("\"c\""), std::string::npos) << line;
+}
+
+// Keys of modules are known by the tensors, which begin with them.
+TEST_F(DequantizeTest, AnUnknownKeyOfMlxIsAWarningThatNamesIt) {
+  const std::string zeros(16, '\0');
+  write_safetensors(dir_ / "model.safetensors", {{"m.a.weight", "U32", {1, 4}, zeros},
+                                                 {"m.a.scales", "F16", {1, 1}, "ab"},
+                                                 {"m.a.biases", "F16", {1, 1}, "ab"},
+                                                 {"n.o.weight", "BF16", {1}, "ab"}});
+  const auto expect = [&](const std::string& module, std::string_view words) {
+    write_file(dir_ / "config.json",
+               R"({"quantization":{"bits":4,"group_size":32,"lm_head":false,"n":false,)" + module +
+                   R"(:{"bits":4,"group_size":32,"inside":3},"beside":true,"m.b":{"bits":8}}})");
+    const auto checkpoint = load(DType::kBF16);
+    ASSERT_EQ(checkpoint->warnings().size(), 1U);
+    const std::string& line = checkpoint->warnings().front();
+    EXPECT_NE(line.find(words), std::string::npos) << line;
+  };
+  expect(R"("m.a")", R"(: "beside", "inside" is not known)");
+  expect(R"("p.m.a")", R"(: "beside", "inside", "m.b", "p.m.a" is not known)");
+}
+
+TEST_F(DequantizeTest, WhatTheLibrariesWriteIsNoWarning) {
+  write_fp8();
+  for (const char* const keys :
+       {R"("include_input_output_embeddings":true,"untie_embedding_weights":true,
+           "quant_type_kwargs":{"a":1})",
+        R"("pre_quant_scale":true,"config_groups":{"a":{"quant_algo":"FP8"}})"}) {
+    write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"fp8",
+        "weight_block_size":[2,128],)" + std::string(keys) +
+                                         "}}");
+    EXPECT_TRUE(load(DType::kBF16)->warnings().empty()) << keys;
+  }
+}
+
 TEST_F(DequantizeTest, AConfigThatCannotBeReadIsAnError) {
   write_fp8();
   fs::remove(dir_ / "config.json");
   fs::create_directory(dir_ / "config.json");
+  EXPECT_THROW(load(DType::kBF16), Error);
+}
+
+TEST_F(DequantizeTest, AConfigOfTooManyValuesIsRefusedBeforeItTakesMemory) {
+  write_fp8();
+  for (const char* const value : {"{}", "0", "[]", "{\"a\":0}"}) {
+    std::string text = R"({"quantization_config":{"a":[)";
+    while (text.size() < 7'000'000) text += std::string(value) + ",";
+    write_file(dir_ / "config.json", text + "0]}}");
+#ifndef STFS_SANITIZED
+    const std::uint64_t before = allocated_bytes();
+#endif
+    try {
+      load(DType::kBF16);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& refusal) {
+      EXPECT_NE(std::string(refusal.what()).find("too many values"), std::string::npos)
+          << refusal.what();
+    }
+#ifndef STFS_SANITIZED
+    EXPECT_LT(allocated_bytes() - before, 32U << 20) << value;
+#endif
+  }
+}
+
+// `count` times a text in which "%" stands for the number.
+std::string repeated(std::size_t count, std::string_view text) {
+  const std::size_t place = text.find('%');
+  std::string all;
+  for (std::size_t i = 0; i < count; ++i) {
+    all += i == 0 ? "" : ",";
+    all += text.substr(0, place);
+    if (place == std::string_view::npos) continue;
+    all += std::to_string(i);
+    all += text.substr(place + 1);
+  }
+  return all;
+}
+
+class CostTest : public DequantizeTest {
+ protected:
+  // Three hundred weights with scales, whose names are as long as those of experts.
+  void write_many() const {
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 300; ++i) {
+      const std::string name = "model.layers." + std::to_string(i) + "." + std::string(150, 'a');
+      tensors.push_back({name + ".weight", "F8_E4M3", {1, 1}, "8"});
+      tensors.push_back({name + ".weight_scale", "F32", {1}, packed_floats({1})});
+    }
+    write_safetensors(dir_ / "model.safetensors", tensors);
+  }
+
+  // Loads the checkpoint, which is an Error with these words ("": none).
+  void expect(const std::string& what, std::string_view words) const {
+#ifndef STFS_SANITIZED
+    const std::uint64_t before = allocated_bytes();
+#endif
+    try {
+      load(DType::kBF16);
+      EXPECT_EQ(words, "") << what;
+    } catch (const Error& refusal) {
+      const std::string message = refusal.what();
+      EXPECT_LT(message.size(), 1000U) << what;
+      EXPECT_FALSE(words.empty()) << what << ": " << message;
+      EXPECT_NE(message.find(words), std::string::npos) << what << ": " << message;
+    }
+#ifndef STFS_SANITIZED
+    EXPECT_LT(allocated_bytes() - before, 100U << 20) << what;
+#endif
+  }
+};
+
+// Each row took gigabytes or minutes, and is a tenth of the largest.
+TEST_F(CostTest, AConfigTakesLittleWhateverItHolds) {
+  write_many();
+  const auto groups = [](const std::string& targets) {
+    return R"({"quant_method":"compressed-tensors","config_groups":{"a":{"targets":[)" + targets +
+           R"(]},"b":{"targets":["Linear"]}}})";
+  };
+  const auto with = [](const std::string& more) {
+    return R"({"quant_method":"fp8",)" + more + "}";
+  };
+  constexpr const char* kTooLong = "expressions for names of modules are too many or too long";
+  constexpr const char* kTooSlow = "takes too long";
+  const struct {
+    const char* what;
+    std::string config;
+    const char* words;
+  } kRows[] = {
+      {"equal expressions", groups(repeated(50'000, R"("re:a{4090}")")), kTooLong},
+      {"expressions", groups(repeated(50'000, R"("re:a{4%}")")), kTooLong},
+      {"expressions that are not known", groups(repeated(50'000, R"("re:a{4096}*")")), kTooLong},
+      {"slow expressions", groups(repeated(100, R"("re:(?:.?){1000}b%$")")), kTooSlow},
+      {"groups", with(R"("config_groups":{)" + repeated(30'000, R"("%":{})") + "}"),
+       "more than 4096 groups"},
+      {"names", groups(repeated(60'000, R"("%")")), ""},
+      {"exceptions", with(R"("dynamic":{)" + repeated(60'000, R"("%":1)") + "}"), ""},
+      {"exceptions that are expressions",
+       with(R"("extra_config":{)" + repeated(40'000, R"("a{4090}%":1)") + "}"), kTooLong},
+      {"unknown keys", with(repeated(60'000, R"("k%":1)")), ""},
+      {"modules", with(repeated(50'000, R"("k%":true)")), ""},
+  };
+  for (const auto& row : kRows) {
+    const char* const key =
+        std::string_view(row.what) == "modules" ? "quantization" : "quantization_config";
+    const std::string text = R"({")" + std::string(key) + R"(":)" + row.config + "}";
+    ASSERT_LT(text.size(), 3U << 20) << row.what;
+    write_file(dir_ / "config.json", text);
+    expect(row.what, row.words);
+  }
+}
+
+// The same of a header: a long name, and a text that is named many times.
+TEST_F(CostTest, AHeaderWithLongNamesAndTextsTakesLittle) {
+  const std::vector<Tensor> weight = {{"m.weight", "F8_E4M3", {1, 1}, "8"},
+                                      {"m.weight_scale", "F32", {1}, packed_floats({1})}};
+  for (const std::string_view word : {"_s", "_scale", "."}) {
+    std::vector<Tensor> tensors = weight;
+    std::string name = "x";
+    while (name.size() < 2'000'000) name += word;
+    tensors.push_back({name + "x", "U8", {1}, "x"});
+    write_safetensors(dir_ / "model.safetensors", tensors);
+    expect(std::string(word), "");
+  }
+  const std::string text =
+      R"({"_type":"Float8Tensor","_data":{"block_size":[)" + repeated(200'000, "1") + "]}}";
+  write_safetensors(
+      dir_ / "model.safetensors", weight,
+      Metadata{{"tensor_names", "[" + repeated(100'000, R"("w")") + "]"}, {"w", text}});
+  expect("tensor_names", "");
+}
+
+TEST_F(CostTest, AMessageCutsTheTextsOfAConfig) {
+  write_safetensors(dir_ / "model.safetensors", {{"m.weight", "U8", {1}, "8"}});
+  write_file(dir_ / "config.json", R"({"quantization_config":{"quant_method":"fp8","format":")" +
+                                       std::string(3'000'000, 'A') + "\"}}");
+  expect("format", "no tensor is stored in a way of this method");
+}
+
+// Python writes it for models with Mamba layers.
+TEST_F(DequantizeTest, AConfigMayHaveTheInfinitiesOfPython) {
+  write_fp8();
+  const std::string quantization =
+      R"("quantization_config":{"quant_method":"fp8","weight_block_size":[2,128],"new":"NaN"})";
+  for (const char* const value :
+       {"Infinity", "-Infinity", "NaN", "[0.0, Infinity]", R"({"a\"":NaN,"b":-Infinity})"}) {
+    write_file(dir_ / "config.json",
+               R"({"time_step_limit":)" + std::string(value) + "," + quantization + "}");
+    EXPECT_EQ(load(DType::kBF16)->warnings().size(), 1U) << value;
+  }
+  for (const char* const value : {"Infinit", "--Infinity", "NaNNaN", "1NaN", "nan"}) {
+    write_file(dir_ / "config.json", R"({"a":)" + std::string(value) + "," + quantization + "}");
+    EXPECT_THROW(load(DType::kBF16), Error) << value;
+  }
+}
+
+// A name means the modules that begin with it, and that of a module means this one alone.
+TEST(QuantizationConfigTest, ExceptionsAreThoseOfTheNameAndThoseThatMatch) {
+  const TempDir dir;
+  write_file(dir / "config.json", R"({"quantization_config":{"quant_method":"auto-round",
+      "dynamic":{"+:b.1":{"group_size":1},"-:.*c$":{"group_size":2},"?":{"group_size":3}},
+      "extra_config":{"a":{"group_size":4},"a.b":{"group_size":5},"b.1.c":{"group_size":6}}}})");
+  Sources sources;
+  const QuantizationConfig config = read_quantization_config(dir.path().string(), sources);
+  MatchingWork work{.most = 1 << 20};
+  const auto sizes = [&](std::string_view module) {
+    std::vector<std::uint64_t> all;
+    for (const auto* const each : exceptions_of(config, module, work)) {
+      all.push_back(each->group_size.value_or(0));
+    }
+    return all;
+  };
+  using Sizes = std::vector<std::uint64_t>;
+  EXPECT_EQ(sizes("a"), Sizes({4}));
+  EXPECT_EQ(sizes("a.b.d"), Sizes({4, 5, 3}));
+  EXPECT_EQ(sizes("b.1.c"), Sizes({6}));
+  EXPECT_EQ(sizes("b.12.c"), Sizes({1, 2, 3}));
+  EXPECT_EQ(sizes("d"), Sizes({3}));
+  work = {.most = 100};
+  EXPECT_THROW(for (int i = 0; i < 100; ++i) sizes("b.12.c"), Error);
+}
+
+// What looks through it calls itself for each.
+TEST_F(DequantizeTest, AConfigOfTooManyListsInListsIsRefused) {
+  write_fp8();
+  const auto config = [](std::size_t depth) {
+    return R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,128],"a":)" +
+           std::string(depth, '[') + std::string(depth, ']') + "}}";
+  };
+  write_file(dir_ / "config.json", config(60));
+  EXPECT_NO_THROW(load(DType::kBF16));
+  write_file(dir_ / "config.json", config(100));
   EXPECT_THROW(load(DType::kBF16), Error);
 }
 

@@ -505,8 +505,8 @@ TEST(FileSystem, ListsTheNamesOfExtendedAttributesOfTensorsOnly) {
 }
 
 TEST(FileSystem, SaysAtItsRootAloneWhatIsMounted) {
-  const ServedCheckpoint mounted(many(), {.content = "{}"});
-  const ServedCheckpoint too_long(many(), {.content = std::string(65537, ' ')});
+  const ServedCheckpoint mounted(many(), {.content = [] { return std::string("{}"); }});
+  const ServedCheckpoint too_long(many(), {.content = [] { return std::string(65537, ' '); }});
   std::string names;
   std::string value;
 
@@ -544,6 +544,40 @@ TEST(FileSystem, AnswersAnExtendedAttributeOverTheKernelsLimitWithAnErrno) {
 }
 
 // Changed sources.
+
+// 100 MB of header are the format's limit: each source keeps it, and both together do not.
+TEST(FileSystem, AnswersWithEfbigForASafetensorsFileOverTheFormatsLimit) {
+  const TempDir dir;
+  std::vector<std::string> paths;
+  for (const char c : {'a', 'b'}) {
+    const std::string header = "{\"" + std::string(51'000'000, c) +
+                               R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    paths.push_back((dir / std::string(1, c)).string() + ".safetensors");
+    write_file(paths.back(), safetensors_bytes(header, "x"));
+  }
+  const Checkpoint checkpoint(paths);
+  FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
+  Attributes control{};
+  Attributes subset{};
+  ASSERT_EQ(filesystem.lookup(kRoot, ".stfs", control), 0);
+  ASSERT_EQ(filesystem.lookup(control.inode, "subset", subset), 0);
+
+  for (const bool is_merged : {true, false}) {
+    SCOPED_TRACE(is_merged ? "merged" : "subset");
+    Attributes found{};
+    ASSERT_EQ(filesystem.lookup(is_merged ? control.inode : subset.inode,
+                                is_merged ? "merged.safetensors" : "*.safetensors", found),
+              0)
+        << "it exists all the same";
+    EXPECT_EQ(found.size, 0U);
+    EXPECT_EQ(filesystem.open(found.inode, nullptr), EFBIG);
+    int answer = -1;
+    filesystem.read(
+        {found.inode, 0, 100}, [](FileSystem::Ticket) {},
+        [&](int error, const Reply&) { answer = error; });
+    EXPECT_EQ(answer, EFBIG);
+  }
+}
 
 TEST(FileSystem, FailsOpensAndReadsOfASourceThatChangedAndLogsOnce) {
   ServedCheckpoint mounted({{{"a", "U8", {4}, "1234"}}, {{"b", "U8", {4}, "5678"}}}, {},

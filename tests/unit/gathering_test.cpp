@@ -4,6 +4,7 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/recipe/arrival.h"
+#include "core/recipe/convert.h"
 #include "core/recipe/digest.h"
 #include "core/recipe/slice.h"
 #include "tests/support/files.h"
@@ -14,6 +15,7 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -143,6 +145,72 @@ TEST(Gathering, OfWhatGoesAwayAgainAndAgainEndsWithEIO) {
   }
 
   EXPECT_EQ(gathered.error, EIO);
+}
+
+// What has come may go while it is read: of a reply that is read at once, and of one in steps.
+TEST(Gathering, OfWhatGoesWhileItIsReadTriesAgain) {
+  for (const char* const expression : {"...", ":,0:100"}) {
+    SCOPED_TRACE(expression);
+    Column column(64, kMiB);
+    const bool is_whole = expression[0] == '.';
+    Gathered gathered(column, expression, is_whole ? 1000 : kMiB);
+    column.source->lose_at_reads(5);
+
+    while (!column.source->wanted().empty()) column.source->deliver(0);
+
+    EXPECT_EQ(gathered.error, 0);
+    EXPECT_EQ(gathered.text, is_whole ? column.bytes(1000).substr(0, 1000) : column.bytes(100));
+  }
+}
+
+TEST(Gathering, OfWhatGoesWheneverItIsReadEndsWithEIO) {
+  Column column(4, kMiB);
+  Gathered gathered(column, ":,0:100", kMiB);
+  column.source->lose_at_reads(1'000'000);
+
+  while (!column.source->wanted().empty()) column.source->deliver(0);
+
+  EXPECT_EQ(gathered.error, EIO);
+}
+
+TEST(Gathering, AHalvedStepMayEndInsideAnElement) {
+  Column column(3, 64 << 10);
+  const auto values = [&column] {
+    return f32_content(column.slice(":,0:1000"), DType::kBF16, 1500);
+  };
+  const auto computed = std::make_shared<Computed>(
+      1, [](Computed::Key, const std::atomic<bool>&, std::string&) { return 0; });
+  const Computed::Ticket ticket = computed->ticket();
+  constexpr std::uint64_t kBegin = 1;
+  constexpr std::uint64_t kLength = 5999;
+  const auto gathering = std::make_shared<Gathering>(
+      computed, ticket,
+      [&](Recipe& recipe) {
+        recipe.own = values();
+        return 0;
+      },
+      kBegin, kLength);
+  int error = -1;
+  std::string text;
+  computed->wait(ticket, [&](int result, const std::string&) {
+    error = result;
+    for (const iovec& piece : gathering->reply().pieces()) {
+      text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+    }
+  });
+  gathering->go_on();
+
+  for (int i = 0; error == -1 && i < 1000; ++i) {
+    if (i < 8) column.source->lose_next();
+    column.source->deliver(0);
+  }
+  computed->stop();
+
+  EXPECT_EQ(error, 0);
+  column.source->bring_all_back();
+  std::string expected(kLength, '\0');
+  EXPECT_EQ(values().copy(kBegin, std::as_writable_bytes(std::span(expected))), 0);
+  EXPECT_EQ(text, expected);
 }
 
 TEST(Gathering, WantsNothingForAReaderWhoLeft) {

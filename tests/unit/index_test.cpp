@@ -63,6 +63,23 @@ TEST(Index, IgnoresOtherKeysHoweverDeep) {
   EXPECT_EQ(index.entries.size(), 1U);
 }
 
+TEST(Index, OfMoreShardsThanAnyCheckpointHasIsRefused) {
+  const auto index_of = [](int shards) {
+    std::string text = R"({"weight_map":{"a":"0")";
+    for (int i = 1; i < shards; ++i) {
+      text += ",\"" + std::to_string(i) + "\":\"" + std::to_string(i) + "\"";
+    }
+    return text + "}}";
+  };
+  EXPECT_EQ(parse_index(index_of(65'536), "i").shards.size(), 65'536U);
+  try {
+    parse_index(index_of(65'537), "i");
+    FAIL() << "accepted";
+  } catch (const Error& refusal) {
+    EXPECT_NE(std::string(refusal.what()).find("more than 65536 shards"), std::string::npos);
+  }
+}
+
 TEST(Index, TakesAnyNameOfATensor) {
   const Index index =
       parse_index(R"({"weight_map":{"":"s","..":"s","a\u0000":"s","weight_map":"s"}})", "i");

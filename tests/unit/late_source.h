@@ -72,6 +72,14 @@ class LateSource : public Source {
     const std::lock_guard lock(mutex_);
     loses_next_ = true;
   }
+  // The bytes at these offsets are here until they are read, and then must be wanted again, as a
+  // cache's block whose checksum is wrong.
+  void be_damaged_at(std::vector<std::uint64_t> offsets) {
+    const std::lock_guard lock(mutex_);
+    damaged_ = std::move(offsets);
+  }
+  // So many reads find that what has() promised is gone.
+  void lose_at_reads(unsigned count) { lost_reads_ = count; }
   void bring_all_back() {
     const std::lock_guard lock(mutex_);
     is_away_ = false;
@@ -81,10 +89,12 @@ class LateSource : public Source {
     const std::lock_guard lock(mutex_);
     return prefetched_;
   }
+  // The count that wants() returns; it outlives the source.
+  std::shared_ptr<const std::size_t> counted_wants() const { return wants_; }
   // How often, and the longest range that, want() was called for.
   std::size_t wants() const {
     const std::lock_guard lock(mutex_);
-    return wants_;
+    return *wants_;
   }
   std::uint64_t longest_want() const {
     const std::lock_guard lock(mutex_);
@@ -103,6 +113,7 @@ class LateSource : public Source {
     here_.clear();
   }
 
+  std::string token() const override { return file_.token(); }
   bool has(ByteRange range) const override {
     const std::lock_guard lock(mutex_);
     return is_here(range);
@@ -125,12 +136,13 @@ class LateSource : public Source {
     std::unique_lock lock(mutex_);
     if (room_ == 0) throw std::bad_alloc();
     --room_;
-    ++wants_;
+    ++*wants_;
     longest_want_ = std::max(longest_want_, range.length);
     if (has_changed()) {
       lock.unlock();
       return ready(ESTALE);
     }
+    std::erase_if(found_damaged_, [&](std::uint64_t at) { return contains(range, at); });
     if (!is_prompt_) {
       waiting_.emplace_back(range, std::move(ready));
       return;
@@ -141,11 +153,12 @@ class LateSource : public Source {
     evict();
   }
   int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
-    if (!has({offset, buffer.size()})) return EAGAIN;
+    if (!has({offset, buffer.size()}) || finds_damage({offset, buffer.size()})) return EAGAIN;
+    if (is_lost()) return EAGAIN;
     return file_.read_unverified(buffer, offset);
   }
   int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override {
-    if (!has({offset, buffer.size()})) return EAGAIN;
+    if (!has({offset, buffer.size()}) || is_lost()) return EAGAIN;
     return file_.read_ahead(buffer, offset);
   }
   bool can_pin(ByteRange) const override { return false; }
@@ -157,7 +170,28 @@ class LateSource : public Source {
   bool is_current() const override { return file_.is_current(); }
 
  private:
+  static bool contains(ByteRange range, std::uint64_t at) {
+    return at >= range.offset && at < range.offset + range.length;
+  }
+  bool finds_damage(ByteRange range) const {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::ranges::find_if(damaged_, [&](std::uint64_t at) { return contains(range, at); });
+    if (found == damaged_.end()) return false;
+    found_damaged_.push_back(*found);
+    damaged_.erase(found);
+    return true;
+  }
+  bool is_lost() const {
+    if (lost_reads_ == 0) return false;
+    --lost_reads_;
+    return true;
+  }
   bool is_here(ByteRange range) const {
+    if (std::ranges::any_of(found_damaged_,
+                            [&](std::uint64_t at) { return contains(range, at); })) {
+      return false;
+    }
     if (!is_away_) return true;
     // The ranges may be neighbours: go on where the longest one ends.
     std::uint64_t at = range.offset;
@@ -187,15 +221,18 @@ class LateSource : public Source {
   bool is_away_ = false;
   bool is_local_ = true;
   bool loses_next_ = false;
+  mutable std::atomic<unsigned> lost_reads_ = 0;
   std::atomic<bool> is_elsewhere_ = false;
   std::string sha256_;
   std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();
-  mutable std::size_t wants_ = 0;
+  const std::shared_ptr<std::size_t> wants_ = std::make_shared<std::size_t>(0);
   mutable std::uint64_t longest_want_ = 0;
   mutable std::vector<ByteRange> prefetched_;
   bool is_prompt_ = false;
   mutable std::size_t room_ = std::numeric_limits<std::size_t>::max();
   mutable std::vector<ByteRange> here_;
+  mutable std::vector<std::uint64_t> damaged_;
+  mutable std::vector<std::uint64_t> found_damaged_;
   mutable std::vector<std::pair<ByteRange, Ready>> waiting_;
 };
 

@@ -4,6 +4,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/format.h"
+#include "core/recipe/arrival.h"
 #include "core/recipe/slice.h"
 #include "core/source/sources.h"
 #include "fs/mount/filesystem.h"
@@ -15,10 +16,13 @@
 #include <cerrno>
 #include <future>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -251,6 +255,93 @@ TEST_F(LateSourceTest, ARangeThatCannotBeWantedIsAnsweredOnceWithEnomem) {
 }
 
 // Through a conversion, which knows which bytes it will need.
+TEST_F(LateSourceTest, WhatGoesWhileItIsReadIsWantedAgain) {
+  for (const char* const path : {"a", ".stfs/npy/b.npy"}) {
+    SCOPED_TRACE(path);
+    source_->bring_all_back();
+    const std::string expected = read(path)->answer.get().bytes;
+    source_->lose_at_reads(1);
+
+    const Answer answer = read(path)->answer.get();
+
+    EXPECT_EQ(answer.error, 0);
+    EXPECT_EQ(answer.bytes, expected);
+  }
+}
+
+TEST_F(LateSourceTest, NoMemoryForALineOfTheLogIsNoErrorOfAnother) {
+  FileSystem filesystem(*checkpoint_, {}, [](const std::string&) { throw std::bad_alloc(); });
+  Attributes found{};
+  ASSERT_EQ(filesystem.lookup(kRoot, "a", found), 0);
+  std::promise<int> answer;
+  filesystem.read(
+      {found.inode, 0, 6}, [](FileSystem::Ticket) {},
+      [&](int error, const Reply&) { answer.set_value(error); });
+  ASSERT_EQ(source_->wanted().size(), 1U);
+
+  source_->mark_changed();
+  std::thread([&] { source_->deliver(ESTALE); }).join();
+
+  EXPECT_EQ(answer.get_future().get(), ESTALE);
+}
+
+// A report that nobody has open any more is dropped as other texts are.
+TEST(LateSource, AReportIsKeptAsLongAsItIsOpen) {
+  const TempDir dir;
+  const std::string path = (dir / "m.safetensors").string();
+  std::vector<Tensor> tensors;
+  constexpr std::uint64_t kEdge = 2048;  // the pictures of all take more than Computed keeps
+  for (std::size_t i = 0; i <= Computed::kMaxBytes / (kEdge * kEdge); ++i) {
+    tensors.push_back({"t" + std::to_string(i),
+                       "F8_E4M3",
+                       {kEdge, kEdge},
+                       std::string(kEdge * kEdge, static_cast<char>(i))});
+  }
+  write_safetensors(path, tensors);
+  LateSource* source = nullptr;
+  LateSources sources(source);
+  const Checkpoint checkpoint(std::span(&path, 1), LoadOptions{.sources = &sources});
+  FileSystem filesystem(checkpoint, {}, [](const std::string&) {});
+  const auto inode = [&](std::string_view name, const char* directory = nullptr) {
+    Attributes found{};
+    EXPECT_EQ(filesystem.lookup(kRoot, ".stfs", found), 0);
+    if (directory != nullptr) {
+      EXPECT_EQ(filesystem.lookup(found.inode, directory, found), 0);
+    }
+    EXPECT_EQ(filesystem.lookup(found.inode, name, found), 0) << name;
+    return found.inode;
+  };
+  const auto read = [&](std::uint64_t file) {
+    auto answer = std::make_shared<std::promise<int>>();
+    filesystem.read(
+        {file, 0, 1}, [](FileSystem::Ticket) {},
+        [answer](int error, const Reply&) { answer->set_value(error); });
+    return answer->get_future();
+  };
+  const std::uint64_t report = inode("report.html");
+  const auto read_others = [&] {
+    for (const Tensor& tensor : tensors) {
+      EXPECT_EQ(read(inode(tensor.name + ".png", "png")).get(), 0);
+    }
+  };
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(filesystem.open(report, nullptr), 0);
+  ASSERT_EQ(read(report).get(), 0);
+  filesystem.release(report, 0);
+
+  read_others();
+  source->take_bytes_away();
+  EXPECT_EQ(read(report).get(), 0);
+  EXPECT_EQ(source->wants(), 0U) << "it is still open";
+
+  filesystem.release(report, 0);
+  source->bring_all_back();
+  read_others();
+  source->take_bytes_away();
+  source->deliver_at_once();
+  EXPECT_EQ(read(report).get(), 0);
+  EXPECT_GT(source->wants(), 0U);
+}
+
 TEST(LateSource, OfAReaderInSequenceTheBytesAheadArePrefetched) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
@@ -310,6 +401,21 @@ TEST(LateSource, MayBeReadyAtOnceWhileARecipeHoldsMuchText) {
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->error, 0);
   EXPECT_EQ(answer->bytes, "x");
+}
+
+// As a thread of its own reads, for statistics and conversions.
+TEST(LateSource, WhatGoesWhileAThreadReadsItIsFetchedAgain) {
+  const TempDir dir;
+  write_file(dir / "f", "0123456789");
+  LateSource source((dir / "f").string());
+  source.lose_at_reads(5);
+  Content content;
+  content.extent(source, 0, 10);
+  std::string bytes(10, '\0');
+
+  EXPECT_EQ(fetch_and_copy(content, 0, std::as_writable_bytes(std::span(bytes))), 0);
+
+  EXPECT_EQ(bytes, "0123456789");
 }
 
 TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,11 +18,37 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdarg>
 #include <functional>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
+
+namespace {
+std::function<void()> on_look;       // is called when a lease is looked at (F_GETLEASE)
+std::atomic<bool> is_armed = false;  // once
+std::function<void()> on_unlock;     // is called when a lease is given back (F_UNLCK)
+}  // namespace
+
+// Stands before libc's, of this program.
+extern "C" int fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  const auto result = static_cast<int>(::syscall(SYS_fcntl, fd, command, argument));
+  const int error = errno;
+  if (command == F_SETLEASE && argument == reinterpret_cast<void*>(F_UNLCK) && on_unlock) {
+    on_unlock();
+  }
+  if (command == F_GETLEASE && is_armed.exchange(false)) on_look();
+  errno = error;
+  return result;
+}
 
 namespace stfs::test {
 namespace {
@@ -34,6 +61,12 @@ int open_for_writing(const std::string& path, int flags = 0) {
   if (fd < 0) return errno;
   ::close(fd);
   return 0;
+}
+
+ino_t inode_of(const std::string& path) {
+  struct stat status {};
+  EXPECT_EQ(::stat(path.c_str(), &status), 0);
+  return status.st_ino;
 }
 
 // The errno of a read through a recipe, as FileSystem reads; 0 if it succeeds.
@@ -69,10 +102,55 @@ class LeasesTest : public ::testing::Test {
 };
 
 TEST_F(LeasesTest, AreGivenBackToWhoeverOpensForWriting) {
-  EXPECT_EQ(open_for_writing(path_), 0);
+  const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
 
+  EXPECT_TRUE(bool(writer));
   EXPECT_FALSE(file_->is_leased());
   EXPECT_FALSE(bool(file_->try_pin()));
+}
+
+// Readers give a lease back too when they cannot take it again. The kernel takes it away by itself
+// after the time in lease-break-time.
+TEST_F(LeasesTest, AreGivenBackThoughNobodyReadsToWhoeverTriesAgain) {
+  const auto patience = std::chrono::seconds(std::stoi(read_file("/proc/sys/fs/lease-break-time")));
+  if (patience < 30s) GTEST_SKIP() << "the kernel takes leases away early";
+
+  EXPECT_TRUE(eventually([&] { return open_for_writing(path_, O_NONBLOCK) == 0; }, patience / 2));
+}
+
+// Its SIGIO comes while the reader that takes the lease again has not yet said so.
+TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
+  const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
+  const auto is_asked_for = [&] {
+    std::istringstream locks(read_file("/proc/locks"));
+    for (std::string line; std::getline(locks, line);) {
+      if (line.ends_with(inode) && line.find("BREAKING") != std::string::npos) return true;
+    }
+    return false;
+  };
+  std::atomic<bool> is_in = false;
+  std::atomic<bool> has_looked = false;
+  std::thread writer;
+  on_look = [&] {
+    writer = std::thread([&] {
+      EXPECT_EQ(open_for_writing(path_), 0);
+      is_in = true;
+    });
+    EXPECT_TRUE(eventually(is_asked_for));
+    has_looked = true;
+  };
+
+  // The thread of Leases may have taken it before a reader does.
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(open_for_writing(path_), 0);
+    is_armed = true;
+    EXPECT_EQ(read_by_recipe(*file_), 0);
+    return !is_armed.exchange(false);
+  }));
+
+  ASSERT_TRUE(eventually([&] { return has_looked.load(); }));
+  EXPECT_TRUE(eventually([&] { return is_in.load(); }, 20s)) << "less than lease-break-time";
+  writer.join();
 }
 
 TEST_F(LeasesTest, AreGivenBackToWhoeverTruncates) {
@@ -108,8 +186,10 @@ TEST_F(LeasesTest, AreNotGivenBackWhileAPinLives) {
 
 TEST_F(LeasesTest, AreTakenAgainByAReaderWhenTheWriterHasClosedAnUnchangedFile) {
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(open_for_writing(path_), 0);
-    ASSERT_FALSE(file_->is_leased());
+    {
+      const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+      ASSERT_FALSE(file_->is_leased());
+    }
 
     EXPECT_TRUE(is_leased_again(*file_));
 
@@ -131,8 +211,10 @@ TEST_F(LeasesTest, AreTakenAgainAfterAWriterWhoHasClosedAndNotBefore) {
 
 TEST_F(LeasesTest, AreNotTakenAgainBeforeTheirTime) {
   leases_.reset();
-  leases_.emplace(std::vector<const Source*>{&*file_}, 1h);
-  EXPECT_EQ(open_for_writing(path_), 0);
+  {
+    const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+    leases_.emplace(std::vector<const Source*>{&*file_}, 1h);
+  }
 
   EXPECT_EQ(read_by_recipe(*file_), 0);
 
@@ -195,10 +277,161 @@ TEST_F(LeasesTest, OfManyFilesAreGivenBackOneByOne) {
   const LocalFile other((dir_ / "g").string());
   const Leases leases({&other, &*file_});
 
-  EXPECT_EQ(open_for_writing((dir_ / "g").string()), 0);
+  const UniqueFd writer(::open((dir_ / "g").c_str(), O_WRONLY | O_CLOEXEC));
 
   EXPECT_FALSE(other.is_leased());
   EXPECT_TRUE(file_->is_leased());
+}
+
+// A ctime that moved alone
+
+void move_ctime(const std::string& path) {
+  const auto ctime = [&] {
+    struct stat status {};
+    EXPECT_EQ(::stat(path.c_str(), &status), 0);
+    return std::pair(status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
+  };
+  const auto before = ctime();
+  // Within one tick of a coarse clock the ctime stays.
+  EXPECT_TRUE(eventually([&] {
+    const timespec times[] = {{1, 0}, {0, UTIME_OMIT}};
+    EXPECT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    return ctime() != before;
+  }));
+}
+
+TEST_F(LeasesTest, ThatNobodyAskedForTellThatNothingWasWritten) {
+  const std::string before = file_->token();
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), 0);
+  EXPECT_NE(file_->token(), before);
+  EXPECT_EQ(file_->token(), LocalFile(path_).token());
+  EXPECT_TRUE(file_->is_current());
+}
+
+TEST_F(LeasesTest, ThatAreAskedForWhileAPinLivesTellThatNothingWasWrittenYet) {
+  const Pinned pinned = file_->try_pin();
+  ASSERT_TRUE(pinned);
+  EXPECT_EQ(open_for_writing(path_, O_NONBLOCK), EWOULDBLOCK);
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), 0);
+}
+
+// As the kernel does when nobody has given it back in time.
+TEST_F(LeasesTest, ThatWereTakenAwayLetNoCtimeMoveAlone) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (std::filesystem::read_symlink(entry, error) != file_->path()) continue;
+    ::fcntl(std::stoi(entry.path().filename()), F_SETLEASE, F_UNLCK);
+  }
+  ASSERT_TRUE(file_->is_leased()) << "as it believes";
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), ESTALE);
+}
+
+TEST_F(LeasesTest, ThatWereGivenBackLetNoCtimeMoveAlone) {
+  const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+  EXPECT_EQ(file_->verify(), 0);
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), ESTALE);
+  EXPECT_TRUE(file_->has_changed());
+}
+
+TEST_F(LeasesTest, ThatWereGivenBackAndTakenAgainTellThatNothingWasWrittenSince) {
+  EXPECT_EQ(open_for_writing(path_), 0);
+  EXPECT_TRUE(is_leased_again(*file_));
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), 0);
+}
+
+TEST_F(LeasesTest, AreTakenAgainAfterAWriteOnlyWhereTheCtimeStayed) {
+  {
+    const UniqueFd writer(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+    struct stat status {};
+    ASSERT_EQ(::fstat(writer.get(), &status), 0);
+    move_ctime(path_);
+    EXPECT_EQ(::pwrite(writer.get(), "y", 1, 0), 1);
+    const timespec times[] = {status.st_atim, status.st_mtim};
+    ASSERT_EQ(::futimens(writer.get(), times), 0);
+  }
+
+  EXPECT_FALSE(file_->retake_lease());
+
+  EXPECT_EQ(file_->verify(), ESTALE);
+}
+
+// touch(1) opens for writing with O_NONBLOCK; the lease refuses that, and touch sets the atime by
+// the file's name.
+TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
+  const std::string before = file_->token();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(run({"touch", "-a", path_}).status, 0);
+    if (i % 2 == 0) {
+      EXPECT_EQ(file_->verify(), 0) << i;
+    }
+  }
+
+  EXPECT_EQ(file_->verify(), 0);
+  EXPECT_NE(file_->token(), before);
+}
+
+TEST_F(LeasesTest, ThatWereNeverHadLeaveLinksRightsAndNamesToExplainACtime) {
+  leases_.reset();
+  const std::string link = dir_ / "link";
+  const std::pair<const char*, std::function<int()>> acts[] = {
+      {"link", [&] { return ::link(path_.c_str(), link.c_str()); }},
+      {"unlink", [&] { return ::unlink(link.c_str()); }},
+      {"chmod", [&] { return ::chmod(path_.c_str(), 0600); }},
+      {"away", [&] { return ::rename(path_.c_str(), link.c_str()); }},
+      {"back", [&] { return ::rename(link.c_str(), path_.c_str()); }},
+  };
+  for (const auto& [name, act] : acts) {
+    EXPECT_EQ(act(), 0) << name;
+    EXPECT_EQ(file_->verify(), 0) << name;
+  }
+
+  move_ctime(path_);
+
+  EXPECT_EQ(file_->verify(), ESTALE);
+}
+
+// A directory that moves leaves the ctime of its files, so it explains none, also where another one
+// takes its place.
+TEST(LocalFileOfADirectory, ThatMovesIsNotExplainedByItsName) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir / "a");
+  write_file(dir / "a/f", "0123456789");
+  const LocalFile file((dir / "a/f").string());
+  std::filesystem::rename(dir / "a", dir / "b");
+  std::filesystem::create_directory(dir / "a");
+  EXPECT_EQ(file.verify(), 0);
+
+  move_ctime(dir / "b/f");
+
+  EXPECT_EQ(file.verify(), ESTALE);
+}
+
+TEST(LocalFileToken, DiffersForAnInodeThatIsUsedAgain) {
+  const TempDir dir;
+  const std::string path = dir / "f";
+  const timespec times[] = {{1, 0}, {1, 0}};
+  std::set<std::string> tokens;
+  for (int i = 0; i < 20; ++i) {
+    write_file(path, "0123456789");
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    EXPECT_TRUE(tokens.insert(LocalFile(path).token()).second) << i;
+    std::filesystem::remove(path);
+  }
 }
 
 TEST(Leases, AreNotHadWhileAWriterHasTheFileOpen) {
@@ -275,6 +508,81 @@ TEST(Leases, ThatWereAskedForOfAWorkerThatDiedAreGivenBackByTheNext) {
   EXPECT_FALSE(file.is_leased());
   EXPECT_EQ(open_for_writing(path, O_NONBLOCK), 0);
   EXPECT_TRUE(is_leased_again(file));
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TEST(Leases, OfAWorkerThatDiedTellTheNextThatNothingWasWritten) {
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  const LocalFile file(path);
+  file.take_lease(1s);
+  if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
+  move_ctime(path);
+
+  const Leases next({&file}, 0s);
+
+  EXPECT_EQ(file.verify(), 0);
+  EXPECT_TRUE(file.is_leased());
+}
+
+// One who tries again at once, and never waits, meets no lease that is taken again each time.
+TEST(Leases, AreNotTakenAgainForEverFromAWriterWhoDoesNotWait) {
+  sigset_t io;
+  sigset_t before;
+  sigemptyset(&io);
+  sigaddset(&io, SIGIO);
+  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  const LocalFile file(path);
+  file.take_lease(1h);
+  if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
+  int error = EWOULDBLOCK;
+
+  for (int i = 0; i < 5 && error == EWOULDBLOCK; ++i) {
+    error = open_for_writing(path, O_NONBLOCK);
+    if (error == 0) break;
+    int signal = 0;
+    ::sigwait(&io, &signal);
+    file.give_back_lease_if_asked(std::chrono::steady_clock::now());
+  }
+
+  EXPECT_EQ(error, 0);
+  EXPECT_FALSE(file.is_leased());
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// touch(1) was refused, and sets the times next: that must not come after the lease.
+TEST(Leases, AreKeptForATouchUntilItIsDone) {
+  sigset_t io;
+  sigset_t before;
+  sigemptyset(&io);
+  sigaddset(&io, SIGIO);
+  ::pthread_sigmask(SIG_BLOCK, &io, &before);
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  const LocalFile file(path);
+  file.take_lease(1s);
+  if (!file.is_leased()) GTEST_SKIP() << "no leases on this file system";
+  ASSERT_EQ(open_for_writing(path, O_NONBLOCK), EWOULDBLOCK);
+  int signal = 0;
+  ::sigwait(&io, &signal);
+  std::atomic<bool> is_touched = false;
+  std::atomic<bool> is_early = false;
+  on_unlock = [&] { is_early = is_early || !is_touched; };
+
+  std::thread giver([&] { file.give_back_lease_if_asked(std::chrono::steady_clock::now() + 1h); });
+  static_cast<void>(eventually([&] { return is_early.load(); }, 50ms));
+  is_touched = true;
+  move_ctime(path);
+  giver.join();
+
+  on_unlock = nullptr;
+  EXPECT_FALSE(is_early);
+  EXPECT_EQ(file.verify(), 0);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -3,8 +3,10 @@
 #include "core/base/error.h"
 #include "core/source/local_file.h"
 #include "fs/mount/looked_up.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,6 +72,46 @@ TEST(Ledger, KeepsNamesOfAllLengthsApartThroughReuse) {
     // As a new worker does; it then goes on with these names.
     EXPECT_EQ(found_in(ledger), expected);
   }
+}
+
+TEST(Ledger, GivesTheNextWorkerTheSlotsThatAreFree) {
+  Ledger ledger(0);
+  ledger.add({1, 2, "a", 0, 0, 1});
+  const std::uint32_t gone = ledger.add({1, 2, "b", 0, 1, 1});
+  ledger.count(gone, 0);
+
+  EXPECT_EQ(found_in(ledger).size(), 1U);
+
+  EXPECT_EQ(ledger.add({1, 2, "c", 0, 2, 1}), gone);
+}
+
+// As a worker leaves it for the next: what it has taken for good is no guess for that one.
+TEST(Ledger, KeepsWhatAWorkerAdoptedOfALocalFile) {
+  const TempDir dir;
+  const std::string path = dir / "f";
+  write_file(path, "0123456789");
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  const LocalFile file(path);
+  const std::string before = file.token();
+  Ledger ledger(1);
+  file.keep_in(ledger.standing(0));
+  const pid_t worker = ::fork();
+  ASSERT_GE(worker, 0);
+  if (worker == 0) {
+    // Within one tick of a coarse clock the ctime stays.
+    while (file.token() == before) {
+      for (const mode_t mode : {0640, 0600}) {
+        if (::chmod(path.c_str(), mode) != 0 || file.verify() != 0) ::_exit(1);
+      }
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(worker, &status, 0), worker);
+  ASSERT_EQ(status, 0);
+
+  EXPECT_EQ(file.verify(), 0);
+  EXPECT_EQ(file.token(), LocalFile(path).token());
 }
 
 TEST(Ledger, NeverGivesANumberAgainThoughAllIsForgotten) {

@@ -12,12 +12,14 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs::test {
@@ -92,6 +94,16 @@ TEST(ModelFiles, AConfigWithoutATypeGetsOne) {
             "\xEF\xBB\xBF{\"a\":1,\"torch_dtype\": \"float32\"}");
 }
 
+// Python writes them, and reads them again.
+TEST(ModelFiles, AConfigKeepsTheInfinitiesOfPython) {
+  EXPECT_EQ(
+      without_quantisation(
+          R"({"a":[0.0, Infinity], "b": -Infinity,"c":NaN,"quantization":{"d":NaN}})", DType::kF32),
+      R"({"a":[0.0, Infinity], "b": -Infinity,"c":NaN,"torch_dtype": "float32"})");
+  EXPECT_EQ(without_quantisation(R"({"NaN":"Infinity","a":"\"NaN","dtype":NaN})", DType::kF32),
+            R"({"NaN":"Infinity","a":"\"NaN","dtype":"float32"})");
+}
+
 TEST(ModelFiles, WhatIsNoObjectIsNoConfig) {
   for (const char* text : {"", "[]", "{", "nul", "{\"a\":1}}", "\"x\"", "{\"\xff\":1}"}) {
     EXPECT_EQ(without_quantisation(text, DType::kF32), std::nullopt) << text;
@@ -111,11 +123,14 @@ class ModelDirectory : public ::testing::Test {
     write_file(dir_ / ".env", "TOKEN=secret");
   }
 
-  void load(std::optional<DType> dequantize = std::nullopt, std::vector<std::string> paths = {}) {
+  void load(std::optional<DType> dequantize = std::nullopt, std::vector<std::string> paths = {},
+            bool others_may_read = false) {
     if (paths.empty()) paths.push_back(dir_.path().string());
     filesystem_.reset();
-    checkpoint_ = std::make_unique<const Checkpoint>(
-        paths, LoadOptions{.dequantize = dequantize, .with_model_files = true});
+    checkpoint_ =
+        std::make_unique<const Checkpoint>(paths, LoadOptions{.dequantize = dequantize,
+                                                              .with_model_files = true,
+                                                              .others_may_read = others_may_read});
     filesystem_ =
         std::make_unique<FileSystem>(*checkpoint_, FileSystemOptions{},
                                      [this](const std::string& line) { log_.push_back(line); });
@@ -153,11 +168,11 @@ class ModelDirectory : public ::testing::Test {
   std::unique_ptr<FileSystem> filesystem_;
 };
 
-using Names = std::vector<std::string>;
+using Listed = std::vector<std::string>;
 
 TEST_F(ModelDirectory, HoldsTheMergedFileAndWhatLoadersLookFor) {
   load();
-  EXPECT_EQ(names(), (Names{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(names(), (Listed{"config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_EQ(at({".stfs", "model", "model.safetensors"}), at({".stfs", "merged.safetensors"}));
   EXPECT_EQ(at({".stfs", "model", ".env"}), 0U);
   std::string text;
@@ -199,18 +214,142 @@ TEST_F(ModelDirectory, IsNotThereForMlx) {
 }
 
 TEST_F(ModelDirectory, FollowsLinksToRegularFilesAlone) {
-  const TempDir blobs;
-  write_file(blobs / "0123", "blob");
-  fs::create_symlink(blobs / "0123", dir_ / "vocab.json");
-  fs::create_symlink(blobs / "absent", dir_ / "merges.txt");
+  fs::create_directory(dir_ / "data");
+  write_file(dir_ / "data/0123", "blob");
+  fs::create_symlink("data/0123", dir_ / "vocab.json");
+  fs::create_symlink("data/absent", dir_ / "merges.txt");
   fs::create_symlink("/dev/zero", dir_ / "README.md");
   ASSERT_EQ(::mkfifo((dir_ / "LICENSE").c_str(), 0600), 0);
   fs::create_directory(dir_ / "tokenizer");
   load();
-  EXPECT_EQ(names(), (Names{"config.json", "model.safetensors", "tokenizer.json", "vocab.json"}));
+  EXPECT_EQ(names(), (Listed{"config.json", "model.safetensors", "tokenizer.json", "vocab.json"}));
   std::string text;
   EXPECT_EQ(read("vocab.json", text), 0);
   EXPECT_EQ(text, "blob");
+}
+
+// Whoever wrote the directory chose where its links lead; the mounting user may read more.
+TEST_F(ModelDirectory, FollowsNoLinkThatLeavesIt) {
+  const TempDir elsewhere;
+  write_file(elsewhere / "secret", "secret");
+  fs::create_symlink(elsewhere / "secret", dir_ / "README.md");
+  fs::create_symlink(fs::path("..") / elsewhere.path().filename() / "secret", dir_ / "vocab.txt");
+  fs::create_symlink(elsewhere.path(), dir_ / "sub");
+  fs::create_symlink("sub/secret", dir_ / "merges.txt");
+  fs::create_symlink("README.md", dir_ / "LICENSE");
+  fs::create_symlink("/proc/self/environ", dir_ / "modeling.py");
+  // A sibling whose name begins as that of the directory.
+  const fs::path sibling = dir_.path().string() + "-2";
+  fs::create_directory(sibling);
+  write_file(sibling / "secret", "secret");
+  fs::create_symlink(sibling / "secret", dir_ / "tekken.json");
+  // These stay.
+  fs::create_directory(dir_ / "data");
+  write_file(dir_ / "data/0123", "inside");
+  fs::create_symlink(dir_ / "data/0123", dir_ / "vocab.json");
+  fs::create_symlink("../" / dir_.path().filename() / "vocab.json", dir_ / "added_tokens.json");
+
+  load();
+  fs::remove_all(sibling);
+
+  EXPECT_EQ(names(), (Listed{"added_tokens.json", "config.json", "model.safetensors",
+                             "tokenizer.json", "vocab.json"}));
+  for (const char* name :
+       {"README.md", "vocab.txt", "merges.txt", "LICENSE", "modeling.py", "tekken.json"}) {
+    const auto names_it = [&](const std::string& warning) {
+      return warning.find(std::string("/") + name + ": a symbolic link to ") != std::string::npos &&
+             warning.find("not in its directory") != std::string::npos;
+    };
+    EXPECT_TRUE(std::ranges::any_of(checkpoint_->warnings(), names_it)) << name;
+  }
+  std::string text;
+  EXPECT_EQ(read("added_tokens.json", text), 0);
+  EXPECT_EQ(text, "inside");
+}
+
+TEST_F(ModelDirectory, AConfigThatIsALinkElsewhereIsNone) {
+  const TempDir elsewhere;
+  write_file(elsewhere / "config.json", "{}");
+  fs::remove(dir_ / "config.json");
+  fs::create_symlink(elsewhere / "config.json", dir_ / "config.json");
+  load();
+  EXPECT_EQ(at({".stfs", "model"}), 0U);
+  EXPECT_EQ(checkpoint_->warnings().size(), 1U);
+}
+
+// models--ORG--NAME/snapshots/COMMIT/config.json -> ../../blobs/0123
+TEST_F(ModelDirectory, FollowsTheLinksOfTheHubsCacheToItsBlobsAlone) {
+  for (const char* const model : {"models--a--b", "mine"}) {
+    const fs::path cached = dir_ / model;
+    const fs::path snapshot = cached / "snapshots/c0ffee";
+    fs::create_directories(snapshot);
+    fs::create_directories(cached / "blobs");
+    write_file(cached / "blobs/0", "{}");
+    write_file(cached / "refs", "main");
+    fs::copy(dir_ / "model.safetensors", cached / "blobs/1");
+    fs::create_symlink("../../blobs/0", snapshot / "config.json");
+    fs::create_symlink("../../blobs/1", snapshot / "model.safetensors");
+    fs::create_symlink("../../refs", snapshot / "README.md");
+    load({}, {snapshot.string()});
+    if (model == std::string("mine")) {
+      EXPECT_EQ(at({".stfs", "model"}), 0U);
+    } else {
+      EXPECT_EQ(names(), (Listed{"config.json", "model.safetensors"}));
+    }
+    EXPECT_EQ(checkpoint_->tensor_count(), 1U) << "the weights follow any link";
+  }
+}
+
+TEST_F(ModelDirectory, WithOtherReadersFollowsLinksToWhatTheyMayRead) {
+  fs::create_directories(dir_ / "open");
+  fs::create_directories(dir_ / "closed");
+  write_file(dir_ / "open/public", "public");
+  write_file(dir_ / "open/private", "private");
+  write_file(dir_ / "closed/public", "public");
+  ASSERT_EQ(::chmod((dir_ / "open/private").c_str(), 0640), 0);
+  ASSERT_EQ(::chmod((dir_ / "open/public").c_str(), 0604), 0);
+  ASSERT_EQ(::chmod((dir_ / "closed/public").c_str(), 0644), 0);
+  ASSERT_EQ(::chmod((dir_ / "open").c_str(), 0711), 0);
+  ASSERT_EQ(::chmod((dir_ / "closed").c_str(), 0750), 0);
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0700), 0) << "that of the directory itself does not count";
+  ASSERT_EQ(::chmod((dir_ / "config.json").c_str(), 0600), 0) << "that of no link does not count";
+  fs::create_symlink("open/public", dir_ / "README.md");
+  fs::create_symlink("open/private", dir_ / "vocab.json");
+  fs::create_symlink("closed/public", dir_ / "merges.txt");
+  fs::create_symlink(".env", dir_ / "LICENSE");
+  ASSERT_EQ(::chmod((dir_ / ".env").c_str(), 0600), 0);
+
+  load({}, {}, true);
+  EXPECT_EQ(names(), (Listed{"README.md", "config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(checkpoint_->warnings().size(), 3U);
+
+  load();
+  EXPECT_EQ(names(), (Listed{"LICENSE", "README.md", "config.json", "merges.txt",
+                             "model.safetensors", "tokenizer.json", "vocab.json"}));
+}
+
+// Another process swaps a file for a link while checkpoints are loaded: what is shown is what was
+// looked at.
+TEST_F(ModelDirectory, ALinkThatAppearsBetweenShowsNothing) {
+  const TempDir elsewhere;
+  write_file(elsewhere / "secret", "secret");
+  std::atomic<bool> stop = false;
+  std::thread swapping([&] {
+    while (!stop) {
+      fs::create_symlink(elsewhere / "secret", dir_ / "new");
+      fs::rename(dir_ / "new", dir_ / "README.md");
+      write_file(dir_ / "new", "public");
+      fs::rename(dir_ / "new", dir_ / "README.md");
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    load();
+    std::string text;
+    if (at({".stfs", "model", "README.md"}) == 0 || read("README.md", text) != 0) continue;
+    EXPECT_NE(text, "secret");
+  }
+  stop = true;
+  swapping.join();
 }
 
 TEST_F(ModelDirectory, AFileThatIsRewrittenIsEstaleAndLogged) {

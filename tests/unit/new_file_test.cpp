@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -16,10 +17,22 @@
 #include <string>
 #include <vector>
 
+namespace {
+std::function<void(int fd)> on_sync;  // is called before a file or directory is synced
+}  // namespace
+
+// Stands before libc's, of this program.
+extern "C" int fsync(int fd) {
+  if (on_sync) on_sync(fd);
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
 namespace stfs::test {
 namespace {
 
 using NameList = std::vector<std::string>;
+
+constexpr auto kReplace = NewFile::Existing::kReplace;
 
 class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
  protected:
@@ -44,7 +57,7 @@ class NewFileTest : public ::testing::TestWithParam<NewFile::Begin> {
 
 TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
   write_file(path(), "before");
-  NewFile file(path(), GetParam());
+  NewFile file(path(), kReplace, GetParam());
   write(file, "after");
 
   EXPECT_EQ(read_file(path()), "before");
@@ -54,16 +67,33 @@ TEST_P(NewFileTest, HasItsNameOnlyWhenItIsComplete) {
   EXPECT_EQ(left(), NameList{"new"});
 }
 
+// So a machine that stops leaves the old file or all of the new one.
+TEST_P(NewFileTest, IsOnTheDiskBeforeItsNameIs) {
+  NameList synced;
+  on_sync = [&](int fd) {
+    struct stat status {};
+    EXPECT_EQ(::fstat(fd, &status), 0);
+    synced.push_back(std::string(S_ISDIR(status.st_mode) ? "directory" : "file") +
+                     (std::filesystem::exists(path()) ? ", named" : ", without a name"));
+  };
+  NewFile file(path(), kReplace, GetParam());
+  write(file, "after");
+  file.commit();
+  on_sync = nullptr;
+
+  EXPECT_EQ(synced, (NameList{"file, without a name", "directory, named"}));
+}
+
 TEST_P(NewFileTest, LeavesNothingWhenItIsGivenUp) {
   write_file(path(), "before");
-  write(NewFile(path(), GetParam()), "after");
+  write(NewFile(path(), kReplace, GetParam()), "after");
 
   EXPECT_EQ(read_file(path()), "before");
   EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
-  NewFile file(path(), GetParam());
+  NewFile file(path(), kReplace, GetParam());
   write(file, "after");
   std::filesystem::create_directory(path());  // rename(2) does not replace a directory
 
@@ -73,7 +103,7 @@ TEST_P(NewFileTest, LeavesNothingWhenItCannotGetItsName) {
 
 TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
   const mode_t before = ::umask(027);
-  NewFile file(path(), GetParam());
+  NewFile file(path(), kReplace, GetParam());
   file.commit();
   ::umask(before);
 
@@ -82,7 +112,7 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
 
 TEST_P(NewFileTest, MayHaveTheLongestName) {
   const std::string name(255, 'n');
-  NewFile file(path(name), GetParam());
+  NewFile file(path(name), kReplace, GetParam());
   file.commit();
 
   EXPECT_EQ(left(), NameList{name});
@@ -91,16 +121,56 @@ TEST_P(NewFileTest, MayHaveTheLongestName) {
 TEST_P(NewFileTest, ReplacesNothingButARegularFile) {
   std::filesystem::create_directory(path("directory"));
   for (const std::string& directory : {path("directory"), path(""), path(".")}) {
-    EXPECT_EQ(refusal([&] { NewFile(directory, GetParam()); }),
+    EXPECT_EQ(refusal([&] { NewFile(directory, kReplace, GetParam()); }),
               directory + ": a directory: name a file in it");
   }
-  EXPECT_EQ(refusal([&] { NewFile("/dev/null", GetParam()); }),
+  EXPECT_EQ(refusal([&] { NewFile("/dev/null", kReplace, GetParam()); }),
             "/dev/null: not a regular file: name another");
-  EXPECT_EQ(refusal([&] { NewFile("", GetParam()); }), "the name is empty: name a file");
-  EXPECT_EQ(refusal([&] { NewFile(path("no/such"), GetParam()); }),
+  EXPECT_EQ(refusal([&] { NewFile("", kReplace, GetParam()); }), "the name is empty: name a file");
+  EXPECT_EQ(refusal([&] { NewFile(path("no/such"), kReplace, GetParam()); }),
             path("no/such") + ": No such file or directory");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(left(), NameList{"directory"});
+}
+
+TEST_P(NewFileTest, KeepsAFileThatItMayNotReplace) {
+  constexpr auto kKeep = NewFile::Existing::kKeep;
+  write_file(path(), "before");
+  for (const std::string& name : {path(), path("link")}) {
+    if (name != path()) std::filesystem::create_symlink("new", name);
+    try {
+      const NewFile file(name, kKeep, GetParam());
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+      EXPECT_EQ(error.message(), "there is a file of this name: --force replaces it");
+    }
+  }
+  // Also one that appears later.
+  NewFile file(path("late"), kKeep, GetParam());
+  write(file, "after");
+  write_file(path("late"), "appeared");
+  EXPECT_THROW(file.commit(), Error);
+  EXPECT_EQ(read_file(path("late")), "appeared");
+  EXPECT_EQ(read_file(path()), "before");
+  EXPECT_EQ(left(), (NameList{"late", "link", "new"}));
+}
+
+TEST_P(NewFileTest, OfALinkReplacesTheFileThatItLeadsTo) {
+  std::filesystem::create_directory(path("there"));
+  write_file(path("there/file"), "before");
+  std::filesystem::create_symlink("there/file", path("link"));
+  std::filesystem::create_symlink("nothing", path("dangling"));
+
+  NewFile file(path("link"), kReplace, GetParam());
+  write(file, "after");
+  file.commit();
+
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(read_file(path("there/file")), "after");
+  EXPECT_EQ(refusal([&] { NewFile(path("dangling"), kReplace, GetParam()); }),
+            path("dangling") + ": a symbolic link to \"nothing\", which is missing: name another");
+  EXPECT_EQ(left(), (NameList{"dangling", "link", "there"}));
 }
 
 TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
@@ -108,7 +178,7 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
     EXPECT_EXIT(
         {
           ::signal(number, SIG_DFL);  // nohup(1) makes the tests ignore one of them
-          const NewFile file(dir_ / "new", GetParam());
+          const NewFile file(dir_ / "new", kReplace, GetParam());
           write(file, "after");
           ::kill(::getpid(), number);
           for (;;) ::pause();
@@ -121,8 +191,8 @@ TEST_P(NewFileTest, LeavesNothingWhenASignalEndsTheProcess) {
 TEST_P(NewFileTest, TakesTheSignalsForItsOwnLifeAlone) {
   sigset_t before, after;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &before);
-  NewFile(path(), GetParam()).commit();
-  NewFile(path(), GetParam());
+  NewFile(path(), kReplace, GetParam()).commit();
+  NewFile(path(), kReplace, GetParam());
   ::pthread_sigmask(SIG_BLOCK, nullptr, &after);
 
   for (int number = 1; number < SIGRTMIN; ++number) {

@@ -69,6 +69,19 @@ TEST(Recipes, OfManyTensorsAreKeptOneAtATime) {
   EXPECT_EQ(recipes.calls, 1);
 }
 
+TEST(Recipes, ThatAreDroppedLeaveRoomForOthers) {
+  Counted recipes;
+  recipes.get(1, Recipes::kMaxTensors);
+  recipes.drop(1);
+  recipes.get(2);
+  recipes.get(3);
+  recipes.calls = 0;
+
+  recipes.get(2);
+
+  EXPECT_EQ(recipes.calls, 0);
+}
+
 TEST(Recipes, StayForTheirReadersWhenTheyAreThrownOut) {
   Counted recipes;
   const Recipes::Shared read = recipes.get(5);

@@ -194,13 +194,32 @@ TEST(ReportPage, StaysSmallWithLongNamesThatMustBeEscaped) {
   }
 }
 
+// A page of millions of rows opens in no browser.
+TEST(ReportPage, HasABoundedNumberOfRowsAndSaysSo) {
+  Report report = empty_report();
+  report.tensors.resize(Report::kMostRows + 2);
+  report.tensors[Report::kMostRows].name = "without a row";
+  report.tensors[0].equal_to = Report::kMostRows;
+  report.findings.push_back({Finding::Kind::kNan, "NaN", {0, Report::kMostRows}});
+
+  const std::string page = report_page(report);
+
+  EXPECT_EQ(occurrences(page, "<tr id=\"t0\">"), 1U);
+  EXPECT_EQ(occurrences(page, "#t" + std::to_string(Report::kMostRows)), 0U);
+  EXPECT_NE(page.find("the first 400,000 of the tensors"), std::string::npos);
+  EXPECT_NE(page.find("400,002"), std::string::npos);
+  EXPECT_TRUE(nlohmann::json::parse(data_of(page))["equal"].empty());
+  EXPECT_LT(page.size(), 30'000'000U);
+}
+
 TEST(ReportPage, LinksInAMountHaveTheWholePath) {
   Report report = empty_report();
   report.tensors.resize(3);
   const std::array<std::string, 3> paths{"plain.weight", std::string(600, 'n'),
                                          std::string(5000, 'n')};
   for (std::size_t i = 0; i < paths.size(); ++i) {
-    report.tensors[i].name = report.tensors[i].path = paths[i];
+    report.tensors[i].path = paths[i];
+    report.tensors[i].name = paths[i];
   }
   const auto data = nlohmann::json::parse(data_of(report_page(report)));
   EXPECT_FALSE(data["paths"].contains("0")) << "the row says it";

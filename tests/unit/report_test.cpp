@@ -199,7 +199,7 @@ TEST_F(Reports, HaveTheDistributionOfHistAndAPictureOfAtMost48Pixels) {
     ASSERT_EQ(value_distribution(tensor.content(), tensor.dtype, {stop}, expected), 0);
     const ReportTensor& shown = named(report, name);
     EXPECT_EQ(shown.histogram->counts, expected.histogram.counts);
-    EXPECT_EQ(shown.quantiles, expected.quantiles);
+    EXPECT_EQ(*shown.quantiles, expected.quantiles);
     EXPECT_EQ(shown.stats->std, expected.stats.std);
   }
   const Thumbnail& picture = *named(report, "w").thumbnail;

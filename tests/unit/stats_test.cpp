@@ -242,6 +242,20 @@ TEST(ValueStats, KeepTheirPrecisionBesideALargeMean) {
   EXPECT_NEAR(*stats.std, 0.5, 1e-6);
 }
 
+// Each partial sum is far larger than a value, and loses the same part of each.
+TEST(ValueStats, KeepTheirPrecisionWhereTheSumLosesBits) {
+  constexpr double kOffset = 0x1p52;
+  std::vector<double> values(3 * 4096, kOffset + 100);
+  for (std::size_t i = 0; i < values.size(); i += 4096) {
+    values[i] = kOffset;
+    values[i + 1] = kOffset + 200;
+  }
+  const ValueStats stats = stats_of("F64", values);
+
+  EXPECT_EQ(*stats.mean - kOffset, 100.0);
+  EXPECT_DOUBLE_EQ(*stats.std, std::sqrt(20'000.0 / 4096));
+}
+
 TEST(ValueStats, OfManyEqualValuesAreThatValueAndNothing) {
   const ValueStats stats = stats_of("F64", std::vector<double>(60'000, 0.1));
 
@@ -455,6 +469,25 @@ TEST(StatsJson, HasTheFieldsInOrderAndNullForNone) {
   EXPECT_EQ(
       stats_json(stats),
       R"({"count":3,"min":null,"max":null,"mean":null,"std":null,"zeros":0,"nan":3,"inf":0})");
+}
+
+// -0 and 0 are equal, and which of them is least would depend on the order of the values.
+TEST(StatsJson, HasNoNegativeZero) {
+  const std::string zeros = R"("min":0.0,"max":0.0,"mean":0.0,"std":0.0,)";
+  for (const std::size_t count : {1U, 2U, 100U, 5000U}) {
+    for (const float last : {0.0F, -0.0F}) {
+      std::vector<float> values(count, -0.0F);
+      values.back() = last;
+      EXPECT_NE(stats_json(stats_of("F32", values)).find(zeros), std::string::npos) << count;
+      const std::vector<double> wide(values.begin(), values.end());
+      EXPECT_NE(stats_json(stats_of("F64", wide)).find(zeros), std::string::npos) << count;
+    }
+  }
+  // A mean that rounds to zero.
+  const std::string tiny = stats_json(stats_of("F64", std::vector<double>{-DBL_TRUE_MIN, 0.0}));
+  EXPECT_NE(tiny.find(R"("mean":0.0,)"), std::string::npos) << tiny;
+  const std::string below = stats_json(stats_of("F64", std::vector<double>{-1.0, -0.0}));
+  EXPECT_NE(below.find(R"("max":0.0,)"), std::string::npos) << below;
 }
 
 TEST(StatsJson, WritesNumbersThatReadBackTheSame) {

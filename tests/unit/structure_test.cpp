@@ -148,7 +148,7 @@ TEST(Structure, EveryViewStandsInTheDocumentsAndHasATest) {
   for (const ViewSpec& view : all_views()) {
     if (view.name.empty()) continue;  // the root, and files beside those of another view
     const std::string name = std::string(view.name) + (view.names == Names::kFile ? "" : "/");
-    for (const char* document : {"README.md", "docs/SEMANTICS.md", "docs/man/stfs.1.in"}) {
+    for (const char* document : {"docs/EXAMPLES.md", "docs/SEMANTICS.md", "docs/man/stfs.1.in"}) {
       EXPECT_TRUE(has_view(read_file(kTree / document), name)) << document << " lacks " << name;
     }
     EXPECT_TRUE(has_view(tests, name)) << "no test in tests/mount names " << name;

@@ -37,6 +37,7 @@ struct Shared {
   std::atomic<int> lines;
   std::atomic<int> ready;
   std::atomic<int> endings;
+  std::atomic<int> terminations;
 };
 
 class SupervisorTest : public testing::Test {
@@ -146,6 +147,30 @@ TEST_F(SupervisorTest, HearsASignalAfterPollHasFailed) {
 
   EXPECT_EQ(supervise(work), 0);
   EXPECT_EQ(shared_->endings, 1);
+}
+
+TEST_F(SupervisorTest, WakesAStoppedWorkerForItsEnd) {
+  const auto work = [this](Worker& worker, int) {
+    static Shared* shared;
+    shared = shared_;
+    ::signal(SIGTERM, [](int) {
+      ++shared->terminations;
+      ::_exit(0);
+    });
+    worker.serving();
+    const pid_t stopped = ::getpid();
+    if (::fork() == 0) {
+      const std::string status = "/proc/" + std::to_string(stopped) + "/status";
+      while (read_file(status).find("State:\tT") == std::string::npos) ::sched_yield();
+      ::eventfd_write(signal_.get(), 1);
+      ::_exit(0);
+    }
+    ::raise(SIGSTOP);
+    while (true) ::pause();
+  };
+
+  EXPECT_EQ(supervise(work), 0);
+  EXPECT_EQ(shared_->terminations, 1) << "it was killed";
 }
 
 TEST_F(SupervisorTest, AFailedStartAfterAWorkerHasServedIsADeath) {

@@ -44,6 +44,16 @@ TEST(Printable, OfJsonIsTheSameJson) {
             "[\"\u00e9 \\\\ \U0001f600\",\n 1]");
 }
 
+// https://www.w3.org/TR/xml/#charsets; C1 and DEL are discouraged there. Bytes that are not UTF-8
+// are how a surrogate alone would be written.
+TEST(Printable, LeavesNothingThatXmlCannotHold) {
+  EXPECT_EQ(printable("a\xEF\xBF\xBE\xEF\xBF\xBFz"), "a\\ufffe\\uffffz");
+  EXPECT_EQ(printable("\xEF\xBF\xBD"), "\xEF\xBF\xBD");
+  EXPECT_EQ(printable("\xED\xA0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(printable_json("\"\xEF\xBF\xBF\""), "\"\\uffff\"");
+  for (char c = 0; c < 0x20; ++c) EXPECT_TRUE(printable(std::string(1, c)).starts_with('\\'));
+}
+
 TEST(Printable, LeavesNothingThatATerminalObeys) {
   RandomBytes random(1);
   for (int round = 0; round < 2000; ++round) {

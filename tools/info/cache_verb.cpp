@@ -156,7 +156,7 @@ int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Li
 }
 
 // The state of one entry.
-struct Finding {
+struct Verified {
   bool is_readable = false;
   std::uint64_t good = 0, bad = 0;  // blocks
   enum class Digest { kUnknown, kEqual, kDifferent } digest = Digest::kUnknown;
@@ -165,7 +165,7 @@ struct Finding {
 };
 
 // Reads and checks each block that is there.
-void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Finding& finding) {
+void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Verified& verified) {
   std::atomic<std::uint64_t> next = 0, good = 0, bad = 0;
   const std::uint64_t blocks = entry.blocks();
   const auto work = [&] {
@@ -187,14 +187,14 @@ void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Find
     if (threads.empty()) work();
   }
   for (std::thread& thread : threads) thread.join();
-  finding.good = good;
-  finding.bad = bad;
+  verified.good = good;
+  verified.bad = bad;
 }
 
 // The SHA-256 of all bytes; "" when a read fails.
 std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
   std::string hex;
-  start_thread([&] {
+  const auto read = [&] {
     const auto buffer = std::make_unique<std::array<std::byte, CacheEntry::kBlock>>();
     Sha256 sum;
     for (std::uint64_t block = 0; block < entry.blocks(); ++block) {
@@ -205,59 +205,64 @@ std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
       bar.add(range.length);
     }
     hex = sum.hex();
-  }).join();
+  };
+  try {
+    start_thread(read).join();  // this thread takes the signals
+  } catch (const Error&) {
+    read();  // no more threads
+  }
   return hex;
 }
 
-Finding verify_entry(Cache& cache, const Listed& listed, unsigned jobs, ProgressBar& bar) {
-  Finding finding;
+Verified verify_entry(Cache& cache, const Listed& listed, unsigned jobs, ProgressBar& bar) {
+  Verified verified;
   std::unique_ptr<CacheEntry> entry = cache.open(listed.version, true);
-  if (!entry) return finding;
-  finding.is_readable = true;
-  check_blocks(*entry, jobs, bar, finding);
+  if (!entry) return verified;
+  verified.is_readable = true;
+  check_blocks(*entry, jobs, bar, verified);
   std::string known = listed.version.sha256;
   std::ranges::transform(known, known.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (known.empty() || finding.good != entry->blocks()) return finding;
+  if (known.empty() || verified.good != entry->blocks()) return verified;
   const std::string digest = digest_of(*entry, bar);
-  if (digest.empty()) return finding;
-  finding.digest = digest == known ? Finding::Digest::kEqual : Finding::Digest::kDifferent;
-  if (finding.digest == Finding::Digest::kDifferent) {
+  if (digest.empty()) return verified;
+  verified.digest = digest == known ? Verified::Digest::kEqual : Verified::Digest::kDifferent;
+  if (verified.digest == Verified::Digest::kDifferent) {
     // Nobody knows which block is wrong.
     for (std::uint64_t block = 0; block < entry->blocks(); ++block) entry->forget(block);
     entry.reset();
     cache.remove(listed.id);
   }
-  return finding;
+  return verified;
 }
 
-std::string text_of(const Finding& finding, const Listed& listed) {
+std::string text_of(const Verified& verified, const Listed& listed) {
   const std::string all = std::to_string(blocks_of(listed)) + " blocks";
-  if (!finding.is_readable) return "error\tdamaged, and in use by another process";
-  if (finding.bad > 0) {
-    return "error\t" + std::to_string(finding.bad) + " of " + all +
+  if (!verified.is_readable) return "error\tdamaged, and in use by another process";
+  if (verified.bad > 0) {
+    return "error\t" + std::to_string(verified.bad) + " of " + all +
            " damaged: the next read fetches them again";
   }
-  switch (finding.digest) {
-    case Finding::Digest::kDifferent:
+  switch (verified.digest) {
+    case Verified::Digest::kDifferent:
       return "error\tnot the published SHA-256: all blocks are dropped";
-    case Finding::Digest::kEqual:
+    case Verified::Digest::kEqual:
       return "ok\t" + all + ", the published SHA-256";
-    case Finding::Digest::kUnknown:
+    case Verified::Digest::kUnknown:
       break;
   }
-  return "ok\t" + std::to_string(finding.good) + " of " + all;
+  return "ok\t" + std::to_string(verified.good) + " of " + all;
 }
 
-std::string json_of(const Finding& finding, const Listed& listed) {
+std::string json_of(const Verified& verified, const Listed& listed) {
   std::string out;
   TextWriter text(out);
   text.add("{\"id\":").json(listed.id).add(",\"name\":").json(listed.version.name);
-  text.add(",\"ok\":").add(finding.is_ok() ? "true" : "false");
+  text.add(",\"ok\":").add(verified.is_ok() ? "true" : "false");
   text.add(",\"blocks\":").number(blocks_of(listed));
-  text.add(",\"good\":").number(finding.good).add(",\"bad\":").number(finding.bad);
-  if (finding.digest != Finding::Digest::kUnknown) {
+  text.add(",\"good\":").number(verified.good).add(",\"bad\":").number(verified.bad);
+  if (verified.digest != Verified::Digest::kUnknown) {
     text.add(",\"sha256_matches\":")
-        .add(finding.digest == Finding::Digest::kEqual ? "true" : "false");
+        .add(verified.digest == Verified::Digest::kEqual ? "true" : "false");
   }
   text.add("}");
   return out;
@@ -279,12 +284,12 @@ int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed>
   // Opening an entry notes its use: in this order, what was used last stays last.
   std::ranges::reverse(entries);
   for (const Listed& listed : entries) {
-    const Finding finding = verify_entry(cache, listed, jobs, bar);
-    is_any_bad = is_any_bad || !finding.is_ok();
+    const Verified verified = verify_entry(cache, listed, jobs, bar);
+    is_any_bad = is_any_bad || !verified.is_ok();
     if (arguments.json) {
-      objects.push_back(json_of(finding, listed));
+      objects.push_back(json_of(verified, listed));
     } else {
-      bar.print(printable(listed.version.name) + "\t" + text_of(finding, listed) + "\n");
+      bar.print(printable(listed.version.name) + "\t" + text_of(verified, listed) + "\n");
     }
   }
   bar.end();

@@ -43,11 +43,11 @@ void for_each_name(const std::string& source, Sources& sources,
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) take(checkpoint.name(i));
 }
 
-// Whether a shell shows and quotes a name rightly. It would obey control characters and be misled
-// by marks that reorder text. bash leaves `$` and a backquote unquoted, and so would run a command
-// in the name. A backslash does not survive the quoting.
-bool is_safe(std::string_view name) {
-  return name.find_first_of("$`\\") == std::string_view::npos && printable(name) == name;
+// Whether a name can be shown: a line holds no control characters, and marks that reorder text
+// would mislead a reader. The completions quote everything else.
+bool is_plain(std::string name) {
+  std::erase(name, '\\');  // printable() doubles it
+  return printable(name) == name;
 }
 
 // The names cut behind the first separator after `length` bytes.
@@ -93,7 +93,8 @@ int complete(const Arguments& arguments) {
     options.offline = true;  // what the cache knows of a URL
     Sources sources(options);
     for_each_name(arguments.source, sources, [&](std::string_view name) {
-      if (name.starts_with(arguments.tensor) && is_safe(name)) names.emplace_back(name);
+      if (name.starts_with(arguments.tensor) && is_plain(std::string(name)))
+        names.emplace_back(name);
     });
     print_matches(names, arguments.tensor.size());
   } catch (const std::exception&) {

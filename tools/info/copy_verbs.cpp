@@ -13,13 +13,14 @@
 #include "core/recipe/slice.h"
 #include "core/recipe/slice_f32.h"
 #include "tools/command/terminal.h"
-#include "tools/info/new_file.h"
+#include "tools/info/output.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <exception>
@@ -33,8 +34,6 @@
 
 namespace stfs {
 namespace {
-
-constexpr const char* kStandardOutput = "standard output";
 
 // A terminal would obey the control sequences in the bytes of a tensor.
 void refuse_terminal(const std::string& instead) {
@@ -186,6 +185,7 @@ int cat(const Arguments& arguments) {
     content = std::move(file);
   }
   refuse_terminal("pipe it to od(1)");
+  refuse_source_as_output(std::array{&checkpoint});
   write_content(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
   return 0;
 }
@@ -200,15 +200,10 @@ int extract(const Arguments& arguments) {
   const Content content = arguments.output.ends_with(".gguf")
                               ? new_gguf(checkpoint, gguf_files, tensors, arguments)
                               : new_safetensors(checkpoint, safetensors_files, tensors, arguments);
-  if (arguments.output == "-" || arguments.output == "/dev/stdout") {
-    refuse_terminal("name a file");
-    write_with_bar(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
-    return 0;
-  }
-  NewFile file(arguments.output);
-  write_with_bar(checkpoint, content, file.fd(), arguments.source, arguments.output);
-  file.commit();
-  if (Terminal().is_terminal) {
+  Output output(arguments, std::array{&checkpoint});
+  write_with_bar(checkpoint, content, output.fd(), arguments.source, output.name());
+  output.commit();
+  if (output.is_new_file() && Terminal().is_terminal) {
     print(printable(arguments.output) + ": " + std::to_string(tensors.size()) +
           (tensors.size() == 1 ? " tensor, " : " tensors, ") + human_bytes(content.size()) + "\n");
   }

@@ -179,7 +179,9 @@ std::string summary_json(const Checkpoint& checkpoint) {
 
 int info(const Arguments& arguments) {
   VerbSources sources(arguments);
-  const Checkpoint checkpoint(arguments.paths, load_options(arguments, sources));
+  LoadOptions options = load_options(arguments, sources);
+  options.warn = nullptr;  // they are printed among the rest
+  const Checkpoint checkpoint(arguments.paths, options);
   if (arguments.json) {
     print(summary_json(checkpoint));
     return 0;

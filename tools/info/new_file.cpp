@@ -109,16 +109,24 @@ class UnlinkAtSignal {
   std::thread thread_;
 };
 
-NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
-  const std::size_t slash = path_.rfind('/');
-  const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-  name_ = path_.substr(slash + 1);  // npos + 1 is 0
+NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
+    : path_(path), existing_(existing) {
+  struct stat status {};
+  const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  if (const std::string link = dangling_link(path); !link.empty()) {
+    throw Error(ErrorCode::kUnreadable, path_, link + ": name another");
+  }
+  // The kernel decides whether this link may be followed (fs.protected_symlinks).
+  if (is_link && !UniqueFd(::open(path.c_str(), O_PATH | O_CLOEXEC))) fail(errno);
+  const std::string target = is_link ? absolute_path(path) : path;
+  const std::size_t slash = target.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : target.substr(0, slash + 1);
+  name_ = target.substr(slash + 1);  // npos + 1 is 0
   directory_ = UniqueFd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory_ && errno == EACCES) {  // not readable, but perhaps writable
     directory_ = UniqueFd(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   }
   if (!directory_) fail(errno);
-  struct stat status {};
   const bool exists = ::fstatat(directory_.get(), name_.c_str(), &status, 0) == 0;
   if (name_.empty() || (exists && !S_ISREG(status.st_mode))) {
     throw Error(ErrorCode::kUnreadable, path_,
@@ -126,6 +134,7 @@ NewFile::NewFile(std::string path, Begin begin) : path_(std::move(path)) {
                 : name_.empty() || S_ISDIR(status.st_mode) ? "a directory: name a file in it"
                                                            : "not a regular file: name another");
   }
+  if (exists && existing_ == Existing::kKeep) fail(EEXIST);
   if (begin == Begin::kUnnamed) begin_unnamed();
   if (!fd_) begin_named();
 }
@@ -168,11 +177,10 @@ void NewFile::commit() {
   ::umask(mask);
   if (::fchmod(fd_.get(), 0666 & ~mask) != 0 || ::fsync(fd_.get()) != 0) fail(errno);
   {
-    // A signal must not end the process between linkat(2) and renameat(2).
+    // A signal must not end the process between linkat(2) and renameat2(2).
     const BlockedSignals blocked;
     if (temporary_.empty()) link();
-    if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
-      const int error = errno;
+    if (const int error = rename()) {
       discard();
       fail(error);
     }
@@ -194,11 +202,29 @@ void NewFile::link() {
   temporary_ = std::move(name);
 }
 
+// Returns 0 or an errno. A file that appeared since the constructor looked is kept too.
+int NewFile::rename() {
+  const int directory = directory_.get();
+  const unsigned flags = existing_ == Existing::kKeep ? RENAME_NOREPLACE : 0;
+  const auto result = [](int status) { return status == 0 ? 0 : errno; };
+  const int error =
+      result(::renameat2(directory, temporary_.c_str(), directory, name_.c_str(), flags));
+  if (error != EINVAL || flags == 0) return error;
+  // A file system without RENAME_NOREPLACE (NFS): link(2) replaces nothing either.
+  if (::linkat(directory, temporary_.c_str(), directory, name_.c_str(), 0) != 0) return errno;
+  return result(::unlinkat(directory, temporary_.c_str(), 0));
+}
+
 void NewFile::discard() {
   if (!temporary_.empty()) ::unlinkat(directory_.get(), temporary_.c_str(), 0);
   temporary_.clear();
 }
 
-void NewFile::fail(int error) const { throw_errno(ErrorCode::kUnreadable, path_, "", error); }
+void NewFile::fail(int error) const {
+  if (error == EEXIST) {
+    throw Error(ErrorCode::kUsage, path_, "there is a file of this name: --force replaces it");
+  }
+  throw_errno(ErrorCode::kUnreadable, path_, "", error);
+}
 
 }  // namespace stfs

@@ -78,7 +78,7 @@ constexpr std::array kOwnOptions = {
               .help = "the file to write, - for standard output",
               .man =
                   "The file to write: a GGUF file if its name ends in `.gguf`, else a safetensors "
-                  "file. An existing file is replaced once the new one is complete. "
+                  "file. A device or a pipe is written to as it stands. "
                   "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "-o,--output",
               .verbs = "report!",
@@ -86,8 +86,15 @@ constexpr std::array kOwnOptions = {
               .value = Value::kSource,
               .set = set<&Arguments::output>,
               .help = "the file to write, - for standard output",
-              .man = "The page to write. An existing file is replaced once the new one is "
-                     "complete. `-` writes to standard output; `./-` is a file of that name."},
+              .man = "The page to write. A device or a pipe is written to as it stands. "
+                     "`-` writes to standard output; `./-` is a file of that name."},
+    OptionRow{.flags = "--force",
+              .verbs = "extract report",
+              .set = set<&Arguments::force>,
+              .help = "replace an existing file, once the new one is complete",
+              .man =
+                  "Replace an existing regular file, once the new one is complete; the file that "
+                  "a symbolic link leads to, and not the link. Never a file that is read."},
     OptionRow{.flags = "--against",
               .verbs = "report",
               .argument = "SOURCE",

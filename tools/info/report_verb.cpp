@@ -8,10 +8,8 @@
 #include "core/report/report.h"
 #include "core/source/url.h"
 #include "tools/command/terminal.h"
-#include "tools/info/new_file.h"
+#include "tools/info/output.h"
 #include "tools/info/verbs.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,31 +65,6 @@ std::string page_of(const Arguments& arguments, const Checkpoint& checkpoint,
   return page;
 }
 
-// The page would take the name of a file that it is about.
-void refuse_source(const Arguments& arguments, const Checkpoint& checkpoint,
-                   const Checkpoint* against) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> operands = arguments.paths;
-  if (against != nullptr) operands.push_back(arguments.against);
-  const fs::path output = fs::absolute(arguments.output);
-  const auto is_index_in = [&output](const std::string& operand) {
-    std::error_code none;
-    return output.native().ends_with(".safetensors.index.json") && fs::exists(output, none) &&
-           fs::equivalent(output.parent_path(), operand, none);
-  };
-  bool is_source = std::ranges::any_of(operands, is_index_in);
-  for (const Checkpoint* const one : {&checkpoint, against}) {
-    if (one == nullptr) continue;
-    for (const Part& part : one->parts()) operands.push_back(part.source->path());
-  }
-  is_source = is_source || std::ranges::any_of(operands, [&output](const std::string& path) {
-                std::error_code none;  // of a URL, and without such a file
-                return fs::equivalent(output, path, none);
-              });
-  if (!is_source) return;
-  throw Error(ErrorCode::kUsage, arguments.output, "a file of the source: name another");
-}
-
 void write_page(int fd, const std::string& page, const std::string& to) {
   ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
   if (const int error = write_exact(fd, std::as_bytes(std::span(page)))) {
@@ -120,31 +92,20 @@ void print_findings(const Arguments& arguments, const Report& report, std::size_
 }  // namespace
 
 int report(const Arguments& arguments) {
-  const bool to_output = arguments.output == "-" || arguments.output == "/dev/stdout";
-  if (to_output && ::isatty(STDOUT_FILENO) == 1) {
-    throw Error(ErrorCode::kUsage, "",
-                "standard output is a terminal: redirect it, or name a file");
-  }
   VerbSources sources(arguments);
   const LoadOptions options = load_options(arguments, sources);
   const Checkpoint checkpoint(arguments.paths, options);
   std::optional<Checkpoint> against;
   if (!arguments.against.empty()) against.emplace(std::span(&arguments.against, 1), options);
+  std::vector<const Checkpoint*> read{&checkpoint};
+  if (against) read.push_back(&*against);
   // Before hours of reading: a directory without permission is found here.
-  std::optional<NewFile> file;
-  if (!to_output) {
-    refuse_source(arguments, checkpoint, against ? &*against : nullptr);
-    file.emplace(arguments.output);
-  }
+  Output output(arguments, read);
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
-  if (file) {
-    write_page(file->fd(), page, arguments.output);
-    file->commit();
-    print_findings(arguments, report, page.size());
-  } else {
-    write_page(STDOUT_FILENO, page, "standard output");
-  }
+  write_page(output.fd(), page, output.name());
+  output.commit();
+  if (output.is_new_file()) print_findings(arguments, report, page.size());
   std::size_t unreadable = 0;  // in either checkpoint
   for (const Finding& finding : report.findings) {
     if (finding.kind == Finding::Kind::kUnreadable) unreadable += finding.tensors.size();

@@ -49,12 +49,14 @@ bool is_absent(const std::string& path) {
 
 }  // namespace
 
+void print_warning(const std::string& line) {
+  std::fprintf(stderr, "stfs-info: warning: %s\n", line.c_str());
+}
+
 VerbSources::VerbSources(const Arguments& arguments)
     : Sources([&] {
         SourceOptions options = arguments.sources;
-        options.warn = [](const std::string& line) {
-          std::fprintf(stderr, "stfs-info: warning: %s\n", line.c_str());
-        };
+        options.warn = print_warning;
         return options;
       }()) {}
 

@@ -167,7 +167,7 @@ int for_selected(
 std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& b,
                                                  const PassOptions& options) {
   const auto are_same_bytes = [](const Extent& x, const Extent& y) {
-    return x.source->version().token == y.source->version().token && x.offset == y.offset;
+    return x.source->token() == y.source->token() && x.offset == y.offset;
   };
   if (a.locator && b.locator && are_same_bytes(*a.locator, *b.locator)) {
     options.progress(a.length);

@@ -28,6 +28,7 @@ struct Arguments {
   std::vector<std::string> globs;  // names and globs; empty: all tensors
   std::vector<std::string> paths;  // of info, check, report: checkpoints; of where: mounted files
   std::string output;              // of extract and report
+  bool force = false;              // of extract and report: an existing file may be replaced
   std::string against;             // of report: another checkpoint; "": none
   std::string slice;               // of cat (core/recipe/slice.h); "": the whole tensor
   bool as_f32 = false;
@@ -52,11 +53,15 @@ class VerbSources : public Sources {
   explicit VerbSources(const Arguments& arguments);
 };
 
+void print_warning(const std::string& line);  // to standard error
+
 // How a verb loads its checkpoints.
 inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
           .dequantize = arguments.dequantize,
           .missing_hint = "--allow-missing reads the rest",
+          // What is wrong with values; `info` shows the others.
+          .warn = arguments.dequantize ? print_warning : nullptr,
           .sources = &sources};
 }
 

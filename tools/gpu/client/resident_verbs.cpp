@@ -314,8 +314,8 @@ int plan(const GpuArguments& arguments) {
 int load(const GpuArguments& arguments) {
   if (arguments.dry_run) return plan(arguments);
   const DeviceInfo device = find_device(arguments.device);
-  const std::vector<Item> items =
-      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
+  Selection selection(source_options(arguments));
+  std::vector<Item> items = selection.resolve_once(arguments.tensors, arguments.selection);
   LoadRequest request;
   request.verify = arguments.verify;
   request.pin = arguments.pin;
@@ -330,7 +330,9 @@ int load(const GpuArguments& arguments) {
   };
   std::optional<Client> client = Client::connect(arguments.program);
   const Clock::time_point begin = Clock::now();
-  const Loaded loaded = client->load(device, items, request);
+  Loaded loaded;
+  selection.load_resolved(items, arguments.tensors, arguments.selection,
+                          [&] { loaded = client->load(device, items, request); });
   const Clock::duration time = Clock::now() - begin;
   *progress = Progress();
   for (const std::string& warning : loaded.warnings) {

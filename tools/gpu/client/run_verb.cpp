@@ -53,8 +53,8 @@ int run(const GpuArguments& arguments) {
   const rlimit raised{before.rlim_max, before.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &raised);
 
-  const std::vector<Item> items =
-      Selection(source_options(arguments)).resolve_once(arguments.tensors, arguments.selection);
+  Selection selection(source_options(arguments));
+  std::vector<Item> items = selection.resolve_once(arguments.tensors, arguments.selection);
   for (const std::string& line : exceptions(items, arguments.selection)) {
     std::fprintf(stderr, "stfs-gpu: %s\n", line.c_str());
   }
@@ -71,7 +71,9 @@ int run(const GpuArguments& arguments) {
   sizes.reserve(items.size());
   for (const Item& item : items) sizes.push_back(item.bytes());
   const Layout layout = lay_out(sizes);
-  Transferred transferred = copy(info, items, layout, options);
+  Transferred transferred;
+  selection.load_resolved(items, arguments.tensors, arguments.selection,
+                          [&] { transferred = copy(info, items, layout, options); });
   if (!transferred.note.empty())
     std::fprintf(stderr, "stfs-gpu: warning: %s\n", printable(transferred.note).c_str());
 
@@ -93,6 +95,10 @@ int run(const GpuArguments& arguments) {
                        {"shape", item.shape()},
                        {"device", info.id},
                        {"uuid", info.uuid}});
+    if (const std::string& name = item.request().tensor; !is_utf8(name)) {
+      tensors.back()["raw_name"] = to_json_text(name);
+    }
+    if (!is_utf8(item.label())) tensors.back()["raw_label"] = to_json_text(item.label());
   }
   UniqueFd description(::memfd_create("stfs-gpu-tensors", MFD_CLOEXEC));
   if (!description) throw_errno(ErrorCode::kDeviceFailed, "memfd", "", errno);

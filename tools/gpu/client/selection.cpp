@@ -40,9 +40,12 @@ struct stat status_of(const fs::path& path) {
   return status;
 }
 
+// A name of the library's callers may have a NUL, and no path has one.
+bool can_be_path(std::string_view text) { return text.find('\0') == std::string_view::npos; }
+
 bool exists(const std::string& path) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0;
+  return can_be_path(path) && ::stat(path.c_str(), &status) == 0;
 }
 
 // The root of the mount of a path in its control directory, where tensors have other forms; nullopt
@@ -57,8 +60,10 @@ std::optional<std::string> root_of_view(const std::string& path) {
 // A text that changes when a file, or the list of a directory, is replaced or rewritten.
 std::string stamp_of(const std::string& path) {
   const struct stat status = status_of(path);
-  return std::to_string(status.st_ino) + "-" + std::to_string(status.st_mtim.tv_sec) + "." +
-         std::to_string(status.st_mtim.tv_nsec);
+  const auto text = [](const timespec& time) {
+    return "-" + std::to_string(time.tv_sec) + "." + std::to_string(time.tv_nsec);
+  };
+  return std::to_string(status.st_ino) + text(status.st_mtim) + text(status.st_ctim);
 }
 
 // Takes a whole number off the front of `text`.
@@ -120,6 +125,7 @@ void refuse_secret(const std::string& url) {
 [[noreturn]] void refuse_absent(const std::string& argument) {
   refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
+    if (!can_be_path(source)) continue;
     static_cast<void>(find_mounted(source));  // throws for a mount that cannot be read
     struct stat status {};
     if (::stat(source.c_str(), &status) != 0 && errno != ENOENT && errno != ENOTDIR) {
@@ -189,7 +195,7 @@ ItemRequest request_for(const Tensor& tensor, const std::string& place) {
   request.shape.assign(tensor.shape.begin(), tensor.shape.end());
   const auto set_source = [&](const Extent& at) {
     request.path = at.source->path();
-    request.version = at.source->version().token;
+    request.version = at.source->token();
     request.source_size = at.source->size();
     request.offset = at.offset;
   };
@@ -215,7 +221,7 @@ ItemRequest request_for(const Tensor& tensor, const std::string& place) {
     if (known == sources.end()) sources.push_back(input.source);
     if (number > computed->others.size()) {
       computed->others.push_back(
-          {input.source->path(), input.source->version().token, input.source->size()});
+          {input.source->path(), input.source->token(), input.source->size()});
     }
     computed->inputs.push_back({static_cast<Role>(role), number, input.offset, input.length});
   }
@@ -322,6 +328,7 @@ std::vector<Item> Selection::resolve(const std::string& argument, SelectionOptio
   } else if (const std::size_t colons = split(argument); colons != std::string::npos) {
     add_named(argument.substr(0, colons), argument.substr(colons + 2), options, items);
   } else {
+    if (!can_be_path(argument)) refuse_absent(argument);
     glob_t found{};
     const int result = ::glob(argument.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found);
     std::vector<std::string> paths;
@@ -424,17 +431,30 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   const auto attribute = [&](const char* name) { return extended_attribute(path, name); };
   const auto name = attribute("user.stfs.name");
   const auto source = attribute("user.stfs.source");
-  const auto version = attribute("user.stfs.version");
   if (!name) return false;
   if (!source || options.dequantize) return add_values(path, *name, options, items);
+  auto version = attribute("user.stfs.version");
   if (!version) return false;
-  const Checkpoint& checkpoint = open(*source, true);
-  const auto found = checkpoint.find(*name);
-  if (!found || checkpoint.part_of(*found).source->version().token != *version) {
-    throw Error(ErrorCode::kUnreadable, *source,
-                std::string("is another version than the one that is mounted: mount it again") +
-                    (is_url(*source) ? ", by a URL without a query" : ""));
+  const auto find = [&](const Checkpoint& checkpoint) {
+    const auto found = checkpoint.find(*name);
+    const bool is_mounted = found && checkpoint.part_of(*found).source->token() == *version;
+    return is_mounted ? found : std::nullopt;
+  };
+  const Checkpoint* opened = &open(*source, true);
+  auto found = find(*opened);
+  // Since the mount was asked, a link to the source may have given it another token: ask again.
+  for (unsigned looks = 1; !found; ++looks) {
+    const auto now = attribute("user.stfs.version");
+    if (!now || *now == *version || looks == kMostLoads) {
+      throw Error(ErrorCode::kUnreadable, *source,
+                  std::string("is another version than the one that is mounted: mount it again") +
+                      (is_url(*source) ? ", by a URL without a query" : ""));
+    }
+    version = now;
+    opened = &open(*source, true);
+    found = find(*opened);
   }
+  const Checkpoint& checkpoint = *opened;
   Tensor tensor = checkpoint.tensor(*found);
   std::vector<std::uint64_t> shape;
   if (checkpoint.part_of(*found).is_split) {
@@ -485,6 +505,37 @@ void Selection::add(const Tensor& tensor, const std::string& slice, const Select
   items.emplace_back(std::move(request));
 }
 
+bool Selection::has_moved(const Error& error, std::span<const Item> items) const {
+  if (error.code() != ErrorCode::kUnreadable) return false;
+  std::set<std::pair<std::string, std::string>> named;  // path, token
+  for (const Item& item : items) {
+    for (const ItemSource& source : item.sources()) named.emplace(source.path, source.version);
+  }
+  bool moved = false;
+  for (const auto& [name, opened] : open_) {
+    if (!opened.checkpoint) continue;
+    for (const Part& part : opened.checkpoint->parts()) {
+      const auto of_path = named.lower_bound({part.source->path(), ""});
+      if (of_path == named.end() || of_path->first != part.source->path()) continue;
+      if (part.source->verify() != 0) return false;
+      moved = moved || !named.contains({part.source->path(), part.source->token()});
+    }
+  }
+  return moved;
+}
+
+void Selection::load_resolved(std::vector<Item>& items, std::span<const std::string> arguments,
+                              const SelectionOptions& options, const std::function<void()>& load) {
+  for (unsigned loads = 1;; ++loads) {
+    try {
+      return load();
+    } catch (const Error& error) {
+      if (loads == kMostLoads || !has_moved(error, items)) throw;
+    }
+    items = resolve_once(arguments, options);
+  }
+}
+
 void Selection::forget_dequantized() {
   std::erase_if(open_, [](const auto& entry) {
     return std::get<2>(entry.first) ||
@@ -503,7 +554,6 @@ void Selection::forget_remote() {
 
 const Checkpoint& Selection::open(const std::string& source, bool is_exact,
                                   std::optional<DType> dequantize) {
-  sources_.use_hub_copies(!is_exact);
   const bool is_remote = is_url(source);
   const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
@@ -520,10 +570,11 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact,
       std::ranges::all_of(known.checkpoint->parts(), is_current)) {
     return *known.checkpoint;
   }
-  known = {version,
-           std::make_unique<const Checkpoint>(
-               std::span(&source, 1),
-               LoadOptions{.alone = is_exact, .dequantize = dequantize, .sources = &sources_})};
+  known = {version, std::make_unique<const Checkpoint>(
+                        std::span(&source, 1), LoadOptions{.alone = is_exact,
+                                                           .dequantize = dequantize,
+                                                           .warn = dequantize ? warn_ : nullptr,
+                                                           .sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;
     // Its inode and times are the same in the next mount at this path, with other bytes.

@@ -13,11 +13,13 @@
 // tensor names no source: its tensor is that of the mount's sources, dequantised as they are there.
 #pragma once
 
+#include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/source/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,7 +63,7 @@ void check_options(std::span<const Item> items, const SelectionOptions& options)
 // Thread safety: one call at a time.
 class Selection {
  public:
-  explicit Selection(const SourceOptions& options = {}) : sources_(options) {}
+  explicit Selection(const SourceOptions& options = {}) : warn_(options.warn), sources_(options) {}
 
   // The items that the arguments of one request name, in their order. Throws Error as resolve(),
   // and as check_options().
@@ -75,6 +77,14 @@ class Selection {
   // Throws Error: kUsage for a name of nothing and for a file that a mount makes, kUnreadable when
   // the source is not the version that was mounted, and what Checkpoint throws.
   std::vector<Item> resolve(const std::string& argument, SelectionOptions options = {});
+
+  // Whether a load that threw should be tried again with items that are resolved anew: since they
+  // were, a source has got another token and is still the same version, as after a link to it.
+  bool has_moved(const Error& error, std::span<const Item> items) const;
+  // Runs `load` with `items`, which it resolves again as long as has_moved().
+  void load_resolved(std::vector<Item>& items, std::span<const std::string> arguments,
+                     const SelectionOptions& options, const std::function<void()>& load);
+  static constexpr unsigned kMostLoads = 10;
 
   // Files beside a checkpoint decide how its weights are dequantised: the next call reads them
   // anew.
@@ -103,13 +113,13 @@ class Selection {
     std::unique_ptr<const Checkpoint> checkpoint;
   };
   // The checkpoint as it is now: opened again when anything of it has changed.
-  // `is_exact`: the file that a mount names, never a copy of it, and of a split file that part
-  // alone.
+  // `is_exact`: the file that a mount names; of a split file that part alone.
   const Checkpoint& open(const std::string& source, bool is_exact = false,
                          std::optional<DType> dequantize = {});
 
   using Name = std::tuple<std::string, bool, std::optional<DType>>;
 
+  std::function<void(const std::string& line)> warn_;
   Sources sources_;              // outlives open_
   std::map<Name, Opened> open_;  // by absolute path, is_exact, and dequantize
 };

@@ -42,7 +42,7 @@ namespace stfs::gpu {
 using Json = nlohmann::json;
 
 // Increase it with every change that an older version would misread.
-inline constexpr std::uint64_t kProtocolVersion = 6;
+inline constexpr std::uint64_t kProtocolVersion = 7;
 
 // The most segments whose descriptors one answer to a client has. A client asks for the rest in
 // batches and closes each after it has mapped it: many tensors are more segments than a process may

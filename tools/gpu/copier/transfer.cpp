@@ -51,7 +51,6 @@ class OpenSources {
       }
     }
     Sources& opener = given == nullptr ? *own_ : *given;
-    opener.use_hub_copies(false);  // a copy would have been named by its path
     std::vector<Sources::Opened> opened = opener.open_all(paths);
     for (std::size_t i = 0; i < paths.size(); ++i) {
       // It was there when it was named: that it has gone is no user's mistake.
@@ -63,7 +62,7 @@ class OpenSources {
     }
     for (const Item& item : items) {
       for (const ItemSource& source : item.sources()) {
-        if (sources_.at(source.path)->version().token == source.version) continue;
+        if (sources_.at(source.path)->token() == source.version) continue;
         throw Error(ErrorCode::kUnreadable, source.path,
                     "has changed since it was named: load it again");
       }

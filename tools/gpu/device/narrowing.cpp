@@ -69,6 +69,7 @@ class Conversion : public Producer {
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
     const TypeInfo& from = type_info(from_);
+    const std::uint64_t begin = offset;
     const std::uint64_t width = type_info(to_).block_bytes;
     const std::uint64_t block = from.block_elements;
     const std::uint64_t most = chunk_of(from);
@@ -93,7 +94,7 @@ class Conversion : public Producer {
       out = out.subspan(take);
       offset += take;
     }
-    if (tally_ != nullptr) tally_->add(counts);
+    if (tally_ != nullptr) tally_->set(begin, counts);
     return 0;
   }
 

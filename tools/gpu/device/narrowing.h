@@ -1,32 +1,39 @@
 // Floating-point elements to a type that --as names, on the host.
 //
-// Thread safety: functions, and ConversionTally::add, may be called from any thread.
+// Thread safety: functions, and those of ConversionTally, may be called from any thread.
 #pragma once
 
 #include "core/format/types.h"
 #include "core/recipe/content.h"
 #include "tools/gpu/device/device.h"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 
 namespace stfs::gpu {
 
-// Counts that many threads add to.
+// Counts of the parts of one conversion, which many threads read. A part that is read again, also a
+// shorter one, takes the place of the part that began where it does.
 class ConversionTally {
  public:
-  void add(const ConversionCounts& counts) {
-    out_of_range_.fetch_add(counts.out_of_range, std::memory_order_relaxed);
-    nan_.fetch_add(counts.nan, std::memory_order_relaxed);
+  void set(std::uint64_t offset, const ConversionCounts& counts) {
+    const std::lock_guard lock(mutex_);
+    parts_[offset] = counts;
   }
-  ConversionCounts total() const { return {out_of_range_.load(), nan_.load()}; }
+  ConversionCounts total() const {
+    const std::lock_guard lock(mutex_);
+    ConversionCounts sum;
+    for (const auto& [offset, counts] : parts_) sum += counts;
+    return sum;
+  }
 
  private:
-  std::atomic<std::uint64_t> out_of_range_ = 0;
-  std::atomic<std::uint64_t> nan_ = 0;
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, ConversionCounts> parts_;  // by offset in the result
 };
 
 // Whether --as converts elements of `from` to `to`: from any floating type except complex, to F32,
@@ -39,9 +46,9 @@ bool converts(DType from, DType to);
 ConversionCounts convert_elements(DType from, DType to, std::uint64_t count,
                                   std::span<const std::byte> in, std::span<std::byte> out);
 
-// Converts the `count` elements of `raw` as they are read. Every read adds its counts to `tally`,
-// if there is one (it outlives the producer). An element is counted once when every byte is read
-// once and reads begin and end at blocks of elements.
+// Converts the `count` elements of `raw` as they are read. Every read sets its counts in `tally`,
+// if there is one (it outlives the producer). An element is counted once when all parts are read,
+// each from its beginning to that of the next one, and begin at elements.
 std::unique_ptr<const Producer> as_type(Content raw, DType from, DType to, std::uint64_t count,
                                         ConversionTally* tally = nullptr);
 

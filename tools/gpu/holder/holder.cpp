@@ -32,15 +32,24 @@
 namespace stfs::gpu {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::size_t kMostClients = 1024;
 constexpr int kMostAccepted = 64;                 // connections accepted per turn of the loop
 constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
 constexpr int kCopierSocket = 3;                  // descriptor number in the copier
 constexpr int kFirstInherited = 3;                // the first after standard error
-constexpr int kLeavingMs = 500;                   // between two looks at the time of those leaving
-constexpr int kAcceptAgainMs = 1000;              // pause after accept4(2) has failed
-// Time for a copier to exit after it has closed its socket.
+constexpr std::chrono::milliseconds kNow{0};
+// Between two looks at the time of those that leave, or were told to stop.
+constexpr std::chrono::milliseconds kLeavingLook{500};
+constexpr std::chrono::milliseconds kAcceptAgain{1'000};  // pause after accept4(2) has failed
+// Between two looks at the socket's path where nothing else happens.
+constexpr std::chrono::milliseconds kLook{60'000};
+// Between two looks at a path that was lost. The first one does not restore it: a program that
+// removes a directory with its files would find the directory full again.
+constexpr std::chrono::milliseconds kLookAgain{1'000};
+// Time for a copier to exit after it has closed its socket, and to stop its load when it is told.
 constexpr std::chrono::milliseconds kCopierEnd{10'000};
 
 [[noreturn]] void fail(const std::string& place, int error) {
@@ -97,13 +106,22 @@ class Holder : public Outlet {
       }
       for (const Leaving& leaving : leaving_) polled.push_back({leaving.process.get(), POLLIN, 0});
       const bool is_idle = residency_.is_idle() && copiers_.empty() && leaving_.empty();
-      int timeout =
-          is_idle && options_.exit_idle ? static_cast<int>(options_.exit_idle->count() * 1000) : -1;
-      if (is_paused) timeout = kAcceptAgainMs;
-      if (!leaving_.empty()) timeout = timeout < 0 ? kLeavingMs : std::min(timeout, kLeavingMs);
-      const int ready = poll_events(polled, timeout);
-      if (ready == 0 && !is_paused && is_idle && socket_.retire()) return;
+      if (!is_idle) idle_since_.reset();
+      if (is_idle && !idle_since_) idle_since_ = Clock::now();
+      std::chrono::milliseconds timeout = look_again_ ? kLookAgain : kLook;
+      if (options_.exit_idle) timeout = std::min(timeout, left(*options_.exit_idle));
+      if (is_paused) timeout = std::min(timeout, kAcceptAgain);
+      const bool stops = std::ranges::any_of(
+          copiers_, [](const auto& entry) { return entry.second.stops_until.has_value(); });
+      if (stops || !leaving_.empty()) timeout = std::min(timeout, kLeavingLook);
+      const int ready = poll_events(polled, static_cast<int>(timeout.count()));
+      if (ready == 0 && is_idle && !is_paused && options_.exit_idle &&
+          left(*options_.exit_idle) == kNow) {
+        if (socket_.retire()) return;
+        idle_since_.reset();
+      }
       if (polled[0].revents != 0) return;
+      kill_those_that_do_not_stop();
       reap(std::span(polled).last(leaving_.size()));
       for (std::size_t i = 0; i < clients.size(); ++i) {
         if (polled[2 + i].revents != 0) serve_client(clients[i], polled[2 + i].revents);
@@ -116,6 +134,7 @@ class Holder : public Outlet {
       for (auto& [id, client] : clients_) answer(id, client);
       report_failed_starts();
       disconnect_largest();
+      if (!can_be_found() && !is_in_use()) return;
     }
   }
 
@@ -137,6 +156,7 @@ class Holder : public Outlet {
     if (found == copiers_.end() && body.contains("stop")) return;  // it is leaving
     Copier* copier = found == copiers_.end() ? start(uuid, device) : &found->second;
     if (copier == nullptr) return;
+    if (body.contains("stop")) copier->stops_until = Clock::now() + kCopierEnd;
     copier->channel.queue(body);
     if (copier->channel.send()) return;
   }
@@ -159,6 +179,8 @@ class Holder : public Outlet {
     UniqueFd process;  // pidfd
     Channel channel;
     bool has_said_hello = false;  // of our version
+    // It was told to stop its load, and is killed then; empty: it was not, or it has answered.
+    std::optional<Clock::time_point> stops_until = {};
   };
   // A copier that has closed its socket, or whose socket was closed.
   struct Leaving {
@@ -167,8 +189,44 @@ class Holder : public Outlet {
     UniqueFd process;     // pidfd
     std::string useless;  // version error for the user; empty: none
     bool has_load;        // which ends with the process
-    std::chrono::steady_clock::time_point deadline;
+    Clock::time_point deadline;
   };
+
+  // The time until the holder has been idle for so long; all of it while it is not idle.
+  std::chrono::milliseconds left(std::chrono::seconds idle) const {
+    if (!idle_since_) return idle;
+    const auto until = *idle_since_ + idle - Clock::now();
+    return std::max(kNow, std::chrono::ceil<std::chrono::milliseconds>(until));
+  }
+
+  // Looks whether the socket is at its path, and listens there again where it can. Returns false
+  // where clients cannot find the holder any more.
+  bool can_be_found() {
+    if (!socket_.is_lost()) {
+      look_again_.reset();
+      return true;
+    }
+    const auto now = Clock::now();
+    if (!look_again_) look_again_ = now + kLookAgain;
+    if (now < *look_again_) return true;
+    look_again_ = now + kLookAgain;
+    const std::string path = socket_.path();
+    if (socket_.restore()) {
+      log(path + ": was removed: listening there again");
+      look_again_.reset();
+      is_said_to_be_lost_ = false;
+      return true;
+    }
+    if (!std::exchange(is_said_to_be_lost_, true)) {
+      log(path + ": has gone: ending when no process uses a tensor");
+    }
+    return false;
+  }
+
+  bool is_in_use() const {
+    return residency_.is_in_use() ||
+           std::ranges::any_of(clients_, [](const auto& entry) { return entry.second.is_busy(); });
+  }
 
   void accept() {
     for (int i = 0; i < kMostAccepted; ++i) {
@@ -331,6 +389,7 @@ class Holder : public Outlet {
     const bool is_open = received(copier.channel);
     std::string useless;  // version error for the user
     while (std::optional<Message> message = copier.channel.next()) {
+      if (!message->body().contains("progress")) copier.stops_until.reset();
       if (copier.has_said_hello) {
         residency_.answer(uuid, std::move(*message));
         continue;
@@ -343,9 +402,16 @@ class Holder : public Outlet {
     }
     if (useless.empty() && is_open && copier.channel.send()) return;
     leaving_.push_back({uuid, copier.pid, std::move(copier.process), useless,
-                        residency_.is_loading(uuid),
-                        std::chrono::steady_clock::now() + kCopierEnd});
+                        residency_.is_loading(uuid), Clock::now() + kCopierEnd});
     copiers_.erase(uuid);  // closes the socket, so the copier exits
+  }
+
+  // A copier that is stopped, or hangs in the driver, would hold up the next loads for ever. The
+  // end of its socket tells the rest.
+  void kill_those_that_do_not_stop() const {
+    for (const auto& [uuid, copier] : copiers_) {
+      if (copier.stops_until && Clock::now() > *copier.stops_until) ::kill(copier.pid, SIGKILL);
+    }
   }
 
   // `polled`: those of leaving_, in its order.
@@ -354,7 +420,7 @@ class Holder : public Outlet {
     for (std::size_t i = polled.size(); i-- > 0;) {
       Leaving& leaving = leaving_[i];
       if (polled[i].revents == 0) {
-        if (std::chrono::steady_clock::now() > leaving.deadline) ::kill(leaving.pid, SIGKILL);
+        if (Clock::now() > leaving.deadline) ::kill(leaving.pid, SIGKILL);
         continue;
       }
       ended.push_back(std::move(leaving));
@@ -393,7 +459,10 @@ class Holder : public Outlet {
   HolderSocket& socket_;
   UniqueFd signals_;
   UniqueFd spare_ = null_device();
-  bool pauses_ = false;  // skip accept4 for kAcceptAgainMs
+  std::optional<Clock::time_point> idle_since_;  // empty: it is not idle
+  std::optional<Clock::time_point> look_again_;  // at the socket that is lost; empty: it is there
+  bool is_said_to_be_lost_ = false;
+  bool pauses_ = false;  // skip accept4 for kAcceptAgain
   bool accept_has_failed_ = false;
   std::map<ClientId, Client> clients_;
   std::map<std::string, Copier> copiers_;  // by UUID

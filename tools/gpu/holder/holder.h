@@ -9,10 +9,15 @@
 // that leaves is polled until its process has ended, since a driver takes long to tear a context
 // down, and another thread closes descriptors of device memory (closer.h).
 //
+// A holder that clients cannot find, since its socket's file has gone, would hold memory for ever.
+// It looks for the file in each turn of the loop and at least each minute, makes the socket again,
+// and where it cannot it ends when no process has a lease.
+//
 //   running ──1──> leaving ──2──> reaped      (a copier)
 //
-//   1  its socket ends, or it is of another version: the holder closes its own end
-//   2  its process ends, if need be by SIGKILL after kCopierEndMs. Its load fails or is ordered
+//   1  its socket ends, or it is of another version: the holder closes its own end. A copier that
+//      was told to stop a load and has not answered after kCopierEnd is killed
+//   2  its process ends, if need be by SIGKILL after kCopierEnd. Its load fails or is ordered
 //      again then; a copier that left without an order is not waited for by the next load
 #pragma once
 

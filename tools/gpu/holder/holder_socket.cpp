@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <filesystem>
 #include <string_view>
 
 namespace stfs::gpu {
@@ -38,11 +40,22 @@ UniqueFd stream_socket() {
   return fd;
 }
 
-UniqueFd locked(const std::string& socket_path) {
+std::string directory_of(const std::string& path) {
+  return std::filesystem::path(path).parent_path().string();
+}
+
+// Whether this user alone can write to a directory. A link to one is none.
+bool is_private(const std::string& directory) {
+  struct stat status {};
+  return ::lstat(directory.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+         status.st_uid == ::geteuid() && (status.st_mode & 022) == 0;
+}
+
+UniqueFd locked(const std::string& socket_path, bool waits) {
   const std::string path = socket_path + ".lock";
   UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) socket_failed(path, errno);
-  while (::flock(lock.get(), LOCK_EX) != 0) {
+  while (::flock(lock.get(), waits ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
     if (errno != EINTR) socket_failed(path, errno);
   }
   return lock;
@@ -76,12 +89,27 @@ std::optional<HolderSocket> HolderSocket::handed_over() {
   if (listens == 0) socket_failed("LISTEN_FDS", EINVAL);
   ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
-  return HolderSocket(std::move(fd));
+  HolderSocket socket(std::move(fd));
+  socket.is_systemds_ = true;
+  sockaddr_un address{};
+  length = sizeof address - 1;  // so that its path ends with a NUL
+  struct stat status {};
+  if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+      address.sun_family == AF_UNIX && ::lstat(address.sun_path, &status) == 0 &&
+      S_ISSOCK(status.st_mode)) {
+    socket.path_ = address.sun_path;
+    socket.inode_ = {status.st_dev, status.st_ino};
+  }
+  return socket;
 }
 
 std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
+  return listen(path, true);
+}
+
+std::optional<HolderSocket> HolderSocket::listen(const std::string& path, bool waits_for_lock) {
   const sockaddr_un address = address_of(path);
-  const UniqueFd lock = locked(path);
+  const UniqueFd lock = locked(path, waits_for_lock);
   if (has_listener(path)) return std::nullopt;
   HolderSocket socket(stream_socket());
   struct stat status {};
@@ -99,13 +127,40 @@ std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
   socket.path_ = path;
   socket.inode_ = {status.st_dev, status.st_ino};
   if (::listen(socket.fd(), SOMAXCONN) != 0) socket_failed(path, errno);
+  if (::stat(directory_of(path).c_str(), &status) == 0) {
+    socket.directory_ = {status.st_dev, status.st_ino};
+  }
   return socket;
+}
+
+bool HolderSocket::is_lost() const {
+  if (path_.empty()) return false;
+  struct stat status {};
+  if (::lstat(path_.c_str(), &status) == 0) return Inode{status.st_dev, status.st_ino} != inode_;
+  return errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP;
+}
+
+bool HolderSocket::restore() noexcept {
+  if (is_systemds_ || path_.empty()) return false;
+  try {
+    const std::string directory = directory_of(path_);
+    struct stat status {};
+    const bool is_the_same = ::stat(directory.c_str(), &status) == 0 &&
+                             Inode{status.st_dev, status.st_ino} == directory_;
+    if (!is_the_same && !is_private(directory)) return false;
+    std::optional<HolderSocket> again = listen(path_, false);
+    if (again) *this = std::move(*again);
+    return again.has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 // Rename, then check the queue: no client can connect between the check and the unlink.
 bool HolderSocket::unlink_path(bool even_if_client_waits) {
-  if (path_.empty()) return true;
-  const UniqueFd lock = locked(path_);
+  if (path_.empty() || is_systemds_) return true;
+  UniqueFd lock;
+  if (!is_lost()) lock = locked(path_, true);
   const std::string aside = path_ + ".gone";
   struct stat status {};
   const bool is_ours = ::lstat(path_.c_str(), &status) == 0 &&
@@ -119,6 +174,14 @@ bool HolderSocket::unlink_path(bool even_if_client_waits) {
   if (is_ours) ::unlink(aside.c_str());
   path_.clear();
   return true;
+}
+
+bool HolderSocket::retire() noexcept {
+  try {
+    return unlink_path(false);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 void HolderSocket::remove() noexcept {

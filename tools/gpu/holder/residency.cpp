@@ -501,9 +501,12 @@ void Residency::status(ClientId client) {
                 {});
 }
 
-bool Residency::is_idle() const {
-  return tensors_.empty() && clients_.empty() &&
-         std::ranges::all_of(loads_, [](const auto& entry) { return entry.second.empty(); });
+bool Residency::is_idle() const { return tensors_.empty() && clients_.empty() && !is_in_use(); }
+
+bool Residency::is_in_use() const {
+  return std::ranges::any_of(clients_,
+                             [](const auto& entry) { return !entry.second.leases.empty(); }) ||
+         std::ranges::any_of(loads_, [](const auto& entry) { return !entry.second.empty(); });
 }
 
 bool Residency::is_loading(const std::string& uuid) const {

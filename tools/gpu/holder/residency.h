@@ -93,6 +93,8 @@ class Residency {
 
   // No tensors, no clients, no loads.
   bool is_idle() const;
+  // A lease, or a load.
+  bool is_in_use() const;
   // Whether a copier of the device has an order.
   bool is_loading(const std::string& uuid) const;
 

@@ -16,10 +16,16 @@ namespace {
 
 constexpr std::uint64_t kLimit = 1 << 30;  // bytes of the list
 
+// A text of any bytes: `raw` has them where `name`, which is for people, cannot.
+std::string bytes_of(const Json& entry, const char* name, const char* raw) {
+  if (const auto found = entry.find(raw); found != entry.end()) return from_json_text(*found);
+  return entry.at(name).get<std::string>();
+}
+
 InheritedTensor parse_one(const Json& entry) {
   InheritedTensor tensor;
-  tensor.name = entry.at("name").get<std::string>();
-  tensor.label = from_json_text(entry.at("label"));
+  tensor.name = bytes_of(entry, "name", "raw_name");
+  tensor.label = bytes_of(entry, "label", "raw_label");
   tensor.key = entry.at("key").get<std::string>();
   tensor.fd = entry.at("fd").get<int>();
   tensor.offset = entry.at("offset").get<std::uint64_t>();

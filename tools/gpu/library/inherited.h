@@ -6,8 +6,9 @@
 //   [{"name":"w","label":"/w/m.safetensors::w","key":"...","fd":5,"offset":0,"bytes":8,
 //     "segment_bytes":2097152,"dtype":"F32","shape":[2],"device":"cuda:0","uuid":"GPU-..."}]
 //
-// `label` is to_json_text() of Item::label(); `fd` is -1 for a tensor without bytes. `uuid` names
-// the device: "cuda:0" depends on CUDA_VISIBLE_DEVICES. Thread safety: functions without state.
+// Where name or label is not UTF-8, it has U+FFFD, and `raw_name` or `raw_label` is to_json_text()
+// of its bytes. `fd` is -1 for a tensor without bytes. `uuid` names the device: "cuda:0" depends on
+// CUDA_VISIBLE_DEVICES. Thread safety: functions without state.
 #pragma once
 
 #include "core/format/types.h"

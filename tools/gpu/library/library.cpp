@@ -185,7 +185,11 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     if (count > 0 && names == nullptr) refuse("names: NULL");
     for (std::size_t i = 0; i < count; ++i) {
       if (names[i] == nullptr) refuse("name " + std::to_string(i) + ": NULL");
-      request.names.emplace_back(names[i]);
+      if (given.name_bytes == nullptr) {
+        request.names.emplace_back(names[i]);
+      } else {
+        request.names.emplace_back(names[i], given.name_bytes[i]);
+      }
     }
     if (given.device != nullptr) request.device = given.device;
     if (given.as != nullptr) request.selection.as = parse_as(given.as);
@@ -234,6 +238,8 @@ int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor
     known.device_uuid = tensor.device().uuid.c_str();
     known.device_type = tensor.is_on_host() ? STFS_GPU_DEVICE_CPU : STFS_GPU_DEVICE_CUDA;
     known.device_ordinal = tensor.ordinal();
+    known.name_bytes = tensor.name().size();
+    known.label_bytes = tensor.label().size();
     write_sized(known, info, "the info");
   });
 }

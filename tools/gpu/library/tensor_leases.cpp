@@ -102,12 +102,22 @@ TensorLeases::Tensors TensorLeases::acquire(const AcquireRequest& request) {
     ~Sender() { leases.send_given_back(); }
   };
   const Sender sender{*this};
-  Tensors tensors;
   const std::lock_guard call(calls_);
   mappings_.retry();
-  const std::vector<Wanted> wanted = resolve(request);
-  lease(device_of(wanted, request), wanted, request, tensors);
-  return tensors;
+  for (unsigned loads = 1;; ++loads) {
+    const std::vector<Wanted> wanted = resolve(request);
+    std::vector<Item> items;
+    for (const Wanted& one : wanted) {
+      if (one.item) items.push_back(*one.item);
+    }
+    Tensors tensors;
+    try {
+      lease(device_of(wanted, request), wanted, items, request, tensors);
+      return tensors;
+    } catch (const Error& error) {
+      if (loads == Selection::kMostLoads || !selection_.has_moved(error, items)) throw;
+    }
+  }
 }
 
 const InheritedTensor* TensorLeases::find_inherited(
@@ -246,11 +256,8 @@ TensorLeases::Segments TensorLeases::map_all(const DeviceInfo& device, Loaded& l
 }
 
 void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wanted,
-                         const AcquireRequest& request, Tensors& tensors) {
-  std::vector<Item> items;
-  for (const Wanted& one : wanted) {
-    if (one.item) items.push_back(*one.item);
-  }
+                         std::span<const Item> items, const AcquireRequest& request,
+                         Tensors& tensors) {
   // Create the owners before the leases: on failure their destructors give every lease back.
   std::vector<std::shared_ptr<LeasedTensor>> leased;
   for (const Item& item : items) {

@@ -144,7 +144,8 @@ class TensorLeases : public std::enable_shared_from_this<TensorLeases> {
                                            std::uint64_t bytes);
   using Segments = std::map<std::uint64_t, std::shared_ptr<const MappedSegment>>;  // by number
   Segments map_all(const DeviceInfo& device, Loaded& loaded);
-  void lease(const DeviceInfo& device, std::span<const Wanted> wanted,
+  // `items`: those of `wanted`.
+  void lease(const DeviceInfo& device, std::span<const Wanted> wanted, std::span<const Item> items,
              const AcquireRequest& request, Tensors& tensors);
   std::shared_ptr<LeasedTensor> map_inherited(const DeviceInfo& device,
                                               const InheritedTensor& inherited);

@@ -73,22 +73,24 @@ STFS_GPU_API int stfs_gpu_connect(const char* path, unsigned flags,
 STFS_GPU_API void stfs_gpu_disconnect(stfs_gpu_connection* connection);
 
 typedef struct stfs_gpu_acquire_options {
-  size_t size;             /* sizeof(stfs_gpu_acquire_options) */
-  const char* device;      /* "cuda:0", a UUID, "cpu"; NULL: where they are resident */
-  const char* as;          /* "f32", "f16", "bf16"; NULL: in their own type */
-  const char* shard;       /* "RANK/WORLD@DIM": a part of each tensor; NULL: whole tensors */
-  int32_t load_if_missing; /* nonzero: load tensors that are not resident; needs `device` */
-  int32_t verify;          /* nonzero: compare loaded tensors with the source */
-  int32_t pin;             /* nonzero: never evict them to make room */
-  const char* dequantize;  /* "bf16", "f16", "f32": quantised weights as their values; NULL: not */
+  size_t size;              /* sizeof(stfs_gpu_acquire_options) */
+  const char* device;       /* "cuda:0", a UUID, "cpu"; NULL: where they are resident */
+  const char* as;           /* "f32", "f16", "bf16"; NULL: in their own type */
+  const char* shard;        /* "RANK/WORLD@DIM": a part of each tensor; NULL: whole tensors */
+  int32_t load_if_missing;  /* nonzero: load tensors that are not resident; needs `device` */
+  int32_t verify;           /* nonzero: compare loaded tensors with the source */
+  int32_t pin;              /* nonzero: never evict them to make room */
+  const char* dequantize;   /* "bf16", "f16", "f32": quantised weights as their values; NULL: not */
+  const size_t* name_bytes; /* of each name, which may then have NULs; NULL: names end at a NUL */
 } stfs_gpu_acquire_options;
 
 #define STFS_GPU_ACQUIRE_OPTIONS_INIT \
-  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0, NULL }
+  { sizeof(stfs_gpu_acquire_options), NULL, NULL, NULL, 0, 0, 0, NULL, NULL }
 
 /* Acquires tensors, all or none. Each of `count` names has a form of stfs-gpu: a path in a mount (a
  * tensor, a slice, a view; a directory means every tensor below it), SOURCE::NAME, SOURCE::GLOB, or
- * SOURCE, a checkpoint, which means all its tensors.
+ * SOURCE, a checkpoint, which means all its tensors. Names are bytes: those of a GGUF file need not
+ * be UTF-8.
  * If the names mean many tensors, a tensor without the dimension of `shard` is acquired whole, and
  * one without a conversion to `as` in its own type; for a tensor named alone both are errors.
  * With `dequantize`, names are those of the dequantised checkpoint, and `as` and `shard` apply to
@@ -115,7 +117,7 @@ STFS_GPU_API size_t stfs_gpu_count(const stfs_gpu_tensors* tensors);
 
 typedef struct stfs_gpu_tensor_info {
   size_t size;             /* sizeof(stfs_gpu_tensor_info), set by the caller */
-  const char* name;        /* in the checkpoint, "model.norm.weight" */
+  const char* name;        /* in the checkpoint, "model.norm.weight"; see name_bytes */
   const char* label;       /* with source, slice and type: "/w/m.safetensors::w[0:2,:]" */
   const char* key;         /* equal if and only if the bytes are the same */
   uint64_t pointer;        /* a host address or a CUdeviceptr; 0 when there are no bytes */
@@ -127,6 +129,8 @@ typedef struct stfs_gpu_tensor_info {
   const char* device_uuid; /* "GPU-6f4ed8fb-..." */
   int32_t device_type;     /* STFS_GPU_DEVICE_ */
   int32_t device_ordinal;  /* 0 for cpu */
+  size_t name_bytes;       /* of `name`: a name of safetensors may have NULs in it */
+  size_t label_bytes;      /* of `label`, likewise */
 } stfs_gpu_tensor_info;
 
 /* Fills `info`; the caller sets its size first. Its pointers are valid as long as `tensors`. */

@@ -70,17 +70,19 @@ class _Options(ctypes.Structure):  # stfs_gpu_acquire_options
         ("size", ctypes.c_size_t), ("device", ctypes.c_char_p), ("as_", ctypes.c_char_p),
         ("shard", ctypes.c_char_p), ("load_if_missing", ctypes.c_int32),
         ("verify", ctypes.c_int32), ("pin", ctypes.c_int32), ("dequantize", ctypes.c_char_p),
+        ("name_bytes", ctypes.POINTER(ctypes.c_size_t)),
     ]
 
 
 class _Info(ctypes.Structure):  # stfs_gpu_tensor_info
     _fields_ = [
-        ("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("label", ctypes.c_char_p),
+        ("size", ctypes.c_size_t), ("name", ctypes.c_void_p), ("label", ctypes.c_void_p),
         ("key", ctypes.c_char_p), ("pointer", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
         ("dtype", ctypes.c_char_p), ("rank", ctypes.c_size_t),
         ("shape", ctypes.POINTER(ctypes.c_uint64)), ("device", ctypes.c_char_p),
         ("device_uuid", ctypes.c_char_p), ("device_type", ctypes.c_int32),
-        ("device_ordinal", ctypes.c_int32),
+        ("device_ordinal", ctypes.c_int32), ("name_bytes", ctypes.c_size_t),
+        ("label_bytes", ctypes.c_size_t),
     ]
 
 
@@ -218,14 +220,20 @@ class _View:
 
 
 class _Handle:
-    """A handle of the library, freed when closed and no call uses it, or garbage collected."""
+    """A handle of the library, freed when closed and no call uses it, or garbage collected.
+
+    In a forked child it is useless, and its lock may belong to a thread that the child lacks.
+    """
 
     def __init__(self, handle, free):
         self._value, self._lock, self._calls, self._is_closed = handle, threading.Lock(), 0, False
+        self._process = os.getpid()
         self._free = weakref.finalize(self, free, handle)
         self._free.atexit = False  # the process's end frees it
 
     def __enter__(self):
+        if self._process != os.getpid():
+            raise Error(USAGE, "belongs to the parent process (fork)")
         with self._lock:
             if self._is_closed:
                 raise Error(USAGE, "used after it was closed or released")
@@ -240,6 +248,8 @@ class _Handle:
             self._free()
 
     def close(self):
+        if self._process != os.getpid():
+            return
         with self._lock:
             self._is_closed = True
             is_last = self._calls == 0
@@ -250,7 +260,8 @@ class _Handle:
 class Tensor:
     """One tensor in device memory.
 
-    name           in the checkpoint; `label` also has the source, the slice and the type
+    name           in the checkpoint; `label` also has the source, the slice and the type. Bytes that
+                   are not UTF-8 are surrogates, as in the names of files (os.fsdecode)
     dtype          as the safetensors format names it, "BF16"
     shape, nbytes
     device, uuid   "cuda:0" or "cpu"; "GPU-..."
@@ -268,8 +279,8 @@ class Tensor:
     def _fill(self, info):
         self._device_type, self._device_ordinal = info.device_type, info.device_ordinal
         self._view = None
-        self.name = info.name.decode()
-        self.label = info.label.decode(errors="surrogateescape")
+        self.name = _text(info.name, info.name_bytes)
+        self.label = _text(info.label, info.label_bytes)
         self.key = info.key.decode(errors="surrogateescape")
         self.dtype = info.dtype.decode()
         self.shape = tuple(info.shape[:info.rank])
@@ -459,11 +470,14 @@ class Connection:
 
         Without names: everything that `stfs-gpu run` gave this process.
         """
+        encoded = [_bytes(name) for name in names]
         options = _Options(
             size=ctypes.sizeof(_Options), device=_encode(device), as_=_encode(as_),
             shard=_encode(shard), load_if_missing=load_if_missing, verify=verify, pin=pin,
             dequantize=_encode(dequantize))
-        array = (ctypes.c_char_p * len(names))(*map(_encode, names))
+        if any(b"\0" in name for name in encoded):  # an earlier library refuses what it lacks
+            options.name_bytes = (ctypes.c_size_t * len(names))(*map(len, encoded))
+        array = (ctypes.c_char_p * len(names))(*encoded)
         tensors = ctypes.c_void_p()
         with self._handle as connection:
             _check(_library.stfs_gpu_acquire(connection, array, len(names), ctypes.byref(options),
@@ -481,12 +495,23 @@ class Connection:
         self.close()
 
 
+def _text(address, size):
+    # An earlier library leaves the size 0: its text ends at the first NUL.
+    return ctypes.string_at(address, size or -1).decode(errors="surrogateescape")
+
+
+def _bytes(text):
+    """Of str, bytes and paths: the inverse of _text()."""
+    text = os.fspath(text)
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+
+
 def _encode(text):
     if text is None:
         return None
-    encoded = os.fsencode(text)  # of str, bytes, and paths
+    encoded = _bytes(text)
     if b"\0" in encoded:
-        raise ValueError("a NUL in a name")
+        raise ValueError("a NUL")
     return encoded
 
 

@@ -1,0 +1,59 @@
+#include "core/base/vectors.h"
+
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
+namespace {
+
+#if HWY_ARCH_X86
+// Whether `bit` of ecx, which CPUID gives for `leaf`, is set.
+bool has_bit(unsigned leaf, unsigned bit) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(leaf, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> bit & 1) != 0;
+}
+
+// The targets of Highway that this processor and its kernel have all features for.
+std::int64_t targets_of_processor() {
+  std::int64_t targets = HWY_ENABLED_BASELINE;
+  if (!__builtin_cpu_supports("sse4.2") || !has_bit(1, 25) || !has_bit(1, 1)) return targets;
+  targets |= HWY_SSSE3 | HWY_SSE4;  // with AES and carry-less multiplication: bits 25 and 1
+  // The kernel keeps the registers of AVX if this compiler's check of AVX2 succeeds. F16C and LZCNT
+  // use no others.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    has_bit(1, 29) && has_bit(0x80000001, 5);
+  if (!avx2) return targets;
+  targets |= HWY_AVX2;
+  const bool avx3 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+  if (avx3) targets |= HWY_AVX3;
+  return targets;
+}
+#else
+std::int64_t targets_of_processor() { return HWY_ENABLED_BASELINE; }
+#endif
+
+std::atomic<std::int64_t> targets_for_test{0};
+
+}  // namespace
+
+// Highway's headers declare these. Its library defines them, but also measures a timer whenever a
+// program loads it, which takes longer than all else that a small command does.
+namespace hwy {
+
+int64_t SupportedTargets() {
+  static const std::int64_t targets = targets_of_processor();
+  const std::int64_t chosen = targets_for_test.load();
+  return chosen != 0 ? chosen : targets;
+}
+
+void SetSupportedTargetsForTest(int64_t targets) { targets_for_test.store(targets); }
+
+ChosenTarget& GetChosenTarget() {
+  static ChosenTarget chosen;
+  return chosen;
+}
+
+}  // namespace hwy

@@ -1,0 +1,222 @@
+// Models of the Hub of which the Hub's own cache has files: right ones, cut ones, other bytes.
+#include "core/base/sha256.h"
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+#include "tests/support/mounted.h"
+#include "tests/support/process.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <regex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class HubCopies : public MountTest {
+ protected:
+  static constexpr std::size_t kLarge = 65 << 20;  // bytes: more than is compared before a mount
+
+  void SetUp() override {
+    MountTest::SetUp();
+    if (!fs::exists("/usr/bin/python3")) GTEST_SKIP() << "no Python";
+  }
+
+  // A model with a tensor of so many bytes, and a copy of its file in the Hub's own cache.
+  void publish(std::size_t bytes) {
+    tensors_ = {random_tensor("a", "U8", {16}, 1), random_tensor("w", "U8", {bytes}, 2)};
+    const fs::path model = dir_ / "models/org/name";
+    fs::create_directories(model);
+    write_safetensors(model / "model.safetensors", tensors_);
+    write_file(model / "config.json", "{}");
+    server_ = std::make_unique<Process>(std::vector<std::string>{
+        "/usr/bin/python3", STFS_HUB_SERVER, "--log", log(), (dir_ / "models").string()});
+    ASSERT_TRUE(eventually([&] { return server_->out().find('\n') != std::string::npos; }));
+    hub_ = nlohmann::json::parse(server_->out()).at("hub");
+
+    const std::string object = read_file(model / "model.safetensors");
+    Sha256 sum;
+    sum.add(std::as_bytes(std::span(object)));
+    const Outcome shown = info({"show", "hf://org/name", "a"}, "asking");
+    std::smatch commit;
+    ASSERT_TRUE(std::regex_search(shown.out, commit, std::regex("@([0-9a-f]{40})/"))) << shown.err;
+    const fs::path own = dir_ / "own/models--org--name";
+    const fs::path snapshot = own / "snapshots" / commit[1].str();
+    fs::create_directories(own / "blobs");
+    fs::create_directories(own / "refs");
+    fs::create_directories(snapshot);
+    blob_ = own / "blobs" / sum.hex();
+    write_file(blob_, object);
+    write_file(own / "refs/main", commit[1].str());
+    fs::create_symlink(blob_, snapshot / "model.safetensors");
+    write_file(snapshot / "config.json", "{}");
+    write_file(log(), "");
+  }
+  // The last byte of the copy becomes another one.
+  void change_copy() const {
+    std::fstream file(blob_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end).put(static_cast<char>(tensors_[1].bytes.back() ^ 1));
+  }
+
+  std::string log() const { return (dir_ / "log").string(); }
+  // Of the second host, which has the bytes of large files: the ranges that were asked for.
+  std::vector<std::string> asked_bytes() const {
+    std::vector<std::string> ranges;
+    std::ifstream lines(log());
+    for (std::string line; std::getline(lines, line);) {
+      const auto request = nlohmann::json::parse(line);
+      if (request.at("server") == "cdn") ranges.push_back(request.at("range").get<std::string>());
+    }
+    return ranges;
+  }
+  RunOptions environment(const std::string& cache) const {
+    return {
+        .environment = {"HF_ENDPOINT=" + hub_, "HOME=" + dir_.path().string(),
+                        "HF_HUB_CACHE=" + (cache == "asking" ? "/none" : (dir_ / "own").string()),
+                        "STFS_CACHE=" + (dir_ / cache).string()}};
+  }
+  Outcome info(std::vector<std::string> words, const std::string& cache = "cache") const {
+    words.insert(words.begin(), STFS_INFO_BINARY);
+    return run(words, environment(cache));
+  }
+  std::unique_ptr<ForegroundMount> mount(const std::string& options = "ro") const {
+    return std::make_unique<ForegroundMount>(std::vector<std::string>{"hf://org/name"},
+                                             std::vector<std::string>{"-o", options},
+                                             environment("cache"));
+  }
+  void expect_right(ForegroundMount& mounted) const {
+    for (const Tensor& tensor : tensors_) {
+      EXPECT_TRUE(read_file(mounted / tensor.name) == tensor.bytes) << tensor.name;
+    }
+  }
+
+  TempDir dir_;
+  std::vector<Tensor> tensors_;
+  std::unique_ptr<Process> server_;
+  std::string hub_;
+  fs::path blob_;
+};
+
+TEST_F(HubCopies, ThatFitAreUsedAndNothingIsFetched) {
+  publish(1 << 20);
+  for (const char* const options : {"ro", "supervise"}) {
+    const auto mounted = mount(options);
+    expect_right(*mounted);
+    EXPECT_TRUE(xattr(*mounted / "w", "user.stfs.source")->starts_with("hf://org/name@"));
+    EXPECT_EQ(mounted->process().err(), "");
+  }
+  EXPECT_EQ(asked_bytes(), std::vector<std::string>{});
+}
+
+// The next worker knows what the lease of the last one has judged.
+TEST_F(HubCopies, WhoseTimesAreSetBeforeAWorkerDiesAreServedByTheNext) {
+  publish(1 << 20);
+  const auto mounted = mount("supervise,cache=direct");
+  expect_right(*mounted);
+  ASSERT_EQ(run({"touch", "-a", blob_}).status, 0);
+  expect_right(*mounted);
+  pid_t worker = 0;
+  ASSERT_TRUE(eventually([&] {
+    for (const pid_t pid : processes_with(mounted->path())) {
+      if (pid != mounted->process().pid()) worker = pid;
+    }
+    return worker > 0;
+  }));
+  ::kill(worker, SIGKILL);
+  expect_right(*mounted);
+}
+
+TEST_F(HubCopies, WithOtherBytesOfTheSameSizeAreNotUsedAndThatIsSaid) {
+  publish(1 << 20);
+  change_copy();
+  for (const char* const options : {"ro", "prefetch=all", "supervise"}) {
+    const auto mounted = mount(options);
+    expect_right(*mounted);
+    EXPECT_NE(
+        mounted->process().err().find("model.safetensors: the Hub's own cache has other bytes"),
+        std::string::npos);
+  }
+  const Outcome cat = info({"cat", "hf://org/name", "w"});
+  EXPECT_TRUE(cat.out == tensors_[1].bytes);
+  const Outcome offline = info({"cat", "--offline", "hf://org/name", "w"}, "empty");
+  EXPECT_EQ(offline.status, 3) << offline.out.size();
+  EXPECT_EQ(offline.out, "");
+}
+
+TEST_F(HubCopies, ThatAreCutFailNoMount) {
+  publish(1 << 20);
+  fs::resize_file(blob_, 4000);
+  const auto mounted = mount();
+  expect_right(*mounted);
+}
+
+TEST_F(HubCopies, ThatAreLargeAreListedWithoutReadingThemAndServedOnceTheirDigestFits) {
+  publish(kLarge);
+  EXPECT_EQ(info({"list", "hf://org/name"}).status, 0);
+  const std::vector<std::string> header = asked_bytes();
+  EXPECT_LE(header.size(), 1U) << "the header, from the Hub";
+  for (const char* const options : {"ro", "supervise", "prefetch=all"}) {
+    const auto mounted = mount(options);
+    expect_right(*mounted);
+    EXPECT_EQ(mounted->process().err().find("warning"), std::string::npos);
+  }
+  EXPECT_EQ(asked_bytes().size(), header.size()) << "tensors were fetched";
+  EXPECT_TRUE(info({"cat", "--offline", "hf://org/name", "w"}, "empty").out == tensors_[1].bytes);
+}
+
+TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
+  publish(kLarge);
+  change_copy();
+  for (const char* const options : {"ro", "supervise", "cache=direct"}) {
+    fs::remove_all(dir_ / "cache");
+    const auto mounted = mount(options);
+    char byte = 0;
+    const int fd = ::open((*mounted / "w").c_str(), O_RDONLY | O_CLOEXEC);
+    ASSERT_GE(fd, 0) << options;
+    // What came with the header is the Hub's.
+    EXPECT_EQ(::pread(fd, &byte, 1, 0), 1) << options;
+    EXPECT_EQ(byte, tensors_[1].bytes[0]);
+    EXPECT_EQ(::pread(fd, &byte, 1, 8 << 20), -1) << options;
+    EXPECT_EQ(::pread(fd, &byte, 1, kLarge - 1), -1) << options;
+    ::close(fd);
+    errno = 0;
+    EXPECT_LT(::open((*mounted / "a").c_str(), O_RDONLY | O_CLOEXEC), 0);
+    EXPECT_EQ(errno, ESTALE);
+    EXPECT_TRUE(eventually([&] {
+      return mounted->process().err().find("as the Hub says") != std::string::npos;
+    })) << mounted->process().err();
+  }
+  // It is remembered: the next mount fetches.
+  const auto again = mount();
+  expect_right(*again);
+  fs::remove_all(dir_ / "cache");
+  const Outcome cat = info({"cat", "hf://org/name", "w"});
+  EXPECT_EQ(cat.status, 3);
+  EXPECT_EQ(cat.out, "");
+  EXPECT_NE(cat.err.find("as the Hub says"), std::string::npos) << cat.err;
+}
+
+TEST_F(HubCopies, ThatAreTruncatedUnderAMountGiveNoWrongByte) {
+  publish(1 << 20);
+  const auto mounted = mount("cache=direct");
+  expect_right(*mounted);
+  fs::resize_file(blob_, 300'000);
+  errno = 0;
+  EXPECT_LT(::open((*mounted / "w").c_str(), O_RDONLY | O_CLOEXEC), 0);
+  EXPECT_EQ(errno, ESTALE);
+}
+
+}  // namespace
+}  // namespace stfs::test

@@ -1,0 +1,183 @@
+#include "tools/info/output.h"
+
+#include "core/base/error.h"
+#include "core/checkpoint/directory.h"
+#include "core/checkpoint/mounted.h"
+#include "core/source/local_file.h"
+#include "core/source/url.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// The names of files that a checkpoint is read from: its sources, what a mount that is one of them
+// shows, and what loading looks at beside them.
+class ReadFiles {
+ public:
+  explicit ReadFiles(std::span<const Checkpoint* const> checkpoints) {
+    for (const Checkpoint* const checkpoint : checkpoints) {
+      for (const Origin& origin : checkpoint->origins()) add(origin);
+      for (const Part& part : checkpoint->parts()) {
+        add(part.source->path());
+        // Of an object of the Hub, its copy in the Hub's own cache.
+        if (const LocalFile* const file = part.source->local_file()) add(file->path());
+        for (const char* const name : kConfigs) add(child_name(part.directory, name));
+      }
+    }
+  }
+
+  bool contain(const struct stat& file) const {
+    for (const std::string& path : paths_) {
+      struct stat status {};
+      if (::stat(path.c_str(), &status) == 0 && are_same(status, file)) return true;
+    }
+    return false;
+  }
+
+ private:
+  // overlayfs shows a file of its layers with a device of its own.
+  static bool are_same(const struct stat& a, const struct stat& b) {
+    const auto is_same_time = [](const timespec& one, const timespec& other) {
+      return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+    };
+    return a.st_ino == b.st_ino &&
+           (a.st_dev == b.st_dev || (a.st_size == b.st_size && is_same_time(a.st_mtim, b.st_mtim) &&
+                                     is_same_time(a.st_ctim, b.st_ctim)));
+  }
+
+  static constexpr std::array kConfigs{"config.json", "hf_quant_config.json",
+                                       "quantize_config.json", "quant_config.json"};
+
+  void add(const Origin& origin) {
+    add(origin.path);
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(origin.path, error)) {
+      if (entry.path().native().ends_with(kIndexSuffix)) add(entry.path().native());
+    }
+    for (const Origin& source : origin.sources) add(source);
+  }
+
+  void add(const std::string& path) {
+    if (path.empty() || is_url(path) || std::ranges::find(paths_, path) != paths_.end()) return;
+    paths_.push_back(path);
+    // A file in a mount that is read as a file, such as merged.safetensors.
+    for (std::size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
+         slash = path.rfind('/', slash - 1)) {
+      std::optional<std::string> content;
+      try {
+        content = extended_attribute(path.substr(0, slash), kMountAttribute);
+      } catch (const Error&) {
+        continue;  // it cannot be looked at
+      }
+      if (!content) continue;
+      if (const auto mounted = parse_mount_json(*content)) add_mounted(mounted->origin);
+      return;
+    }
+  }
+
+  // All that a mount may have been made of: in a directory, more than it shows.
+  void add_mounted(const Origin& origin) {
+    for (const Origin& source : origin.sources) add_mounted(source);
+    if (origin.path.empty() || is_url(origin.path)) return;
+    add(origin.path);
+    if (origin.path.ends_with(kIndexSuffix)) add_shards(origin.path);
+    const std::filesystem::path path(origin.path);
+    std::error_code error;
+    const bool is_directory = std::filesystem::is_directory(path, error);
+    for (const char* const name : kConfigs) {
+      paths_.push_back(((is_directory ? path : path.parent_path()) / name).native());
+    }
+    // A part of a split GGUF file stands for all of them, which lie beside it.
+    const bool is_gguf = origin.path.ends_with(kGgufSuffix);
+    for (const auto& entry :
+         std::filesystem::directory_iterator(is_gguf ? path.parent_path() : path, error)) {
+      const std::string& name = entry.path().native();
+      if (!is_checkpoint_name(name) && !name.ends_with(kIndexSuffix)) continue;
+      if (is_gguf && !are_parts_of_one(name, origin.path)) continue;
+      paths_.push_back(name);
+      if (name.ends_with(kIndexSuffix)) add_shards(name);
+    }
+  }
+
+  // "x-00001-of-00003.gguf" and "x-00002-of-00003.gguf".
+  static bool are_parts_of_one(std::string_view a, std::string_view b) {
+    constexpr std::string_view kEnding = "00001-of-00003.gguf";
+    constexpr std::size_t kSame = std::string_view("-of-00003.gguf").size();
+    return a.size() == b.size() && a.size() > kEnding.size() &&
+           a.substr(0, a.size() - kEnding.size()) == b.substr(0, b.size() - kEnding.size()) &&
+           a.substr(a.size() - kSame) == b.substr(b.size() - kSame);
+  }
+
+  void add_shards(const std::string& index) {
+    try {
+      Sources sources;
+      for (const std::string& shard : read_index(index, sources).shards) {
+        paths_.push_back(child_name(parent_name(index), shard));
+      }
+    } catch (const Error&) {
+      // It cannot be read: the mount is not made of it.
+    }
+  }
+
+  std::vector<std::string> paths_;
+};
+
+[[noreturn]] void refuse(const std::string& name) {
+  throw Error(ErrorCode::kUsage, name, "a file of the source: name another");
+}
+
+}  // namespace
+
+void refuse_source_as_output(std::span<const Checkpoint* const> read) {
+  struct stat status {};
+  if (::fstat(STDOUT_FILENO, &status) == 0 && S_ISREG(status.st_mode) &&
+      ReadFiles(read).contain(status)) {
+    refuse(kStandardOutput);
+  }
+}
+
+Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> read)
+    : name_(arguments.output) {
+  if (name_ == "-" || name_ == "/dev/stdout") {
+    name_ = kStandardOutput;
+    if (::isatty(STDOUT_FILENO) == 1) {
+      throw Error(ErrorCode::kUsage, "",
+                  "standard output is a terminal: redirect it, or name a file");
+    }
+    refuse_source_as_output(read);
+    return;
+  }
+  struct stat status {};
+  const bool exists = ::stat(name_.c_str(), &status) == 0;
+  // Not "there is none": it could not be compared with the sources.
+  if (!exists && errno == EACCES) throw_errno(ErrorCode::kUnreadable, name_, "", errno);
+  if (exists && (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode) || S_ISFIFO(status.st_mode))) {
+    stream_ = UniqueFd(::open(name_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
+    if (!stream_) throw_errno(ErrorCode::kUnreadable, name_, "", errno);
+    // It would obey control sequences in the bytes.
+    if (::isatty(stream_.get()) == 1) {
+      throw Error(ErrorCode::kUsage, name_, "a terminal: name a file");
+    }
+    return;
+  }
+  if (exists && ReadFiles(read).contain(status)) refuse(name_);
+  file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep);
+}
+
+int Output::fd() const { return file_ ? file_->fd() : stream_ ? stream_.get() : STDOUT_FILENO; }
+
+void Output::commit() {
+  if (file_) file_->commit();
+}
+
+}  // namespace stfs
