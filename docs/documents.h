@@ -3,7 +3,7 @@
 // Thread safety: these functions may be called from any thread.
 #pragma once
 
-#include "core/base/command.h"
+#include "core/command/command.h"
 
 #include <string>
 #include <string_view>

@@ -138,8 +138,9 @@ class Shell:
             self.wait_for_prompt()
         return [os.fsdecode(word) for word in found.split(b"\0")[:-2]]
 
+    # Not SIGHUP: bash outlived it where the environment had almost nothing.
     def end(self):
-        os.kill(self.pid, signal.SIGHUP)
+        os.kill(self.pid, signal.SIGKILL)
         os.close(self.terminal)
         os.waitpid(self.pid, 0)
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMostText = 4096;       // bytes of an expression
 constexpr std::size_t kMostSteps = 4096;      // of a program
-constexpr int kDeepest = 32;                  // groups in groups
+constexpr int kDeepestGroup = 32;             // groups in groups
 constexpr std::uint64_t kMostWork = 1 << 20;  // pairs of a step and a place
 
 bool is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
@@ -51,7 +51,7 @@ class NamePattern::Parser {
   }
 
   bool alternatives(int depth) {
-    if (depth > kDeepest) return false;
+    if (depth > kDeepestGroup) return false;
     std::vector<std::size_t> jumps;  // from the end of each alternative but the last to behind it
     for (;;) {
       const std::size_t begin = here();

@@ -4,22 +4,6 @@
 
 namespace stfs {
 
-void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
-  const char* separator = "[";
-  for (const std::uint64_t dim : shape) {
-    out.add(separator).number(dim);
-    separator = ",";
-  }
-  out.add(shape.empty() ? "[]" : "]");
-}
-
-std::string shape_json(std::span<const std::uint64_t> shape) {
-  std::string text;
-  TextWriter out(text);
-  write_shape(shape, out);
-  return text;
-}
-
 void write_tensor_json(const Tensor& tensor, TextWriter& out) {
   out.add("{\"path\":").json(tensor.path).add(",\"name\":").json(tensor.name);
   out.add(",\"dtype\":").json(dtype_name(tensor.dtype)).add(",\"shape\":");

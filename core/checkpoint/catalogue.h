@@ -15,10 +15,6 @@
 
 namespace stfs {
 
-// The shape as JSON without spaces: "[4096,4096]", "[]".
-void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
-std::string shape_json(std::span<const std::uint64_t> shape);
-
 // {"path":..,"name":..,"dtype":..,"shape":[..],"bytes":..,"source":..,"offset":..}, without a line
 // end. `offset` is in bytes from the start of the source. A tensor without a locator has a null
 // source and offset.

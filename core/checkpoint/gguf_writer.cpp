@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::uint32_t kVersion = 3;
 constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, numbers of tensors and keys
-constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMostOffset = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kDefaultAlignment = 32;
 
 template <class T>
@@ -34,9 +34,9 @@ std::string_view bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// Rounds up to a multiple of a power of two; false when that exceeds kMostBytes.
+// Rounds up to a multiple of a power of two; false when that exceeds kMostOffset.
 bool pad(std::uint64_t& offset, std::uint64_t alignment) {
-  if (offset > kMostBytes - (alignment - 1)) return false;
+  if (offset > kMostOffset - (alignment - 1)) return false;
   offset = (offset + alignment - 1) & ~(alignment - 1);
   return true;
 }
@@ -114,7 +114,7 @@ const GgufFiles::Keys& GgufFiles::keys() const {
 }
 
 GgufFiles::Keys GgufFiles::find_keys() const {
-  const std::vector<Part>& parts = checkpoint_.parts();
+  const auto parts = checkpoint_.parts();
   const std::vector<std::string>& conflicts = checkpoint_.metadata_conflicts();
   Keys keys;
   std::optional<Extent> alignment;  // the record with the largest
@@ -178,7 +178,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
     const TensorRecord& tensor = checkpoint_.record(number);
     write_info(checkpoint_.part_of(number).header, tensor, 0, counted);
     std::uint64_t end = layout.begins.back();
-    if (tensor.length > kMostBytes - end) return EFBIG;
+    if (tensor.length > kMostOffset - end) return EFBIG;
     end += tensor.length;
     if (!pad(end, alignment)) return EFBIG;
     layout.begins.push_back(end);
@@ -187,7 +187,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
   // Headers in memory and keys in files cannot overflow this sum.
   layout.data = kFirstBytesOfFile + keys().bytes + layout.infos;
   if (!tensors.empty() && !pad(layout.data, alignment)) return EFBIG;
-  return layout.begins.back() > kMostBytes - layout.data ? EFBIG : 0;
+  return layout.begins.back() > kMostOffset - layout.data ? EFBIG : 0;
 }
 
 int GgufFiles::size(std::span<const std::uint32_t> tensors, std::uint64_t& bytes) const {

@@ -3,9 +3,9 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/quantization_config.h"
+#include "core/layer/quantised/quantization_config.h"
+#include "core/remote/http/url.h"
 #include "core/source/local_file.h"
-#include "core/source/url.h"
 
 #include <fcntl.h>
 #include <fnmatch.h>

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "core/format/types.h"
+#include "core/remote/sources.h"
 #include "core/source/source.h"
-#include "core/source/sources.h"
 
 #include <memory>
 #include <optional>

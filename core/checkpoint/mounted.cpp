@@ -4,8 +4,7 @@
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/dequantize.h"
-#include "core/source/url.h"
+#include "core/remote/http/url.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -62,8 +61,8 @@ void write_content(const Origin& origin, TextWriter& out) {
     write_origin(source, out);
   }
   out.add("],\"allow_missing\":").add(origin.allow_missing ? "true" : "false");
-  if (origin.dequantize) {
-    out.add(",\"dequantize\":").json(dequantized_word(*origin.dequantize));
+  for (const Layer& layer : origin.layers) {
+    out.add(",").json(layer.option).add(":").json(layer.argument);
   }
 }
 
@@ -122,10 +121,12 @@ bool parse_content(const Json& json, unsigned depth, Origin& origin) {
   const auto* allow_missing = member<Json::boolean_t>(json, "allow_missing");
   if (sources == nullptr || allow_missing == nullptr || sources->empty()) return false;
   origin.allow_missing = *allow_missing;
-  if (json.contains("dequantize")) {
-    const auto* word = member<Json::string_t>(json, "dequantize");
-    if (word != nullptr) origin.dequantize = dequantized_type(*word);
-    if (!origin.dequantize) return false;
+  for (const LayerRow& row : layer_table()) {
+    const std::string option(row.option);
+    if (!json.contains(option)) continue;
+    const auto* argument = member<Json::string_t>(json, option.c_str());
+    if (argument == nullptr || !row.accepts(*argument)) return false;
+    origin.layers.push_back({option, *argument});
   }
   return std::ranges::all_of(*sources, [&](const Json& source) {
     return parse_origin(source, depth + 1, origin.sources.emplace_back());
@@ -139,7 +140,7 @@ bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
   if (json.contains("hex")) return parse_text(json, origin.path) && is_path(origin.path);
   const auto within = json.find("within");
   return within != json.end() && parse_text(*within, origin.within) &&
-         parse_content(json, depth, origin) && json.size() == (origin.dequantize ? 4U : 3U);
+         parse_content(json, depth, origin) && json.size() == 3 + origin.layers.size();
 }
 
 // Recognising a path
@@ -245,15 +246,13 @@ std::string advice(const std::string& mountpoint) {
 
 }  // namespace
 
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing,
-                       std::optional<DType> dequantize) {
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers) {
   std::string text;
   TextWriter out(text);
   out.add("{");
-  write_content(
-      {.sources = checkpoint.origins(), .allow_missing = allow_missing, .dequantize = dequantize},
-      out);
-  out.add(",\"version\":").json(version_of(checkpoint)).add("}");
+  write_content({.sources = checkpoint.origins(), .allow_missing = allow_missing, .layers = layers},
+                out);
+  out.add(",\"version\":").json(version_of(checkpoint.list())).add("}");
   return text;
 }
 
@@ -263,15 +262,15 @@ std::optional<MountContent> parse_mount_json(std::string_view json) {
   const auto* version = member<Json::string_t>(parsed, "version");
   MountContent content;
   if (version == nullptr || !parse_content(parsed, 0, content.origin)) return std::nullopt;
-  if (parsed.size() != (content.origin.dequantize ? 4U : 3U)) return std::nullopt;
+  if (parsed.size() != 3 + content.origin.layers.size()) return std::nullopt;
   content.version = *version;
   return content;
 }
 
-std::string version_of(const Checkpoint& checkpoint) {
+std::string version_of(const TensorList& list) {
   Sha256 hash;
   const auto add = [&](std::string_view text) { hash.add(std::as_bytes(std::span(text))); };
-  for (const Part& part : checkpoint.parts()) {
+  for (const Part& part : list.parts()) {
     add(part.source->path());
     add({"\0", 1});
     add(part.source->token());
@@ -283,18 +282,19 @@ std::string version_of(const Checkpoint& checkpoint) {
       add({"\0", 1});
     }
   }
-  for (const std::string& text : checkpoint.derivation_texts()) add(text);
+  for (const std::string& text : list.texts()) add(text);
   return hash.hex();
 }
 
-void refuse_other_values(const MountedPath& mounted, DType to) {
+void refuse_other_values(const MountedPath& mounted, const Layer& layer) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kUsage, mounted.source, why);
   };
   const auto look = [&](const auto& self, const Origin& origin) -> void {
-    if (origin.dequantize == to) return;
-    if (origin.dequantize) {
-      refuse("mounted with -o dequantize=" + std::string(dequantized_word(*origin.dequantize)) +
+    const auto own = std::ranges::find(origin.layers, layer.option, &Layer::option);
+    if (own != origin.layers.end()) {
+      if (own->argument == layer.argument) return;
+      refuse("mounted with -o " + own->option + "=" + own->argument +
              ": name the source of the mount for another type");
     }
     if (&origin == &mounted.origin && !origin.within.empty()) {

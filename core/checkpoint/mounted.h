@@ -5,7 +5,8 @@
 #pragma once
 
 #include "core/base/error.h"
-#include "core/format/types.h"
+#include "core/layer/layer.h"
+#include "core/stored/tensor_list.h"
 
 #include <optional>
 #include <string>
@@ -27,8 +28,8 @@ struct Origin {
   std::string path = {};  // absolute, or a URL
   std::vector<Origin> sources = {};
   bool allow_missing = false;
-  std::string within = {};               // relative to the mount's root; "" for all tensors
-  std::optional<DType> dequantize = {};  // of the mount: LoadOptions::dequantize
+  std::string within = {};  // relative to the mount's root; "" for all tensors
+  Layers layers = {};       // of the mount
 
   bool operator==(const Origin&) const = default;
 };
@@ -41,18 +42,17 @@ struct MountContent {
 
 // {"sources":["/a","/b"],"allow_missing":false,"version":"<64 hex digits>"}. A source that was
 // itself a part of a mount is an object {"sources":[..],"allow_missing":..,"within":".."}; a path
-// that is not UTF-8 is an object {"hex":".."}. Of a mount with -o dequantize, also
-// "dequantize":"bf16" behind allow_missing, in the object of a source too.
-std::string mount_json(const Checkpoint& checkpoint, bool allow_missing,
-                       std::optional<DType> dequantize = {});
+// that is not UTF-8 is an object {"hex":".."}. Of a mount with layers, also "OPTION":"ARGUMENT" of
+// each behind allow_missing, in the object of a source too: "dequantize":"bf16".
+std::string mount_json(const Checkpoint& checkpoint, bool allow_missing, const Layers& layers = {});
 
 // Parses mount_json(). nullopt for any other text, also for one with more keys: a later stfs may
 // mean something else by it.
 std::optional<MountContent> parse_mount_json(std::string_view json);
 
 // SHA-256 in hex over the paths and version tokens of all parts, in their order, over the names of
-// the tensors of a part that is not whole, and over what decided how tensors are computed.
-std::string version_of(const Checkpoint& checkpoint);
+// the tensors of a part that is not whole, and over TensorList::texts().
+std::string version_of(const TensorList& list);
 
 // A path in a mount of stfs.
 struct MountedPath {
@@ -77,9 +77,9 @@ bool shows_tensor_bytes(const std::string& path);
 [[noreturn]] void refuse_changed(const MountedPath& mounted);
 [[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
 
-// Throws Error kUsage unless the values of all that is mounted can be shown as `to`: a mount may
-// show them as another type, or a part of a checkpoint, whose scales may lie outside of it.
-void refuse_other_values(const MountedPath& mounted, DType to);
+// Throws Error kUsage unless a layer can be applied to all that is mounted: the mount may have it
+// with another argument, or show a part of a checkpoint, while scales lie outside of it.
+void refuse_other_values(const MountedPath& mounted, const Layer& layer);
 
 // Whether `path` is `directory` or lies in it. Both without a slash at the end.
 bool is_at_or_below(std::string_view path, std::string_view directory);

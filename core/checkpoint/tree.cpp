@@ -237,4 +237,16 @@ std::optional<PathTree::Entry> PathTree::list(std::uint32_t directory, std::uint
   return std::nullopt;
 }
 
+PathTree tree_of(const TensorList& list) {
+  const auto name_of = [&list](std::uint32_t number) { return list.name(number); };
+  const bool all_plain = std::ranges::all_of(
+      list.by_name(), [&](std::uint32_t number) { return is_plain_name(list.name(number)); });
+  return PathTree(name_of, list.by_name(), all_plain);
+}
+
+PathTree dotted_tree_of(const TensorList& list) {
+  return PathTree::with_dots([&list](std::uint32_t number) { return list.name(number); },
+                             list.size());
+}
+
 }  // namespace stfs

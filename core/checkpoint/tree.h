@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/names.h"
+#include "core/stored/tensor_list.h"
 
 #include <cstdint>
 #include <functional>
@@ -95,5 +96,9 @@ class PathTree {
   bool may_collide_ = false;
   std::vector<Directory> directories_;  // in pre-order, so sorted by (first, prefix_length)
 };
+
+// The tree of a list, which outlives it and has sort_names(); and the one with dots.
+PathTree tree_of(const TensorList& list);
+PathTree dotted_tree_of(const TensorList& list);
 
 }  // namespace stfs

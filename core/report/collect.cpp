@@ -4,10 +4,10 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
-#include "core/recipe/difference.h"
-#include "core/recipe/digest.h"
+#include "core/remote/http/url.h"
 #include "core/report/findings.h"
-#include "core/source/url.h"
+#include "core/values/difference.h"
+#include "core/values/digest.h"
 
 #include <algorithm>
 #include <array>
@@ -122,7 +122,7 @@ ReportTensor described(const Checkpoint& checkpoint, std::uint32_t number) {
   shown.shape.assign(tensor.shape.begin(), tensor.shape.end());
   shown.elements = tensor.elements();
   shown.bytes = tensor.length;
-  shown.file = static_cast<std::uint32_t>(&checkpoint.part_of(number) - checkpoint.parts().data());
+  shown.file = checkpoint.list().row(number).part;
   if (tensor.computed != nullptr) shown.quantised = tensor.computed->scheme();
   return shown;
 }

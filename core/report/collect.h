@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/recipe/pass.h"
 #include "core/report/report.h"
+#include "core/values/pass.h"
 
 #include <span>
 #include <string>

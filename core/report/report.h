@@ -5,9 +5,9 @@
 // not always UTF-8, and hostile.
 #pragma once
 
-#include "core/picture/png.h"
-#include "core/recipe/distribution.h"
-#include "core/recipe/stats.h"
+#include "core/values/distribution.h"
+#include "core/values/picture/png.h"
+#include "core/values/stats.h"
 
 #include <array>
 #include <cstddef>

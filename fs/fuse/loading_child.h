@@ -1,5 +1,5 @@
 // A short-lived child process that loads something, for a process that must stay without threads
-// and without a network: the supervisor (core/source/sources.h).
+// and without a network: the supervisor (core/remote/sources.h).
 //
 // The child lives as long as this object, so that what it holds (the entries of the cache) stays
 // until the parent holds it too.

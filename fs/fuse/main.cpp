@@ -3,11 +3,11 @@
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
-#include "core/source/build.h"
-#include "core/source/cache.h"
+#include "core/command/build.h"
+#include "core/remote/cache/cache.h"
+#include "core/remote/http/url.h"
+#include "core/remote/sources.h"
 #include "core/source/counters.h"
-#include "core/source/sources.h"
-#include "core/source/url.h"
 #include "fs/fuse/daemon.h"
 #include "fs/fuse/fuse_ops.h"
 #include "fs/fuse/loading_child.h"
@@ -140,7 +140,7 @@ struct LoadedSources {
 
 LoadOptions load_options(const Options& options, Sources& sources) {
   return {.allow_missing = options.allow_missing,
-          .dequantize = options.dequantize,
+          .layers = options.layers,
           .with_model_files = options.control != ControlDirectory::kOff,
           .others_may_read = options.may_let_others_in(),
           .missing_hint = "-o allow_missing mounts the rest",
@@ -210,7 +210,7 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .content =
                              [&] {
                                return mount_json(loaded.checkpoint, loaded.options.allow_missing,
-                                                 loaded.options.dequantize);
+                                                 loaded.options.layers);
                              },
                          .ledger = loaded.context.ledger,
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },

@@ -2,8 +2,8 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/checkpoint/dequantize.h"
-#include "core/source/source_rows.h"
+#include "core/command/source_rows.h"
+#include "core/layer/quantised/quantised_layer.h"
 
 #include <grp.h>
 #include <pwd.h>
@@ -117,7 +117,7 @@ constexpr std::array kOwnMountOptions = {
         .argument = kDequantizedWords,
         .value = Value::kChoice,
         .set = [](void* to,
-                  const std::string& value) { of(to).dequantize = dequantized_type(value); },
+                  const std::string& value) { choose(of(to).layers, kDequantizeOption, value); },
         .help = "show quantised weights with their values, in this type",
         .man = "Show each quantised weight as a tensor of its values, under the name that the code "
                "of the model expects, in BF16, F16 or F32. "

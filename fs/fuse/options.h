@@ -3,9 +3,9 @@
 // Thread safety: the functions may be called from any thread.
 #pragma once
 
-#include "core/base/command.h"
-#include "core/format/types.h"
-#include "core/source/sources.h"
+#include "core/command/command.h"
+#include "core/layer/layer.h"
+#include "core/remote/sources.h"
 #include "fs/mount/nodes.h"
 
 #include <sys/types.h>
@@ -27,7 +27,7 @@ struct Options {
   bool foreground = false;
   bool lazy = false;  // with kUnmount
   bool allow_missing = false;
-  std::optional<DType> dequantize;
+  Layers layers;
   bool direct = false;
   bool supervise = false;
   ControlDirectory control = ControlDirectory::kHidden;

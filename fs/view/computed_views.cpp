@@ -1,4 +1,4 @@
-#include "core/recipe/digest.h"
+#include "core/values/digest.h"
 #include "fs/view/families.h"
 
 #include <array>

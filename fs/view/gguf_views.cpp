@@ -22,7 +22,7 @@ bool has_gguf(const Checkpoint& checkpoint) {
 
 bool is_gguf_alone(const Checkpoint& checkpoint) {
   return has_gguf(checkpoint) && std::ranges::all_of(checkpoint.parts(), is_gguf_part) &&
-         !checkpoint.is_derived();
+         !checkpoint.list().is_layered();
 }
 
 int gguf_size(const ViewFile& file, std::uint64_t& bytes) {

@@ -4,7 +4,7 @@
 // Thread safety: all members.
 #pragma once
 
-#include "core/recipe/stats.h"
+#include "core/values/stats.h"
 
 #include <cstddef>
 #include <cstdint>

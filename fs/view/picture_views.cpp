@@ -1,9 +1,9 @@
-#include "core/picture/histogram.h"
-#include "core/picture/png.h"
-#include "core/recipe/distribution.h"
 #include "core/recipe/slice.h"
 #include "core/recipe/slice_f32.h"
-#include "core/recipe/stats.h"
+#include "core/values/distribution.h"
+#include "core/values/picture/histogram.h"
+#include "core/values/picture/png.h"
+#include "core/values/stats.h"
 #include "fs/view/families.h"
 #include "fs/view/kept_stats.h"
 

@@ -1,7 +1,7 @@
+#include "core/remote/http/url.h"
 #include "core/report/collect.h"
 #include "core/report/page.h"
 #include "core/report/report.h"
-#include "core/source/url.h"
 #include "fs/view/families.h"
 #include "fs/view/kept_stats.h"
 

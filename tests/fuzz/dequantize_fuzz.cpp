@@ -238,8 +238,10 @@ void run(FuzzedDataProvider& data) {
   write(directory + "/config.json", config);
   write(directory + "/model.safetensors", maker.file());
   try {
-    const Checkpoint checkpoint(std::span(&directory, 1),
-                                {.dequantize = type, .with_model_files = true});
+    const Checkpoint checkpoint(
+        std::span(&directory, 1),
+        {.layers = {{std::string(kDequantizeOption), std::string(dequantized_word(type))}},
+         .with_model_files = true});
     read_all(checkpoint, data);
   } catch (const Error& error) {
     check(exit_status(error.code()) != 0);

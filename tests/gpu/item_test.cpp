@@ -2,7 +2,7 @@
 #include "tools/gpu/copier/item.h"
 
 #include "core/base/error.h"
-#include "core/recipe/layout_text.h"
+#include "core/layer/quantised/layout_text.h"
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tools/gpu/device/narrowing.h"

@@ -1,8 +1,8 @@
 // What a request of stfs-gpu names and what its options do to many tensors: a checkpoint that is
 // not mounted, tensors that cannot be divided or converted, and tables of the result.
+#include "core/command/terminal.h"
 #include "tests/gpu/tool.h"
 #include "tests/support/pseudo_terminal.h"
-#include "tools/command/terminal.h"
 
 #include <gtest/gtest.h>
 

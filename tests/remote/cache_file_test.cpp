@@ -1,9 +1,9 @@
 // A source that a network fills, with a network of the test's own: each answer is scripted.
-#include "core/source/cache_file.h"
+#include "core/remote/cache/cache_file.h"
 
 #include "core/base/posix.h"
-#include "core/source/fetcher.h"
-#include "core/source/http.h"
+#include "core/remote/cache/fetcher.h"
+#include "core/remote/http/http.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
 #include "tests/support/process.h"

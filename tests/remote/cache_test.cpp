@@ -1,5 +1,5 @@
 // The cache on real directories: what is there, what was damaged, who is beside us.
-#include "core/source/cache.h"
+#include "core/remote/cache/cache.h"
 
 #include "core/base/text.h"
 #include "tests/support/files.h"

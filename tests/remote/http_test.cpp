@@ -1,8 +1,8 @@
-#include "core/source/http.h"
+#include "core/remote/http/http.h"
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
-#include "core/source/http_rules.h"
+#include "core/remote/http/http_rules.h"
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>

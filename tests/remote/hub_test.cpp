@@ -1,8 +1,8 @@
-#include "core/source/hub.h"
+#include "core/remote/stores/hub.h"
 
 #include "core/base/error.h"
-#include "core/source/hub_api.h"
-#include "core/source/hub_name.h"
+#include "core/remote/stores/hub_api.h"
+#include "core/remote/stores/hub_name.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
 #include "tests/support/process.h"

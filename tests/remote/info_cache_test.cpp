@@ -1,6 +1,6 @@
 // stfs-info cache, on a cache that the test fills.
 #include "core/base/sha256.h"
-#include "core/source/cache.h"
+#include "core/remote/cache/cache.h"
 #include "tests/mount/info_tool.h"
 #include "tests/support/failing_calls.h"
 #include "tests/support/files.h"

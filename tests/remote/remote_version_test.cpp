@@ -1,4 +1,4 @@
-#include "core/source/remote.h"
+#include "core/remote/stores/remote.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The examples of "Authenticating Requests: Using the Authorization Header" (Amazon S3 API
 // Reference), which S3 and its like must accept.
-#include "core/source/s3_signature.h"
+#include "core/remote/stores/s3_signature.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // Objects of S3: what is asked for, what is made of the answers, and which credentials go where.
 // The gateway of Ceph answers the same in real_servers_test.py.
-#include "core/source/s3.h"
+#include "core/remote/stores/s3.h"
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/source/aws_profiles.h"
-#include "core/source/s3_credentials.h"
+#include "core/remote/stores/aws_profiles.h"
+#include "core/remote/stores/s3_credentials.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
 

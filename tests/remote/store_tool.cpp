@@ -5,10 +5,10 @@
 //   store_tool get NAME OFFSET LENGTH [VERSION]   the bytes, of VERSION (from find) or the latest
 // Exits as stfs does. STFS_INSECURE_HTTP=1: http to other hosts too.
 #include "core/base/error.h"
+#include "core/remote/http/http.h"
+#include "core/remote/stores/remote.h"
+#include "core/remote/stores/s3.h"
 #include "core/source/counters.h"
-#include "core/source/http.h"
-#include "core/source/remote.h"
-#include "core/source/s3.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,6 @@
-#include "core/source/url.h"
+#include "core/remote/http/url.h"
 
-#include "core/source/http_rules.h"
+#include "core/remote/http/http_rules.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

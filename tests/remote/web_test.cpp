@@ -1,7 +1,7 @@
-#include "core/source/web.h"
+#include "core/remote/stores/web.h"
 
 #include "core/base/error.h"
-#include "core/source/cache.h"
+#include "core/remote/cache/cache.h"
 #include "tests/support/http_server.h"
 
 #include <gtest/gtest.h>

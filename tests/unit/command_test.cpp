@@ -1,5 +1,5 @@
 // The tables of the three command lines, and the programs that print them.
-#include "core/base/command.h"
+#include "core/command/command.h"
 
 #include "core/base/error.h"
 #include "fs/fuse/options.h"

@@ -1,14 +1,14 @@
 // Computed tensors of quantised checkpoints: what a read needs, any range of it, and changed
 // inputs. Their values are tested in tests/dequantize.
-#include "core/checkpoint/dequantize.h"
+#include "core/layer/quantised/dequantize.h"
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
-#include "core/checkpoint/quantization_config.h"
+#include "core/layer/quantised/quantised_layer.h"
+#include "core/layer/quantised/quantization_config.h"
 #include "core/recipe/arrival.h"
-#include "core/recipe/dequantize.h"
-#include "core/recipe/moments.h"
+#include "core/values/moments.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/allocated.h"
 #include "tests/unit/late_source.h"
@@ -37,6 +37,10 @@ namespace fs = std::filesystem;
 
 std::string packed_floats(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+Layers as_values(DType type) {
+  return {{std::string(kDequantizeOption), std::string(dequantized_word(type))}};
 }
 
 // Opens late sources, and keeps a pointer to each by the last component of its name.
@@ -91,8 +95,8 @@ class DequantizeTest : public ::testing::Test {
 
   std::unique_ptr<const Checkpoint> load(DType type, Sources* sources = nullptr) const {
     const std::string path = dir_.path().string();
-    return std::make_unique<const Checkpoint>(std::span(&path, 1),
-                                              LoadOptions{.dequantize = type, .sources = sources});
+    return std::make_unique<const Checkpoint>(
+        std::span(&path, 1), LoadOptions{.layers = as_values(type), .sources = sources});
   }
 
   static std::vector<float> floats_of(const Content& content) {
@@ -162,7 +166,7 @@ TEST_F(DequantizeTest, AWeightWhoseScaleIsInAMissingShardIsNotShown) {
   fs::remove(dir_ / "b.safetensors");
   const std::string path = dir_.path().string();
   const Checkpoint checkpoint(std::span(&path, 1),
-                              {.allow_missing = true, .dequantize = DType::kBF16});
+                              {.allow_missing = true, .layers = as_values(DType::kBF16)});
   ASSERT_EQ(checkpoint.tensor_count(), 1U);
   EXPECT_EQ(checkpoint.name(0), "w.bias");
   ASSERT_EQ(checkpoint.missing().size(), 1U);
@@ -195,7 +199,7 @@ TEST_F(DequantizeTest, OnlyWhatLostAPartIsNotShown) {
   write_index(dir_ / "model.safetensors.index.json", {index.begin(), index.end()}, 0);
   const std::string path = dir_.path().string();
   const Checkpoint checkpoint(std::span(&path, 1),
-                              {.allow_missing = true, .dequantize = DType::kBF16});
+                              {.allow_missing = true, .layers = as_values(DType::kBF16)});
   std::vector<std::string> names;
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     names.emplace_back(checkpoint.name(i));
@@ -212,7 +216,7 @@ TEST_F(DequantizeTest, TheVersionDoesNotDependOnHowSourcesAreNamed) {
     write_file(dir_ / name / "config.json", std::string("{\"name\":\"") + name + "\"}");
   }
   const auto version = [](const std::vector<std::string>& paths) {
-    return version_of(Checkpoint(paths, {.dequantize = DType::kBF16}));
+    return version_of(Checkpoint(paths, {.layers = as_values(DType::kBF16)}).list());
   };
   const std::string b = (dir_ / "b").string();
   const std::string c = (dir_ / "c").string();

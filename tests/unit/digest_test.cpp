@@ -1,4 +1,4 @@
-#include "core/recipe/digest.h"
+#include "core/values/digest.h"
 
 #include "core/source/local_file.h"
 #include "tests/support/checkpoint_writer.h"

@@ -5,8 +5,8 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/convert.h"
-#include "core/recipe/digest.h"
 #include "core/recipe/slice.h"
+#include "core/values/digest.h"
 #include "tests/support/files.h"
 #include "tests/unit/late_source.h"
 

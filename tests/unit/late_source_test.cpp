@@ -4,16 +4,20 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/format.h"
+#include "core/layer/quantised/dequantize.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/slice.h"
-#include "core/source/sources.h"
+#include "core/remote/sources.h"
 #include "fs/mount/filesystem.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/served_checkpoint.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
+#include <ctime>
 #include <future>
 #include <memory>
 #include <new>
@@ -446,27 +450,52 @@ TEST(LateSource, OfASliceNoMoreIsWantedThanIsRead) {
       << "and what lies between, less than a block";
 }
 
-// A tensor that is computed from nothing but its position.
 class Counted : public ComputedTensor {
  public:
+  explicit Counted(std::vector<stfs::Tensor> inputs) : inputs_(std::move(inputs)) {}
+
+  stfs::Tensor tensor() const override {
+    static constexpr std::uint64_t kShape[] = {8};
+    return {.name = "n",
+            .path = "n",
+            .dtype = DType::kU8,
+            .shape = kShape,
+            .length = 8,
+            .locator = std::nullopt,
+            .computed = this};
+  }
   Content content() const override {
     Content content;
     content.literal("01234567");
     return content;
   }
-  timespec mtime() const override { return {5, 6}; }
+  std::vector<stfs::Tensor> inputs() const override { return inputs_; }
+  std::string_view scheme() const override { return "counted"; }
+  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
+
+ private:
+  std::vector<stfs::Tensor> inputs_;
 };
 
-TEST(TensorTest, WithoutALocatorHasItsRecipeAndItsTime) {
-  const Counted computed;
-  const std::vector<std::uint64_t> shape{8};
-  const stfs::Tensor tensor{.name = "n",
-                            .path = "n",
-                            .dtype = DType::kU8,
-                            .shape = shape,
-                            .length = 8,
-                            .locator = std::nullopt,
-                            .computed = &computed};
+TEST(TensorTest, WithoutALocatorHasItsRecipeAndTheTimeOfItsNewestInput) {
+  const TempDir dir;
+  std::vector<std::unique_ptr<const LocalFile>> files;
+  std::vector<stfs::Tensor> inputs;
+  for (const time_t seconds : {3, 5, 4}) {
+    const std::string path = (dir / std::to_string(seconds)).string();
+    write_file(path, "x");
+    const timespec times[] = {{seconds, 6}, {seconds, 6}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    files.push_back(std::make_unique<const LocalFile>(path));
+    inputs.push_back({.name = "x",
+                      .path = {},
+                      .dtype = DType::kU8,
+                      .shape = {},
+                      .length = 1,
+                      .locator = Extent{files.back().get(), 0, 1}});
+  }
+  const Counted computed(inputs);
+  const stfs::Tensor tensor = computed.tensor();
 
   EXPECT_EQ(tensor.content().size(), 8U);
   EXPECT_EQ(tensor.mtime().tv_sec, 5);

@@ -123,14 +123,12 @@ class ModelDirectory : public ::testing::Test {
     write_file(dir_ / ".env", "TOKEN=secret");
   }
 
-  void load(std::optional<DType> dequantize = std::nullopt, std::vector<std::string> paths = {},
-            bool others_may_read = false) {
+  void load(Layers layers = {}, std::vector<std::string> paths = {}, bool others_may_read = false) {
     if (paths.empty()) paths.push_back(dir_.path().string());
     filesystem_.reset();
-    checkpoint_ =
-        std::make_unique<const Checkpoint>(paths, LoadOptions{.dequantize = dequantize,
-                                                              .with_model_files = true,
-                                                              .others_may_read = others_may_read});
+    checkpoint_ = std::make_unique<const Checkpoint>(
+        paths, LoadOptions{
+                   .layers = layers, .with_model_files = true, .others_may_read = others_may_read});
     filesystem_ =
         std::make_unique<FileSystem>(*checkpoint_, FileSystemOptions{},
                                      [this](const std::string& line) { log_.push_back(line); });
@@ -179,7 +177,7 @@ TEST_F(ModelDirectory, HoldsTheMergedFileAndWhatLoadersLookFor) {
   EXPECT_EQ(read("config.json", text), 0);
   EXPECT_EQ(text, R"({"a":1,"torch_dtype":"float8"})");
 
-  load(DType::kBF16);
+  load({{"dequantize", "bf16"}});
   EXPECT_EQ(read("config.json", text), 0);
   EXPECT_EQ(text, R"({"a":1,"torch_dtype":"bfloat16"})");
   EXPECT_EQ(filesystem_->attributes(at({".stfs", "model", "config.json"}))->size, text.size());
@@ -353,7 +351,7 @@ TEST_F(ModelDirectory, ALinkThatAppearsBetweenShowsNothing) {
 }
 
 TEST_F(ModelDirectory, AFileThatIsRewrittenIsEstaleAndLogged) {
-  load(DType::kBF16);
+  load({{"dequantize", "bf16"}});
   for (const char* name : {"config.json", "tokenizer.json"}) {
     write_file(dir_ / name, R"({"another":"text of another size"})");
     std::string text;

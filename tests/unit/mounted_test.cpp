@@ -27,7 +27,7 @@ TEST(MountJson, NamesTheSourcesAsTheyWereGivenAndMadeAbsolute) {
   ASSERT_TRUE(content);
   EXPECT_TRUE(content->origin.allow_missing);
   EXPECT_EQ(content->origin.sources, std::vector<Origin>{{.path = dir / "link"}});
-  EXPECT_EQ(content->version, version_of(checkpoint));
+  EXPECT_EQ(content->version, version_of(checkpoint.list()));
   EXPECT_EQ(content->version.size(), 64u);
 }
 
@@ -48,7 +48,7 @@ TEST(MountJson, HasAnotherVersionForOtherBytesOtherPathsAndAnotherOrder) {
   write_safetensors(dir / "a", {random_tensor("a", "U8", {4})});
   write_safetensors(dir / "b", {random_tensor("b", "U8", {4})});
   const auto version = [](std::vector<std::string> sources) {
-    return version_of(Checkpoint(sources));
+    return version_of(Checkpoint(sources).list());
   };
   const std::string before = version({dir / "a", dir / "b"});
 
@@ -66,7 +66,7 @@ TEST(MountJson, HasAnotherVersionForOtherTensorsOfTheSameFile) {
                      random_tensor("c", "U8", {4})});
   const auto version = [&](const std::map<std::string, std::string>& map) {
     write_index(dir / "model.safetensors.index.json", map);
-    return version_of(Checkpoint(std::vector<std::string>{dir.path().string()}));
+    return version_of(Checkpoint(std::vector<std::string>{dir.path().string()}).list());
   };
   const std::string all =
       version({{"a", "1.safetensors"}, {"b", "1.safetensors"}, {"c", "1.safetensors"}});

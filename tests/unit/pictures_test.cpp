@@ -1,8 +1,8 @@
 // Pictures: their sizes, and that threads, orders and ranges do not change them. What they show is
 // compared with NumPy's pictures through a mount (tests/mount/pictures_test.cpp).
-#include "core/picture/histogram.h"
-#include "core/picture/png.h"
-#include "core/recipe/distribution.h"
+#include "core/values/distribution.h"
+#include "core/values/picture/histogram.h"
+#include "core/values/picture/png.h"
 #include "tests/unit/served_checkpoint.h"
 
 #include <gtest/gtest.h>

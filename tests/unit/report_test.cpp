@@ -1,11 +1,11 @@
 // The data of a report: what a checkpoint with known faults shows, and that threads do not matter.
 #include "core/checkpoint/catalogue.h"
-#include "core/recipe/difference.h"
-#include "core/recipe/distribution.h"
-#include "core/recipe/moments.h"
 #include "core/report/collect.h"
 #include "core/report/findings.h"
 #include "core/report/page.h"
+#include "core/values/difference.h"
+#include "core/values/distribution.h"
+#include "core/values/moments.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 

@@ -1,9 +1,9 @@
 // Statistics against sums in long double.
-#include "core/recipe/stats.h"
+#include "core/values/stats.h"
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
-#include "core/recipe/moments.h"
+#include "core/values/moments.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/unit/late_source.h"
 

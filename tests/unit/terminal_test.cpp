@@ -1,5 +1,5 @@
 // The progress bar, on a pseudo terminal.
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
 
 #include "tests/support/pseudo_terminal.h"
 

@@ -3,8 +3,8 @@
 #include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
-#include "core/source/cache.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
+#include "core/remote/cache/cache.h"
 #include "tools/info/verbs.h"
 
 #include <algorithm>

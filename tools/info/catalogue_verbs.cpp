@@ -4,10 +4,10 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
-#include "core/source/url.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
+#include "core/remote/http/url.h"
+#include "core/stored/directory.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
@@ -294,7 +294,7 @@ int check(const Arguments& arguments) {
       verdicts.add_error(path, error);
     }
     for (const std::string& checkpoint : checkpoints) {
-      verdicts.check(checkpoint, {.dequantize = arguments.dequantize, .sources = &sources});
+      verdicts.check(checkpoint, {.layers = arguments.layers, .sources = &sources});
     }
   }
   return verdicts.end();

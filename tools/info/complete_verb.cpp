@@ -1,9 +1,9 @@
 // The hidden verb of the completions: names of tensors that begin with a prefix.
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/directory.h"
-#include "core/source/sources.h"
-#include "core/source/url.h"
+#include "core/remote/http/url.h"
+#include "core/remote/sources.h"
+#include "core/stored/directory.h"
 #include "tools/info/verbs.h"
 
 #include <unistd.h>

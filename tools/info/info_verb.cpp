@@ -3,9 +3,9 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/metadata.h"
+#include "core/command/terminal.h"
+#include "core/remote/http/url.h"
 #include "core/source/source.h"
-#include "core/source/url.h"
-#include "tools/command/terminal.h"
 #include "tools/info/verbs.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-#include "core/checkpoint/dequantize.h"
-#include "core/source/source_rows.h"
+#include "core/command/source_rows.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "tools/info/verbs.h"
 
 #include <array>
@@ -198,7 +198,7 @@ constexpr std::array kOwnOptions = {
               .value = Value::kChoice,
               .set =
                   [](void* to, const std::string& value) {
-                    static_cast<Arguments*>(to)->dequantize = dequantized_type(value);
+                    choose(static_cast<Arguments*>(to)->layers, kDequantizeOption, value);
                   },
               .help = "read quantised weights as their values, in this type",
               .man =

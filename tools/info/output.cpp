@@ -1,10 +1,10 @@
 #include "tools/info/output.h"
 
 #include "core/base/error.h"
-#include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
+#include "core/remote/http/url.h"
 #include "core/source/local_file.h"
-#include "core/source/url.h"
+#include "core/stored/directory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -3,11 +3,11 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/command/terminal.h"
+#include "core/remote/http/url.h"
 #include "core/report/collect.h"
 #include "core/report/page.h"
 #include "core/report/report.h"
-#include "core/source/url.h"
-#include "tools/command/terminal.h"
 #include "tools/info/output.h"
 #include "tools/info/verbs.h"
 

@@ -4,7 +4,7 @@
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/select.h"
-#include "core/source/url.h"
+#include "core/remote/http/url.h"
 
 #include <algorithm>
 #include <compare>

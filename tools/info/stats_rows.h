@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/recipe/stats.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
+#include "core/values/stats.h"
 #include "tools/info/verbs.h"
 
 #include <atomic>

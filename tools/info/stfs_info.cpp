@@ -1,5 +1,5 @@
 // stfs-info: inspects checkpoints without mounting them.
-#include "tools/command/command_line.h"
+#include "core/command/command_line.h"
 #include "tools/info/verbs.h"
 
 int main(int argc, char** argv) {

@@ -2,13 +2,13 @@
 // status, or throws Error.
 #pragma once
 
-#include "core/base/command.h"
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/format/types.h"
-#include "core/source/sources.h"
-#include "core/source/url.h"
+#include "core/command/command.h"
+#include "core/layer/layer.h"
+#include "core/remote/http/url.h"
+#include "core/remote/sources.h"
 
 #include <cerrno>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Arguments {
   std::string sort_by;     // stats: a column; "": the order of the tensors
   unsigned top = 0;        // stats: only so many; 0: all
   bool allow_missing = false;
-  std::optional<DType> dequantize;
+  Layers layers;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
@@ -58,10 +58,10 @@ void print_warning(const std::string& line);  // to standard error
 // How a verb loads its checkpoints.
 inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
-          .dequantize = arguments.dequantize,
+          .layers = arguments.layers,
           .missing_hint = "--allow-missing reads the rest",
           // What is wrong with values; `info` shows the others.
-          .warn = arguments.dequantize ? print_warning : nullptr,
+          .warn = arguments.layers.empty() ? nullptr : print_warning,
           .sources = &sources};
 }
 

@@ -71,7 +71,7 @@ const css = (color) => `rgb(${color.join(' ')})`;
 // From dark to light and from blue to yellow: also for people who see two colours alone.
 const kRising = [[58, 44, 116], [45, 95, 148], [34, 146, 141], [112, 199, 99], [248, 226, 66]];
 const kWhite = [255, 255, 255];
-// As the pictures of core/picture/png.h: white is the middle. On a dark page, the layers have a dark one.
+// As the pictures of core/values/picture/png.h: white is the middle. On a dark page, the layers have a dark one.
 const kDiverging = [[20, 80, 165], [120, 180, 220], [255, 255, 255], [244, 165, 130], [202, 48, 40]];
 const kDarkDiverging = [[110, 180, 255], [50, 95, 150], [28, 33, 40], [150, 72, 52], [255, 150, 115]];
 // Differ in lightness too.

@@ -1,8 +1,8 @@
 // The verbs devices, doctor and bench.
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/source/url.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
+#include "core/remote/http/url.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"

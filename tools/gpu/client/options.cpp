@@ -1,5 +1,5 @@
-#include "core/checkpoint/dequantize.h"
-#include "core/source/source_rows.h"
+#include "core/command/source_rows.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/copier.h"
@@ -103,7 +103,7 @@ constexpr std::array kOwnOptions = {
               .value = Value::kChoice,
               .set =
                   [](void* to, const std::string& type) {
-                    of(to).selection.dequantize = dequantized_type(type);
+                    choose(of(to).selection.layers, kDequantizeOption, type);
                   },
               .help = "quantised weights as their values, in this type",
               .man =

@@ -1,8 +1,8 @@
 // The verbs plan, load, ls, get, evict, pin and unpin.
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/source/url.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
+#include "core/remote/http/url.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"
@@ -207,7 +207,7 @@ ResidentFilter filter_of(const GpuArguments& arguments, std::optional<Client>& c
     throw Error(ErrorCode::kUsage, "", "give either tensors or --all");
   }
   const bool has_options =
-      arguments.selection.as || arguments.selection.shard || arguments.selection.dequantize;
+      arguments.selection.as || arguments.selection.shard || !arguments.selection.layers.empty();
   SelectionOptions options = arguments.selection;
   options.is_one_of_many = arguments.tensors.size() > 1;
   const auto may_be_label = [&](const std::string& tensor) {

@@ -1,7 +1,7 @@
 // The verb run, without a holder: the command owns the tensors, and they end with it.
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "tools/command/terminal.h"
+#include "core/command/terminal.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"

@@ -3,12 +3,12 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/absent.h"
-#include "core/checkpoint/dequantize.h"
-#include "core/checkpoint/directory.h"
 #include "core/checkpoint/mounted.h"
 #include "core/checkpoint/select.h"
-#include "core/source/url.h"
+#include "core/layer/quantised/quantised_layer.h"
+#include "core/remote/http/url.h"
+#include "core/stored/absent.h"
+#include "core/stored/directory.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <glob.h>
@@ -181,10 +181,10 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
   return options;
 }
 
-// Whether a mount shows weights as their values in this type already.
-bool is_dequantized(const MountedPath& mounted, DType to) {
-  refuse_other_values(mounted, to);
-  return mounted.origin.dequantize.has_value();
+// Whether a mount has a layer already.
+bool has_layer(const MountedPath& mounted, const Layer& layer) {
+  refuse_other_values(mounted, layer);
+  return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
 }
 
 // Of a whole tensor in its own type.
@@ -358,7 +358,7 @@ std::size_t Selection::split(const std::string& argument) {
 
 void Selection::add_named(const std::string& source, const std::string& name,
                           SelectionOptions options, std::vector<Item>& items) {
-  const Checkpoint& checkpoint = open(source, false, options.dequantize);
+  const Checkpoint& checkpoint = open(source, false, options.layers);
   const std::vector<std::uint32_t> numbers = select(checkpoint, name);
   if (numbers.empty()) refuse(source, no_such_tensor(checkpoint, name));
   if (!checkpoint.find(name)) options.is_one_of_many = true;
@@ -370,7 +370,7 @@ void Selection::add_named(const std::string& source, const std::string& name,
 void Selection::add_checkpoint(const std::string& source, SelectionOptions options,
                                std::vector<Item>& items) {
   options.is_one_of_many = true;
-  const Checkpoint& checkpoint = open(source, false, options.dequantize);
+  const Checkpoint& checkpoint = open(source, false, options.layers);
   for (std::uint32_t number = 0; number < checkpoint.tensor_count(); ++number) {
     add(checkpoint.tensor(number), "", options, source, items);
   }
@@ -432,7 +432,7 @@ bool Selection::add_file(const std::string& path, const SelectionOptions& option
   const auto name = attribute("user.stfs.name");
   const auto source = attribute("user.stfs.source");
   if (!name) return false;
-  if (!source || options.dequantize) return add_values(path, *name, options, items);
+  if (!source || !options.layers.empty()) return add_values(path, *name, options, items);
   auto version = attribute("user.stfs.version");
   if (!version) return false;
   const auto find = [&](const Checkpoint& checkpoint) {
@@ -473,7 +473,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   std::optional<MountedPath> mounted = find_mounted(root ? *root : absolute);
   if (!mounted) return false;
   root = mounted->mountpoint;
-  const Checkpoint& checkpoint = open(*root, false, options.dequantize);
+  const Checkpoint& checkpoint = open(*root, false, options.layers);
   const auto found = checkpoint.find(name);
   if (!found) {
     if (options.is_one_of_many) return true;
@@ -481,7 +481,7 @@ bool Selection::add_values(const std::string& path, const std::string& name,
   }
   const std::optional<std::string> slice = extended_attribute(path, "user.stfs.slice");
   const Tensor tensor = checkpoint.tensor(*found);
-  if (slice && tensor.computed != nullptr && !mounted->origin.dequantize) {
+  if (slice && tensor.computed != nullptr && mounted->origin.layers.empty()) {
     refuse(path,
            "a part of the stored tensor, whose shape may be another: mount it with -o "
            "dequantize, or name the tensor");
@@ -538,8 +538,8 @@ void Selection::load_resolved(std::vector<Item>& items, std::span<const std::str
 
 void Selection::forget_dequantized() {
   std::erase_if(open_, [](const auto& entry) {
-    return std::get<2>(entry.first) ||
-           (entry.second.checkpoint && entry.second.checkpoint->is_derived());
+    return !std::get<2>(entry.first).empty() ||
+           (entry.second.checkpoint && entry.second.checkpoint->list().is_layered());
   });
 }
 
@@ -552,8 +552,7 @@ void Selection::forget_remote() {
   });
 }
 
-const Checkpoint& Selection::open(const std::string& source, bool is_exact,
-                                  std::optional<DType> dequantize) {
+const Checkpoint& Selection::open(const std::string& source, bool is_exact, Layers layers) {
   const bool is_remote = is_url(source);
   const std::optional<MountedPath> mounted = is_remote ? std::nullopt : find_mounted(source);
   const std::string absolute = is_remote ? source : absolute_path(source);
@@ -562,8 +561,10 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact,
   const std::string version = mounted     ? mounted->version
                               : is_remote ? std::string()
                                           : stamp_of(absolute);
-  if (mounted && dequantize && is_dequantized(*mounted, *dequantize)) dequantize.reset();
-  const Name name{absolute, is_exact, dequantize};
+  if (mounted) {
+    std::erase_if(layers, [&](const Layer& layer) { return has_layer(*mounted, layer); });
+  }
+  const Name name{absolute, is_exact, layers};
   Opened& known = open_[name];
   const auto is_current = [](const Part& part) { return part.source->is_current(); };
   if (known.checkpoint && known.version == version &&
@@ -572,8 +573,8 @@ const Checkpoint& Selection::open(const std::string& source, bool is_exact,
   }
   known = {version, std::make_unique<const Checkpoint>(
                         std::span(&source, 1), LoadOptions{.alone = is_exact,
-                                                           .dequantize = dequantize,
-                                                           .warn = dequantize ? warn_ : nullptr,
+                                                           .layers = layers,
+                                                           .warn = layers.empty() ? nullptr : warn_,
                                                            .sources = &sources_})};
   for (const Part& part : known.checkpoint->parts()) {
     if (is_url(part.source->path())) continue;

@@ -15,7 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/source/sources.h"
+#include "core/remote/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct SelectionOptions {
   std::optional<DType> as;
   std::optional<Shard> shard;
   // Quantised weights as their values in this type: those of the whole checkpoint or mount that is
-  // named (core/checkpoint/dequantize.h).
-  std::optional<DType> dequantize;
+  // named (core/layer/quantised/quantised_layer.h).
+  Layers layers;
   // Load a tensor without the shard's dimension whole, and one without a conversion to `as` in its
   // own type. When false, both are errors.
   bool is_one_of_many = false;
@@ -114,14 +114,13 @@ class Selection {
   };
   // The checkpoint as it is now: opened again when anything of it has changed.
   // `is_exact`: the file that a mount names; of a split file that part alone.
-  const Checkpoint& open(const std::string& source, bool is_exact = false,
-                         std::optional<DType> dequantize = {});
+  const Checkpoint& open(const std::string& source, bool is_exact = false, Layers layers = {});
 
-  using Name = std::tuple<std::string, bool, std::optional<DType>>;
+  using Name = std::tuple<std::string, bool, Layers>;
 
   std::function<void(const std::string& line)> warn_;
   Sources sources_;              // outlives open_
-  std::map<Name, Opened> open_;  // by absolute path, is_exact, and dequantize
+  std::map<Name, Opened> open_;  // by absolute path, is_exact, and layers
 };
 
 }  // namespace stfs::gpu

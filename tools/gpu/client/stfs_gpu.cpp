@@ -1,6 +1,6 @@
 // stfs-gpu: mapped tensors in device memory.
 #include "core/base/error.h"
-#include "tools/command/command_line.h"
+#include "core/command/command_line.h"
 #include "tools/gpu/client/verbs.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // status, or throws Error.
 #pragma once
 
-#include "core/base/command.h"
+#include "core/command/command.h"
 #include "tools/gpu/client/selection.h"
 #include "tools/gpu/holder/holder.h"
 

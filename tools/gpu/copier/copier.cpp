@@ -1,8 +1,8 @@
 #include "tools/gpu/copier/copier.h"
 
 #include "core/base/error.h"
-#include "core/source/sources.h"
-#include "core/source/url.h"
+#include "core/remote/http/url.h"
+#include "core/remote/sources.h"
 #include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"

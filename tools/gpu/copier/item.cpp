@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
-#include "core/recipe/layout_text.h"
+#include "core/layer/quantised/layout_text.h"
 #include "core/recipe/slice_f32.h"
 #include "tools/gpu/device/narrowing.h"
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "core/format/types.h"
+#include "core/layer/quantised/dequantize.h"
 #include "core/recipe/content.h"
-#include "core/recipe/dequantize.h"
 #include "core/recipe/slice.h"
 #include "core/source/source.h"
 
@@ -29,7 +29,7 @@ struct ItemSource {
   std::uint64_t size = 0;  // bytes
 };
 
-// How the values of a quantised weight are computed (core/recipe/dequantize.h).
+// How the values of a quantised weight are computed (core/layer/quantised/dequantize.h).
 struct Computation {
   struct Input {
     Role role = Role::kWeight;

@@ -1,7 +1,7 @@
 #include "tools/gpu/copier/message.h"
 
 #include "core/base/error.h"
-#include "core/recipe/layout_text.h"
+#include "core/layer/quantised/layout_text.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>

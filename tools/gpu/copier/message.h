@@ -21,7 +21,7 @@
 #pragma once
 
 #include "core/base/posix.h"
-#include "core/source/sources.h"
+#include "core/remote/sources.h"
 #include "tools/gpu/copier/item.h"
 
 #include <nlohmann/json_fwd.hpp>

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
-#include "core/source/sources.h"
+#include "core/remote/sources.h"
 #include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/lanes.h"

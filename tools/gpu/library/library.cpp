@@ -1,7 +1,7 @@
 // The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/checkpoint/dequantize.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/device/narrowing.h"
 #include "tools/gpu/library/dlpack_export.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
@@ -195,10 +195,10 @@ int stfs_gpu_acquire(stfs_gpu_connection* connection, const char* const* names, 
     if (given.as != nullptr) request.selection.as = parse_as(given.as);
     if (given.shard != nullptr) request.selection.shard = stfs::gpu::parse_shard(given.shard);
     if (given.dequantize != nullptr) {
-      request.selection.dequantize = stfs::dequantized_type(given.dequantize);
-      if (!request.selection.dequantize) {
+      if (!stfs::dequantized_type(given.dequantize)) {
         refuse("dequantize " + stfs::in_quotes(given.dequantize) + ": not bf16, f16 or f32");
       }
+      stfs::choose(request.selection.layers, stfs::kDequantizeOption, given.dequantize);
     }
     request.load_if_missing = given.load_if_missing != 0;
     request.verify = given.verify != 0;

@@ -1,0 +1,34 @@
+// SOURCEs as lists of tensors: files, directories and URLs as stored_tensors.h loads them, and
+// mounts of stfs, which mean their own sources and layers.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/checkpoint/mounted.h"
+#include "core/layer/layer.h"
+#include "core/remote/sources.h"
+#include "core/stored/stored_tensors.h"
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+
+struct SourceLists {
+  TensorList list;  // of all SOURCEs, with the layers
+  // The sources, with absolute paths, or with URLs that are pinned and without secrets. A mount
+  // stands as its own sources, so loading them again needs no mount.
+  std::vector<Origin> origins;
+  // The directory that was read last, and the names in it.
+  std::optional<std::pair<std::string, std::vector<std::string>>> listed;
+};
+
+// A mount, or a tensor or directory in it, means its tensors in the mount's sources, which must be
+// the versions that it shows. Throws Error.
+SourceLists load_sources(std::span<const std::string> sources, const StoredOptions& options,
+                         const Layers& layers, Sources& opener);
+
+}  // namespace stfs

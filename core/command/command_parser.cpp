@@ -1,0 +1,334 @@
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/command/command.h"
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+[[noreturn]] void refuse(std::string_view place, std::string_view rule) {
+  throw Error(ErrorCode::kUsage, place, rule);
+}
+
+// "a, b and c" with the last separator " and ".
+std::string joined(const std::vector<std::string_view>& words, std::string_view last_separator) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? last_separator : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+// Reads decimal digits, or hexadecimal ones after "0x", and removes them from `text`.
+std::optional<std::uint64_t> take_number(std::string_view& text) {
+  const bool is_hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+  if (is_hexadecimal) text.remove_prefix(2);
+  std::uint64_t number = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, is_hexadecimal ? 16 : 10);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+// CLI11 reads the unit alone. It would take "010" for 8, "0x1B" for 1 and "-1" for 2^64 - 1.
+std::optional<std::string> bytes_of(std::string_view text) {
+  const auto number = take_number(text);
+  if (!number) return std::nullopt;
+  std::string bytes = std::to_string(*number) + std::string(text);
+  try {
+    CLI::AsSizeValue(false)(bytes);
+  } catch (const CLI::ValidationError&) {
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+std::vector<std::string_view> documented_verbs(const CommandRow& command) {
+  std::vector<std::string_view> verbs;
+  for (const VerbRow& verb : command.verbs) {
+    if (!verb.help.empty()) verbs.push_back(verb.name);
+  }
+  return verbs;
+}
+
+std::string with_dashes(std::string_view name) {
+  std::string text(name);
+  std::ranges::replace(text, '_', '-');
+  return text;
+}
+
+// A value that was typed for a row; "" for a flag. `flag` is the one that was typed.
+struct Typed {
+  OptionRow row;
+  std::string_view flag;
+  std::string value;
+};
+
+// Marks for CLI11; no word of a command line has a NUL byte. kGuard ends "--slice=", for which
+// CLI11 would take the next word, "[a,b]", which it would split, and "--json={}", which it would
+// take for "--json". kEnd is the last word; as a value it shows that the value is missing.
+constexpr std::string_view kGuard("\0", 1);
+constexpr std::string_view kEnd("\0\0", 2);
+
+std::string unguarded(std::string word) {
+  if (word.ends_with(kGuard)) word.pop_back();
+  return word;
+}
+
+// Adds the options of the rows and the operands, and returns the options that no row has. CLI11
+// splits the words, and checks nothing.
+std::vector<std::string> split(const std::vector<OptionRow>& rows, std::vector<std::string> words,
+                               std::vector<Typed>& typed, std::vector<std::string>& operands) {
+  CLI::App app;
+  app.set_help_flag();  // removes CLI11's own
+  app.allow_extras();
+  app.add_option("operands")
+      ->expected(-1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->each([&operands](const std::string& word) { operands.push_back(unguarded(word)); });
+  for (const OptionRow& row : rows) {
+    if (is_operand(row)) continue;
+    for (const std::string_view flag : parts_of(row.flags, ',')) {
+      std::string names(flag);
+      std::ranges::replace(names, '-', '_');
+      names = flag.find('-', 2) < flag.size() ? std::string(flag) + ",--" + names.substr(2) : flag;
+      CLI::Option* option = row.argument.empty() ? app.add_flag(names) : app.add_option(names);
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      option->each([&typed, &row, flag](const std::string& value) {
+        typed.push_back({row, flag, value});
+      });
+    }
+  }
+  for (std::string& word : words) {
+    const bool is_special = word.ends_with('=') || word.ends_with(']') || word.ends_with("={}");
+    if (is_special) word += kGuard;
+  }
+  words.emplace_back(kEnd);
+  std::ranges::reverse(words);  // CLI11 takes the last word first
+  app.parse(std::move(words));
+  std::erase(operands, unguarded(std::string(kEnd)));
+  std::vector<std::string> unknown = app.remaining();
+  std::erase(unknown, "--");
+  return unknown;
+}
+
+std::string where_to_look(const CommandRow& command, const VerbRow* verb) {
+  const bool has_help = verb != nullptr && !verb->help.empty();
+  return " (try " + std::string(command.name) + (has_help ? " " + std::string(verb->name) : "") +
+         " --help)";
+}
+
+const VerbRow* find_verb(const CommandRow& command, const std::string& word) {
+  const auto verb = std::ranges::find(command.verbs, std::string_view(word), &VerbRow::name);
+  if (verb != command.verbs.end()) return &*verb;
+  const std::vector<std::string_view> verbs = documented_verbs(command);
+  if (::access(word.c_str(), F_OK) == 0) {
+    refuse("", in_quotes(word) + " is a path, and a verb is expected before it: " +
+                   joined(verbs, " or ") + where_to_look(command, nullptr));
+  }
+  refuse("", "unknown verb " + in_quotes(word) + did_you_mean(similar_word(word, verbs)) +
+                 ": the verbs are " + joined(verbs, " and ") + where_to_look(command, nullptr));
+}
+
+[[noreturn]] void refuse_option(const CommandRow& command, const VerbRow* chosen,
+                                const std::string& word) {
+  const bool is_long = word.starts_with("--");
+  std::size_t end = is_long ? word.find('=') : 2;
+  while (!is_long && end < word.size() && (word[end] & 0xc0) == 0x80) ++end;  // in UTF-8
+  const std::string flag = word.substr(0, end);
+  std::vector<std::string_view> of_others, flags;
+  for (const VerbRow& verb : command.verbs) {
+    if (verb.help.empty() || !command.has_verbs) continue;
+    for (const OptionRow& row : command.options) {
+      const bool is_it = std::ranges::any_of(parts_of(row.flags, ','),
+                                             [&](auto name) { return same_option(name, flag); });
+      if (is_it && !is_operand(row) && is_required(row, verb)) of_others.push_back(verb.name);
+    }
+  }
+  if (chosen == nullptr && !of_others.empty()) {
+    refuse(flag, "an option of a verb: it belongs after the verb, as in " +
+                     std::string(command.name) + " VERB " + printable(flag));
+  }
+  if (!of_others.empty()) {
+    refuse(flag, "an option of " + joined(of_others, " and ") + ", not of " +
+                     std::string(chosen->name) + where_to_look(command, chosen));
+  }
+  for (const OptionRow& row : rows_of(command, chosen)) {
+    if (!is_operand(row)) flags.push_back(parts_of(row.flags, ',').back());
+  }
+  const std::string in = !is_long && flag != word ? " in " + printable(word) : "";
+  const std::string_view similar = similar_word(is_long ? flag : "-" + word, flags);
+  refuse("", "unknown option " + printable(flag) + in + did_you_mean(similar) +
+                 where_to_look(command, chosen));
+}
+
+std::string checked(const OptionRow& row, std::string_view name, const std::string& value) {
+  try {
+    return checked_value(row, value);
+  } catch (const Error& error) {
+    refuse(std::string(name) + " " + (is_operand(row) || value.empty() ? in_quotes(value) : value),
+           error.message());
+  }
+}
+
+void check_options(std::vector<Typed>& typed) {
+  for (std::size_t i = 0; i < typed.size(); ++i) {
+    const OptionRow& row = typed[i].row;
+    const std::string flag(typed[i].flag);
+    std::string& value = typed[i].value;
+    if (row.argument.empty()) {
+      value = unguarded(value);
+      if (value != "true") refuse(flag + "=" + value, "a value is not expected: " + flag);
+      value.clear();
+      continue;
+    }
+    const bool is_again = std::ranges::any_of(
+        std::span(typed).first(i), [&](const Typed& one) { return one.row.flags == row.flags; });
+    if (is_again && !may_repeat(row)) refuse(flag, "given twice: give it once");
+    if (value == kEnd) {
+      refuse(flag, "a value is expected after it: " + flag + " " + std::string(row.argument));
+    }
+    value = unguarded(value);
+    if (value.empty() && row.value == Value::kText) {
+      refuse(flag + " \"\"", "a value is expected: " + flag + " " + std::string(row.argument));
+    }
+    value = checked(row, flag, value);
+  }
+}
+
+// Adds the operands to `typed`, in the order of the verb's rows.
+void assign_operands(const CommandRow& command, const VerbRow& verb,
+                     const std::vector<std::string>& operands, std::vector<Typed>& typed) {
+  std::vector<std::string_view> missing;
+  std::size_t next = 0;
+  for (const OptionRow& row : rows_of(command, &verb)) {
+    if (!is_operand(row) || row.value == Value::kCommand) continue;
+    const std::size_t left = operands.size() - next;
+    if (left == 0 && *is_required(row, verb)) missing.push_back(row.flags);
+    const std::size_t count = may_repeat(row) ? left : std::min<std::size_t>(left, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      typed.push_back({row, row.flags, checked(row, row.flags, operands[next++])});
+    }
+  }
+  const std::string usage = " (usage: " + usage_of(command, verb) + ")";
+  if (!missing.empty()) {
+    refuse(verb.name,
+           joined(missing, " and ") + (missing.size() == 1 ? " is" : " are") + " expected" + usage);
+  }
+  if (next < operands.size()) {
+    refuse(verb.name, in_quotes(operands[next]) + ": one operand too many" + usage);
+  }
+}
+
+void require_options(const CommandRow& command, const VerbRow& verb,
+                     const std::vector<Typed>& typed) {
+  for (const OptionRow& row : rows_of(command, &verb)) {
+    if (is_operand(row) || !is_required(row, verb).value_or(false)) continue;
+    const bool is_given =
+        std::ranges::any_of(typed, [&](const Typed& one) { return one.row.flags == row.flags; });
+    if (is_given) continue;
+    refuse(verb.name, std::string(parts_of(row.flags, ',').back()) + " " +
+                          std::string(row.argument) + " is expected" +
+                          where_to_look(command, &verb));
+  }
+}
+
+}  // namespace
+
+bool same_option(std::string_view a, std::string_view b) {
+  return with_dashes(a) == with_dashes(b);
+}
+
+std::string did_you_mean(std::string_view word) {
+  return word.empty() ? "" : " (did you mean " + std::string(word) + "?)";
+}
+
+std::string_view similar_word(std::string_view typed, std::span<const std::string_view> words) {
+  constexpr std::size_t kLongest = 64;  // no option is longer
+  constexpr std::string_view kDashes = "-_";
+  if (typed.size() > kLongest) return {};
+  const std::size_t begin = std::min(typed.find_first_not_of(kDashes), typed.size());
+  const std::size_t letters = typed.size() - begin;
+  std::size_t least = std::min<std::size_t>((letters + 2) / 3, 3);  // edits
+  const std::string plain = with_dashes(typed);
+  std::string_view best, longer;
+  for (const std::string_view word : words) {
+    const std::string candidate = with_dashes(word);
+    const std::size_t edits = edit_distance(plain, candidate, least);
+    // Not every letter may change.
+    if (edits < letters && (edits < least || (edits == least && best.empty()))) {
+      least = edits;
+      best = word;
+    }
+    if (longer.empty() && letters >= 2 && candidate.starts_with(plain)) longer = word;
+  }
+  return best.empty() ? longer : best;
+}
+
+std::string checked_value(const OptionRow& row, const std::string& value) {
+  if (row.value == Value::kChoice) {
+    const std::vector<std::string_view> choices = parts_of(row.argument, '|');
+    if (std::ranges::find(choices, value) != choices.end()) return value;
+    refuse("", (choices.size() == 1 ? "" : "one of ") + joined(choices, ", ") + " is expected");
+  }
+  if (row.value == Value::kNumber) {
+    std::string_view text = value;
+    const auto number = take_number(text);
+    if (number && text.empty() && *number >= row.least && *number <= row.most) {
+      return std::to_string(*number);
+    }
+    refuse("", "a number from " + std::to_string(row.least) + " to " + std::to_string(row.most) +
+                   " is expected");
+  }
+  if (row.value == Value::kSize) {
+    if (const auto bytes = bytes_of(value)) return *bytes;
+    refuse("", "a number of bytes is expected, such as 1000, 512MiB or 16G");
+  }
+  const bool is_path = row.value == Value::kSource || row.value == Value::kPath ||
+                       row.value == Value::kTensorPath || row.value == Value::kMountpoint;
+  if (is_path && value.empty()) refuse("", "a name is expected, and this one is empty");
+  return value;
+}
+
+Parsed parse_command(const CommandRow& command, std::vector<std::string> words, void* arguments) {
+  Parsed parsed;
+  if (command.has_verbs && !words.empty() && !words.front().starts_with('-')) {
+    parsed.verb = find_verb(command, words.front());
+    words.erase(words.begin());
+  }
+  std::vector<Typed> typed;
+  const std::vector<std::string> unknown =
+      split(rows_of(command, parsed.verb), std::move(words), typed, parsed.operands);
+  for (const Typed& option : typed) {
+    if (option.row.set != nullptr) continue;
+    const bool is_help = option.row.flags.ends_with("help");
+    parsed.action = is_help ? Parsed::Action::kHelp : Parsed::Action::kVersion;
+    return parsed;
+  }
+  if (!unknown.empty()) refuse_option(command, parsed.verb, unguarded(unknown.front()));
+  check_options(typed);
+  if (command.has_verbs) {
+    if (parsed.verb == nullptr) {
+      refuse("", "a verb is expected: " + joined(documented_verbs(command), ", ") +
+                     where_to_look(command, nullptr));
+    }
+    assign_operands(command, *parsed.verb, parsed.operands, typed);
+    parsed.operands.clear();
+    require_options(command, *parsed.verb, typed);
+  }
+  for (const Typed& one : typed) one.row.set(arguments, one.value);
+  return parsed;
+}
+
+}  // namespace stfs

@@ -1,0 +1,106 @@
+// The rows of the command lines for SourceOptions: the same words in each command.
+//
+// Thread safety and lifetime: rows are constants.
+#pragma once
+
+#include "core/command/command.h"
+#include "core/remote/sources.h"
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+// `verbs` take the rows, and `cache_verbs` the directory of the cache. `kMember` is the member of a
+// command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
+// of -o: "cache_dir" in place of "--cache-dir".
+template <auto kMember>
+constexpr std::array<OptionRow, 6> source_rows(std::string_view verbs, std::string_view cache_verbs,
+                                               bool in_list) {
+  using Owner = decltype(owner_of(kMember));
+  return {{
+      {.flags = in_list ? "cache_dir" : "--cache-dir",
+       .verbs = cache_verbs,
+       .argument = "DIR",
+       .value = Value::kPath,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).cache_dir = value;
+           },
+       .help = "where fetched blocks are kept",
+       .man = "Keep the blocks that are fetched from a remote source in <dir>. "
+              "The default is the value of `STFS_CACHE`, or `stfs` in `$XDG_CACHE_HOME`, or "
+              "`~/.cache/stfs`. "
+              "Commands and mounts share the directory."},
+      {.flags = in_list ? "cache_size" : "--cache-size",
+       .verbs = verbs,
+       .argument = "SIZE",
+       .value = Value::kSize,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).cache_size = std::stoull(value);
+           },
+       .help = "the most bytes to keep there: 100G (default: what leaves 5% free)",
+       .man = "Keep at most <size> bytes of blocks: `100G`, `512MiB`. "
+              "What was used least recently and is not in use goes first. "
+              "5 per cent of the disk stay free in any case."},
+      {.flags = in_list ? "connections" : "--connections",
+       .verbs = verbs,
+       .argument = "N",
+       .value = Value::kNumber,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).connections =
+                 static_cast<unsigned>(std::stoul(value));
+           },
+       .help = "connections to a server at a time (default: 8)",
+       .man = "Open at most <n> connections to a server at a time, from 1 to 64; 8 by default.",
+       .least = 1,
+       .most = 64},
+      {.flags = in_list ? "timeout" : "--timeout",
+       .verbs = verbs,
+       .argument = "SECONDS",
+       .value = Value::kNumber,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).timeout = static_cast<unsigned>(std::stoul(value));
+           },
+       .help = "how long a read waits for a server (default: 60)",
+       .man = "Let a read that waits for a server fail with `EIO` after <seconds>, from 1 to 3600; "
+              "60 by default. "
+              "The next read tries again.",
+       .least = 1,
+       .most = 3600},
+      {.flags = in_list ? "offline" : "--offline",
+       .verbs = verbs,
+       .set = [](void* to,
+                 const std::string&) { (static_cast<Owner*>(to)->*kMember).offline = true; },
+       .help = "use no network: serve what was fetched before",
+       .man = "Use no network, and serve what was fetched before. "
+              "A source means the version that it meant when it was last opened. "
+              "A read of bytes that were never fetched fails with `EIO`. "
+              "The variable `HF_HUB_OFFLINE` means the same."},
+      {.flags = in_list ? "insecure_http" : "--insecure-http",
+       .verbs = verbs,
+       .set = [](void* to,
+                 const std::string&) { (static_cast<Owner*>(to)->*kMember).insecure_http = true; },
+       .help = "permit http:// to other hosts than this one",
+       .man = "Permit `http://` to hosts other than this one: anybody on the way can read and "
+              "change what is sent. "
+              "Requests to S3 are then signed, and other secrets are not sent."},
+  }};
+}
+
+// The rows of two tables in one.
+template <std::size_t kA, std::size_t kB>
+constexpr std::array<OptionRow, kA + kB> joined(const std::array<OptionRow, kA>& a,
+                                                const std::array<OptionRow, kB>& b) {
+  std::array<OptionRow, kA + kB> all{};
+  for (std::size_t i = 0; i < kA; ++i) all[i] = a[i];
+  for (std::size_t i = 0; i < kB; ++i) all[kA + i] = b[i];
+  return all;
+}
+
+}  // namespace stfs

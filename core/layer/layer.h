@@ -1,0 +1,51 @@
+// Layers: what is shown in place of what is stored. A layer makes a list of tensors and metadata
+// out of a list; it is a row of the table here, and a folder beside this file. What it makes is
+// immutable and knows its inputs. Tensors that it does not touch stay the rows that they were.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/remote/sources.h"
+#include "core/stored/tensor_list.h"
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+// What a layer may use besides the list below it.
+struct LayerContext {
+  Sources& sources;
+};
+
+struct LayerRow {
+  std::string_view option;     // "dequantize": of -o, of --, and in user.stfs.mount
+  std::string_view arguments;  // "bf16|f16|f32", for messages
+  bool (*accepts)(std::string_view argument);
+  // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
+  TensorList (*apply)(TensorList below, std::string_view argument, LayerContext& context);
+};
+
+// In the order in which layers apply. Append only where that order says so.
+std::span<const LayerRow> layer_table();
+
+// A layer that was chosen.
+struct Layer {
+  std::string option;  // of a row
+  std::string argument;
+
+  auto operator<=>(const Layer&) const = default;
+};
+using Layers = std::vector<Layer>;  // in the order of the table
+
+// Adds a layer, or changes its argument. `argument` is one that its row accepts.
+void choose(Layers& layers, std::string_view option, const std::string& argument);
+
+// nullptr when no row has this option.
+const LayerRow* find_layer(std::string_view option);
+
+TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context);
+
+}  // namespace stfs

@@ -1,0 +1,477 @@
+#include "core/layer/quantised/quantised_layer.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/layer/quantised/dequantize.h"
+#include "core/layer/quantised/schemes.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <unordered_set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, DType>, 3> kWords{
+    {{"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}}};
+
+// A stored tensor: a record of a part's header.
+struct Input {
+  const Part* part = nullptr;
+  std::uint32_t record = 0;
+
+  Tensor tensor() const { return part->tensor(record); }
+};
+
+// The computed tensors of a list: a record each, and layouts that experts share. A checkpoint may
+// have a hundred thousand.
+class QuantizedTensors : public ComputedTensors {
+ public:
+  explicit QuantizedTensors(DType type) : type_(type) {}
+
+  // By role; no part: the weight has no tensor for it.
+  using Inputs = std::array<Input, kRoles>;
+
+  std::uint32_t add(const QuantizedWeight& weight, const Scheme& scheme, const Inputs& inputs,
+                    std::uint64_t length) {
+    const std::size_t first = inputs_.size();
+    for (std::uint8_t role = 0; role < kRoles; ++role) {
+      if (inputs[role].part != nullptr) inputs_.push_back({inputs[role], role});
+    }
+    records_.push_back({.name_begin = names_.size(),
+                        .shape_begin = dims_.size(),
+                        .inputs_begin = first,
+                        .length = length,
+                        .scheme = &scheme,
+                        .layout = layout_number(weight.layout),
+                        .name_length = static_cast<std::uint32_t>(weight.name.size()),
+                        .rank = static_cast<std::uint32_t>(weight.shape.size()),
+                        .input_count = static_cast<std::uint32_t>(inputs_.size() - first)});
+    names_ += weight.name;
+    dims_.insert(dims_.end(), weight.shape.begin(), weight.shape.end());
+    return static_cast<std::uint32_t>(records_.size() - 1);
+  }
+
+  // Call it once all are added.
+  void finish() {
+    names_.shrink_to_fit();
+    dims_.shrink_to_fit();
+    records_.shrink_to_fit();
+    inputs_.shrink_to_fit();
+    tensors_ = std::make_unique<One[]>(records_.size());
+    for (std::uint32_t i = 0; i < records_.size(); ++i) tensors_[i].set(*this, i);
+  }
+
+  bool is_empty() const { return records_.empty(); }
+  const ComputedTensor& tensor(std::uint32_t i) const { return tensors_[i]; }
+
+ private:
+  class One : public ComputedTensor {
+   public:
+    void set(const QuantizedTensors& of, std::uint32_t number) {
+      of_ = &of;
+      number_ = number;
+    }
+    Tensor tensor() const override { return of_->describe(number_); }
+    Content content() const override { return of_->content(number_); }
+    std::vector<Tensor> inputs() const override { return of_->inputs(number_); }
+    std::string_view scheme() const override { return of_->records_[number_].scheme->name; }
+    std::optional<QuantizedRecipe> recipe() const override { return of_->recipe(number_); }
+
+   private:
+    const QuantizedTensors* of_ = nullptr;
+    std::uint32_t number_ = 0;
+  };
+
+  struct InputOfRole {
+    Input input;
+    std::uint8_t role;
+  };
+
+  struct Record {
+    std::uint64_t name_begin;    // in names_
+    std::uint64_t shape_begin;   // in dims_
+    std::uint64_t inputs_begin;  // in inputs_
+    std::uint64_t length;        // bytes
+    const Scheme* scheme;
+    std::uint32_t layout;       // in layouts_
+    std::uint32_t name_length;  // bytes
+    std::uint32_t rank;
+    std::uint32_t input_count;
+  };
+
+  // The layouts of the experts of a layer are the same: looks at the last few.
+  std::uint32_t layout_number(const QuantizedLayout& layout) {
+    constexpr std::size_t kLast = 16;
+    const std::size_t first = layouts_.size() - std::min(layouts_.size(), kLast);
+    const auto known = std::find_if(layouts_.begin() + static_cast<std::ptrdiff_t>(first),
+                                    layouts_.end(), [&](const auto& l) { return *l == layout; });
+    if (known == layouts_.end()) {
+      layouts_.push_back(std::make_unique<const QuantizedLayout>(layout));
+      return static_cast<std::uint32_t>(layouts_.size() - 1);
+    }
+    return static_cast<std::uint32_t>(known - layouts_.begin());
+  }
+
+  std::span<const InputOfRole> inputs_of(const Record& record) const {
+    return std::span(inputs_).subspan(record.inputs_begin, record.input_count);
+  }
+
+  Tensor describe(std::uint32_t i) const {
+    const Record& record = records_[i];
+    return {.name = std::string_view(names_).substr(record.name_begin, record.name_length),
+            .path = {},
+            .dtype = type_,
+            .shape = std::span(dims_).subspan(record.shape_begin, record.rank),
+            .length = record.length,
+            .locator = std::nullopt,
+            .computed = &tensors_[i]};
+  }
+
+  QuantizedRecipe recipe(std::uint32_t i) const {
+    const Record& record = records_[i];
+    QuantizedRecipe recipe{.layout = layouts_[record.layout].get(), .inputs = {}};
+    for (const InputOfRole& input : inputs_of(record)) {
+      recipe.inputs[input.role] = *input.input.tensor().locator;
+    }
+    return recipe;
+  }
+
+  Content content(std::uint32_t i) const {
+    const QuantizedRecipe recipe = this->recipe(i);
+    Content content;
+    content.production(dequantized(*recipe.layout, recipe.inputs, type_, tiles_, i));
+    return content;
+  }
+
+  std::vector<Tensor> inputs(std::uint32_t i) const {
+    std::vector<Tensor> inputs;
+    for (const InputOfRole& input : inputs_of(records_[i])) inputs.push_back(input.input.tensor());
+    return inputs;
+  }
+
+  DType type_;
+  std::vector<Record> records_;
+  std::string names_;
+  std::vector<std::uint64_t> dims_;
+  std::vector<InputOfRole> inputs_;
+  std::vector<std::unique_ptr<const QuantizedLayout>> layouts_;
+  std::unique_ptr<One[]> tensors_;
+  mutable TileCache tiles_;
+};
+
+// What becomes of a tensor of the list below.
+constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown as before
+constexpr std::uint32_t kGone = kKept - 1;          // not shown: a scale, a zero point
+// All others: the number of the computed tensor in its place.
+
+class Dequantizer {
+ public:
+  Dequantizer(const TensorList& list, DType to, Sources& sources)
+      : list_(list),
+        to_(to),
+        finder_(list, sources),
+        fates_(list.size(), kKept),
+        tensors_(std::make_unique<QuantizedTensors>(to)) {}
+
+  // `list` is that of the constructor. Call it once.
+  void run(TensorList& list) {
+    for (const MissingTensor& missing : list_.missing()) {
+      if (!missing.name) continue;
+      // Without its text a weight of ComfyUI would be taken for one of ModelOpt.
+      const bool is_needed = !vanishes(*missing.name) || missing.name->ends_with(".comfy_quant");
+      if (is_needed) lost_.emplace(base_of_part(*missing.name));
+    }
+    fetch_ahead();
+    refuse_known();
+    finder_.refuse_unknown_methods();
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) find_scheme(i);
+    finish_left();
+    refuse_companions();
+    if (std::ranges::count(fates_, kKept) == std::ssize(fates_)) {
+      // Values that are shown already are of a method that is known.
+      if (!shows_values()) finder_.refuse_any_method();
+      return;
+    }
+    tensors_->finish();
+    for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
+    std::string text(kDequantizeOption);
+    text.append("=").append(dequantized_word(to_)).push_back('\0');
+    text += finder_.config_texts();
+    std::vector<TensorList::Row> rows;
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      if (fates_[i] == kGone) continue;
+      rows.push_back(list_.row(i));
+      if (fates_[i] != kKept) rows.back().computed = &tensors_->tensor(fates_[i]);
+    }
+    list.show(std::move(rows), std::move(tensors_), std::move(text), hidden_keys());
+  }
+
+ private:
+  bool is_stored(const Tensor& tensor) const { return tensor.locator.has_value(); }
+  bool shows_values() const {
+    for (std::uint32_t i = 0; i < list_.size(); ++i) {
+      if (!is_stored(list_.tensor(i))) return true;
+    }
+    return false;
+  }
+
+  // The texts that bitsandbytes stores as tensors are read one after the other.
+  void fetch_ahead() const {
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const std::string_view name = list_.name(i);
+      if (!name.ends_with(".weight_format") && !name.ends_with(".comfy_quant") &&
+          name.find(".quant_state.bitsandbytes__") == std::string_view::npos) {
+        continue;
+      }
+      const std::optional<Extent> place = list_.locator(i);
+      if (place && place->length > 0) place->source->prefetch({place->offset, place->length});
+    }
+  }
+
+  // Whether a part of the same weight is in a shard that is missing (LoadOptions::allow_missing):
+  // what is left of it shows nothing.
+  bool is_half_of_lost(const Tensor& tensor) const {
+    const std::string_view base = base_of_part(tensor.name);
+    if (!lost_.contains(base)) return false;
+    const bool is_plain_number =
+        tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32;
+    // A norm is no weight that lost its scales.
+    return !is_plain_number || (!tensor.name.ends_with(".weight") && tensor.name != base);
+  }
+
+  // ComfyUI names the format of a weight in a tensor beside it, or in the header.
+  void refuse_formats_of_comfy(std::uint32_t number) const {
+    const Tensor tensor = list_.tensor(number);
+    if (!tensor.name.ends_with(".comfy_quant")) return;
+    const ComfyLayer layer = comfy_layer(finder_.bytes_of(tensor));
+    if (!layer.refused.empty()) Finder::refuse(tensor, layer.refused);
+  }
+
+  void refuse_formats_in_headers() const {
+    for (const Part& part : list_.parts()) {
+      const auto at = part.header.metadata.find(kComfyKey);
+      if (!at) continue;
+      const auto refuse = [&](const std::string& reason) {
+        throw Error(ErrorCode::kQuantized, part.source->path(),
+                    std::string(kComfyKey) + ": " + reason);
+      };
+      const auto layers = comfy_layers(part.header.metadata[*at].second);
+      if (!layers) refuse("is not the JSON of the formats of ComfyUI");
+      for (const auto& [name, layer] : *layers) {
+        if (!layer.refused.empty()) refuse(in_quotes(name) + ": " + layer.refused);
+      }
+    }
+  }
+
+  // By part.
+  std::vector<std::vector<std::string>> hidden_keys() const {
+    std::vector<std::vector<std::string>> keys;
+    for (const Part& part : list_.parts()) {
+      keys.push_back(keys_of_quantisation(part.header.metadata));
+    }
+    return keys;
+  }
+
+  void refuse_known() const {
+    bool has_codes = false;
+    for (std::uint32_t i = 0; i < fates_.size() && !has_codes; ++i) {
+      has_codes = may_hold_codes(list_.tensor(i).dtype);
+    }
+    if (!has_codes) return;
+    refuse_formats_in_headers();
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      const std::string reason = reason_to_refuse(list_.name(i));
+      if (!reason.empty()) Finder::refuse(list_.tensor(i), reason);
+      refuse_formats_of_comfy(i);
+    }
+  }
+
+  void find_scheme(std::uint32_t number) {
+    const Tensor tensor = list_.tensor(number);
+    if (fates_[number] != kKept || !is_stored(tensor)) return;
+    if (is_half_of_lost(tensor)) {
+      fates_[number] = kGone;
+      return;
+    }
+    QuantizedWeight found;
+    for (const Scheme& scheme : schemes()) {
+      if (!scheme.find(finder_, number, tensor, found)) continue;
+      add(scheme, number, tensor, found);
+      return;
+    }
+  }
+
+  // The types of GGUF need no config.
+  void refuse_transformed(std::uint32_t number, const Tensor& tensor) const {
+    if (type_info(tensor.dtype).kind == TypeKind::kQuantized) return;
+    const QuantizationConfig& config = finder_.config(number);
+    if (config.refused.empty()) return;
+    Finder::refuse(tensor, printable(config.file) + " has " + in_quotes(config.refused) +
+                               ", which is not supported: the weights would have to be "
+                               "transformed");
+  }
+
+  void add(const Scheme& scheme, std::uint32_t number, const Tensor& tensor,
+           const QuantizedWeight& found) {
+    refuse_transformed(number, tensor);
+    QuantizedTensors::Inputs stored;
+    QuantizedInputs extents;
+    std::vector<std::uint32_t> gone = found.others;
+    for (std::size_t role = 0; role < kRoles; ++role) {
+      const std::uint32_t input = found.inputs[role];
+      if (input == QuantizedWeight::kNone) continue;
+      const Tensor part = list_.tensor(input);
+      if (!is_stored(part)) Finder::refuse(tensor, in_quotes(part.name) + " is itself computed");
+      stored[role] = {&list_.part_of(input), list_.row(input).record};
+      extents[role] = *part.locator;
+      gone.push_back(input);
+    }
+    if (const auto role = misfit(found.layout, extents)) {
+      const std::uint32_t input = found.inputs[static_cast<std::size_t>(*role)];
+      if (input == QuantizedWeight::kNone || input == number) {
+        Finder::refuse(tensor, "its size does not fit its shape");
+      }
+      refuse_companion(tensor, list_.tensor(input));
+    }
+    std::uint64_t elements = 1;
+    for (const std::uint64_t dim : found.shape) elements *= dim;  // misfit() excludes overflow
+    const auto length = type_info(to_).bytes_of(elements);
+    if (!length) Finder::refuse(tensor, "its size overflows");
+    const auto same = list_.find(found.name);
+    for (const std::uint32_t other : gone) {
+      if (fates_[other] != kKept) {
+        Finder::refuse(tensor, in_quotes(list_.name(other)) + " belongs to another weight too");
+      }
+      fates_[other] = kGone;
+    }
+    if (same && *same != number) {
+      Finder::refuse(tensor, "its values would be " + in_quotes(found.name) +
+                                 ", and there is a tensor of this name");
+    }
+    if (!same && !new_names_.insert(found.name).second) {
+      Finder::refuse(
+          tensor, "its values would be " + in_quotes(found.name) + ", as those of another tensor");
+    }
+    fates_[number] = tensors_->add(found, scheme, stored, *length);
+    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) {
+      computed_.insert(without_weight(found.name));
+    }
+  }
+
+  static std::string without_weight(std::string_view name) {
+    constexpr std::string_view kEnding = ".weight";
+    return std::string(name.ends_with(kEnding) ? without_ending(name, kEnding) : name);
+  }
+
+  // A part of a quantised weight that nothing has used: its values would be wrong without it. The
+  // blocks of GGUF have no parts.
+  void refuse_companions() const {
+    constexpr int kMostParts = 64;  // words in the last part of a name
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      if (fates_[i] != kKept) continue;
+      const std::string_view name = list_.name(i);
+      const std::size_t dot = name.rfind('.');
+      const std::size_t begin = dot == std::string_view::npos ? 0 : dot;
+      const std::size_t word = place_of_companion(name.substr(begin));
+      if (word == std::string_view::npos) continue;
+      // The part of "m" is "m.part", and of the fused experts "m" also "m_part".
+      std::size_t at = begin + word;
+      for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
+        at = name.find_last_of("._", at);
+        if (at == std::string_view::npos || at < begin) break;
+        if (computed_.contains(name.substr(0, at))) {
+          Finder::refuse(list_.tensor(i),
+                         "stands beside the quantised weight " + in_quotes(name.substr(0, at)) +
+                             ", and it is not known what for: the values would be wrong");
+        }
+        if (at == 0) break;
+      }
+    }
+  }
+
+  // FP8 that looks as if it had no scale, beside a tensor that may be one under an unknown name.
+  void refuse_unknown_scale(const Tensor& weight) {
+    if (!weight.name.ends_with(".weight")) return;
+    if (!knows_scales_) {
+      for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+        const std::string_view name = list_.name(i);
+        const std::size_t dot = name.rfind('.');
+        if (dot == std::string_view::npos || vanishes(name)) continue;
+        if (name.find("scale", dot) != std::string_view::npos) {
+          scales_.emplace(name.substr(0, dot), i);
+        }
+      }
+      knows_scales_ = true;
+    }
+    const auto scale = scales_.find(without_ending(weight.name, ".weight"));
+    if (scale == scales_.end()) return;
+    Finder::refuse(weight, "is FP8, and " + in_quotes(list_.name(scale->second)) +
+                               " beside it may be its scale, in a way that is not known");
+  }
+
+  // Decides about the tensors that no scheme took.
+  void finish_left() {
+    const bool is_quantized = !tensors_->is_empty();
+    for (std::uint32_t i = 0; i < fates_.size(); ++i) {
+      if (fates_[i] != kKept) continue;
+      const Tensor tensor = list_.tensor(i);
+      if (!is_stored(tensor)) continue;
+      QuantizedWeight found;
+      if (!is_quantized && plain_scheme().find(finder_, i, tensor, found)) {
+        refuse_unknown_scale(tensor);
+        if (const QuantizationConfig& config = finder_.config(i); !config.method.empty()) {
+          Finder::refuse(tensor, "is FP8 without a scale, and " + printable(config.file) +
+                                     " names quant_method " + in_quotes(config.method) +
+                                     ": name the whole checkpoint");
+        }
+        add(plain_scheme(), i, tensor, found);
+      } else if (is_quantized && vanishes(tensor.name)) {
+        fates_[i] = kGone;
+      } else if (const std::string reason = reason_if_left(finder_, tensor, is_quantized);
+                 !reason.empty()) {
+        Finder::refuse(tensor, reason);
+      }
+    }
+  }
+
+  const TensorList& list_;
+  DType to_;
+  Finder finder_;
+  std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
+  std::vector<std::uint32_t> fates_;
+  std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
+  // Names of results, without ".weight".
+  std::set<std::string, std::less<>> computed_;
+  std::unique_ptr<QuantizedTensors> tensors_;
+  bool knows_scales_ = false;
+  // By the module's name: a tensor whose name tells of a scale. Views of the checkpoint's names.
+  std::map<std::string_view, std::uint32_t> scales_;
+};
+
+}  // namespace
+
+std::optional<DType> dequantized_type(std::string_view word) {
+  const auto row = std::ranges::find(kWords, word, [](const auto& w) { return w.first; });
+  return row == kWords.end() ? std::nullopt : std::optional(row->second);
+}
+
+std::string_view dequantized_word(DType type) {
+  const auto row = std::ranges::find(kWords, type, [](const auto& w) { return w.second; });
+  return row == kWords.end() ? "" : row->first;
+}
+
+TensorList dequantize(TensorList below, DType to, Sources& sources) {
+  Dequantizer(below, to, sources).run(below);
+  return below;
+}
+
+}  // namespace stfs

@@ -1,0 +1,27 @@
+// Shows a quantised checkpoint as the one that it was made from: a tensor with the values of each
+// quantised weight in place of its codes, scales and zero points (dequantize.h computes them).
+// Which tensors are quantised, and how, is decided by schemes.h.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/format/types.h"
+#include "core/remote/sources.h"
+#include "core/stored/tensor_list.h"
+
+#include <optional>
+#include <string_view>
+
+namespace stfs {
+
+// "bf16", "f16" or "f32": the words of -o dequantize.
+std::optional<DType> dequantized_type(std::string_view word);
+std::string_view dequantized_word(DType type);
+inline constexpr std::string_view kDequantizeOption = "dequantize";
+inline constexpr std::string_view kDequantizedWords = "bf16|f16|f32";
+
+// Returns the same list when nothing is quantised. Throws Error kQuantized for a quantised tensor
+// that is not complete, contradicts itself, or is of a scheme that is not known, and kUnreadable.
+TensorList dequantize(TensorList below, DType to, Sources& sources);
+
+}  // namespace stfs

@@ -1,0 +1,700 @@
+#include "core/layer/quantised/quantization_config.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/remote/http/url.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <system_error>
+
+namespace stfs {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kMostText = 8 << 20;  // bytes
+
+constexpr std::size_t kMostGroups = 4096;    // of config_groups; each weight may look at all
+constexpr std::size_t kLongestModule = 256;  // bytes of a module's; a longer one is an expression
+constexpr std::size_t kDeepestValue = 64;
+constexpr std::size_t kMostValues = 1 << 19;  // a model with an entry for each of 100,000 modules
+
+// Whether a JSON text nests its objects and arrays too deeply, or has too many values: one takes up
+// to a hundred bytes of memory, and two of the text.
+bool is_too_much(std::string_view text) {
+  std::size_t depth = 0;
+  std::size_t values = 1;
+  bool is_in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (is_in_string && c == '\\') ++i;
+    if (c == '"') is_in_string = !is_in_string;
+    if (is_in_string) continue;
+    const bool opens = c == '{' || c == '[';
+    if (opens) ++depth;
+    if ((c == '}' || c == ']') && depth > 0) --depth;
+    if (opens || c == ',') ++values;
+    if (depth > kDeepestValue || values > kMostValues) return true;
+  }
+  return false;
+}
+
+// A discarded value for a text that is no JSON, or is not bounded.
+Json parse(const std::string& text) {
+  return Json::parse(is_bounded_json(text) ? without_infinities(text) : "", nullptr, false);
+}
+
+// Reads the members of one object, and refuses those of another type.
+class ConfigReader {
+ public:
+  ConfigReader(const Json& object, const std::string& file) : object_(object), file_(file) {}
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& rule) const {
+    throw Error(ErrorCode::kQuantized, file_, in_quotes(key) + ": " + rule);
+  }
+
+  const Json* find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  std::string text(const char* key) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return "";
+    if (!value->is_string()) refuse(key, "a string is expected");
+    std::string text = value->get<std::string>();
+    std::ranges::transform(text, text.begin(), [](char c) {
+      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    });
+    return text;
+  }
+
+  std::optional<bool> flag(const char* key) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_boolean()) refuse(key, "true or false is expected");
+    return value->get<bool>();
+  }
+
+  std::optional<std::uint64_t> number(const char* key) const {
+    const Json* const value = find(key);
+    return value == nullptr ? std::nullopt : std::optional(number_of(key, *value));
+  }
+
+  std::uint64_t number_of(const char* key, const Json& value) const {
+    if (value.is_number_integer() && !value.is_number_unsigned() && value.get<int64_t>() == -1) {
+      return QuantizationConfig::kAll;
+    }
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() == 0 ||
+        value.get<std::uint64_t>() > kMost) {
+      refuse(key, "a number from 1 to 2^40 is expected, or -1");
+    }
+    return value.get<std::uint64_t>();
+  }
+
+  // [128,128], or "128x128" of older files.
+  std::optional<QuantizationConfig::Block> block(const char* key) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return std::nullopt;
+    if (const auto* text = value->get_ptr<const Json::string_t*>()) {
+      std::uint64_t rows = 0;
+      std::uint64_t columns = 0;
+      const char* const end = text->data() + text->size();
+      const auto first = std::from_chars(text->data(), end, rows);
+      if (first.ptr != end && *first.ptr == 'x' &&
+          std::from_chars(first.ptr + 1, end, columns).ptr == end && rows > 0 && columns > 0) {
+        return std::pair(rows, columns);
+      }
+    } else if (value->is_array() && value->size() == 2) {
+      return std::pair(number_of(key, (*value)[0]), number_of(key, (*value)[1]));
+    }
+    refuse(key, "the rows and columns of a block are expected");
+  }
+
+ private:
+  const Json& object_;
+  const std::string& file_;
+};
+
+// The object at a key; null when there is none.
+const Json* object_at(const Json& object, const char* key, const std::string& file) {
+  const auto at = object.find(key);
+  if (at == object.end() || at->is_null()) return nullptr;
+  if (!at->is_object()) ConfigReader(object, file).refuse(key, "an object is expected");
+  return &*at;
+}
+
+// Compiles the expressions of a config, which may repeat a character thousands of times in a few.
+class Compiler {
+ public:
+  explicit Compiler(const std::string& file) : file_(file) {}
+
+  QuantizationConfig::Expression compile(std::string_view text) {
+    constexpr std::size_t kMostSteps = 1 << 20;  // an expression for each of 20,000 modules
+    constexpr std::size_t kOfUnknown = 64;       // it was tried
+    QuantizationConfig::Expression out{.text = std::string(text),
+                                       .pattern = NamePattern::parse(text)};
+    steps_ += out.pattern ? out.pattern->size() : kOfUnknown;
+    if (steps_ > kMostSteps) {
+      throw Error(ErrorCode::kQuantized, file_,
+                  "the expressions for names of modules are too many or too long");
+    }
+    return out;
+  }
+
+ private:
+  const std::string& file_;
+  std::size_t steps_ = 0;
+};
+
+// Reads a group of config_groups, number `number`.
+QuantizationConfig::Group group_of(const Json& json, std::size_t number, Compiler& compiler,
+                                   QuantizationConfig& config) {
+  const std::string& file = config.file;
+  const ConfigReader group(json, file);
+  QuantizationConfig::Group out;
+  out.format = group.text("format");
+  if (const Json* const targets = group.find("targets"); targets && targets->is_array()) {
+    constexpr std::string_view kMark = "re:";
+    for (const Json& target : *targets) {
+      const auto* const text = target.get_ptr<const Json::string_t*>();
+      if (text == nullptr) group.refuse("targets", "strings are expected");
+      if (text->starts_with(kMark)) {
+        out.expressions.push_back(compiler.compile(std::string_view(*text).substr(kMark.size())));
+      } else {
+        out.is_of_linear = out.is_of_linear || *text == "Linear";
+        config.named[*text] = number;
+      }
+    }
+  }
+  const Json* const weights = object_at(json, "weights", file);
+  if (weights == nullptr) return out;
+  const ConfigReader about(*weights, file);
+  out.type = about.text("type");
+  out.strategy = about.text("strategy");
+  out.bits = about.number("num_bits");
+  out.group_size = about.number("group_size");
+  out.block = about.block("block_structure");
+  const Json* const symmetric = about.find("symmetric");
+  out.is_asymmetric = symmetric != nullptr && *symmetric == false;
+  return out;
+}
+
+// A value that says no: null, false, "", [] and {}.
+bool is_nothing(const Json& value) {
+  const auto* const text = value.get_ptr<const Json::string_t*>();
+  return value.empty() || value == false || (text != nullptr && text->empty());
+}
+
+// Whether the weights are rotated, which only a part of the model undoes. The config of an
+// algorithm of Quark tells which rotations are made while the model runs.
+constexpr std::string_view kRotations[] = {
+    "transform_config",
+    "spinquant_config",
+    "rotation_config",
+    "rotation_configs",
+    "hadamard_config",
+    "rotation",
+    "quarot",
+    "online_r1_rotation",
+    "r4",
+    "online_rotation_layers",
+    "online_config",
+};
+
+// The key of a rotation in any object of a value; "" when there is none.
+std::string rotation_in(const Json& value) {
+  if (!value.is_structured()) return "";
+  for (const auto& [key, part] : value.items()) {
+    const bool is_named =
+        value.is_object() && std::ranges::find(kRotations, key) != std::end(kRotations);
+    if (is_named && !is_nothing(part)) return key;
+    if (key == "name" && part == "quarot") return "quarot";
+    if (std::string found = rotation_in(part); !found.empty()) return found;
+  }
+  return "";
+}
+
+// Keys of which none changes the values, or that are read above. One list for all libraries: they
+// take each other's keys over.
+// clang-format off
+constexpr std::string_view kHarmless[] = {
+    // what is read
+    "quant_method", "weight_block_size", "bits", "w_bit", "wbits", "group_size", "q_group_size", "zero_point",
+    "checkpoint_format", "packing_format", "format", "version", "sym", "dynamic", "extra_config",
+    "sparsity_config", "config_groups", "weight_scale_semantics", "data_type", "meta", "provider",
+    "autoround_version",
+    // transformers, FP8 of DeepSeek, Qwen, Mistral and fbgemm
+    "activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert", "ignored_layers", "dequantize",
+    "activation_scale_ub", "quantization_method", "weight_scale_method", "method", "weights", "kv_cache_scheme",
+    "is_checkpoint_fp8_serialized", "backend",
+    // torchao
+    "include_input_output_embeddings", "untie_embedding_weights", "quant_type_kwargs",
+    // compressed-tensors and llm-compressor
+    "ignore", "quantization_status", "global_compression_ratio", "run_compressed",
+    "attention_input_activations", "input_activations", "output_activations",
+    // ModelOpt
+    "quant_algo", "kv_cache_quant_algo", "exclude_modules", "quantized_layers", "producer", "quantization",
+    "has_zero_point", "pre_quant_scale", "smoothquant_val", "kv_cache_bits", "kv_cache_group_size", "quant_type",
+    // GPTQ: AutoGPTQ, optimum, GPTQModel
+    "desc_act", "act_order", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential",
+    "lm_head", "pack_dtype", "model_name_or_path", "model_file_base_name", "tokenizer", "dataset", "model_seqlen",
+    "block_name_to_quantize", "module_name_preceding_first_block", "batch_size", "pad_token_id", "use_exllama",
+    "disable_exllama", "exllama_config", "max_input_length", "cache_block_outputs", "use_cuda_fp16",
+    "modules_in_block_to_quantize", "modules_in_block_to_quantize_flat", "is_marlin_format", "act_group_aware",
+    "mse", "gptaq", "foem", "adapter", "quantizer", "uri",
+    // AWQ
+    "do_fuse", "modules_to_fuse", "fuse_max_seq_len",
+    // AutoRound
+    "act_bits", "act_data_type", "act_group_size", "act_sym", "act_dynamic", "amp", "enable_minmax_tuning",
+    "enable_norm_bias_tuning", "enable_quanted_input", "gradient_accumulate_steps", "iters", "lr",
+    "low_gpu_mem_usage", "low_cpu_mem_usage", "minmax_lr", "nsamples", "quant_block_list", "regex_config",
+    "scale_dtype", "seqlen", "sampler", "seed", "supported_types", "static_attention_dtype", "static_kv_dtype",
+    "static_attention_granularity", "static_kv_granularity", "super_bits", "super_group_size",
+    "to_quant_block_names", "model_free", "not_use_best_mse", "train_bs", "quant_lm_head", "n_samples",
+    "use_quant_input", "multimodal", "quant_nontext_module",
+    // bitsandbytes
+    "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_storage", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_blocksize",
+    "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "llm_int8_skip_modules",
+    "llm_int8_threshold", "block_size", "compress_statistics",
+    // Quark
+    "algo_config", "exclude", "export", "global_quant_config", "layer_quant_config", "layer_type_quant_config",
+    "kv_cache_quant_config", "kv_cache_post_rope", "quant_mode", "softmax_quant_spec", "log_severity_level",
+    // MLX and metal
+    "mode",
+};
+// Harmless keys of a group of compressed-tensors, and of its weights.
+constexpr std::string_view kHarmlessInGroup[] = {
+    "targets", "weights", "input_activations", "output_activations", "format", "quant_algo",
+};
+constexpr std::string_view kHarmlessInWeights[] = {
+    "actorder", "block_structure", "dynamic", "group_size", "num_bits", "observer", "observer_kwargs",
+    "strategy", "symmetric", "type", "scale_dtype", "zp_dtype", "is_mx",
+};
+// clang-format on
+
+// Notes the keys that are not in a list.
+void note_unknown(const Json& json, std::span<const std::string_view> harmless,
+                  QuantizationConfig& out) {
+  for (const auto& [key, value] : json.items()) {
+    const bool is_known = std::ranges::find(harmless, key) != harmless.end() ||
+                          std::ranges::find(kRotations, key) != std::end(kRotations);
+    if (!is_known && !is_nothing(value)) out.unknown.insert(key);
+  }
+}
+
+// GPTQModel names itself in `meta`, AutoRound in several ways.
+bool has_borrowed_zeros(const Json& json, const QuantizationConfig& config) {
+  if (config.method.ends_with("auto-round")) return true;
+  if (json.contains("autoround_version")) return true;
+  if (const auto at = json.find("provider"); at != json.end() && *at == "auto-round") return true;
+  const auto meta = json.find("meta");
+  if (meta == json.end() || !meta->is_object() || !meta->contains("quantizer")) return false;
+  const Json& quantizer = meta->at("quantizer");
+  const auto is_gptqmodel = [](const Json& name) {
+    const auto* const text = name.get_ptr<const Json::string_t*>();
+    return text != nullptr && text->starts_with("gptqmodel");
+  };
+  return is_gptqmodel(quantizer) ||
+         (quantizer.is_array() && std::ranges::any_of(quantizer, is_gptqmodel));
+}
+
+// `dynamic` of GPTQModel has expressions, with "+:" or "-:" before; `extra_config` of AutoRound has
+// names, and expressions. Models of experts have names of thousands: they take no program.
+QuantizationConfig::Exception exception_of(std::string name, const Json& json, Compiler& compiler,
+                                           const std::string& file) {
+  constexpr const char* kOfNames =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./";
+  if (name.starts_with("+:") || name.starts_with("-:")) name.erase(0, 2);
+  QuantizationConfig::Exception out;
+  out.is_name =
+      name.size() <= kLongestModule && name.find_first_not_of(kOfNames) == std::string::npos;
+  if (out.is_name) {
+    out.module.text = std::move(name);
+  } else {
+    out.module = compiler.compile(name);
+  }
+  if (!json.is_object()) return out;
+  const ConfigReader about(json, file);
+  out.data_type = about.text("data_type");
+  if (about.find("group_size") != nullptr && about.find("group_size")->is_number()) {
+    out.group_size = about.number("group_size");
+  }
+  return out;
+}
+
+// `dynamic` and `extra_config`.
+void read_exceptions(const Json& json, Compiler& compiler, QuantizationConfig& out) {
+  const ConfigReader config(json, out.file);
+  for (const char* const key : {"dynamic", "extra_config"}) {
+    const Json* const exceptions = config.find(key);
+    if (exceptions == nullptr || exceptions->empty()) continue;
+    for (const auto& [name, module] : exceptions->items()) {
+      out.exceptions.push_back(exception_of(name, module, compiler, out.file));
+      if (!module.is_object()) continue;
+      if (module.contains("sym")) out.is_symmetric = false;
+      if (module.contains("desc_act")) out.needs_index = false;
+    }
+  }
+  std::ranges::stable_sort(out.exceptions, {},
+                           [](const auto& each) -> const std::string& { return each.module.text; });
+  for (std::size_t i = 0; i < out.exceptions.size(); ++i) {
+    if (!out.exceptions[i].is_name) out.of_expressions.push_back(i);
+  }
+}
+
+void read_config(const Json& json, QuantizationConfig& out) {
+  const ConfigReader config(json, out.file);
+  Compiler compiler(out.file);
+  out.method = config.text("quant_method");
+  out.weight_block = config.block("weight_block_size");
+  out.bits = config.number(json.contains("w_bit") ? "w_bit" : "bits");
+  out.group_size = config.number(json.contains("q_group_size") ? "q_group_size" : "group_size");
+  out.zero_point = config.flag("zero_point");
+  for (const char* const key : {"checkpoint_format", "packing_format", "format", "version"}) {
+    if (out.format.empty() && config.find(key) != nullptr && config.find(key)->is_string()) {
+      out.format = config.text(key);
+    }
+  }
+  const auto is_true = [&](const char* key) {
+    const Json* const value = config.find(key);
+    return value != nullptr && *value == true;
+  };
+  out.is_symmetric = is_true("sym");
+  out.needs_index = is_true("desc_act") && !is_true("static_groups");
+  if (is_true("is_marlin_format")) out.format = "marlin";
+  read_exceptions(json, compiler, out);
+  out.data_type = config.text("data_type");
+  out.has_borrowed_zeros = has_borrowed_zeros(json, out);
+  if (const std::string semantics = config.text("weight_scale_semantics"); !semantics.empty()) {
+    if (semantics != "inverse") config.refuse("weight_scale_semantics", "\"inverse\" is expected");
+    out.is_divided_by_scale = true;
+  }
+  if (const Json* const part = config.find("sparsity_config"); part != nullptr && !part->empty()) {
+    const std::string format =
+        part->is_object() ? ConfigReader(*part, out.file).text("format") : "";
+    if (format != "dense") out.refused = "sparsity_config";
+  }
+  if (const std::string rotation = rotation_in(json); !rotation.empty()) out.refused = rotation;
+  note_unknown(json, kHarmless, out);
+  if (const Json* const groups = object_at(json, "config_groups", out.file)) {
+    if (groups->size() > kMostGroups) {
+      config.refuse("config_groups", "more than " + std::to_string(kMostGroups) + " groups");
+    }
+    for (const Json& group : *groups) {
+      if (!group.is_object()) config.refuse("config_groups", "objects are expected");
+      out.groups.push_back(group_of(group, out.groups.size(), compiler, out));
+      note_unknown(group, kHarmlessInGroup, out);
+      if (const Json* const weights = object_at(group, "weights", out.file)) {
+        note_unknown(*weights, kHarmlessInWeights, out);
+      }
+    }
+  }
+}
+
+QuantizationConfig::Module module_of(const Json& json, const std::string& file) {
+  const ConfigReader about(json, file);
+  return {.is_quantized = true,
+          .bits = about.number("bits"),
+          .group_size = about.number("group_size"),
+          .mode = about.text("mode")};
+}
+
+void read_mlx(const Json& json, QuantizationConfig& out) {
+  out.method = "mlx";
+  if (out.refused.empty()) out.refused = rotation_in(json);
+  out.all = module_of(json, out.file);
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_object()) {
+      // Parameters that it lacks have the defaults of MLX, and not those of the others.
+      QuantizationConfig::Module& own = out.modules[name] = module_of(value, out.file);
+      if (!own.bits) own.bits = 4;
+      if (!own.group_size) own.group_size = 64;
+      note_unknown(value, kHarmless, out);
+    } else if (value.is_boolean()) {
+      out.modules[name] = out.all;
+      out.modules[name].is_quantized = value.get<bool>();
+    } else {
+      note_unknown(Json{{name, value}}, kHarmless, out);
+    }
+  }
+  for (auto& [name, module] : out.modules) {
+    module.is_known_key = std::ranges::find(kHarmless, name) != std::end(kHarmless);
+  }
+}
+
+// The objects of config.json that may describe the quantisation: the whole, its text_config, and
+// the parts of a model that have other names, such as llm_config.
+std::vector<const Json*> places_in(const Json& json, const std::string& file) {
+  constexpr const char* kKey = "quantization_config";
+  std::vector<const Json*> places{&json};
+  if (const Json* const text = object_at(json, "text_config", file)) {
+    places.push_back(text);
+    if (const Json* const own = object_at(*text, kKey, file)) {
+      const Json* const whole = object_at(json, kKey, file);
+      constexpr const char* kSemantics = "weight_scale_semantics";
+      if (whole != nullptr && whole->value(kSemantics, Json()) != own->value(kSemantics, Json())) {
+        ConfigReader(json, file).refuse(kSemantics, "text_config has another one");
+      }
+      return places;
+    }
+  }
+  const Json* found = nullptr;
+  for (const Json& part : json) {
+    const Json* const config = part.is_object() ? object_at(part, kKey, file) : nullptr;
+    if (config == nullptr) continue;
+    if (found != nullptr && *config != *found) {
+      ConfigReader(json, file).refuse(kKey, "two parts of the model have different ones");
+    }
+    found = config;
+    places.push_back(&part);
+  }
+  return places;
+}
+
+// Rotations whose keys stand beside the quantisation, at the top or in a part of the model, or in
+// the quantisation of any part.
+void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int depth = 0) {
+  constexpr int kParts = 1;
+  for (const auto& [key, value] : json.items()) {
+    if (json.is_object() && depth <= kParts) {
+      const bool is_rotation = (key.ends_with("_config") || value.is_string()) &&
+                               std::ranges::find(kRotations, key) != std::end(kRotations);
+      if (is_rotation && !is_nothing(value)) out.refused = key;
+    }
+    if (!value.is_structured()) continue;
+    const bool is_quantization = key == "quantization_config" || key == "compression_config" ||
+                                 (key == "quantization" && value.is_object());
+    std::string inside = is_quantization ? rotation_in(value) : "";
+    if (!inside.empty()) out.refused = std::move(inside);
+    if (!is_quantization) refuse_rotation_of_model(value, out, depth + 1);
+  }
+}
+
+// The quantisation in config.json; false when it says nothing.
+bool read_main(const Json& json, QuantizationConfig& out) {
+  refuse_rotation_of_model(json, out);
+  const Json* mlx = object_at(json, "quantization", out.file);
+  if (mlx == nullptr) {
+    const Json* const text = object_at(json, "text_config", out.file);
+    if (text != nullptr) mlx = object_at(*text, "quantization", out.file);
+    out.is_of_text = mlx != nullptr;
+  }
+  if (mlx != nullptr) {
+    read_mlx(*mlx, out);
+    return true;
+  }
+  for (const Json* const at : places_in(json, out.file)) {
+    for (const char* const key : {"quantization_config", "compression_config"}) {
+      const Json* const config = object_at(*at, key, out.file);
+      if (config == nullptr) continue;
+      read_config(*config, out);
+      if (out.method.empty() && std::string_view(key) == "compression_config") {
+        out.method = "compressed-tensors";
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+// Reads a file and parses it; false when there is none.
+bool load_json(const std::string& directory, const char* name, Sources& sources,
+               QuantizationConfig& out, Json& json) {
+  const std::string path = child_name(directory, name);
+  std::error_code error;
+  if (!is_url(path) && !std::filesystem::exists(path, error) && !error) return false;
+  std::string text;
+  try {
+    text = sources.read_file(path, kMostText);
+  } catch (const Error& refusal) {
+    if (refusal.code() == ErrorCode::kAbsent) return false;
+    // Without the file, values could be wrong: only one that is perhaps absent counts as absent.
+    if (refusal.code() != ErrorCode::kHidden) throw;
+    if (out.unreadable.empty()) out.unreadable = refusal.what();
+    return false;
+  }
+  out.file = public_name(path);
+  json = parse(text);
+  if (!json.is_object()) {
+    throw Error(ErrorCode::kQuantized, out.file,
+                is_too_much(text) ? "too many values, or nested too deeply: at most " +
+                                        std::to_string(kMostValues) + " values are read"
+                                  : "a JSON object is expected");
+  }
+  out.text = std::move(text);
+  return true;
+}
+
+}  // namespace
+
+QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources) {
+  QuantizationConfig out;
+  Json json;
+  if (load_json(directory, "config.json", sources, out, json) && read_main(json, out)) return out;
+  if (load_json(directory, "hf_quant_config.json", sources, out, json)) {
+    out.method = "modelopt";
+    if (out.refused.empty()) out.refused = rotation_in(json);
+    if (const Json* const quantization = object_at(json, "quantization", out.file)) {
+      note_unknown(*quantization, kHarmless, out);
+    }
+    return out;
+  }
+  for (const char* const name : {"quantize_config.json", "quant_config.json"}) {
+    if (!load_json(directory, name, sources, out, json)) continue;
+    read_config(json, out);
+    if (out.method.empty()) {
+      out.method = std::string_view(name) == "quantize_config.json" ? "gptq" : "awq";
+    }
+    return out;
+  }
+  if (out.file.empty()) out.file = public_name(child_name(directory, "config.json"));
+  return out;
+}
+
+namespace {
+
+std::optional<bool> matches(const QuantizationConfig& config,
+                            const QuantizationConfig::Expression& expression,
+                            std::string_view module, MatchingWork& work) {
+  if (work.done > work.most) {
+    throw Error(ErrorCode::kQuantized, config.file,
+                "matching its expressions with the names of modules takes too long");
+  }
+  ++work.done;
+  return expression.pattern ? expression.pattern->matches(module, work.done) : std::nullopt;
+}
+
+}  // namespace
+
+std::vector<const QuantizationConfig::Group*> all_groups(const QuantizationConfig& config) {
+  std::vector<const QuantizationConfig::Group*> all;
+  for (const QuantizationConfig::Group& group : config.groups) all.push_back(&group);
+  return all;
+}
+
+GroupsOfModule groups_of(const QuantizationConfig& config, std::string_view module,
+                         MatchingWork& work) {
+  using Group = QuantizationConfig::Group;
+  if (config.groups.size() < 2) return {all_groups(config), false};
+  if (const auto named = config.named.find(module); named != config.named.end()) {
+    return {{&config.groups[named->second]}, true};
+  }
+  const QuantizationConfig::Expression* first = nullptr;  // of those that match
+  const Group* of_first = nullptr;
+  std::vector<const Group*> of_class;
+  for (const Group& group : config.groups) {
+    for (const QuantizationConfig::Expression& expression : group.expressions) {
+      const auto is_match = matches(config, expression, module, work);
+      if (!is_match) return {all_groups(config), false};
+      // A later group of the same expression counts.
+      if (*is_match && (first == nullptr || expression.text <= first->text)) {
+        first = &expression;
+        of_first = &group;
+      }
+    }
+    if (group.is_of_linear) of_class.push_back(&group);
+  }
+  if (of_first != nullptr) return {{of_first}, true};
+  return {of_class.empty() ? all_groups(config) : of_class, false};
+}
+
+std::vector<const QuantizationConfig::Exception*> exceptions_of(const QuantizationConfig& config,
+                                                                std::string_view module,
+                                                                MatchingWork& work) {
+  using Exception = QuantizationConfig::Exception;
+  const auto text_of = [](const Exception& each) -> std::string_view { return each.module.text; };
+  const auto first_of = [&](std::string_view text) {
+    return std::ranges::lower_bound(config.exceptions, text, {}, text_of);
+  };
+  const auto end = config.exceptions.end();
+  if (const auto own = first_of(module); own != end && text_of(*own) == module) return {&*own};
+  // A name means all modules whose names begin with it, as an expression does.
+  std::vector<const Exception*> found;
+  const bool has_names = config.of_expressions.size() < config.exceptions.size();
+  const std::size_t most = has_names ? std::min(module.size(), kLongestModule + 1) : 0;
+  for (std::size_t length = 0; length < most; ++length) {
+    const std::string_view name = module.substr(0, length);
+    for (auto each = first_of(name); each != end && text_of(*each) == name; ++each) {
+      if (each->is_name) found.push_back(&*each);
+    }
+  }
+  for (const std::size_t i : config.of_expressions) {
+    const Exception& exception = config.exceptions[i];
+    if (matches(config, exception.module, module, work).value_or(true)) found.push_back(&exception);
+  }
+  return found;
+}
+
+bool is_bounded_json(std::string_view text) {
+  return text.size() <= kMostText && !is_too_much(text);
+}
+
+std::string without_infinities(std::string_view text) {
+  constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
+  std::string out;
+  std::size_t copied = 0;
+  bool is_in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (is_in_string && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      is_in_string = !is_in_string;
+    } else if (!is_in_string && (text[i] == '-' || text[i] == 'I' || text[i] == 'N')) {
+      const std::string_view rest = text.substr(i);
+      for (const std::string_view word : kWords) {
+        if (!rest.starts_with(word)) continue;
+        out.append(text.substr(copied, i - copied)).append("null");
+        copied = i + word.size();
+        i = copied - 1;
+        break;
+      }
+    }
+  }
+  return out.append(text.substr(copied));
+}
+
+std::optional<QuantState> parse_quant_state(const std::string& text) {
+  const Json json = parse(text);
+  if (!json.is_object()) return std::nullopt;
+  QuantState state;
+  const auto number = [&](const char* key) -> std::uint64_t {
+    const auto at = json.find(key);
+    return at != json.end() && at->is_number_unsigned() ? at->get<std::uint64_t>() : 0;
+  };
+  const auto type = json.find("quant_type");
+  const auto shape = json.find("shape");
+  if (type == json.end() || !type->is_string() || shape == json.end() || !shape->is_array()) {
+    return std::nullopt;
+  }
+  state.type = type->get<std::string>();
+  state.block = number("blocksize");
+  for (const Json& dim : *shape) {
+    if (!dim.is_number_unsigned()) return std::nullopt;
+    state.shape.push_back(dim.get<std::uint64_t>());
+  }
+  state.nested_block = number("nested_blocksize");
+  if (json.contains("nested_blocksize")) {
+    const auto offset = json.find("nested_offset");
+    if (offset == json.end() || !offset->is_number() || state.nested_block == 0)
+      return std::nullopt;
+    state.nested_offset = static_cast<float>(offset->get<double>());
+    const auto nested = json.find("nested_dtype");
+    if (nested != json.end() && *nested != "float32") return std::nullopt;
+  }
+  if (state.block == 0) return std::nullopt;
+  return state;
+}
+
+}  // namespace stfs

@@ -1,0 +1,132 @@
+// The quantisation that the files beside a checkpoint describe: `quantization_config` of
+// config.json (also in its text_config), `quantization` of MLX, and for older checkpoints
+// hf_quant_config.json (ModelOpt), quantize_config.json (GPTQ) or quant_config.json (AWQ).
+//
+// The tensors decide what they are; these values tell what tensors cannot: sizes of blocks, numbers
+// of bits, versions. Nothing here is trusted: who uses a value checks it against the tensors.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/base/name_pattern.h"
+#include "core/remote/sources.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+
+struct QuantizationConfig {
+  // A number that is -1 stands as kAll: one group for all columns.
+  static constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  using Block = std::pair<std::uint64_t, std::uint64_t>;  // rows, columns
+
+  struct Expression {
+    std::string text;
+    std::optional<NamePattern> pattern;  // null: it is not known
+  };
+  // Of compressed-tensors; groups_of() tells which modules it is for.
+  struct Group {
+    std::vector<Expression> expressions;  // of its targets
+    bool is_of_linear = false;            // a target is the class Linear
+    bool is_asymmetric = false;           // `symmetric` of its weights is false
+    std::string format, type, strategy;
+    std::optional<std::uint64_t> bits, group_size;
+    std::optional<Block> block;
+  };
+  struct Module {  // of MLX
+    bool is_quantized = true;
+    std::optional<std::uint64_t> bits, group_size;
+    std::string mode;
+    bool is_known_key = false;  // its name is also that of a key that a library writes
+  };
+
+  std::string file;    // for messages; the file that was read, or config.json
+  std::string text;    // of that file; "" when there is none
+  std::string method;  // quant_method in lower case; "mlx", "modelopt"; "" when nothing is said
+  std::string format;  // GPTQ: checkpoint_format; compressed-tensors: format; AWQ: version
+  std::optional<Block> weight_block;
+  std::optional<std::uint64_t> bits, group_size;
+  std::optional<bool> zero_point;
+  // `dynamic` of GPTQ, `extra_config` of AutoRound: other parameters for some modules.
+  struct Exception {
+    Expression module;
+    bool is_name = false;  // it has no character of expressions but dots, and no pattern
+    std::optional<std::uint64_t> group_size;
+    std::string data_type;
+  };
+  std::vector<Exception> exceptions;        // by text
+  std::vector<std::size_t> of_expressions;  // those that are no names
+  bool is_symmetric = false;                // GPTQ's `sym`, for all modules
+  bool needs_index = false;  // GPTQ's `desc_act`, for all modules, and its groups are not static
+  // GPTQModel and AutoRound took 1 from the zero points of a word of 32 bits by one subtraction.
+  bool has_borrowed_zeros = false;
+  bool is_divided_by_scale = false;  // `weight_scale_semantics` of GPTQModel's FP8 is "inverse"
+  std::string data_type;             // AutoRound: "int", "mx_fp", "nvfp4_v2"
+  std::vector<Group> groups;
+  std::map<std::string, std::size_t, std::less<>> named;  // names of modules: their last group
+  Module all;                                             // MLX
+  std::map<std::string, Module> modules;  // MLX: modules with parameters of their own, by name
+  bool is_of_text = false;                // MLX: it stands in text_config
+  std::string refused;                    // a part that stfs does not know: "transform_config"
+  std::set<std::string> unknown;          // keys that no library is known to write
+  std::string unreadable;                 // why a file that is perhaps absent was not read
+};
+
+// Reads the files in a directory, which may be a URL. A file that does not exist is no error, and
+// one that is perhaps absent (kHidden) is noted. Throws Error kQuantized for JSON that is none, or
+// has values of other types, and kUnreadable.
+QuantizationConfig read_quantization_config(const std::string& directory, Sources& sources);
+
+// The work of matching expressions so far, and its bound, as NamePattern counts it.
+struct MatchingWork {
+  std::uint64_t done = 0;
+  std::uint64_t most = 0;
+};
+
+// The groups that a module may belong to.
+struct GroupsOfModule {
+  std::vector<const QuantizationConfig::Group*> groups;
+  // The module's name told: otherwise the file may have another name for it than the config.
+  bool is_told = false;
+};
+// The group whose target is the module's name; else whose expression matches, of several the first
+// in the order of the expressions, as compressed-tensors does; else those for the class Linear. All
+// groups when there are none of these, or an expression is not known. Throws Error kQuantized: too
+// much work.
+GroupsOfModule groups_of(const QuantizationConfig& config, std::string_view module,
+                         MatchingWork& work);
+std::vector<const QuantizationConfig::Group*> all_groups(const QuantizationConfig& config);
+// The exceptions that a module may belong to. Throws Error kQuantized: too much work.
+std::vector<const QuantizationConfig::Exception*> exceptions_of(const QuantizationConfig& config,
+                                                                std::string_view module,
+                                                                MatchingWork& work);
+
+// Whether a text is short and flat enough to be parsed: a value takes fifty times the memory of its
+// text.
+bool is_bounded_json(std::string_view text);
+
+// The text with null for Infinity, -Infinity and NaN outside of strings, which Python writes and
+// JSON has not. What stands behind them moves.
+std::string without_infinities(std::string_view text);
+
+// The texts of `quant_state` of bitsandbytes.
+struct QuantState {
+  std::string type;
+  std::uint64_t block = 0;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t nested_block = 0;  // 0: absmax is not quantised
+  float nested_offset = 0;
+};
+// nullopt: not such a text.
+std::optional<QuantState> parse_quant_state(const std::string& text);
+
+}  // namespace stfs

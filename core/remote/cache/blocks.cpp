@@ -1,0 +1,256 @@
+#include "core/remote/cache/blocks.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// Ten times the largest object of S3. A server that claims more would cost memory.
+constexpr std::uint64_t kLargestObject = std::uint64_t{1} << 46;
+
+void add(std::atomic<std::uint64_t> Counters::*count, Counters* counters) {
+  if (counters != nullptr) ++(counters->*count);
+}
+
+}  // namespace
+
+Blocks::Blocks(const RemoteVersion& version, std::unique_ptr<CacheEntry> entry, Counters* counters)
+    : size_(version.size),
+      count_(size_ / kBlock + (size_ % kBlock != 0)),
+      entry_(std::move(entry)),
+      counters_(counters) {
+  if (size_ > kLargestObject) {
+    throw Error(ErrorCode::kUnreadable, version.name,
+                "an object of " + human_bytes(size_) + " is larger than stfs reads");
+  }
+  states_.reset(static_cast<std::uint8_t*>(std::calloc(std::max<std::size_t>(count_, 1), 1)));
+  if (!states_) throw std::bad_alloc();
+}
+
+BlockRun Blocks::run_of(ByteRange range) const {
+  if (range.length == 0) return {};
+  return {range.offset / kBlock, (range.offset + range.length - 1) / kBlock + 1};
+}
+
+ByteRange Blocks::range_of(BlockRun run) const {
+  const std::uint64_t begin = run.first * kBlock;
+  return {begin, std::min(run.end * kBlock, size_) - begin};
+}
+
+Blocks::State Blocks::state(std::uint64_t block) const {
+  return static_cast<State>(at(block).load(std::memory_order_acquire));
+}
+
+bool Blocks::change(std::uint64_t block, State from, State to) {
+  auto expected = static_cast<std::uint8_t>(from);
+  if (!at(block).compare_exchange_strong(expected, static_cast<std::uint8_t>(to))) return false;
+  if (is_here(to)) ++here_;
+  if (is_here(from)) --here_;
+  return true;
+}
+
+bool Blocks::look(std::uint64_t block) noexcept {
+  const State before = state(block);
+  if (is_here(before)) return true;
+  if (before != State::kUnknown && before != State::kAbsent) return false;
+  if (entry_ && entry_->is_there(block)) {
+    // Not on the stack: threads of the mount have small ones.
+    const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
+    if (!buffer) return false;
+    std::uint64_t losses = 0;
+    int error = 0;
+    do {
+      losses = entry_->losses();
+      error = entry_->check(block, {buffer.get(), kBlock});
+    } while (error == 0 && entry_->losses() != losses);
+    if (error == 0) {
+      if (become_here(block, before, losses)) add(&Counters::cache_hits, counters_);
+      return is_here(state(block));
+    }
+    const bool is_first = before == State::kAbsent || change(block, before, State::kAbsent);
+    if (error != ENODATA && is_first) add(&Counters::cache_faults, counters_);
+  }
+  change(block, State::kUnknown, State::kAbsent);
+  return is_here(state(block));  // another thread may have looked after it was fetched
+}
+
+bool Blocks::look(BlockRun run) noexcept {
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    if (!look(block)) return false;
+  }
+  return true;
+}
+
+bool Blocks::may_have(BlockRun run) noexcept {
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    const bool is_listed = state(block) == State::kUnknown && entry_ && entry_->is_there(block);
+    if (!is_listed && !look(block)) return false;
+  }
+  return true;
+}
+
+bool Blocks::take_published(std::uint64_t block) noexcept {
+  if (!entry_ || !entry_->is_there(block)) return false;
+  const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
+  if (!buffer) return false;
+  const std::uint64_t losses = entry_->losses();
+  if (const int error = entry_->check(block, {buffer.get(), kBlock})) {
+    if (error != ENODATA) add(&Counters::cache_faults, counters_);
+    return false;
+  }
+  return become_here(block, State::kComing, losses);
+}
+
+bool Blocks::become_here(std::uint64_t block, State from, std::uint64_t losses) {
+  if (!change(block, from, State::kHere)) return false;
+  return losses == entry_->losses() || !change(block, State::kHere, State::kUnknown);
+}
+
+void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes, bool is_ahead) {
+  const std::lock_guard lock(memory_mutex_);
+  if (places_.contains(block)) return;
+  const std::uint64_t length = bytes.size();
+  memory_.push_back({block, std::move(bytes), is_ahead});
+  try {
+    places_.emplace(block, std::prev(memory_.end()));
+  } catch (const std::bad_alloc&) {
+    memory_.pop_back();
+    throw;
+  }
+  memory_bytes_ += length;
+  if (is_ahead) ahead_bytes_ += length;
+  change(block, from, State::kKept);
+}
+
+void Blocks::shrink(std::uint64_t most, std::uint64_t most_ahead,
+                    const std::function<bool(std::uint64_t block)>& is_needed) {
+  if (memory_bytes_ == 0) return;
+  const std::lock_guard lock(memory_mutex_);
+  const auto drop = [&](const auto& bytes, std::uint64_t bound, bool only_ahead) {
+    for (auto kept = memory_.begin(); kept != memory_.end() && bytes > bound;) {
+      const std::uint64_t block = kept->block;
+      if ((only_ahead && !kept->is_ahead) || is_needed(block) ||
+          !change(block, State::kKept, State::kAbsent)) {
+        ++kept;
+        continue;
+      }
+      memory_bytes_ -= kept->bytes.size();
+      if (kept->is_ahead) ahead_bytes_ -= kept->bytes.size();
+      places_.erase(block);
+      kept = memory_.erase(kept);
+    }
+  };
+  drop(ahead_bytes_, most_ahead, true);
+  drop(memory_bytes_, most, false);
+}
+
+// Without a claim, which a process that forks later must not hold: at worst two processes write the
+// same bytes.
+bool Blocks::keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes) {
+  const ByteRange range = range_of({block, block + 1});
+  const std::uint64_t before = losses();
+  if (!entry_ || entry_->reserve(range) != 0 || entry_->write(bytes, range.offset) != 0) {
+    return false;
+  }
+  CacheEntry::Sum sum(*entry_, block);
+  sum.add(bytes);
+  entry_->publish(block, sum.value());
+  return become_here(block, State::kAbsent, before);
+}
+
+void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room) {
+  const auto bytes =
+      std::as_bytes(std::span(first))
+          .first(static_cast<std::size_t>(std::min<std::uint64_t>(first.size(), size_)));
+  for (std::uint64_t block = 0; block < count_; ++block) {
+    const auto [offset, length] = range_of({block, block + 1});
+    if (bytes.size() < offset + length) return;
+    const auto part =
+        bytes.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
+    if (look(block) || (has_room && keep_in_entry(block, part))) continue;
+    if (memory_bytes_ + length > most_in_memory) return;
+    try {
+      keep(block, State::kAbsent, {part.begin(), part.end()}, false);
+    } catch (const std::bad_alloc&) {
+      return;  // it will be fetched again
+    }
+  }
+}
+
+bool Blocks::read_from_memory(std::uint64_t block, std::span<std::byte> buffer,
+                              std::uint64_t from) {
+  const std::lock_guard lock(memory_mutex_);
+  const auto place = places_.find(block);
+  if (place == places_.end()) return false;
+  memory_.splice(memory_.end(), memory_, place->second);
+  if (std::exchange(place->second->is_ahead, false)) {
+    ahead_bytes_ -= place->second->bytes.size();
+  }
+  std::memcpy(buffer.data(), place->second->bytes.data() + from, buffer.size());
+  return true;
+}
+
+// Any block may have become zeros: the next look at it checks it.
+void Blocks::check_all_again() {
+  const std::lock_guard lock(losses_mutex_);
+  const std::uint64_t losses = entry_->losses();
+  if (losses == losses_) return;  // another reader did it
+  for (std::uint64_t block = 0; block < count_; ++block) {
+    change(block, State::kHere, State::kUnknown);
+  }
+  losses_ = losses;
+}
+
+int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
+  const int error = entry_->read(buffer, offset);
+  if (error == 0) return 0;
+  // The cache's file is damaged: what it should hold is fetched again. ESTALE: it ends before.
+  is_broken_ = true;
+  const BlockRun run = run_of({offset, buffer.size()});
+  const std::uint64_t end = error == ESTALE ? count_ : run.end;
+  for (std::uint64_t block = run.first; block < end; ++block) {
+    if (state(block) != State::kHere) continue;
+    entry_->forget(block);
+    if (change(block, State::kHere, State::kAbsent)) add(&Counters::cache_faults, counters_);
+  }
+  return EAGAIN;
+}
+
+int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {
+  if (!holds({offset, buffer.size()})) return EINVAL;
+  while (!buffer.empty()) {
+    // As much as lies in the file, or one block that lies in memory.
+    std::uint64_t block = offset / kBlock;
+    const std::uint64_t checked = losses_;  // before the look at the blocks
+    const State where = look(block) ? state(block) : State::kAbsent;
+    if (!is_here(where)) return EAGAIN;  // memory may drop it at any time
+    std::uint64_t end = (block + 1) * kBlock;
+    const bool is_kept = where == State::kKept;
+    while (!is_kept && end < offset + buffer.size() && look(++block) &&
+           state(block) == State::kHere) {
+      end += kBlock;
+    }
+    const auto part = buffer.first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), end - offset)));
+    if (is_kept) {
+      if (!read_from_memory(offset / kBlock, part, offset % kBlock)) return EAGAIN;
+    } else if (const int error = read_from_entry(part, offset)) {
+      return error;
+    } else if (losses() != checked) {
+      check_all_again();
+      return EAGAIN;
+    }
+    buffer = buffer.subspan(part.size());
+    offset += part.size();
+  }
+  return 0;
+}
+
+}  // namespace stfs

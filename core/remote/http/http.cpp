@@ -1,0 +1,774 @@
+// All that touches libcurl is in this file: no other one includes it.
+#include "core/remote/http/http.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/remote/http/http_rules.h"
+#include "core/remote/http/libcurl.h"
+#include "core/remote/http/url.h"
+
+#include <openssl/crypto.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <limits>
+#include <list>
+#include <map>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+namespace stfs {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// A request that was started, over all its redirects.
+struct HttpTransfer {
+  static constexpr std::uint64_t kLowestRate = 1024;  // bytes a second
+
+  struct EasyDeleter {
+    void operator()(CURL* handle) const { libcurl().easy_cleanup(handle); }
+  };
+  struct ListDeleter {
+    void operator()(curl_slist* list) const { libcurl().slist_free_all(list); }
+  };
+
+  HttpRequest request;
+  HttpCallbacks callbacks;
+  const HttpEnvironment* environment = nullptr;  // of the Http
+  Clock::time_point due;                         // not to begin before
+  bool insecure_http = false;
+  Counters* counters = nullptr;
+
+  WebUrl at;                            // asked now
+  std::string origin;                   // of it
+  bool is_at_first = true;              // still at the first origin: secrets may be sent
+  unsigned redirects = 0;               // so far
+  HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
+  bool was_kept = false;                // HttpEnd::was_kept
+
+  // Of the connection to `at`. `easy` is set while libcurl has it.
+  std::unique_ptr<CURL, EasyDeleter> easy = {};
+  std::unique_ptr<curl_slist, ListDeleter> headers = {};
+  std::array<char, CURL_ERROR_SIZE> curl_text{};
+  Clock::time_point since{};  // a stall is measured from here
+  std::uint64_t came = 0;     // bytes since then
+  bool has_socket = false;    // opened one: its connection was not kept from another request
+  bool has_proxy = false;
+  HttpPlace peer = HttpPlace::kElsewhere;
+  HttpHead head = {};
+  std::size_t header_bytes = 0;
+  bool has_head = false;
+  std::optional<WebUrl> next = {};  // where the answer redirects to
+  std::string next_origin = {};
+  std::size_t unread = 0;  // bytes of a body that nobody wants
+  HttpEnd failure = {};    // found in a callback, which then ends the transfer
+
+  void restart_stall() {
+    since = Clock::now();
+    came = 0;
+  }
+  // The bytes that must come within `stall`.
+  std::uint64_t least() const {
+    const auto time = static_cast<std::uint64_t>(request.stall.count());
+    return std::max<std::uint64_t>(1, time * kLowestRate / 1000);
+  }
+  // The end of HttpRequest::limit.
+  Clock::time_point end() const {
+    return request.limit.count() == 0 ? Clock::time_point::max() : due + request.limit;
+  }
+  bool is_abandoned() const { return request.is_abandoned && *request.is_abandoned; }
+  HttpPlace place() const { return has_proxy ? HttpPlace::kElsewhere : peer; }
+  bool fail(int error, std::string text) {
+    if (failure.error == 0) failure = {error, std::move(text)};
+    return false;
+  }
+};
+
+namespace {
+
+using Transfer = HttpTransfer;
+using HeaderList = std::unique_ptr<curl_slist, Transfer::ListDeleter>;
+
+constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of an answer
+constexpr std::size_t kMostUnread = 16 << 10;   // bytes of a redirect's body: else a new connection
+constexpr unsigned kMostRedirects = 10;
+
+std::string lower_name(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return lower;
+}
+
+bool is_redirect(int status) {
+  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
+
+// "" when a URL may be asked; else why not.
+std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
+  if (url.scheme == "https" || transfer.insecure_http || url.is_loopback()) return "";
+  // The addresses that hand out roles speak http alone.
+  const bool is_asked_directly = transfer.redirects == 0 && !transfer.request.use_proxy;
+  if (is_asked_directly && place_of(url.host) == HttpPlace::kRoles) return "";
+  return "http is not encrypted: use https, or permit it with insecure_http (-o insecure_http, "
+         "--insecure-http)";
+}
+
+// The same for the address of a connection, whatever the name of its host.
+bool may_connect(Transfer& transfer, HttpPlace place) {
+  if (transfer.has_proxy) return true;
+  const std::string_view why =
+      transfer.redirects > 0 ? redirect_refusal(transfer.by, place) : std::string_view();
+  if (!why.empty()) return transfer.fail(EACCES, std::string(why));
+  const bool is_role = place == HttpPlace::kRoles;
+  if (transfer.at.scheme == "http" && !transfer.insecure_http && place != HttpPlace::kLoopback &&
+      !(is_role && !transfer.request.use_proxy)) {
+    return transfer.fail(EACCES, "its name is of this machine, and its address is not");
+  }
+  return true;
+}
+
+curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) {
+  auto& transfer = *static_cast<Transfer*>(data);
+  transfer.has_socket = true;
+  try {
+    if (address->family != AF_INET && address->family != AF_INET6) return CURL_SOCKET_BAD;
+    if (!may_connect(transfer, place_of(address->addr))) return CURL_SOCKET_BAD;
+  } catch (const std::exception&) {  // no memory
+    return CURL_SOCKET_BAD;
+  }
+  return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+}
+
+// Called before each request is sent, also over a connection that was kept.
+int before_request(void* data, char* ip, char*, int, int) {
+  auto& transfer = *static_cast<Transfer*>(data);
+  try {
+    transfer.peer = place_of(std::string(ip));
+    // libcurl tries the other addresses of a host after one that was refused.
+    transfer.failure = {};
+    transfer.was_kept = transfer.was_kept || !transfer.has_socket;
+    return may_connect(transfer, transfer.peer) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
+  } catch (const std::exception&) {
+    return CURL_PREREQFUNC_ABORT;
+  }
+}
+
+// Decides where a redirect leads. Sets `next`, or fails.
+bool redirect(Transfer& transfer, std::string_view location) {
+  const std::optional<WebUrl> target = resolve_url(transfer.at, location);
+  if (!target) return transfer.fail(EACCES, "redirects to a place that is no URL of http or https");
+  if (++transfer.redirects > kMostRedirects) {
+    return transfer.fail(EACCES, "redirects more than 10 times");
+  }
+  const HttpPlace by = transfer.place();
+  std::string_view why = redirect_refusal(transfer.at, *target, by);
+  if (why.empty()) why = refusal_of(transfer, *target);
+  const bool is_elsewhere = target->origin() != transfer.origin;
+  const bool has_body = transfer.head.status != 303 && transfer.request.method != "GET" &&
+                        transfer.request.method != "HEAD";
+  if (why.empty() && is_elsewhere && has_body) why = "redirects what is sent to another host";
+  if (!why.empty()) return transfer.fail(EACCES, std::string(why));
+  transfer.by = by;
+  transfer.next_origin = target->origin();
+  transfer.next = target;
+  return true;
+}
+
+// The empty line after the headers of an answer.
+bool end_of_head(Transfer& transfer) {
+  HttpHead& head = transfer.head;
+  if (head.status < 200) {
+    if (head.status == 101) return transfer.fail(EPROTO, "its server changes the protocol");
+    return true;  // 100, 103: another head follows
+  }
+  transfer.has_head = true;
+  transfer.restart_stall();
+  std::string_view length;
+  for (const auto& [name, value] : head.headers) {
+    if (name != "content-length") continue;
+    if (!length.empty() && length != value) {
+      return transfer.fail(EPROTO, "its server tells two lengths of one answer");
+    }
+    length = value;
+  }
+  if (transfer.request.follow && is_redirect(head.status)) {
+    const std::string_view location = head.header("location");
+    if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
+    if (!redirect(transfer, location)) return false;
+    const std::optional<std::uint64_t> body = decimal(length);
+    return body && *body <= kMostUnread;  // else a new connection costs less than the body
+  }
+  head.url = transfer.at.text();
+  head.was_redirected = transfer.redirects > (transfer.request.redirected_by ? 1U : 0U);
+  head.place = transfer.place();
+  if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
+    return transfer.fail(ECANCELED, "cancelled");
+  }
+  return true;
+}
+
+// One line of an answer's head. The name of a header is a token (RFC 9110, 5.6.2).
+bool add_header(Transfer& transfer, std::string_view line) {
+  transfer.header_bytes += line.size();
+  if (transfer.header_bytes > kMostHeaders) {
+    return transfer.fail(EPROTO, "its server sends more than 64 KiB of headers");
+  }
+  if (transfer.has_head) return true;  // after the body of a chunked answer
+  HttpHead& head = transfer.head;
+  if (line.starts_with("HTTP/")) {
+    const std::uint64_t status = line.size() > 12 ? decimal(line.substr(9, 3)).value_or(0) : 0;
+    const bool is_http = line.starts_with("HTTP/1.0 ") || line.starts_with("HTTP/1.1 ");
+    if (!is_http || status < 100 || status > 599 || !without_blanks(line.substr(12, 1)).empty()) {
+      return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
+    }
+    head.status = static_cast<int>(status);
+    head.headers.clear();
+    return true;
+  }
+  if (without_blanks(line).empty()) return end_of_head(transfer);
+  if (line.starts_with(' ') || line.starts_with('\t')) {  // of the line before
+    if (!head.headers.empty()) head.headers.back().second.append(" ").append(without_blanks(line));
+    return true;
+  }
+  const std::size_t colon = line.find(':');
+  const std::string_view name = line.substr(0, colon);
+  if (colon == std::string_view::npos || name.find_first_of(" \t") != std::string_view::npos) {
+    return true;
+  }
+  head.headers.emplace_back(lower_name(name), without_blanks(line.substr(colon + 1)));
+  return true;
+}
+
+bool add_data(Transfer& transfer, std::span<const std::byte> bytes) {
+  if (transfer.counters != nullptr) {
+    transfer.counters->bytes_fetched.fetch_add(bytes.size(), std::memory_order_relaxed);
+  }
+  if (transfer.next) return (transfer.unread += bytes.size()) <= kMostUnread;
+  if (!transfer.has_head) return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
+  if (transfer.callbacks.data && !transfer.callbacks.data(bytes)) {
+    return transfer.fail(ECANCELED, "cancelled");
+  }
+  return true;
+}
+
+// libcurl calls these with its own types; another result than the size ends the transfer.
+template <auto kTake>
+std::size_t take(char* data, std::size_t size, std::size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  bool goes_on = false;
+  transfer.came += size * count;
+  if (transfer.came >= transfer.least()) transfer.restart_stall();
+  try {
+    goes_on = kTake(transfer, data, size * count);
+  } catch (const std::exception&) {
+    transfer.failure.error = EIO;  // a text takes memory
+  }
+  return goes_on ? size * count : 0;
+}
+bool take_header(Transfer& transfer, char* data, std::size_t size) {
+  return add_header(transfer, {data, size});
+}
+bool take_data(Transfer& transfer, char* data, std::size_t size) {
+  return add_data(transfer, std::as_bytes(std::span(data, size)));
+}
+
+void add_line(HeaderList& list, const std::string& line) {
+  curl_slist* const longer = libcurl().slist_append(list.get(), line.c_str());
+  if (longer == nullptr) throw std::bad_alloc();
+  static_cast<void>(list.release());
+  list.reset(longer);
+}
+
+bool is_header(const std::string& line, std::string_view name) {
+  return lower_name(line.substr(0, line.find(':'))) == name;
+}
+
+void set_headers(Transfer& transfer) {
+  const HttpRequest& request = transfer.request;
+  transfer.headers.reset();
+  std::vector<std::string> lines = request.headers;
+  if (transfer.is_at_first) {
+    lines.insert(lines.end(), request.secrets.begin(), request.secrets.end());
+  }
+  if (request.range) {
+    lines.push_back("Range: bytes=" + std::to_string(request.range->offset) + "-" +
+                    std::to_string(request.range->offset + request.range->length - 1));
+  }
+  const auto has = [&](std::string_view name) {
+    return std::ranges::any_of(lines,
+                               [&](const std::string& line) { return is_header(line, name); });
+  };
+  if (!has("accept-encoding")) lines.emplace_back("Accept-Encoding: identity");
+  if (!has("user-agent")) lines.emplace_back("User-Agent: stfs/" STFS_VERSION);
+  if (request.method == "PUT" && !has("content-type")) lines.emplace_back("Content-Type:");  // none
+  if (!has("expect")) lines.emplace_back("Expect:");
+  for (const std::string& line : lines) add_line(transfer.headers, line);
+}
+
+void set_method(CURL* easy, const HttpRequest& request) {
+  if (request.method == "HEAD") {
+    libcurl().easy_setopt(easy, CURLOPT_NOBODY, 1L);
+  } else if (request.method != "GET") {
+    libcurl().easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE,
+                          static_cast<curl_off_t>(request.body.size()));
+    libcurl().easy_setopt(easy, CURLOPT_POSTFIELDS, request.body.data());
+    if (request.method != "POST") {
+      libcurl().easy_setopt(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    }
+  }
+}
+
+// Where the request goes, and what it must show there.
+void set_route(CURL* easy, Transfer& transfer) {
+  const HttpRequest& request = transfer.request;
+  const HttpEnvironment& environment = *transfer.environment;
+  const auto text = [&](CURLoption option, const std::string& value) {
+    if (libcurl().easy_setopt(easy, option, value.c_str()) != CURLE_OK) throw std::bad_alloc();
+  };
+  text(CURLOPT_URL, transfer.at.text());
+  const std::string proxy = request.use_proxy ? environment.proxy_for(transfer.at) : "";
+  transfer.has_proxy = !proxy.empty();
+  text(CURLOPT_PROXY, proxy);  // "": none, whatever the environment says
+  text(CURLOPT_NOPROXY, "");
+  text(CURLOPT_PROTOCOLS_STR, "http,https");
+  const std::string& ca_file = request.ca_file.empty() ? environment.ca_file : request.ca_file;
+  if (!ca_file.empty()) text(CURLOPT_CAINFO, ca_file);
+  if (!environment.ca_directory.empty()) text(CURLOPT_CAPATH, environment.ca_directory);
+  // A password never goes over a line in the clear.
+  const bool is_private = transfer.at.scheme == "https" || transfer.at.is_loopback();
+  if (request.use_netrc && transfer.is_at_first && is_private) {
+    libcurl().easy_setopt(easy, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
+    if (!environment.netrc.empty()) text(CURLOPT_NETRC_FILE, environment.netrc);
+  }
+}
+
+// Prepares the connection to `at`. Throws std::bad_alloc.
+void set_up(Transfer& transfer) {
+  transfer.easy.reset(libcurl().easy_init());
+  CURL* const easy = transfer.easy.get();
+  if (easy == nullptr) throw std::bad_alloc();
+  transfer.head = {};
+  transfer.header_bytes = transfer.unread = 0;
+  transfer.has_head = transfer.has_socket = false;
+  transfer.next.reset();
+  transfer.failure = {};
+  transfer.curl_text[0] = '\0';
+  set_headers(transfer);
+  set_method(easy, transfer.request);
+  set_route(easy, transfer);
+  const auto number = [&](CURLoption option, long value) {
+    libcurl().easy_setopt(easy, option, value);
+  };
+  number(CURLOPT_NOSIGNAL, 1);
+  number(CURLOPT_QUICK_EXIT, 1);  // do not wait for a resolver when a transfer is given up
+  number(CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  number(CURLOPT_HTTP09_ALLOWED, 0);
+  number(CURLOPT_HTTP_CONTENT_DECODING, 0);
+  number(CURLOPT_FOLLOWLOCATION, 0);
+  number(CURLOPT_PATH_AS_IS, 1);
+  number(CURLOPT_FRESH_CONNECT, transfer.request.new_connection ? 1 : 0);
+  number(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1);
+  number(CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
+  number(CURLOPT_SSL_VERIFYPEER, 1);
+  number(CURLOPT_SSL_VERIFYHOST, 2);
+  number(CURLOPT_TCP_KEEPALIVE, 1);
+  number(CURLOPT_BUFFERSIZE, 512 << 10);
+  // libcurl divides it among the addresses of a host, so that one that is dead holds up less.
+  number(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(transfer.request.stall.count()));
+  libcurl().easy_setopt(easy, CURLOPT_HTTPHEADER, transfer.headers.get());
+  libcurl().easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer.curl_text.data());
+  libcurl().easy_setopt(easy, CURLOPT_PRIVATE, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, &open_socket);
+  libcurl().easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_PREREQFUNCTION, &before_request);
+  libcurl().easy_setopt(easy, CURLOPT_PREREQDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_HEADERFUNCTION, &take<take_header>);
+  libcurl().easy_setopt(easy, CURLOPT_HEADERDATA, &transfer);
+  libcurl().easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<take_data>);
+  libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
+}
+
+// libcurl's reason why a transfer broke, in our words where its own may say more than they should:
+// they may hold a URL.
+HttpEnd end_of(CURLcode code, Transfer& transfer) {
+  if (code == CURLE_OK && !transfer.has_head) {
+    return transfer.head.status != 0 ? HttpEnd{EIO, "its answer broke off"}
+                                     : HttpEnd{EPROTO, "its server does not speak HTTP/1.1"};
+  }
+  if (code != CURLE_OK && transfer.failure.error != 0) return transfer.failure;
+  long connect_errno = 0;
+  libcurl().easy_getinfo(transfer.easy.get(), CURLINFO_OS_ERRNO, &connect_errno);
+  const std::string host = transfer.origin.substr(transfer.at.scheme.size() + 3);
+  const std::string said = printable(transfer.curl_text[0] != '\0' ? transfer.curl_text.data()
+                                                                   : libcurl().easy_strerror(code));
+  const std::string to = transfer.has_proxy ? "the proxy" : host;
+  const std::string because =
+      connect_errno == 0 ? "" : ": " + errno_text(static_cast<int>(connect_errno));
+  switch (code) {
+    case CURLE_OK:
+      return {};
+    case CURLE_COULDNT_RESOLVE_HOST:
+      return {EIO, "cannot find the address of " + transfer.at.host};
+    case CURLE_COULDNT_RESOLVE_PROXY:
+      return {EIO, "cannot find the address of the proxy"};
+    case CURLE_COULDNT_CONNECT:
+      return {EIO, "cannot connect to " + to + because};
+    case CURLE_OPERATION_TIMEDOUT:
+      return {ETIMEDOUT, "cannot connect to " + to + " in time"};
+    case CURLE_PARTIAL_FILE:
+      return {EIO, "the answer of " + host + " broke off"};
+    case CURLE_GOT_NOTHING:
+      return {EIO, host + " closed the connection without an answer"};
+    case CURLE_RECV_ERROR:
+    case CURLE_SEND_ERROR:
+      return {EIO, "the connection to " + host + " broke" + because};
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_CERTPROBLEM:
+      return {EPROTO, "cannot trust " + host + ": " + said};
+    case CURLE_SSL_CONNECT_ERROR:
+      return {EPROTO, "no secure connection to " + host + ": " + said};
+    case CURLE_READ_ERROR:  // nothing else is read: bodies are in memory
+      return {EACCES, printable(transfer.environment->netrc) +
+                          ": not understood as a netrc file: is a quote not closed?"};
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_WEIRD_SERVER_REPLY:
+      return {EPROTO, "the server of " + host + " does not speak HTTP/1.1"};
+    case CURLE_OUT_OF_MEMORY:
+      // Also what it says of a header that is too long for it.
+      if (transfer.header_bytes > 0 && !transfer.has_head) {
+        return {EPROTO, "the server of " + host + " sends more than 64 KiB of headers"};
+      }
+      return {EIO, "no memory"};
+    default:
+      return {EIO, host + ": " + libcurl().easy_strerror(code)};
+  }
+}
+
+}  // namespace
+
+class Http::Impl {
+ public:
+  explicit Impl(const Options& options) : options_(options) {}
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+      if (multi_) libcurl().multi_wakeup(multi_.get());
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const Options& options() const { return options_; }
+  const HttpEnvironment& environment() const { return environment_; }
+  void start(std::unique_ptr<Transfer> transfer);
+  void look();
+
+ private:
+  struct MultiDeleter {
+    void operator()(CURLM* multi) const { libcurl().multi_cleanup(multi); }
+  };
+  using Transfers = std::list<std::unique_ptr<Transfer>>;
+
+  void start_thread_once();
+  void run();
+  bool take_started();  // whether to end
+  void begin_due();
+  void begin(std::unique_ptr<Transfer> transfer);
+  void take_ended();
+  void end_late();
+  int next_deadline() const;  // milliseconds from now
+  static Clock::time_point deadline_of(const Transfer& transfer);
+  Transfers remove(Transfer& transfer);  // that one
+  bool is_full(const Transfer& transfer) const;
+  void finish(std::unique_ptr<Transfer> transfer, HttpEnd end);
+  void end_all();
+
+  const Options options_;
+  const HttpEnvironment environment_ = environment_of_http();
+
+  std::mutex mutex_;
+  Transfers started_;  // guarded by mutex_, as is_ending_; multi_ and thread_ are set under it
+  bool is_ending_ = false;
+  std::unique_ptr<CURLM, MultiDeleter> multi_;
+  std::thread thread_;
+
+  // Of the thread alone.
+  Transfers waiting_;                        // in the order of their start
+  Transfers active_;                         // that libcurl has
+  std::map<std::string, unsigned> at_once_;  // active ones by origin
+};
+
+void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
+  const std::lock_guard lock(mutex_);
+  if (!multi_) start_thread_once();
+  started_.push_back(std::move(transfer));
+  libcurl().multi_wakeup(multi_.get());
+}
+
+void Http::Impl::start_thread_once() {
+  static const CURLcode initialised = libcurl().global_init(CURL_GLOBAL_DEFAULT);
+  if (initialised == CURLE_OK) multi_.reset(libcurl().multi_init());
+  // It says nothing when it cannot make the descriptors that wake its thread; this does.
+  if (multi_ && libcurl().multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
+  if (!multi_) {
+    throw Error(ErrorCode::kUnreadable, "",
+                "libcurl cannot start: no memory, or too many open files");
+  }
+  libcurl().multi_setopt(multi_.get(), CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
+  libcurl().multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS,
+                         static_cast<long>(std::max(options_.connections, 1U)) * 4);
+  try {
+    thread_ = start_thread([this] { run(); });
+  } catch (const Error& error) {
+    multi_.reset();
+    throw Error(ErrorCode::kUnreadable, "", error.message());
+  } catch (...) {
+    multi_.reset();
+    throw;
+  }
+}
+
+void Http::Impl::run() {
+  while (!take_started()) {
+    begin_due();
+    int running = 0;
+    libcurl().multi_perform(multi_.get(), &running);
+    take_ended();
+    end_late();
+    libcurl().multi_poll(multi_.get(), nullptr, 0, next_deadline(), nullptr);
+  }
+  end_all();
+}
+
+bool Http::Impl::take_started() {
+  const std::lock_guard lock(mutex_);
+  waiting_.splice(waiting_.end(), started_);
+  return is_ending_;
+}
+
+bool Http::Impl::is_full(const Transfer& transfer) const {
+  const auto active = at_once_.find(transfer.origin);
+  return active != at_once_.end() && active->second >= std::max(options_.connections, 1U);
+}
+
+void Http::Impl::begin_due() {
+  const Clock::time_point now = Clock::now();
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    if (((*at)->due > now || is_full(**at)) && !(*at)->is_abandoned()) {
+      ++at;
+      continue;
+    }
+    std::unique_ptr<Transfer> transfer = std::move(*at);
+    at = waiting_.erase(at);
+    begin(std::move(transfer));
+  }
+}
+
+void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
+  HttpEnd& failure = transfer->failure;
+  if (failure.error == 0 && transfer->is_abandoned()) failure = {ECANCELED, "abandoned"};
+  if (failure.error == 0) {  // start() may have found one
+    try {
+      set_up(*transfer);
+      transfer->restart_stall();
+      if (options_.counters != nullptr) {
+        options_.counters->requests.fetch_add(1, std::memory_order_relaxed);
+      }
+      CURL* const easy = transfer->easy.get();
+      unsigned& at_once = at_once_[transfer->origin];
+      active_.push_back(std::move(transfer));
+      ++at_once;
+      if (libcurl().multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
+      transfer = std::move(remove(*active_.back()).front());
+      transfer->failure = {EIO, "libcurl takes no request"};
+    } catch (const std::bad_alloc&) {
+      transfer->failure = {EIO, "no memory"};
+    }
+  }
+  HttpEnd end = std::move(transfer->failure);
+  finish(std::move(transfer), std::move(end));
+}
+
+// Takes a transfer from libcurl. Lists: moving a transfer between them takes no memory.
+Http::Impl::Transfers Http::Impl::remove(Transfer& transfer) {
+  libcurl().multi_remove_handle(multi_.get(), transfer.easy.get());
+  const auto at = std::ranges::find_if(
+      active_, [&](const std::unique_ptr<Transfer>& one) { return one.get() == &transfer; });
+  Transfers removed;
+  removed.splice(removed.end(), active_, at);
+  const auto count = at_once_.find(transfer.origin);
+  if (--count->second == 0) at_once_.erase(count);
+  return removed;
+}
+
+void Http::Impl::take_ended() {
+  int left = 0;
+  while (const CURLMsg* const message = libcurl().multi_info_read(multi_.get(), &left)) {
+    if (message->msg != CURLMSG_DONE) continue;
+    const CURLcode code = message->data.result;  // the message dies with its handle
+    char* user = nullptr;
+    libcurl().easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
+    auto& ended = *reinterpret_cast<Transfer*>(user);
+    HttpEnd end;
+    try {
+      end = end_of(code, ended);
+    } catch (const std::bad_alloc&) {
+      end = {EIO, "no memory"};
+    }
+    Transfers removed = remove(ended);
+    ended.easy.reset();
+    if (!ended.next) {
+      finish(std::move(removed.front()), std::move(end));
+      continue;
+    }
+    // The answer was a redirect; how its body ended does not matter.
+    if (ended.head.status == 303 && ended.request.method != "HEAD") {
+      ended.request.method = "GET";
+      ended.request.body.clear();
+    }
+    ended.is_at_first = ended.is_at_first && ended.next_origin == ended.origin;
+    ended.at = *std::move(ended.next);
+    ended.origin = std::move(ended.next_origin);
+    ended.next.reset();
+    ended.failure = {};
+    waiting_.splice(waiting_.begin(), removed);
+  }
+}
+
+Clock::time_point Http::Impl::deadline_of(const Transfer& transfer) {
+  return std::min(transfer.since + transfer.request.stall, transfer.end());
+}
+
+void Http::Impl::end_late() {
+  const Clock::time_point now = Clock::now();
+  for (auto at = active_.begin(); at != active_.end();) {
+    Transfer& one = **at++;
+    HttpEnd end;
+    if (one.is_abandoned()) {
+      end = {ECANCELED, "abandoned"};
+    } else if (deadline_of(one) <= now) {
+      end.error = ETIMEDOUT;
+      try {
+        const bool has_stalled = one.since + one.request.stall <= now;
+        end.text = !has_stalled ? "it took longer than " + in_seconds(one.request.limit)
+                   : one.came == 0
+                       ? "its server sent nothing for " + in_seconds(one.request.stall)
+                       : "its server sent next to nothing for " + in_seconds(one.request.stall);
+      } catch (const std::bad_alloc&) {  // finish() says something
+      }
+    }
+    if (end.error != 0) finish(std::move(remove(one).front()), std::move(end));
+  }
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    if ((*at)->end() > now) {
+      ++at;
+      continue;
+    }
+    std::unique_ptr<Transfer> transfer = std::move(*at);
+    at = waiting_.erase(at);
+    HttpEnd end{ETIMEDOUT, ""};
+    try {
+      const std::string time = in_seconds(transfer->request.limit);
+      end.text =
+          (transfer->redirects > 0 ? "it took longer than " : "no connection was free for ") + time;
+    } catch (const std::bad_alloc&) {  // finish() says something
+    }
+    finish(std::move(transfer), std::move(end));
+  }
+}
+
+int Http::Impl::next_deadline() const {
+  const Clock::time_point now = Clock::now();
+  Clock::time_point next = now + std::chrono::hours(1);
+  for (const auto& transfer : active_) next = std::min(next, deadline_of(*transfer));
+  for (const auto& transfer : waiting_) {
+    next = std::min(next, is_full(*transfer) ? transfer->end() : transfer->due);
+  }
+  const auto left = std::chrono::ceil<milliseconds>(next - now);
+  return static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
+}
+
+void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
+  transfer->easy.reset();
+  if (end.error != 0 && end.text.empty()) end.text = "no memory";
+  end.was_kept = transfer->was_kept;
+  transfer->callbacks.end(end);
+}
+
+// A callback may start another transfer: it ends too.
+void Http::Impl::end_all() {
+  do {
+    Transfers all;
+    while (!active_.empty()) all.splice(all.end(), remove(*active_.front()));
+    all.splice(all.end(), waiting_);
+    for (auto& transfer : all) finish(std::move(transfer), {ECANCELED, "cancelled"});
+    take_started();
+  } while (!waiting_.empty());
+}
+
+void Http::Impl::look() {
+  const std::lock_guard lock(mutex_);
+  if (multi_) libcurl().multi_wakeup(multi_.get());
+}
+
+std::string http_libraries() {
+  return std::string("libcurl " LIBCURL_VERSION ", OpenSSL ") +
+         OpenSSL_version(OPENSSL_VERSION_STRING);
+}
+
+Http::Http(const Options& options)
+    : impl_(std::make_unique<Impl>(options)),
+      counters_(options.counters),
+      patience_(options.patience) {}
+Http::~Http() = default;
+
+void Http::look() { impl_->look(); }
+
+void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds delay) {
+  auto transfer = std::make_unique<Transfer>();
+  const std::optional<WebUrl> url = parse_web_url(request.url);
+  transfer->request = std::move(request);
+  transfer->callbacks = std::move(callbacks);
+  transfer->environment = &impl_->environment();
+  transfer->due = Clock::now() + delay;
+  transfer->insecure_http = impl_->options().insecure_http;
+  transfer->counters = impl_->options().counters;
+  const auto is_broken = [](const std::string& line) {
+    return line.find_first_of(std::string_view("\r\n\0", 3)) != std::string::npos;
+  };
+  const HttpRequest& asked = transfer->request;
+  if (asked.redirected_by) {
+    transfer->redirects = 1;
+    transfer->by = *asked.redirected_by;
+  }
+  const auto& range = asked.range;
+  if (!url) {
+    transfer->fail(EACCES, "not a URL of http or https, or one with a user and password");
+  } else if (transfer->at = *url, transfer->origin = url->origin();
+             !refusal_of(*transfer, *url).empty()) {
+    transfer->fail(EACCES, std::string(refusal_of(*transfer, *url)));
+  } else if (std::ranges::any_of(asked.headers, is_broken) ||
+             std::ranges::any_of(asked.secrets, is_broken) || is_broken(asked.method)) {
+    transfer->fail(EACCES, "a header of the request has a line end in it");
+  } else if (range &&
+             (range->length == 0 ||
+              range->length - 1 > std::numeric_limits<std::uint64_t>::max() - range->offset)) {
+    transfer->fail(EACCES, "the request asks for no bytes");
+  }
+  impl_->start(std::move(transfer));
+}
+
+}  // namespace stfs

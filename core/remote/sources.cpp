@@ -1,0 +1,737 @@
+#include "core/remote/sources.h"
+
+#include "core/base/posix.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+#include "core/remote/cache/cache.h"
+#include "core/remote/cache/cache_file.h"
+#include "core/remote/cache/fetcher.h"
+#include "core/remote/cache/hub_copy.h"
+#include "core/remote/http/http.h"
+#include "core/remote/http/url.h"
+#include "core/remote/stores/hub.h"
+#include "core/remote/stores/hub_name.h"
+#include "core/remote/stores/remote.h"
+#include "core/remote/stores/s3.h"
+#include "core/remote/stores/web.h"
+#include "core/source/local_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <thread>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLaterPatience{5'000};
+
+// Whether a name that a server lists can be one in a directory.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+// The name in the cache. URLs that differ in their query may mean different objects.
+std::string key_of(const std::string& given) {
+  const std::string name = without_signature(given);
+  std::string key = public_name(name);
+  if (key == name) return key;
+  Sha256 hash;
+  hash.add(std::as_bytes(std::span(name)));
+  return key + "#" + hash.hex();
+}
+
+bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
+
+bool is_hub_offline() {
+  const char* value = std::getenv("HF_HUB_OFFLINE");
+  if (value == nullptr) return false;
+  std::string text = value;
+  std::ranges::transform(text, text.begin(), [](char c) {
+    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
+  });
+  constexpr std::array<std::string_view, 4> kTrue{"1", "ON", "YES", "TRUE"};
+  return std::ranges::find(kTrue, text) != kTrue.end();
+}
+
+}  // namespace
+
+SourceOptions resolved(SourceOptions options) {
+  options.offline = options.offline || is_hub_offline();
+  if (options.cache_dir.empty()) options.cache_dir = Cache::default_directory();
+  if (options.cache_dir.empty()) return options;
+  std::error_code error;
+  options.cache_dir = std::filesystem::absolute(options.cache_dir, error).string();
+  return options;
+}
+
+class Sources::Impl {
+ public:
+  explicit Impl(SourceOptions options) : options_(std::move(options)) {
+    if (options_.counters == nullptr) options_.counters = &own_counters_;
+    options_.offline = options_.offline || is_offline_for_hub_;
+    if (options_.cache_dir.empty()) return;
+    std::error_code error;  // a daemon changes its directory
+    options_.cache_dir = std::filesystem::absolute(options_.cache_dir, error).string();
+  }
+
+  std::unique_ptr<const Source> open(const std::string& name, When when = When::kNow);
+  std::optional<std::vector<std::string>> names_in(const std::string& name);
+  std::string pinned(const std::string& name);
+  int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
+  void keep_if_not_cached(const Source& source, std::string_view first);
+  std::string resolutions(std::span<const Beginning> beginnings);
+  void use(std::string_view resolutions);
+  void start_fetching() {
+    const std::lock_guard lock(fetchers_mutex_);
+    for (const auto& [host, fetcher] : fetchers_) fetcher->hold(false);
+  }
+  std::size_t made() {
+    const std::lock_guard lock(known_mutex_);
+    return made_.size();
+  }
+  void remove_made_since(std::size_t made);
+  void report(std::size_t opened, std::size_t all) {
+    if (options_.progress == nullptr) return;
+    const std::lock_guard lock(talk_mutex_);
+    options_.progress(opened, all);
+  }
+
+ private:
+  // The facts found about a name.
+  struct Known {
+    std::optional<std::string> pinned = {};
+    bool is_file = false;    // a store said so
+    bool is_absent = false;  // a store said so; not remembered by the cache
+    std::optional<std::vector<std::string>> listing = {};
+    std::optional<RemoteVersion> version = {};
+    std::string first = {};  // bytes that no cache holds
+  };
+
+  static Json json_of(const Known& known, bool with_secrets);
+  static Known known_of(const Json& json);
+  static bool is_version_of(const Known& known, const Source& source) {
+    return known.version && known.version->name == source.path() &&
+           known.version->token == source.token();
+  }
+
+  Http& http();
+  Cache& cache();
+  Fetcher& fetcher(const std::string& name);
+  Store& store(const std::string& name);
+
+  void warn(const std::string& line);
+  std::optional<Known> given(const std::string& name);
+  Known recalled(const std::string& name);
+  template <class Change>
+  void learn(const std::string& name, const Change& change);
+  [[noreturn]] void refuse_to_ask(const std::string& name) const;
+  std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
+  bool may_ask() const { return !options_.offline && !asks_nobody_; }
+  bool is_cached(const RemoteVersion& version, std::uint64_t length);
+  std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
+                               std::uint64_t length);
+  std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
+                                     std::string_view first, When when);
+  std::unique_ptr<const Source> make_fetched(const std::string& name, RemoteVersion version,
+                                             std::string_view first, When when);
+  std::unique_ptr<const Source> make_from_copy(const std::string& name,
+                                               const RemoteVersion& version, std::string_view first,
+                                               When when);
+  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
+  std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
+
+  SourceOptions options_;
+  const bool is_offline_for_hub_ = is_hub_offline();
+  Counters own_counters_;
+  bool asks_nobody_ = false;
+
+  std::once_flag http_once_, cache_once_;
+  // Destroyed from the last to the first: each uses those before it.
+  std::unique_ptr<Http> http_;
+  std::unique_ptr<Cache> cache_;
+  std::mutex stores_mutex_;
+  std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by scheme
+  std::mutex fetchers_mutex_;
+  // One for each host: its thread may wait for that host's credentials.
+  std::map<std::string, std::unique_ptr<Fetcher>> fetchers_;
+
+  std::mutex known_mutex_;
+  std::map<std::string, Known> known_;  // by name, with its secrets
+  std::vector<std::string> made_;       // IDs of entries of the cache
+  // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
+  std::map<std::string, std::string> parts_;
+  std::size_t parts_bytes_ = 0;
+  std::mutex talk_mutex_;           // of the functions in options_
+  std::set<std::string> warnings_;  // that the user has seen
+};
+
+Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
+  Json json = Json::object();
+  if (known.pinned) json["pinned"] = with_secrets ? *known.pinned : public_name(*known.pinned);
+  if (known.is_file) json["is_file"] = true;
+  if (known.is_absent && with_secrets) json["is_absent"] = true;
+  if (known.listing) json["listing"] = *known.listing;
+  if (known.version) json["version"] = to_json(*known.version, with_secrets);
+  if (with_secrets && !known.first.empty()) {
+    json["first"] = Json::binary({known.first.begin(), known.first.end()});
+  }
+  return json;
+}
+
+// Leaves out what is of another type: the cache is not trusted.
+Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
+  const auto text_of = [](const Json& value) -> std::optional<std::string> {
+    const auto* text = value.get_ptr<const Json::string_t*>();
+    return text != nullptr ? std::optional(*text) : std::nullopt;
+  };
+  Known known;
+  if (!json.is_object()) return known;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "pinned") known.pinned = text_of(value);
+    if (key == "is_file") known.is_file = value == true;
+    if (key == "is_absent") known.is_absent = value == true;
+    if (key == "version") known.version = parse_remote_version(text_of(value).value_or(""));
+    if (key == "first" && value.is_binary()) {
+      known.first.assign(value.get_binary().begin(), value.get_binary().end());
+    }
+    if (key != "listing" || !value.is_array()) continue;
+    known.listing.emplace();
+    for (const Json& name : value) {
+      auto text = text_of(name);
+      if (text && is_plain_file_name(*text)) known.listing->push_back(*std::move(text));
+    }
+  }
+  return known;
+}
+
+Http& Sources::Impl::http() {
+  std::call_once(http_once_, [this] {
+    http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
+                                                 .insecure_http = options_.insecure_http,
+                                                 .counters = options_.counters,
+                                                 .patience = timeout()});
+  });
+  return *http_;
+}
+
+Cache& Sources::Impl::cache() {
+  std::call_once(cache_once_, [this] {
+    cache_ = std::make_unique<Cache>(
+        Cache::Options{.directory = options_.cache_dir, .size = options_.cache_size});
+    if (!cache_->unusable().empty()) {
+      warn(cache_->unusable() + ": what is fetched is kept in memory, 16 MiB of each source");
+    }
+  });
+  return *cache_;
+}
+
+Fetcher& Sources::Impl::fetcher(const std::string& name) {
+  const std::string host = name.substr(0, name.find('/', name.find("://") + 3));
+  Http& http = this->http();
+  Cache& cache = this->cache();
+  const std::lock_guard lock(fetchers_mutex_);
+  std::unique_ptr<Fetcher>& fetcher = fetchers_[host];
+  if (fetcher == nullptr) {
+    fetcher = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
+                                                         .connections = options_.connections,
+                                                         .offline = options_.offline,
+                                                         .counters = options_.counters},
+                                        http, cache);
+    fetcher->hold(asks_nobody_);
+  }
+  return *fetcher;
+}
+
+Store& Sources::Impl::store(const std::string& name) {
+  const std::string_view scheme = is_web(scheme_of(name)) ? "https" : scheme_of(name);
+  const std::lock_guard lock(stores_mutex_);
+  const auto at = stores_.find(scheme);
+  if (at != stores_.end()) return *at->second;
+  std::unique_ptr<Store> made;
+  if (scheme == "https") {
+    made = make_web_store(http());
+  } else if (scheme == "s3") {
+    made = make_s3_store(http(), options_.insecure_http);
+  } else if (scheme == "hf") {
+    made = make_hub_store(http());
+  } else {
+    throw Error(ErrorCode::kUsage, public_name(name),
+                "no source of this kind: stfs knows https, s3 and hf");
+  }
+  return *stores_.emplace(scheme, std::move(made)).first->second;
+}
+
+void Sources::Impl::warn(const std::string& line) {
+  const std::lock_guard lock(talk_mutex_);
+  if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
+}
+
+// The facts that use() was given for a name.
+std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name) {
+  if (!asks_nobody_) return std::nullopt;
+  const std::lock_guard lock(known_mutex_);
+  const auto at = known_.find(name);
+  return at != known_.end() ? std::optional(at->second) : std::nullopt;
+}
+
+// The cache's facts about a name.
+Sources::Impl::Known Sources::Impl::recalled(const std::string& name) {
+  const auto json = cache().recall(key_of(name));
+  return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
+}
+
+// Remembers what `change` adds, here and in the cache.
+template <class Change>
+void Sources::Impl::learn(const std::string& name, const Change& change) {
+  {
+    const std::lock_guard lock(known_mutex_);
+    change(known_[name]);
+  }
+  Known known = recalled(name);
+  const Json before = json_of(known, false);
+  change(known);
+  const Json after = json_of(known, false);
+  if (after == before) return;
+  cache().remember(key_of(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void Sources::Impl::refuse_to_ask(const std::string& name) const {
+  throw Error(ErrorCode::kHidden, public_name(name),
+              options_.offline ? is_offline_for_hub_
+                                     ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
+                                     : "offline, and this was never fetched"
+                               : "changed while it was loaded: mount it again");
+}
+
+// Whether the cache has the first bytes of a version.
+bool Sources::Impl::is_cached(const RemoteVersion& version, std::uint64_t length) {
+  const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
+  if (entry == nullptr) return false;
+  const std::uint64_t blocks = (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock;
+  for (std::uint64_t i = 0; i < std::min(blocks, entry->blocks()); ++i) {
+    if (!entry->is_there(i)) return false;
+  }
+  return true;
+}
+
+// Where the blocks end that were read of a beginning, 0 if the cache has them all. Who loads it
+// again reads the same: a reader passes over what it does not keep.
+std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const Source& source,
+                                            std::uint64_t length) {
+  const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
+  std::uint64_t end = 0;
+  bool has_all = true;
+  for (std::uint64_t begin = 0; begin < std::min(length, source.size());
+       begin += CacheEntry::kBlock) {
+    const ByteRange block{begin, std::min(CacheEntry::kBlock, source.size() - begin)};
+    if (!source.has(block)) continue;
+    end = block.offset + block.length;
+    has_all = has_all && entry != nullptr && entry->is_there(begin / CacheEntry::kBlock);
+  }
+  return has_all ? 0 : end;
+}
+
+std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
+                                                  std::string_view first, When when) {
+  if (auto copy = make_from_copy(name, version, first, when)) return copy;
+  return make_fetched(name, std::move(version), first, when);
+}
+
+// From a file of the Hub's own cache; null when there is none that fits.
+std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& name,
+                                                            const RemoteVersion& version,
+                                                            std::string_view first, When when) {
+  const std::string path = scheme_of(version.name) == "hf" ? hub_local_copy(version.name) : "";
+  if (path.empty()) return nullptr;
+  std::unique_ptr<const LocalFile> file;
+  CopyState state = CopyState::kRefused;
+  try {
+    file = std::make_unique<const LocalFile>(path);
+    state = look_at_hub_copy(*file, version, cache());
+  } catch (const Error&) {
+    // It cannot be read.
+  }
+  if (state == CopyState::kRefused) {
+    warn(printable(path) +
+         ": the Hub's own cache has other bytes than the Hub: not used: remove it");
+    return nullptr;
+  }
+  // What is loaded is small: it comes from the Hub before all of a large file is compared.
+  std::unique_ptr<const Source> remote;
+  if (state == CopyState::kUnknown && !options_.offline) {
+    remote = make_fetched(name, version, first, when);
+  }
+  return std::make_unique<const HubCopy>(version, std::move(file), std::move(remote),
+                                         state == CopyState::kFits, cache());
+}
+
+// Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
+// its digest. Of any other file nobody tells a digest. Null when there is none.
+std::unique_ptr<const Source> Sources::Impl::open_unasked_copy(const std::string& name) {
+  const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  if (path.empty()) return nullptr;
+  auto file = std::make_unique<const LocalFile>(path);
+  const std::string blob = last_component(file->path());
+  if (!is_digest(blob, kSha256Digits)) return file;
+  HubName pinned = parse_hub_name(name);
+  constexpr std::string_view kSnapshots = "/snapshots/";
+  const std::size_t at = path.rfind(kSnapshots, path.size() - pinned.path.size());
+  pinned.revision = path.substr(at + kSnapshots.size(), kCommitDigits);
+  RemoteVersion version;
+  version.name = pinned.text();
+  version.size = file->size();
+  version.mtime = file->mtime();
+  version.token = "hf-" + blob;
+  version.sha256 = blob;
+  return make_from_copy(name, version, "", When::kLater);
+}
+
+std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& name,
+                                                          RemoteVersion version,
+                                                          std::string_view first, When when) {
+  std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
+  if (entry == nullptr && options_.offline) refuse_to_ask(name);
+  if (entry != nullptr && entry->is_new()) {
+    const std::lock_guard lock(known_mutex_);
+    made_.push_back(entry->id());
+  }
+  std::unique_ptr<Remote> remote = store(name).remote(version);
+  // A store's questions before its first block are asked here, where many threads can, and not
+  // on the one thread of the Fetcher that prepares requests.
+  const bool has_first = !first.empty() || (entry != nullptr && entry->is_there(0));
+  if (when == When::kNow && may_ask() && version.size > 0 && !has_first)
+    static_cast<void>(remote->request({0, 1}));
+  const bool has_room = first.empty() || entry == nullptr || cache().make_room(first.size());
+  Fetcher& fetcher = this->fetcher(version.name);
+  return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
+                                           fetcher, first, has_room);
+}
+
+std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When when) {
+  Store& store = this->store(name);
+  const std::string at = pinned(name);
+  if (const auto known = given(at); known && (known->version || known->is_absent)) {
+    if (!known->version) throw Error(ErrorCode::kAbsent, public_name(name), "no such file");
+    return make(at, *known->version, known->first, when);
+  }
+  Known known = recalled(at);
+  if (!may_ask()) {
+    if (!known.version && options_.offline) {
+      if (auto copy = open_unasked_copy(at)) return copy;
+    }
+    if (!known.version || asks_nobody_) refuse_to_ask(name);
+    {
+      const std::lock_guard lock(known_mutex_);
+      known_[at].version = known.version;  // for resolutions()
+    }
+    return make(at, *std::move(known.version), "", when);
+  }
+  Found found;
+  try {
+    // A file that is perhaps never read must not hold up those that are.
+    const auto patience = when == When::kLater
+                              ? std::optional(std::min(kLaterPatience, milliseconds(timeout()) / 4))
+                              : std::nullopt;
+    found = store.find(at, known.version ? &*known.version : nullptr, patience);
+  } catch (const Error& error) {
+    const std::lock_guard lock(known_mutex_);
+    if (error.code() == ErrorCode::kAbsent) known_[at].is_absent = true;
+    throw;
+  }
+  learn(at, [&](Known& what) { what.version = found.version; });
+  if (found.version.is_weak) {
+    warn(public_name(parent_name(at)) + ": its server sends no strong ETag: a change that keeps " +
+         (found.version.weak_etag.empty() ? "" : "the weak one, ") + "time and size is not seen");
+  }
+  return make(at, std::move(found.version), found.first, when);
+}
+
+void Sources::Impl::remove_made_since(std::size_t made) {
+  std::vector<std::string> ids;
+  {
+    const std::lock_guard lock(known_mutex_);
+    for (; made_.size() > made; made_.pop_back()) ids.push_back(std::move(made_.back()));
+  }
+  for (const std::string& id : ids) cache().remove(id);
+}
+
+// Of a model that the Hub's own cache holds, without asking: the files that lie there.
+std::optional<std::vector<std::string>> Sources::Impl::local_listing(
+    const std::string& name) const {
+  if (scheme_of(name) != "hf") return std::nullopt;
+  for (const char* file : {"model.safetensors.index.json", "model.safetensors"}) {
+    const std::string copy = hub_local_copy(child_name(name, file));
+    if (!copy.empty()) return stfs::names_in(std::filesystem::path(copy).parent_path());
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<std::string>> Sources::Impl::names_in(const std::string& name) {
+  Store& store = this->store(name);
+  if (is_web(scheme_of(name)) && public_name(name).ends_with('/')) {
+    throw Error(ErrorCode::kUsage, public_name(name),
+                "a web server has no directories: name the file or the index");
+  }
+  const std::string at = pinned(name);
+  if (!may_ask()) {
+    const Known known = asks_nobody_ ? given(at).value_or(Known{}) : recalled(at);
+    if (known.is_file || known.version || known.listing) {
+      const std::lock_guard lock(known_mutex_);
+      known_[at].is_file = !known.listing;  // for resolutions()
+      known_[at].listing = known.listing;
+      return known.listing;
+    }
+    if (auto listing = local_listing(at)) return listing;
+    if (scheme_of(at) == "hf" && !hub_local_copy(at).empty()) return std::nullopt;
+    refuse_to_ask(name);
+  }
+  std::optional<std::vector<std::string>> listing = store.list(at);
+  if (listing)
+    std::erase_if(*listing, [](const auto& entry) { return !is_plain_file_name(entry); });
+  learn(at, [&](Known& what) {
+    what.is_file = !listing;
+    what.listing = listing;
+  });
+  return listing;
+}
+
+std::string Sources::Impl::pinned(const std::string& name) {
+  {
+    const std::lock_guard lock(known_mutex_);
+    const auto at = known_.find(name);
+    if (at != known_.end() && at->second.pinned) return *at->second.pinned;
+  }
+  Store& store = this->store(name);
+  if (!may_ask()) {
+    const auto before = asks_nobody_ ? std::nullopt : recalled(name).pinned;
+    if (!before) return name;
+    const std::lock_guard lock(known_mutex_);
+    known_[name].pinned = before;  // for resolutions()
+    return *before;
+  }
+  std::string pinned = store.pinned(name);
+  if (pinned != name) learn(name, [&](Known& what) { what.pinned = pinned; });
+  return pinned;
+}
+
+int Sources::Impl::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
+  if (!is_url(source.path())) return source.read(out, offset);
+  std::string key = source.path();
+  key.append(1, '\0').append(source.token()).append(1, '\0');
+  key += std::to_string(offset);
+  if (asks_nobody_) {
+    const auto known = parts_.find(key);
+    if (known != parts_.end() && known->second.size() == out.size()) {
+      std::memcpy(out.data(), known->second.data(), out.size());
+      return 0;
+    }
+  }
+  const int error = source.read(out, offset);
+  if (error != 0 || asks_nobody_) return error;
+  constexpr std::size_t kMostParts = std::size_t{16} << 20;
+  const std::lock_guard lock(known_mutex_);
+  if (parts_bytes_ + out.size() > kMostParts) return 0;
+  parts_bytes_ += out.size();
+  parts_[std::move(key)] = {reinterpret_cast<const char*>(out.data()), out.size()};
+  return 0;
+}
+
+void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view first) {
+  const std::lock_guard lock(known_mutex_);
+  for (auto& [name, known] : known_) {
+    if (is_version_of(known, source) && !is_cached(*known.version, first.size()))
+      known.first = first;
+  }
+}
+
+std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
+  for (const auto& [source, length] : beginnings) {
+    std::uint64_t end = 0;
+    {
+      const std::lock_guard lock(known_mutex_);
+      const auto known = std::ranges::find_if(
+          known_, [&, at = source](const auto& entry) { return is_version_of(entry.second, *at); });
+      if (known == known_.end()) continue;
+      end = end_not_cached(*known->second.version, *source, length);
+    }
+    if (end == 0) continue;
+    if (end > Fetcher::kMemory) {
+      throw Error(ErrorCode::kUnreadable, source->path(),
+                  "its header has " + human_bytes(length) +
+                      ", and no cache can hold it: name a directory with -o cache_dir, or mount "
+                      "without -o supervise");
+    }
+    std::string first(end, '\0');
+    if (const int error = source->read(std::as_writable_bytes(std::span(first)), 0)) {
+      throw_read_failure(*source, source->path(), "", error);
+    }
+    keep_if_not_cached(*source, first);
+  }
+  Json json = Json::object();
+  Json& names = json["names"] = Json::array();
+  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  for (const auto& [name, known] : known_) {
+    names.push_back(Json::array({Json::binary({name.begin(), name.end()}), json_of(known, true)}));
+  }
+  Json& parts = json["parts"] = Json::array();
+  for (const auto& [key, bytes] : parts_) {
+    parts.push_back(Json::array(
+        {Json::binary({key.begin(), key.end()}), Json::binary({bytes.begin(), bytes.end()})}));
+  }
+  json["warnings"] = warnings_;
+  const std::vector<std::uint8_t> bytes = Json::to_msgpack(json);
+  return {bytes.begin(), bytes.end()};
+}
+
+void Sources::Impl::use(std::string_view resolutions) {
+  const Json json = Json::from_msgpack(resolutions, true, false);
+  if (!json.is_object() || !json.contains("names") || !json.contains("parts") ||
+      !json.contains("warnings")) {
+    throw Error(ErrorCode::kUnreadable, "", "the sources that were found are not understood");
+  }
+  const std::scoped_lock lock(known_mutex_, talk_mutex_);
+  for (const Json& entry : json["names"]) {
+    const auto& name = entry.at(0).get_binary();
+    known_[std::string(name.begin(), name.end())] = known_of(entry.at(1));
+  }
+  for (const Json& entry : json["parts"]) {
+    const auto& key = entry.at(0).get_binary();
+    const auto& bytes = entry.at(1).get_binary();
+    parts_[{key.begin(), key.end()}].assign(bytes.begin(), bytes.end());
+  }
+  for (const Json& line : json["warnings"]) warnings_.insert(line.get<std::string>());
+  asks_nobody_ = true;
+}
+
+Sources::Sources(SourceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Sources::~Sources() = default;
+
+std::unique_ptr<const Source> Sources::open(const std::string& name) {
+  return is_url(name) ? impl_->open(name) : std::make_unique<const LocalFile>(name);
+}
+
+std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
+  constexpr std::size_t kAtOnce = 16;
+  std::vector<Opened> opened(names.size());
+  std::vector<std::size_t> remote;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  std::optional<Error> unreachable;  // those that were not begun then fail as this one
+  const auto open_one = [&](std::size_t i) {
+    try {
+      if (when == When::kLater && is_url(names[i])) {
+        opened[i].source = impl_->open(names[i], when);
+        return;
+      }
+      opened[i].source = open(names[i]);
+      const Source& source = *opened[i].source;
+      const ByteRange first{0, std::min(source.size(), CacheEntry::kBlock)};
+      if (const int error = is_url(names[i]) ? source.fetch(first) : 0) {
+        throw_read_failure(source, source.path(), "", error);
+      }
+    } catch (const Error& error) {
+      opened[i].error = error;
+    }
+    const std::optional<Error>& error = opened[i].error;
+    if (!error || error->code() == ErrorCode::kAbsent || !is_url(names[i])) return;
+    if (error->code() == ErrorCode::kHidden && when == When::kLater) return;
+    const std::lock_guard lock(mutex);
+    if (!unreachable) unreachable = error;
+  };
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (is_url(names[i])) {
+      remote.push_back(i);
+    } else {
+      open_one(i);
+    }
+  }
+
+  std::atomic<std::size_t> next = 0;
+  std::atomic<std::size_t> done = 0;
+  const auto open_rest = [&] {
+    for (std::size_t i = 0; (i = next++) < remote.size();) {
+      try {
+        {
+          const std::lock_guard lock(mutex);
+          if (unreachable) opened[remote[i]].error = unreachable;
+        }
+        if (!opened[remote[i]].error) open_one(remote[i]);
+        if (when == When::kNow) impl_->report(++done, remote.size());
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min(kAtOnce, remote.size())) {
+      threads.push_back(start_thread(open_rest));
+    }
+  } catch (const std::exception&) {
+    // Fewer threads take longer.
+  }
+  open_rest();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+  return opened;
+}
+
+std::optional<std::vector<std::string>> Sources::names_in(const std::string& name) {
+  if (is_url(name)) return impl_->names_in(name);
+  std::error_code error;
+  if (!std::filesystem::is_directory(name, error)) return std::nullopt;
+  return stfs::names_in(name);
+}
+
+std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
+  if (!is_url(name)) return stfs::read_file(name, limit);
+  const std::unique_ptr<const Source> source = open(name);
+  if (source->size() > limit) {
+    throw Error(ErrorCode::kUnreadable, public_name(name),
+                "larger than the limit of " + std::to_string(limit) + " bytes");
+  }
+  std::string text(source->size(), '\0');
+  if (const int error = source->read(std::as_writable_bytes(std::span(text)), 0)) {
+    throw_read_failure(*source, public_name(name), "", error);
+  }
+  impl_->keep_if_not_cached(*source, text);
+  return text;
+}
+
+std::string Sources::pinned(const std::string& name) {
+  return is_url(name) ? impl_->pinned(name) : name;
+}
+
+std::size_t Sources::made() const { return impl_->made(); }
+void Sources::remove_made_since(std::size_t made) { impl_->remove_made_since(made); }
+
+int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
+  return impl_->read(source, offset, out);
+}
+
+std::string Sources::resolutions(std::span<const Beginning> beginnings) {
+  return impl_->resolutions(beginnings);
+}
+void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
+void Sources::start_fetching() { impl_->start_fetching(); }
+
+}  // namespace stfs

@@ -1,0 +1,344 @@
+#include "core/remote/stores/hub.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/remote/http/http_rules.h"
+#include "core/remote/http/url.h"
+#include "core/remote/stores/hub_api.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
+constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
+constexpr std::size_t kMostTreePages = 2000;
+constexpr int kMostHops = 10;
+
+std::string_view unquoted(std::string_view etag) {
+  if (etag.starts_with("W/")) etag.remove_prefix(2);
+  if (etag.size() >= 2 && etag.front() == '"' && etag.back() == '"') {
+    etag = etag.substr(1, etag.size() - 2);
+  }
+  return etag;
+}
+
+// A URL that has bytes, and how it was found.
+struct HubLocation {
+  std::string url = {};  // "" for none; may hold a signature
+  bool may_have_token = false;
+  std::optional<HttpPlace> redirected_by = {};
+};
+
+class HubRemote final : public Remote {
+ public:
+  HubRemote(Http& http, const HubOptions& options, RemoteVersion version)
+      : http_(http),
+        options_(options),
+        version_(std::move(version)),
+        name_(parse_hub_name(version_.name)) {}
+
+  HttpRequest request(ByteRange range) override {
+    HttpRequest request = request_to(version_.sha256.empty() ? first_location() : location());
+    request.range = range;
+    return request;
+  }
+
+  Verdict judge(const HttpHead& head, ByteRange range) const override {
+    switch (head.status) {
+      case 400:  // some stores say so of a signed URL that expired
+      case 401:
+      case 403:
+      case 404:  // the commit is not gone with a URL: resolve() knows
+      case 410: {
+        const std::lock_guard lock(mutex_);
+        if (head.was_redirected || head.url == location_.url) refused_ = location_.url;
+        return {.kind = Verdict::Kind::kRenew, .text = refusal_of(head)};
+      }
+      default:
+        break;
+    }
+    const std::string_view commit = head.header("x-repo-commit");
+    if (!commit.empty() && commit != name_.revision) {
+      return {.kind = Verdict::Kind::kChanged, .text = "the Hub answers with another commit"};
+    }
+    return stfs::judge(version_, head, range);
+  }
+
+  // Several requests may be refused with one URL: the one that came in its place is kept.
+  bool renew() override {
+    const std::lock_guard lock(mutex_);
+    if (location_.url == refused_) location_ = {};
+    return true;
+  }
+
+ private:
+  // The meaning of an answer. The second host knows nothing of models.
+  std::string refusal_of(const HttpHead& head) const {
+    const std::optional<WebUrl> from = parse_web_url(head.url);
+    if (!from || from->origin() != options_.origin) {
+      return "the server of its signed URL answers " + std::to_string(head.status);
+    }
+    try {
+      refuse_hub_answer(head, version_.name, name_.id, options_);
+    } catch (const Error& error) {
+      return error.message();
+    }
+  }
+
+  HubLocation first_location() const {
+    return {.url = options_.resolve_url(name_), .may_have_token = true};
+  }
+
+  HttpRequest request_to(const HubLocation& at) const {
+    HttpRequest request = options_.request(at.url);
+    if (!at.may_have_token) request.secrets.clear();
+    request.redirected_by = at.redirected_by;
+    return request;
+  }
+
+  // Where the bytes are: what is kept, or what the Hub says now. One thread asks, others wait.
+  HubLocation location() {
+    const std::lock_guard asking(asking_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!location_.url.empty()) return location_;
+    }
+    HubLocation found = resolve();
+    const std::lock_guard lock(mutex_);
+    location_ = found;
+    return found;
+  }
+
+  // Follows /resolve/ to the URL that has the bytes, and checks what the Hub tells of them.
+  HubLocation resolve() const {
+    HubLocation at = first_location();
+    bool is_checked = false;
+    for (int hop = 0; hop < kMostHops; ++hop) {
+      HttpRequest request = request_to(at);
+      request.follow = false;
+      request.range = ByteRange{.offset = 0, .length = 1};
+      const HttpHead head = http_.get(request, kLongestRedirect).head;
+      is_checked = check(head) || is_checked;
+      if (head.status / 100 == 2) {
+        if (!is_checked && unquoted(head.header("etag")) != version_.sha256) {
+          throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
+        }
+        return at;
+      }
+      if (head.status / 100 != 3) refuse_hub_answer(head, version_.name, name_.id, options_);
+      const std::optional<WebUrl> from = parse_web_url(at.url);
+      const std::optional<WebUrl> to =
+          from ? resolve_url(*from, head.header("location")) : std::nullopt;
+      if (!to) throw_not_the_hub(version_.name, "it redirects to what is no URL");
+      const std::string_view why = redirect_refusal(*from, *to, head.place);
+      if (!why.empty()) throw_not_the_hub(version_.name, std::string(why));
+      const bool is_elsewhere = to->origin() != from->origin();
+      at = {.url = to->text(),
+            .may_have_token = at.may_have_token && !is_elsewhere,
+            .redirected_by = head.place};
+      if (is_checked && is_elsewhere) return at;
+    }
+    throw_not_the_hub(version_.name, "it redirects for ever");
+  }
+
+  // Whether an answer says of which file it is. Throws Error when that is another one.
+  bool check(const HttpHead& head) const {
+    const std::string_view etag = head.header("x-linked-etag");
+    if (etag.empty() || head.status >= 400) return false;
+    if (head.header("x-repo-commit") != name_.revision) {
+      throw_not_the_hub(version_.name, "it is of another commit");
+    }
+    if (unquoted(etag) != version_.sha256) {
+      throw_not_the_hub(version_.name, "its SHA-256 is not the one of this commit");
+    }
+    if (head.header("x-linked-size") != std::to_string(version_.size)) {
+      throw_not_the_hub(version_.name, "its size is not the one of this commit");
+    }
+    return true;
+  }
+
+  Http& http_;
+  const HubOptions& options_;
+  const RemoteVersion version_;
+  const HubName name_;  // its revision is the commit
+  std::mutex asking_;   // held while a request is under way; judge() and renew() do not take it
+  mutable std::mutex mutex_;
+  HubLocation location_;         // what is kept
+  mutable std::string refused_;  // the URL that was refused last
+};
+
+class HubStore final : public Store {
+ public:
+  explicit HubStore(Http& http) : http_(http), options_(hub_options()) {}
+
+  Found find(const std::string& name, const RemoteVersion*, Patience) override {
+    const HubName asked = parse_hub_name(name);
+    const Known known = repository(asked);
+    const auto at = known->files.find(asked.path);
+    if (at == known->files.end()) {
+      if (is_directory(*known, asked.path)) {
+        throw Error(ErrorCode::kUnreadable, name, "a directory of the Hub, not a file");
+      }
+      absent(name);
+    }
+    const HubFile& file = at->second;
+    if (!file.is_known()) throw_not_the_hub(name, "it tells no valid size and digest of the file");
+    RemoteVersion version;
+    version.name = pinned_name(*known, asked.path);
+    version.size = *file.size;
+    version.mtime = known->mtime;
+    version.sha256 = file.sha256;
+    version.token = "hf-" + (file.sha256.empty() ? "git-sha1-" + file.blob : file.sha256);
+    return {.version = std::move(version)};
+  }
+
+  std::optional<std::vector<std::string>> list(const std::string& name) override {
+    const HubName asked = parse_hub_name(name);
+    const Known known = repository(asked);
+    if (known->files.contains(asked.path)) return std::nullopt;
+    if (!is_directory(*known, asked.path)) absent(name);
+    const std::string prefix = asked.path.empty() ? "" : asked.path + "/";
+    std::vector<std::string> names;
+    for (auto at = known->files.lower_bound(prefix);
+         at != known->files.end() && at->first.starts_with(prefix); ++at) {
+      std::string rest = at->first.substr(prefix.size());
+      if (rest.find('/') == std::string::npos) names.push_back(std::move(rest));
+    }
+    return names;
+  }
+
+  std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
+    return std::make_unique<HubRemote>(http_, options_, version);
+  }
+
+  std::string pinned(const std::string& name) override {
+    const HubName asked = parse_hub_name(name);
+    return pinned_name(*repository(asked), asked.path);
+  }
+
+ private:
+  using Known = std::shared_ptr<const HubModel>;  // shared by the threads that wait for one answer
+
+  [[noreturn]] static void absent(const std::string& name) {
+    throw Error(ErrorCode::kAbsent, name, "the model has no such file");
+  }
+
+  static bool is_directory(const HubModel& repository, const std::string& path) {
+    if (path.empty()) return true;
+    const auto at = repository.files.lower_bound(path + "/");
+    return at != repository.files.end() && at->first.starts_with(path + "/");
+  }
+
+  static std::string pinned_name(const HubModel& repository, const std::string& path) {
+    return HubName{.id = repository.id, .revision = repository.commit, .path = path}.text();
+  }
+
+  // The facts about a revision: from the first answer on, always the same. Threads that ask at the
+  // same time send one request.
+  Known repository(const HubName& name) {
+    const std::string key = name.id + "@" + name.revision;
+    std::promise<Known> promise;
+    std::shared_future<Known> answer;
+    bool is_first = false;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto [at, is_new] = repositories_.try_emplace(key);
+      if (is_new) at->second = promise.get_future().share();
+      answer = at->second;
+      is_first = is_new;
+    }
+    if (!is_first) return answer.get();
+    try {
+      const auto known = std::make_shared<const HubModel>(ask(name));
+      {
+        const std::lock_guard lock(mutex_);
+        repositories_.try_emplace(known->id + "@" + known->commit, answer);
+      }
+      promise.set_value(known);
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex_);
+        repositories_.erase(key);
+      }
+      promise.set_exception(std::current_exception());
+    }
+    return answer.get();
+  }
+
+  HttpAnswer get(const std::string& url, const HubName& name) {
+    HttpAnswer answer = http_.get(options_.request(url), kLongestAnswer);
+    if (answer.head.status != 200) refuse_hub_answer(answer.head, name.text(), name.id, options_);
+    return answer;
+  }
+
+  HubModel ask(const HubName& name) {
+    const HttpAnswer answer = get(
+        options_.api_url(name.id) + "/revision/" + percent_encode(name.revision) + "?blobs=true",
+        name);
+    HubModel model = parse_hub_model(answer.body, name);
+    const bool is_whole =
+        std::ranges::all_of(model.files, [](const auto& file) { return file.second.is_known(); });
+    if (!is_whole || model.files.empty()) read_tree(name, model);
+    return model;
+  }
+
+  // The files with their sizes, a page at a time: for an answer that lacks them.
+  void read_tree(const HubName& name, HubModel& model) {
+    std::string url = options_.api_url(model.id) + "/tree/" + model.commit + "?recursive=true";
+    std::set<std::string> seen;
+    while (seen.insert(url).second && seen.size() <= kMostTreePages) {
+      const HttpAnswer answer = get(url, name);
+      add_hub_tree(answer.body, name.text(), model);
+      const std::string next = next_hub_page(answer.head.header("link"));
+      if (next.empty()) return;
+      const std::optional<WebUrl> from = parse_web_url(answer.head.url);
+      const std::optional<WebUrl> to = from ? resolve_url(*from, next) : std::nullopt;
+      if (!to || to->origin() != from->origin()) {
+        throw_not_the_hub(name.text(), "the next page is on another host");
+      }
+      url = to->text();
+    }
+    throw_not_the_hub(name.text(), "its pages have no end");
+  }
+
+  Http& http_;
+  const HubOptions options_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_future<Known>> repositories_;  // by ID@REVISION
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_hub_store(Http& http) { return std::make_unique<HubStore>(http); }
+
+std::string hub_local_copy(const std::string& name) try {
+  const HubName asked = parse_hub_name(name);
+  if (asked.path.empty()) return "";
+  const std::string cache = hub_cache_directory();
+  if (cache.empty()) return "";
+  const std::size_t slash = asked.id.find('/');
+  const std::string model =
+      cache + "/models--" + asked.id.substr(0, slash) + "--" + asked.id.substr(slash + 1);
+  std::string commit = asked.revision;
+  if (!asked.has_commit()) {
+    commit = read_file(model + "/refs/" + asked.revision, 4096).substr(0, kCommitDigits);
+    if (!is_digest(commit, kCommitDigits)) return "";
+  }
+  const std::string path = model + "/snapshots/" + commit + "/" + asked.path;
+  struct stat file {};
+  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) ? path : "";
+} catch (const Error&) {
+  return "";
+}
+
+}  // namespace stfs

@@ -1,0 +1,221 @@
+#include "core/remote/stores/hub_name.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/remote/http/url.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char c) {
+    return static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+  });
+  return result;
+}
+
+// The Hub's rule for an organisation, and for the name of a model.
+bool is_id_part(std::string_view part) {
+  const auto may_end = [](char c) { return c != '-' && c != '.'; };
+  return !part.empty() && part.size() <= 96 && may_end(part.front()) && may_end(part.back()) &&
+         part.find("--") == std::string_view::npos && part.find("..") == std::string_view::npos &&
+         std::ranges::all_of(part, [](unsigned char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                  c == '-' || c == '_' || c == '.';
+         });
+}
+
+// The length of the revision that `text` begins with, up to a slash or the end. The Hub's own refs
+// have slashes.
+std::size_t revision_length(std::string_view text) {
+  for (const std::string_view ref : {"refs/pr/", "refs/convert/"}) {
+    if (!text.starts_with(ref)) continue;
+    const std::size_t end = std::min(text.find('/', ref.size()), text.size());
+    if (end > ref.size()) return end;
+  }
+  return std::min(text.find('/'), text.size());
+}
+
+// An environment variable; "" when it is not set.
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool is_true(const std::string& value) {
+  const std::string low = lower_case(value);
+  return low == "1" || low == "on" || low == "yes" || low == "true";
+}
+
+// As the Hub's client takes paths of the environment: "~" is the home directory.
+std::string expanded(const std::string& path) {
+  if (path != "~" && !path.starts_with("~/")) return path;
+  const std::string home = environment("HOME");
+  return home.empty() ? path : home + path.substr(1);
+}
+
+// The directory of the Hub's client; "" when there is no home directory.
+std::string hub_home() {
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return expanded(home);
+  if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty()) {
+    return expanded(cache) + "/huggingface";
+  }
+  const std::string home = environment("HOME");
+  return home.empty() ? "" : home + "/.cache/huggingface";
+}
+
+// A token without the white space around it. `place` is where it was found.
+std::string clean_token(std::string_view text, const std::string& place) {
+  constexpr std::string_view kSpace = " \t\r\n\v\f";
+  const std::size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return "";
+  text = text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+  if (!std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; })) {
+    throw Error(ErrorCode::kUsage, place, "no token: it has a character that no token has");
+  }
+  return std::string(text);
+}
+
+std::string find_token() {
+  if (is_true(environment("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) return "";
+  for (const char* const name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}) {
+    const std::string value = environment(name);
+    if (!value.empty()) return clean_token(value, name);
+  }
+  const std::string named = expanded(environment("HF_TOKEN_PATH"));
+  const std::string home = hub_home();
+  if (named.empty() && home.empty()) return "";
+  const std::string path = named.empty() ? home + "/token" : named;
+  std::string text;
+  try {
+    text = read_file(path, 64 << 10);
+  } catch (const Error& error) {
+    if (!named.empty() && error.code() != ErrorCode::kAbsent) throw;
+    return "";
+  }
+  return clean_token(text, path);
+}
+
+}  // namespace
+
+bool is_digest(std::string_view text, std::size_t digits) {
+  return text.size() == digits && std::ranges::all_of(text, [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
+}
+
+bool is_inner_path(std::string_view path) {
+  if (path.empty() || path.size() > 4096) return false;
+  if (std::ranges::any_of(path, [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
+    return false;
+  }
+  while (true) {
+    const std::size_t end = std::min(path.find('/'), path.size());
+    const std::string_view part = path.substr(0, end);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (end == path.size()) return true;
+    path.remove_prefix(end + 1);
+  }
+}
+
+bool is_hub_id(std::string_view id) {
+  const std::size_t slash = id.find('/');
+  return slash != std::string_view::npos && is_id_part(id.substr(0, slash)) &&
+         is_id_part(id.substr(slash + 1));
+}
+
+std::string HubName::text() const {
+  return "hf://" + id + "@" + percent_encode(revision) + (path.empty() ? "" : "/" + path);
+}
+
+HubName parse_hub_name(const std::string& name) {
+  const auto refuse = [&](std::string_view rule) { throw Error(ErrorCode::kUsage, name, rule); };
+  std::string_view rest = name;
+  if (!rest.starts_with("hf://")) refuse("not a name of the Hub: write hf://org/name");
+  rest.remove_prefix(5);
+  if (rest.find_first_of("?#") != std::string_view::npos) {
+    refuse("'?' and '#' cannot stand in a name of the Hub");
+  }
+  for (const std::string_view kind : {"datasets/", "spaces/", "kernels/", "buckets/"}) {
+    if (rest.starts_with(kind)) refuse("not a model: stfs mounts models of the Hub, hf://org/name");
+  }
+  if (rest.starts_with("models/")) rest.remove_prefix(7);
+
+  HubName result;
+  const std::size_t slash = rest.find('/');
+  if (slash == std::string_view::npos || slash + 1 == rest.size()) {
+    refuse("no organisation: write hf://org/name (gpt2 is hf://openai-community/gpt2)");
+  }
+  const std::size_t end = std::min(rest.find_first_of("@/", slash + 1), rest.size());
+  result.id = rest.substr(0, end);
+  if (!is_hub_id(result.id)) {
+    refuse("not a name of the Hub: write hf://org/name[@revision][/path]");
+  }
+  rest.remove_prefix(end);
+  if (rest.starts_with('@')) {
+    rest.remove_prefix(1);
+    const std::size_t length = revision_length(rest);
+    result.revision = percent_decode(rest.substr(0, length));
+    rest.remove_prefix(length);
+    if (!is_inner_path(result.revision)) {
+      refuse("no revision after '@': a branch, a tag or a commit stands there");
+    }
+    const std::string low = lower_case(result.revision);
+    if (is_digest(low, kCommitDigits)) result.revision = low;
+  }
+  if (rest.starts_with('/')) rest.remove_prefix(1);
+  if (rest.ends_with('/')) rest.remove_suffix(1);
+  result.path = rest;
+  if (!rest.empty() && !is_inner_path(rest)) refuse("its path does not stay inside the model");
+  return result;
+}
+
+std::string HubOptions::resolve_url(const HubName& name) const {
+  return endpoint + "/" + name.id + "/resolve/" + percent_encode(name.revision) + "/" +
+         percent_encode(name.path, "/");
+}
+
+std::string HubOptions::api_url(const std::string& id) const {
+  return endpoint + "/api/models/" + id;
+}
+
+HttpRequest HubOptions::request(std::string url) const {
+  HttpRequest result{.url = std::move(url)};
+  const std::optional<WebUrl> parsed = parse_web_url(result.url);
+  if (!token.empty() && parsed && parsed->origin() == origin) {
+    result.secrets.push_back("Authorization: Bearer " + token);
+  }
+  return result;
+}
+
+HubOptions hub_options() {
+  HubOptions result;
+  result.endpoint = environment("HF_ENDPOINT");
+  if (result.endpoint.empty()) result.endpoint = "https://huggingface.co";
+  const std::optional<WebUrl> url = parse_web_url(result.endpoint);
+  if (!url || !url->query.empty() || result.endpoint.find('#') != std::string::npos) {
+    throw Error(ErrorCode::kUsage, "HF_ENDPOINT", "not a URL, such as https://huggingface.co");
+  }
+  result.endpoint = url->text();
+  while (result.endpoint.ends_with('/')) result.endpoint.pop_back();
+  result.origin = url->origin();
+  result.token = find_token();
+  if (url->scheme != "https" && !url->is_loopback()) result.token.clear();
+  return result;
+}
+
+std::string hub_cache_directory() {
+  for (const char* const name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
+    if (const std::string value = environment(name); !value.empty()) return expanded(value);
+  }
+  const std::string home = hub_home();
+  return home.empty() ? "" : home + "/hub";
+}
+
+}  // namespace stfs

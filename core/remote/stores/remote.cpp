@@ -1,0 +1,174 @@
+#include "core/remote/stores/remote.h"
+
+#include "core/base/text.h"
+#include "core/remote/http/http_rules.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstddef>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kLongestJson = 64 << 10;  // of one version
+constexpr std::int64_t kNanoseconds = 1'000'000'000;
+constexpr const char* kChangedText = "it has changed on its server";
+
+struct TextField {
+  const char* name;
+  std::string RemoteVersion::*member;
+};
+constexpr std::array<TextField, 7> kTextFields{{{"name", &RemoteVersion::name},
+                                                {"token", &RemoteVersion::token},
+                                                {"etag", &RemoteVersion::etag},
+                                                {"weak_etag", &RemoteVersion::weak_etag},
+                                                {"last_modified", &RemoteVersion::last_modified},
+                                                {"version_id", &RemoteVersion::version_id},
+                                                {"sha256", &RemoteVersion::sha256}}};
+
+bool is_stored_sha256(const std::string& text) {
+  return text.empty() || (text.size() == 64 && std::ranges::all_of(text, [](char c) {
+                            return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+                          }));
+}
+
+// Version::token is printed.
+bool is_stored_token(const std::string& text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+}  // namespace
+
+std::string to_json(const RemoteVersion& version, bool with_secrets) {
+  nlohmann::ordered_json json;
+  for (const TextField& field : kTextFields) json[field.name] = version.*field.member;
+  json["size"] = version.size;
+  json["mtime"] = {static_cast<std::int64_t>(version.mtime.tv_sec),
+                   static_cast<std::int64_t>(version.mtime.tv_nsec)};
+  json["is_weak"] = version.is_weak;
+  if (with_secrets && !version.url.empty()) json["url"] = version.url;
+  // A byte that is no UTF-8 becomes U+FFFD: the version then equals none, and is asked for again.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::optional<RemoteVersion> parse_remote_version(std::string_view text) {
+  if (text.size() > kLongestJson) return std::nullopt;
+  try {
+    const auto json = nlohmann::json::parse(text);
+    RemoteVersion version;
+    for (const TextField& field : kTextFields) {
+      version.*field.member = json.at(field.name).get_ref<const std::string&>();
+    }
+    if (const auto url = json.find("url"); url != json.end()) {
+      version.url = url->get_ref<const std::string&>();
+    }
+    const auto& size = json.at("size");
+    const auto& mtime = json.at("mtime");
+    if (!size.is_number_unsigned() || !mtime.is_array() || mtime.size() != 2 ||
+        !mtime[0].is_number_integer() || !mtime[1].is_number_unsigned()) {
+      return std::nullopt;
+    }
+    version.size = size.get<std::uint64_t>();
+    version.mtime = {.tv_sec = mtime[0].get<std::int64_t>(),
+                     .tv_nsec = mtime[1].get<std::int64_t>()};
+    version.is_weak = json.at("is_weak").get_ref<const bool&>();
+    constexpr auto kMostBytes = std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+    const bool is_valid = !version.name.empty() && is_stored_token(version.token) &&
+                          is_stored_sha256(version.sha256) && version.size <= kMostBytes &&
+                          version.mtime.tv_nsec >= 0 && version.mtime.tv_nsec < kNanoseconds;
+    return is_valid ? std::optional(std::move(version)) : std::nullopt;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<ContentRange> parse_content_range(std::string_view text) {
+  if (!text.starts_with("bytes ")) return std::nullopt;
+  text.remove_prefix(6);
+  const std::size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  const std::optional<std::uint64_t> size = decimal(text.substr(slash + 1));
+  if (!size) return std::nullopt;
+  const std::string_view range = text.substr(0, slash);
+  if (range == "*") return ContentRange{.range = {}, .size = *size};
+  const std::size_t dash = range.find('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const auto first = decimal(range.substr(0, dash)), last = decimal(range.substr(dash + 1));
+  if (!first || !last || *first > *last || *last >= *size) return std::nullopt;
+  return ContentRange{.range = {.offset = *first, .length = *last - *first + 1}, .size = *size};
+}
+
+std::string encoding_refusal(const HttpHead& head) {
+  const auto in_lower_case = [](std::string_view text) {
+    std::string lower(text);
+    std::ranges::transform(lower, lower.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return lower;
+  };
+  for (const auto& [name, value] : head.headers) {
+    if (name != "content-encoding" || value.empty()) continue;
+    if (in_lower_case(value) != "identity")
+      return "its server sends it encoded as " + in_quotes(value);
+  }
+  if (in_lower_case(head.header("content-type")).starts_with("multipart/")) {
+    return "its server sends several parts in one answer";
+  }
+  return "";
+}
+
+Verdict judge(const RemoteVersion& version, const HttpHead& head, ByteRange range) {
+  using Kind = Verdict::Kind;
+  const int status = head.status;
+  const std::string with_status = "its server answers with status " + std::to_string(status);
+  if (is_temporary(status)) return {Kind::kRetry, with_status};
+  if (status == 401 || status == 403) return {Kind::kRenew, "Permission denied: " + with_status};
+  if (status == 404 || status == 410) return {Kind::kChanged, "its server has it no more"};
+  if (status == 412 || status == 416) return {Kind::kChanged, kChangedText};
+  if (status == 200) {
+    return {Kind::kRefused, "its server does not answer ranges: download it first"};
+  }
+  if (status != 206) {
+    return {Kind::kRefused, with_status};
+  }
+  if (std::string text = encoding_refusal(head); !text.empty()) {
+    return {Kind::kRefused, std::move(text)};
+  }
+  const std::string_view text = head.header("content-range");
+  const std::optional<ContentRange> content = parse_content_range(text);
+  if (!content || content->range.length == 0) {
+    return {Kind::kRefused, "its server does not say which bytes it sends"};
+  }
+  // Before the range is compared: an object that shrank cannot answer the same range.
+  if (content->size != version.size) return {Kind::kChanged, kChangedText};
+  // The whole text is compared: a strong ETag that became weak no longer says that the bytes are
+  // the same. Of a weak one that differs the bytes may differ, too.
+  // The same bytes may be written again: a time counts where nothing better does.
+  const bool is_pinned = !version.version_id.empty() || !version.etag.empty();
+  const std::string_view etag = head.header("etag");
+  struct Validator {
+    std::string_view pinned, now;
+  };
+  const auto if_nothing_better = [&](std::string_view pin) { return is_pinned ? "" : pin; };
+  for (const Validator& validator : std::initializer_list<Validator>{
+           {version.etag, etag},
+           {if_nothing_better(version.weak_etag), etag.substr(etag.starts_with("W/") ? 2 : 0)},
+           {if_nothing_better(version.last_modified), head.header("last-modified")}}) {
+    if (validator.pinned.empty() || validator.now == validator.pinned) continue;
+    if (!validator.now.empty()) return {Kind::kChanged, kChangedText};
+    return {Kind::kRefused, "its server no longer tells the version of what it sends"};
+  }
+  const std::string_view length = head.header("content-length");
+  if (content->range.offset != range.offset || content->range.length != range.length ||
+      (!length.empty() && decimal(length) != range.length)) {
+    return {Kind::kRefused, "its server sends other bytes than those that were asked for"};
+  }
+  return {Kind::kAccept};
+}
+
+}  // namespace stfs

@@ -1,0 +1,501 @@
+#include "core/remote/stores/s3.h"
+
+#include "core/base/error.h"
+#include "core/base/sha256.h"
+#include "core/base/text.h"
+#include "core/remote/http/url.h"
+#include "core/remote/stores/s3_credentials.h"
+#include "core/remote/stores/s3_signature.h"
+
+#include <pugixml.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kFirstBlock = Source::kFetchUnit;
+constexpr std::size_t kMostListing = std::size_t{1} << 24;  // of one page: 1000 keys, encoded
+constexpr std::size_t kMostListedNames = 100'000;           // in a directory
+constexpr std::size_t kMostListingPages = 1000;
+
+struct S3Name {
+  std::string bucket, key;
+};
+
+S3Name parse_s3_name(const std::string& name) {
+  constexpr std::string_view kScheme = "s3://";
+  if (!name.starts_with(kScheme)) throw Error(ErrorCode::kUsage, name, "not an s3:// URL");
+  const std::size_t slash = std::min(name.find('/', kScheme.size()), name.size());
+  S3Name parts{name.substr(kScheme.size(), slash - kScheme.size()),
+               slash < name.size() ? name.substr(slash + 1) : ""};
+  const bool is_bucket = !parts.bucket.empty() && parts.bucket.size() <= 255 &&
+                         parts.bucket.find_first_not_of('.') != std::string::npos &&
+                         std::ranges::all_of(parts.bucket, [](char c) {
+                           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                                  (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_';
+                         });
+  if (!is_bucket) throw Error(ErrorCode::kUsage, name, "not the name of a bucket");
+  return parts;
+}
+
+// A text of a header that is kept: short, and safe to send again.
+std::string short_word(std::string_view text) {
+  const bool is_word = text.size() <= 1024 &&
+                       std::ranges::all_of(text, [](char c) { return c >= ' ' && c < '\x7f'; });
+  return is_word ? std::string(text) : "";
+}
+
+bool is_region(std::string_view text) {
+  return !text.empty() && text.size() <= 32 && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  });
+}
+
+// Whether the same request with new credentials may succeed.
+bool is_expired(std::string_view code) {
+  constexpr std::array kCodes{"ExpiredToken", "ExpiredTokenException", "InvalidToken",
+                              "TokenRefreshRequired", "InvalidAccessKeyId"};
+  return std::ranges::find(kCodes, code) != kCodes.end();
+}
+
+struct S3Answer {
+  HttpAnswer answer;
+  std::string code;  // of an error
+  bool is_signed = false;
+};
+
+[[noreturn]] void throw_refused(const std::string& name, const S3Answer& refused) {
+  const int status = refused.answer.head.status;
+  const std::string& code = refused.code;
+  const std::string said =
+      "the server answered " + std::to_string(status) + (code.empty() ? "" : " " + code);
+  if (code == "NoSuchBucket") throw Error(ErrorCode::kAbsent, name, "no such bucket");
+  if (status == 404) throw Error(ErrorCode::kAbsent, name, "no such object");
+  if (status == 301 || status == 307) {
+    throw Error(ErrorCode::kUnreadable, name,
+                said +
+                    ": the bucket is in another region or place: set AWS_REGION, or"
+                    " AWS_ENDPOINT_URL_S3");
+  }
+  if (code == "InvalidObjectState") {
+    throw Error(ErrorCode::kUnreadable, name, "the object is archived: restore it first");
+  }
+  if (status != 401 && status != 403 && !is_expired(code)) {
+    throw Error(ErrorCode::kUnreadable, name, said);
+  }
+  // Without s3:ListBucket, an object that is not there is answered so too.
+  const bool is_hidden = status == 403 && (code.empty() || code == "AccessDenied");
+  throw Error(
+      is_hidden ? ErrorCode::kHidden : ErrorCode::kUnreadable, name,
+      "Permission denied: " + said + ": " +
+          (!refused.is_signed                ? "no AWS credentials were found: set AWS_PROFILE, or"
+                                               " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+           : code == "RequestTimeTooSkewed"  ? "set the clock of this machine"
+           : code == "SignatureDoesNotMatch" ? "the secret key is not that of the access key"
+           : code == "InvalidAccessKeyId"    ? "the server does not know this access key"
+           : is_expired(code)                ? "the credentials have expired: get new ones"
+                                             : "these credentials need s3:GetObject, and"
+                                               " s3:ListBucket for a directory; without it, a name"
+                                               " that is not there is answered so too"));
+}
+
+class S3Store;
+
+class S3Remote : public Remote {
+ public:
+  S3Remote(S3Store& store, RemoteVersion version)
+      : store_(store), version_(std::move(version)), name_(parse_s3_name(version_.name)) {}
+
+  HttpRequest request(ByteRange range) override;
+  Verdict judge(const HttpHead& head, ByteRange range) const override;
+  bool renew() override;
+
+ private:
+  S3Store& store_;
+  const RemoteVersion version_;
+  const S3Name name_;
+  mutable std::atomic<bool> was_forbidden_ = false;  // an answer was 403
+  std::atomic<bool> by_version_ = true;              // ask for the version id
+  std::mutex mutex_;
+  std::optional<S3Credentials> used_;  // by the last request
+};
+
+class S3Store : public Store {
+ public:
+  S3Store(Http& http, bool insecure_http) : http_(http), insecure_http_(insecure_http) {}
+
+  Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
+  std::optional<std::vector<std::string>> list(const std::string& name) override;
+  std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
+    return std::make_unique<S3Remote>(*this, version);
+  }
+
+  using Query = std::vector<std::pair<std::string, std::string>>;
+  struct Target {
+    S3Name name;
+    Query query = {};
+    std::optional<ByteRange> range = {};
+    std::vector<std::string> headers = {};
+  };
+  HttpRequest make_request(const Target& target, const std::optional<S3Credentials>& credentials);
+  S3CredentialChain& chain();
+  // Whether an answer says that a bucket is in another region: ask again.
+  bool learn_region(const std::string& bucket, const HttpHead& head);
+
+ private:
+  S3Answer ask(const Target& target, std::size_t most, Patience patience = {});
+  RemoteVersion version_of(const std::string& name, const HttpHead& head, std::uint64_t size);
+  std::string token_of(const RemoteVersion& version);
+  // The names directly under a prefix; nullopt when nothing is there.
+  std::optional<std::vector<std::string>> list_prefix(const std::string& name,
+                                                      const S3Name& prefix);
+  pugi::xml_document parse_page(const std::string& name, const S3Answer& answer);
+
+  Http& http_;
+  const bool insecure_http_;
+  std::mutex mutex_;
+  std::unique_ptr<S3CredentialChain> chain_;
+  std::map<std::string, std::string> regions_;  // of buckets, where a server said it
+};
+
+S3CredentialChain& S3Store::chain() {
+  const std::lock_guard lock(mutex_);
+  if (!chain_) chain_ = std::make_unique<S3CredentialChain>(http_);
+  return *chain_;
+}
+
+bool S3Store::learn_region(const std::string& bucket, const HttpHead& head) {
+  if (head.status != 301 && head.status != 307 && head.status != 400) return false;
+  const std::string_view region = head.header("x-amz-bucket-region");
+  if (!is_region(region)) return false;
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = regions_.emplace(bucket, region);
+  // Others that asked at the same time ask again too; a server that changes its mind is not
+  // followed.
+  return is_new || (head.status == 400 ? false : at->second == region);
+}
+
+HttpRequest S3Store::make_request(const Target& target,
+                                  const std::optional<S3Credentials>& credentials) {
+  const S3Settings& settings = chain().settings();
+  const S3Name& name = target.name;
+  std::string region = settings.region.empty() ? "us-east-1" : settings.region;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = regions_.find(name.bucket); at != regions_.end()) region = at->second;
+  }
+  const std::string url_name = "s3://" + name.bucket + "/" + name.key;
+  std::string scheme = "https";
+  S3Request request;
+  if (!settings.endpoint.empty()) {
+    const auto endpoint = parse_web_url(settings.endpoint);
+    if (!endpoint) {
+      throw Error(ErrorCode::kUnreadable, url_name,
+                  "the endpoint (AWS_ENDPOINT_URL): not an http or https URL");
+    }
+    if (endpoint->scheme == "http" && !endpoint->is_loopback() && !insecure_http_) {
+      throw Error(ErrorCode::kUnreadable, url_name,
+                  "the endpoint is http: use https, or -o insecure_http");
+    }
+    scheme = endpoint->scheme;
+    request.host = s3_host(*endpoint);
+    std::string base = percent_decode(endpoint->path);
+    while (base.ends_with('/')) base.pop_back();
+    request.path = base + "/" + name.bucket + "/" + name.key;
+  } else {
+    if (!is_region(region)) {
+      throw Error(ErrorCode::kUnreadable, url_name, "AWS_REGION: not the name of a region");
+    }
+    request.host = "s3." + region + ".amazonaws.com" + (region.starts_with("cn-") ? ".cn" : "");
+    // A certificate is for one label before "s3"; a host has no upper case.
+    const bool is_label = name.bucket.size() <= 63 && std::ranges::all_of(name.bucket, [](char c) {
+                            return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+                          });
+    request.path = (is_label ? "/" : "/" + name.bucket + "/") + name.key;
+    if (is_label) request.host = name.bucket + "." + request.host;
+  }
+  request.query = target.query;
+  if (target.range) {
+    request.headers.emplace_back(
+        "range", "bytes=" + std::to_string(target.range->offset) + "-" +
+                     std::to_string(target.range->offset + target.range->length - 1));
+  }
+  const std::string query = canonical_query(request.query);
+  HttpRequest sent{.url = scheme + "://" + request.host + canonical_path(request.path) +
+                          (query.empty() ? "" : "?" + query),
+                   .headers = target.headers,
+                   .range = target.range,
+                   .follow = false,
+                   .ca_file = settings.ca_file};
+  if (credentials) {
+    sent.secrets = sign(request, *credentials, region, std::chrono::system_clock::now());
+  }
+  return sent;
+}
+
+S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience) {
+  constexpr unsigned kMostTries = 8;
+  bool is_renewed = false;
+  Backoff backoff;
+  for (unsigned tries = 1;; ++tries) {
+    const std::optional<S3Credentials> credentials = chain().get();
+    S3Answer result{
+        http_.get(make_request(target, credentials), most, patience), {}, credentials.has_value()};
+    const HttpHead& head = result.answer.head;
+    if (head.status >= 400) result.code = aws_error_code(result.answer.body);
+    if (tries == kMostTries) return result;
+    if (learn_region(target.name.bucket, head)) continue;
+    if (!is_renewed && is_expired(result.code) && chain().renew(credentials)) {
+      is_renewed = true;
+      continue;
+    }
+    // With a status that says nothing of it.
+    if ((head.status == 400 || head.status == 403) &&
+        (result.code == "SlowDown" || result.code == "RequestTimeout")) {
+      std::this_thread::sleep_for(backoff.next(&head));
+      continue;
+    }
+    return result;
+  }
+}
+
+RemoteVersion S3Store::version_of(const std::string& name, const HttpHead& head,
+                                  std::uint64_t size) {
+  RemoteVersion version;
+  version.name = name;
+  version.size = size;
+  version.last_modified = short_word(head.header("last-modified"));
+  version.mtime.tv_sec = parse_http_date(version.last_modified).value_or(0);
+  const std::string etag = short_word(head.header("etag"));
+  const auto is_tag = [](std::string_view text) {
+    return text.size() > 2 && text.front() == '"' && text.back() == '"';
+  };
+  if (is_tag(etag)) version.etag = etag;
+  if (etag.starts_with("W/") && is_tag(etag.substr(2))) version.weak_etag = etag.substr(2);
+  version.version_id = short_word(head.header("x-amz-version-id"));
+  if (version.version_id == "null") version.version_id.clear();  // of a bucket without versions
+  version.is_weak = version.etag.empty() && version.version_id.empty();
+  version.token = token_of(version);
+  return version;
+}
+
+std::string S3Store::token_of(const RemoteVersion& version) {
+  // Two places may give one name and one ETag to different bytes.
+  std::string identity = chain().settings().endpoint;
+  for (const std::string& part :
+       {version.name, version.version_id, version.version_id.empty() ? version.etag : "",
+        version.is_weak ? version.last_modified : "", std::to_string(version.size)}) {
+    identity += '\0' + part;
+  }
+  if (version.is_weak && !version.weak_etag.empty()) identity += '\0' + version.weak_etag;
+  Sha256 digest;
+  digest.add(std::as_bytes(std::span(identity)));
+  return "s3-" + digest.hex();
+}
+
+Found S3Store::find(const std::string& name, const RemoteVersion* known, Patience patience) {
+  Target target{.name = parse_s3_name(name), .range = ByteRange{0, kFirstBlock}};
+  if (target.name.key.empty()) {
+    throw Error(ErrorCode::kUnreadable, name, "a bucket, not an object");
+  }
+  // A version of the same name at another endpoint is another object.
+  if (known != nullptr && known->token != token_of(*known)) known = nullptr;
+  if (known != nullptr && !known->etag.empty()) {
+    target.headers.push_back("If-None-Match: " + known->etag);
+  }
+  S3Answer found = ask(target, kFirstBlock, patience);
+  if (found.answer.head.status == 304 && known != nullptr) {
+    const std::string_view id = found.answer.head.header("x-amz-version-id");
+    if (id.empty() || id == "null" || id == known->version_id) return {*known, {}};
+  }
+  if (found.answer.head.status == 304) {  // the same bytes, written again
+    target.headers.clear();
+    found = ask(target, kFirstBlock, patience);
+  }
+  if (found.answer.head.status == 416) {  // an empty object has no range
+    target.range.reset();
+    found = ask(target, kFirstBlock, patience);
+    if (found.answer.head.status == 200 && found.answer.body.empty()) {
+      return {version_of(name, found.answer.head, 0), {}};
+    }
+    if (found.answer.head.status == 200) {
+      throw Error(ErrorCode::kUnreadable, name, "the object changed while it was opened");
+    }
+  }
+  const HttpHead& head = found.answer.head;
+  if (head.status == 200) {
+    if (found.answer.body.empty() && head.header("content-length") == "0") {
+      return {version_of(name, head, 0), {}};
+    }
+    throw Error(ErrorCode::kUnreadable, name, "the server does not answer ranges");
+  }
+  if (head.status != 206) throw_refused(name, found);
+  const auto range = parse_content_range(head.header("content-range"));
+  if (!range || range->range.offset != 0 || range->range.length != found.answer.body.size() ||
+      range->range.length != std::min(range->size, kFirstBlock)) {
+    throw Error(ErrorCode::kUnreadable, name, "the server answered with another range");
+  }
+  RemoteVersion version = version_of(name, head, range->size);
+  const Verdict verdict = stfs::judge(version, head, range->range);
+  if (verdict.kind != Verdict::Kind::kAccept) {
+    throw Error(ErrorCode::kUnreadable, name, verdict.text);
+  }
+  return {std::move(version), std::move(found.answer.body)};
+}
+
+// A name that a listing gave, without the prefix; nullopt for one that is no name of a file.
+std::optional<std::string> listed_name(std::string key, const std::string& prefix,
+                                       bool is_encoded) {
+  if (is_encoded) {
+    std::ranges::replace(key, '+', ' ');
+    key = percent_decode(key);
+  }
+  if (!key.starts_with(prefix)) return std::nullopt;
+  key.erase(0, prefix.size());
+  const bool is_file =
+      !key.empty() && key != "." && key != ".." && std::ranges::all_of(key, [](char c) {
+        const auto byte = static_cast<unsigned char>(c);
+        return byte >= 0x20 && byte != 0x7f && c != '/';
+      });
+  return is_file ? std::optional(std::move(key)) : std::nullopt;
+}
+
+pugi::xml_document S3Store::parse_page(const std::string& name, const S3Answer& answer) {
+  if (answer.answer.head.status != 200) throw_refused(name, answer);
+  pugi::xml_document document;
+  document.load_buffer(answer.answer.body.data(), answer.answer.body.size(),
+                       pugi::parse_default | pugi::parse_ws_pcdata_single);
+  if (std::string_view(document.document_element().name()) != "ListBucketResult") {
+    throw Error(ErrorCode::kUnreadable, name, "the server answered with no listing");
+  }
+  return document;
+}
+
+std::optional<std::vector<std::string>> S3Store::list_prefix(const std::string& name,
+                                                             const S3Name& prefix) {
+  std::vector<std::string> names;
+  bool is_there = false;
+  std::size_t seen = 0;
+  std::string token;
+  for (std::size_t page = 0; page < kMostListingPages; ++page) {
+    Target target{.name = {prefix.bucket, ""},
+                  .query = {{"list-type", "2"},
+                            {"delimiter", "/"},
+                            {"encoding-type", "url"},
+                            {"prefix", prefix.key}}};
+    if (!token.empty()) target.query.emplace_back("continuation-token", token);
+    const pugi::xml_document document = parse_page(name, ask(target, kMostListing));
+    const pugi::xml_node listing = document.document_element();
+    const bool is_encoded = std::string_view(listing.child_value("EncodingType")) == "url";
+    for (const pugi::xml_node entry : listing.children()) {
+      const std::string_view kind = entry.name();
+      if (kind != "Contents" && kind != "CommonPrefixes") continue;
+      is_there = true;
+      if (++seen > kMostListedNames) {
+        throw Error(ErrorCode::kUnreadable, name, "a directory of more than 100000 names");
+      }
+      if (kind != "Contents") continue;
+      if (auto file = listed_name(entry.child_value("Key"), prefix.key, is_encoded)) {
+        names.push_back(std::move(*file));
+      }
+    }
+    const std::string next = listing.child_value("NextContinuationToken");
+    if (std::string_view(listing.child_value("IsTruncated")) != "true") {
+      if (!is_there) return std::nullopt;
+      std::ranges::sort(names);
+      names.erase(std::unique(names.begin(), names.end()), names.end());
+      return names;
+    }
+    if (next.empty() || next == token) break;
+    token = next;
+  }
+  throw Error(ErrorCode::kUnreadable, name, "the server's listing does not end");
+}
+
+std::optional<std::vector<std::string>> S3Store::list(const std::string& name) {
+  const S3Name asked = parse_s3_name(name);
+  S3Name prefix = asked;
+  if (!asked.key.empty() && !asked.key.ends_with('/')) {
+    // The object itself is the first of all names that begin with its own, and "model/.." may come
+    // after thousands of "model-..".
+    const S3Answer first = ask({.name = {asked.bucket, ""},
+                                .query = {{"list-type", "2"},
+                                          {"max-keys", "1"},
+                                          {"encoding-type", "url"},
+                                          {"prefix", asked.key}}},
+                               kMostListing);
+    // An object may be readable where listing is not permitted.
+    if (first.answer.head.status == 403 || first.answer.head.status == 401) return std::nullopt;
+    const pugi::xml_document document = parse_page(name, first);
+    const pugi::xml_node listing = document.document_element();
+    std::string key = listing.child("Contents").child_value("Key");
+    if (key.empty()) throw Error(ErrorCode::kAbsent, name, "no such object");
+    if (std::string_view(listing.child_value("EncodingType")) == "url") {
+      std::ranges::replace(key, '+', ' ');
+      key = percent_decode(key);
+    }
+    if (key == asked.key) return std::nullopt;
+    prefix.key += '/';
+  }
+  auto names = list_prefix(name, prefix);
+  if (!names && !asked.key.empty()) throw Error(ErrorCode::kAbsent, name, "no such object");
+  if (!names) names.emplace();  // an empty bucket
+  return names;
+}
+
+HttpRequest S3Remote::request(ByteRange range) {
+  S3Store::Target target{.name = name_, .range = range};
+  if (!version_.etag.empty()) target.headers.push_back("If-Match: " + version_.etag);
+  if (!version_.version_id.empty() && by_version_) {
+    target.query.emplace_back("versionId", version_.version_id);
+  }
+  const std::optional<S3Credentials> credentials = store_.chain().get();
+  {
+    const std::lock_guard lock(mutex_);
+    used_ = credentials;
+  }
+  return store_.make_request(target, credentials);
+}
+
+Verdict S3Remote::judge(const HttpHead& head, ByteRange range) const {
+  if (store_.learn_region(name_.bucket, head)) return {Verdict::Kind::kRetry, "another region"};
+  if (head.status == 403) was_forbidden_ = true;
+  // S3 answers so to an expired token; the status says no more.
+  if (head.status == 400) return {Verdict::Kind::kRenew, "the server answered 400"};
+  return stfs::judge(version_, head, range);
+}
+
+bool S3Remote::renew() {
+  std::optional<S3Credentials> used;
+  {
+    const std::lock_guard lock(mutex_);
+    used = used_;
+  }
+  const bool is_new = store_.chain().renew(used);
+  if (!was_forbidden_ || version_.version_id.empty() || version_.etag.empty()) return is_new;
+  by_version_ = false;  // s3:GetObjectVersion may be what is missing
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<Store> make_s3_store(Http& http, bool insecure_http) {
+  return std::make_unique<S3Store>(http, insecure_http);
+}
+
+}  // namespace stfs

@@ -1,0 +1,177 @@
+#include "core/remote/stores/web.h"
+
+#include "core/base/error.h"
+#include "core/base/sha256.h"
+#include "core/remote/http/url.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kLongestValidator = 512;  // bytes
+
+// A text that can stand in a header, in JSON and on a terminal.
+bool is_plain_validator(std::string_view text) {
+  return !text.empty() && text.size() <= kLongestValidator &&
+         std::ranges::all_of(text, [](char c) { return c >= ' ' && c < 0x7f; });
+}
+
+// RFC 9110, 8.8.3: a strong one is quoted, and "W/" stands before a weak one.
+bool is_strong_etag(std::string_view etag) {
+  return is_plain_validator(etag) && etag.size() >= 2 && etag.starts_with('"') &&
+         etag.find('"', 1) == etag.size() - 1;
+}
+
+// Two URLs that differ in their query alone are two objects, with one public name; but not where
+// they differ in who signed them and when.
+std::string web_token(const WebUrl& url, const RemoteVersion& version) {
+  Sha256 hash;
+  const auto add = [&](std::string_view text) {
+    hash.add(std::as_bytes(std::span(text.data(), text.size())));
+    hash.add(std::as_bytes(std::span("", 1)));  // no text holds a NUL
+  };
+  add(without_signature(url.text()));
+  if (!version.etag.empty()) {
+    add(version.etag);
+  } else {
+    add(version.last_modified);
+    add(std::to_string(version.size));
+    if (!version.weak_etag.empty()) add(version.weak_etag);
+  }
+  return "web-" + hash.hex();
+}
+
+class WebRemote final : public Remote {
+ public:
+  explicit WebRemote(RemoteVersion version) : version_(std::move(version)) {}
+
+  HttpRequest request(ByteRange range) override {
+    HttpRequest request{.url = version_.url.empty() ? version_.name : version_.url};
+    request.range = range;
+    request.use_netrc = true;
+    if (!version_.etag.empty()) {
+      request.headers.push_back("If-Match: " + version_.etag);
+    } else if (!version_.last_modified.empty()) {
+      request.headers.push_back("If-Unmodified-Since: " + version_.last_modified);
+    }
+    return request;
+  }
+  Verdict judge(const HttpHead& head, ByteRange range) const override {
+    return stfs::judge(version_, head, range);
+  }
+  bool renew() override { return false; }
+
+ private:
+  const RemoteVersion version_;
+};
+
+class WebStore final : public Store {
+ public:
+  explicit WebStore(Http& http) : http_(http) {}
+
+  Found find(const std::string& name, const RemoteVersion* known, Patience patience) override;
+  std::optional<std::vector<std::string>> list(const std::string&) override { return std::nullopt; }
+  std::unique_ptr<Remote> remote(const RemoteVersion& version) override {
+    return std::make_unique<WebRemote>(version);
+  }
+
+ private:
+  Http& http_;
+};
+
+[[noreturn]] void refuse_object(const std::string& name, std::string_view rule) {
+  throw Error(ErrorCode::kUnreadable, public_name(name), rule);
+}
+
+// The version that an answer with bytes, or of an object without any, belongs to.
+RemoteVersion web_version(const std::string& name, const WebUrl& url, const HttpHead& head,
+                          std::uint64_t size) {
+  RemoteVersion version;
+  version.name = public_name(name);
+  if (!url.query.empty()) version.url = url.text();
+  version.size = size;
+  const std::string_view etag = head.header("etag");
+  const std::string_view last_modified = head.header("last-modified");
+  if (is_strong_etag(etag)) version.etag = etag;
+  if (etag.starts_with("W/") && is_strong_etag(etag.substr(2))) version.weak_etag = etag.substr(2);
+  if (is_plain_validator(last_modified)) version.last_modified = last_modified;
+  if (version.etag.empty() && version.last_modified.empty() && size > 0) {
+    refuse_object(
+        name,
+        "its server tells neither an ETag nor Last-Modified, so no version of it can be pinned: "
+        "download it first");
+  }
+  version.is_weak = version.etag.empty() && size > 0;
+  version.mtime.tv_sec = parse_http_date(version.last_modified).value_or(0);
+  version.token = web_token(url, version);
+  return version;
+}
+
+// Throws for an answer without the object.
+[[noreturn]] void refuse_web_status(const std::string& name, int status) {
+  if (status == 404 || status == 410) {
+    throw Error(ErrorCode::kAbsent, public_name(name), "No such object");
+  }
+  if (status == 401 || status == 403) {
+    // Stores behind a web server answer 403 for an object that is not there.
+    throw Error(status == 403 ? ErrorCode::kHidden : ErrorCode::kUnreadable, public_name(name),
+                "Permission denied: name a user and a password for its host in ~/.netrc");
+  }
+  if (status == 200) refuse_object(name, "its server does not answer ranges: download it first");
+  refuse_object(name, "its server answers with status " + std::to_string(status));
+}
+
+Found WebStore::find(const std::string& name, const RemoteVersion* known, Patience patience) {
+  const std::optional<WebUrl> url = parse_web_url(name);
+  if (!url) {
+    const std::size_t begin = scheme_of(name).size() + 3;
+    const bool has_user = name.find('@', begin) < name.find_first_of("/?#", begin);
+    refuse_object(name, has_user ? "a user and a password are not taken from a URL: name them in "
+                                   "~/.netrc"
+                                 : "not a URL of http or https");
+  }
+  HttpRequest request{.url = url->text()};
+  request.range = ByteRange{.offset = 0, .length = Source::kFetchUnit};
+  request.use_netrc = true;
+  // A version of another query has the same public name.
+  const bool asks =
+      known != nullptr && is_strong_etag(known->etag) && known->token == web_token(*url, *known);
+  if (asks) request.headers.push_back("If-None-Match: " + known->etag);
+  HttpAnswer answer = http_.get(request, Source::kFetchUnit, patience);
+  const HttpHead& head = answer.head;
+  if (asks && head.status == 304) {
+    RemoteVersion version = *known;
+    version.url = url->query.empty() ? "" : url->text();
+    return {.version = std::move(version)};
+  }
+  const std::optional<ContentRange> content = parse_content_range(head.header("content-range"));
+  const bool is_empty = (head.status == 416 && content && content->size == 0) ||
+                        (head.status == 200 && head.header("content-length") == "0");
+  if (is_empty) return {.version = web_version(name, *url, head, 0)};
+  if (head.status != 206) refuse_web_status(name, head.status);
+  if (const std::string text = encoding_refusal(head); !text.empty()) refuse_object(name, text);
+  if (!content || content->size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
+    refuse_object(name, "its server does not say which bytes it sends");
+  }
+  if (content->range.offset != 0 || content->range.length != answer.body.size() ||
+      content->range.length != std::min(content->size, Source::kFetchUnit)) {
+    refuse_object(name, "its server sends other bytes than those that were asked for");
+  }
+  return {.version = web_version(name, *url, head, content->size), .first = std::move(answer.body)};
+}
+
+}  // namespace
+
+std::unique_ptr<Store> make_web_store(Http& http) { return std::make_unique<WebStore>(http); }
+
+}  // namespace stfs

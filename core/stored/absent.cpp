@@ -1,0 +1,156 @@
+#include "core/stored/absent.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/format/guess.h"
+#include "core/remote/http/url.h"
+#include "core/stored/directory.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+// False also where looking fails, as on a mount that has ended: loading says why.
+bool is_absent(const fs::path& path) {
+  std::error_code error;
+  return fs::symlink_status(path, error).type() == fs::file_type::not_found;
+}
+
+bool is_weights_of_another_format(std::string_view name) {
+  constexpr std::array<std::string_view, 11> kSuffixes{".bin", ".pt",      ".pth",   ".ckpt",
+                                                       ".pkl", ".h5",      ".onnx",  ".npz",
+                                                       ".npy", ".msgpack", ".tflite"};
+  return std::ranges::any_of(kSuffixes, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+// "org/name", as Hubs call a model.
+bool is_model_name(std::string_view source) {
+  const std::size_t slash = source.find('/');
+  if (slash == std::string_view::npos || slash == 0 || slash + 1 == source.size()) return false;
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  const std::string_view name = source.substr(slash + 1);
+  return source.front() != '.' && std::ranges::all_of(source.substr(0, slash), is_plain) &&
+         std::ranges::all_of(name, is_plain) && !is_checkpoint_name(name) &&
+         !name.ends_with(".json") && is_absent(source.substr(0, slash));
+}
+
+std::vector<std::string> sorted_names(const fs::path& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+// "\"a\"", "\"a\" and 2 more"
+std::string listed(const std::vector<std::string>& names) {
+  const std::string more =
+      names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "";
+  return in_quotes(names.front()) + more;
+}
+
+// Looks for the usual names alone: reading directories that the user did not name may take long.
+bool holds_checkpoint(const fs::path& directory) {
+  constexpr std::array kUsual{"model.safetensors", "model.safetensors.index.json",
+                              "diffusion_pytorch_model.safetensors",
+                              "diffusion_pytorch_model.safetensors.index.json"};
+  return std::ranges::any_of(kUsual, [&](const char* name) { return is_there(directory / name); });
+}
+
+// The contents of a directory without a checkpoint, as far as they suggest a next step; else "".
+std::string found_in(const std::string& directory, const std::vector<std::string>& names) {
+  if (names.empty()) return "it is empty";
+  const bool is_local = !is_url(directory);
+  const auto those = [&](const auto& predicate) {
+    std::vector<std::string> found;
+    std::ranges::copy_if(names, std::back_inserter(found), predicate);
+    return found;
+  };
+  if (is_local && is_there(fs::path(directory) / "blobs")) {
+    const fs::path snapshots = fs::path(directory) / "snapshots";
+    if (const auto revisions = sorted_names(snapshots); !revisions.empty()) {
+      return "it is a model in the cache of a Hub: name " +
+             in_quotes((snapshots / revisions.front()).string());
+    }
+  }
+  if (const auto files = those(is_unfinished_name); !files.empty()) {
+    return "it has " + listed(files) + ", an unfinished download: finish it";
+  }
+  if (const auto files = those(is_weights_of_another_format); !files.empty()) {
+    return "it has " + listed(files) + "; stfs reads safetensors and GGUF";
+  }
+  if (!is_local) return "";
+  constexpr std::size_t kFew = 1000;  // the parts of a pipeline are few, and each costs four calls
+  const auto is_model = [&](const std::string& name) {
+    return names.size() <= kFew && holds_checkpoint(fs::path(directory) / name);
+  };
+  if (const auto directories = those(is_model); !directories.empty()) {
+    return "it has one in " + listed(directories) + ": name that directory";
+  }
+  // The Hub's own client downloads to here, and renames what is complete.
+  const fs::path downloads = fs::path(directory) / ".cache/huggingface/download";
+  if (std::ranges::any_of(sorted_names(downloads), is_unfinished_name)) {
+    return "a download into it is unfinished: finish it";
+  }
+  return "";
+}
+
+}  // namespace
+
+void refuse_model_name(const std::string& source) {
+  if (!is_model_name(source) || !is_absent(source)) return;
+  throw Error(ErrorCode::kUnreadable, source,
+              errno_text(ENOENT) + ": to mount a model of the Hub, name hf://" + source);
+}
+
+std::string no_checkpoint_in(const std::string& directory, std::vector<std::string> names) {
+  const std::string rule = "no .safetensors file, no .gguf file and no index in this directory";
+  std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
+  std::ranges::sort(names);
+  const std::string found = found_in(directory, names);
+  return found.empty() ? rule : rule + ": " + found;
+}
+
+std::string absence_of(const std::string& file) {
+  const std::string link = dangling_link(file);
+  std::error_code error;
+  const fs::path target =
+      link.empty() ? fs::path(file) : fs::path(file).parent_path() / fs::read_symlink(file, error);
+  std::string text = link.empty() ? "missing" : link;
+  for (const std::string_view suffix : kUnfinishedSuffixes) {
+    fs::path unfinished = target;
+    unfinished += suffix;
+    if (!is_there(unfinished)) continue;
+    return text + " (" + in_quotes(unfinished.filename().string()) + " is an unfinished download)";
+  }
+  return text;
+}
+
+bool is_shard_name(std::string_view name) {
+  return ::fnmatch("*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
+                   std::string(name).c_str(), 0) == 0;
+}
+
+}  // namespace stfs

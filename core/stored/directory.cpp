@@ -1,0 +1,101 @@
+#include "core/stored/directory.h"
+
+#include "core/base/error.h"
+#include "core/format/gguf_split.h"
+#include "core/format/guess.h"
+#include "core/remote/http/url.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kMaxIndexBytes = 100'000'000;  // as a header
+
+std::optional<std::string> choose(const std::vector<std::string>& names, std::string_view suffix) {
+  const std::string usual = "model" + std::string(suffix);
+  if (std::ranges::find(names, usual) != names.end()) return usual;
+  if (names.size() == 1) return names.front();
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool is_checkpoint_name(std::string_view name) {
+  return name.ends_with(kIndexSuffix) || name.ends_with(kFileSuffix) || name.ends_with(kGgufSuffix);
+}
+
+std::optional<std::string> Candidates::index() const { return choose(indexes, kIndexSuffix); }
+
+std::optional<std::string> Candidates::file() const {
+  if (!indexes.empty()) return std::nullopt;
+  if (!files.empty()) return choose(files, kFileSuffix);
+  return ggufs.size() == 1 ? std::optional(ggufs.front()) : std::nullopt;
+}
+
+Candidates candidates_of(std::span<const std::string> names) {
+  Candidates candidates;
+  for (const std::string& name : names) {
+    if (name.ends_with(kIndexSuffix)) {
+      candidates.indexes.push_back(name);
+    } else if (name.ends_with(kFileSuffix)) {
+      candidates.files.push_back(name);
+    } else if (name.ends_with(kGgufSuffix)) {
+      candidates.ggufs.push_back(name);
+    }
+  }
+  std::ranges::sort(candidates.indexes);
+  std::ranges::sort(candidates.files);
+  std::ranges::sort(candidates.ggufs);
+  // Of one split file, the first part stands before the others.
+  std::set<std::string> splits;
+  std::erase_if(candidates.ggufs, [&](const std::string& name) {
+    const std::optional<GgufPartName> part = gguf_part_name(name);
+    return part && !splits.insert(part->of(0)).second;
+  });
+  return candidates;
+}
+
+std::optional<Candidates> candidates_in(const std::string& path, Sources& sources) {
+  const auto names = sources.names_in(path);
+  return names ? std::optional(candidates_of(*names)) : std::nullopt;
+}
+
+Index read_index(const std::string& path, Sources& sources) {
+  const std::string text = sources.read_file(path, kMaxIndexBytes);
+  const std::string place = public_name(path);
+  try {
+    return parse_index(text, place);
+  } catch (const Error& refusal) {
+    throw explained(refusal, text, place);
+  }
+}
+
+std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, Sources& sources) {
+  std::optional<Candidates> found = candidates_in(path, sources);
+  if (!found) return std::nullopt;
+  Candidates candidates = *std::move(found);
+  std::set<std::string> shards;
+  for (const std::string& index : candidates.indexes) {
+    try {
+      for (const std::string& shard : read_index(child_name(path, index), sources).shards) {
+        shards.insert(std::filesystem::path(shard).lexically_normal());
+      }
+    } catch (const Error&) {
+      // A broken index has no shards: its files are checkpoints of their own.
+    }
+  }
+  std::vector<std::string> names = std::move(candidates.indexes);
+  for (const auto* files : {&candidates.files, &candidates.ggufs}) {
+    std::ranges::copy_if(*files, std::back_inserter(names),
+                         [&](const std::string& name) { return !shards.contains(name); });
+  }
+  return names;
+}
+
+}  // namespace stfs

@@ -1,0 +1,47 @@
+// The checkpoints in a directory.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/format/index.h"
+#include "core/remote/sources.h"
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+inline constexpr std::string_view kFileSuffix = ".safetensors";
+inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+inline constexpr std::string_view kGgufSuffix = ".gguf";
+
+// Whether a name ends in one of these. GGUF files may have any name.
+bool is_checkpoint_name(std::string_view name);
+
+// The names in a directory that end in kIndexSuffix, in kFileSuffix and in kGgufSuffix, sorted. A
+// split GGUF file stands there once, by its first part; by another where that is missing.
+struct Candidates {
+  std::vector<std::string> indexes, files, ggufs;
+
+  // The directory's meaning; nullopt when the choice is ambiguous. An index is preferred to a
+  // safetensors file, and that to a GGUF file. The usual name, "model" and the suffix, is preferred
+  // to others, and else the only one is taken; a GGUF file must be the only one.
+  std::optional<std::string> index() const;
+  std::optional<std::string> file() const;  // without an index
+};
+Candidates candidates_of(std::span<const std::string> names);
+// nullopt for a file. Throws Error as Sources::names_in() does.
+std::optional<Candidates> candidates_in(const std::string& path, Sources& sources);
+
+// Throws Error: kAbsent, kUnreadable, or kInvalidIndex.
+Index read_index(const std::string& path, Sources& sources);
+
+// The names of the checkpoints in a directory: each index, each file that is not a shard of one of
+// them, and the first part of each split GGUF file; nullopt for a file. Throws Error as
+// Sources::names_in() does.
+std::optional<std::vector<std::string>> checkpoints_in(const std::string& path, Sources& sources);
+
+}  // namespace stfs

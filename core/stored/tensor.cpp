@@ -1,0 +1,53 @@
+#include "core/stored/tensor.h"
+
+#include <utility>
+
+namespace stfs {
+
+std::uint64_t Tensor::elements() const {
+  std::uint64_t product = 1;
+  for (const std::uint64_t dim : shape) product *= dim;  // the header's check excludes overflow
+  return product;
+}
+
+Content Tensor::content() const {
+  if (computed != nullptr) return computed->content();
+  Content content;
+  content.extent(*locator->source, locator->offset, locator->length);
+  return content;
+}
+
+// Of a computed tensor: that of its newest input.
+timespec Tensor::mtime() const {
+  if (computed == nullptr) return locator->source->mtime();
+  timespec newest{};
+  for (const Tensor& input : computed->inputs()) {
+    const timespec mtime = input.mtime();
+    if (std::pair(mtime.tv_sec, mtime.tv_nsec) > std::pair(newest.tv_sec, newest.tv_nsec)) {
+      newest = mtime;
+    }
+  }
+  return newest;
+}
+
+int Tensor::verify() const {
+  return computed != nullptr ? computed->content().verify() : locator->source->verify();
+}
+
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out) {
+  const char* separator = "[";
+  for (const std::uint64_t dim : shape) {
+    out.add(separator).number(dim);
+    separator = ",";
+  }
+  out.add(shape.empty() ? "[]" : "]");
+}
+
+std::string shape_json(std::span<const std::uint64_t> shape) {
+  std::string text;
+  TextWriter out(text);
+  write_shape(shape, out);
+  return text;
+}
+
+}  // namespace stfs

@@ -1,0 +1,64 @@
+// A tensor: its name, type and shape, and the recipe of its bytes, which either stand in a source
+// or are computed from those of others.
+//
+// Thread safety: const members and the functions may be called from any thread. Lifetime: a Tensor
+// borrows its name, shape and source from the list that has it (tensor_list.h).
+#pragma once
+
+#include "core/base/text.h"
+#include "core/format/types.h"
+#include "core/recipe/content.h"
+
+#include <cstdint>
+#include <ctime>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+class ComputedTensor;
+struct QuantizedRecipe;
+
+// Has either a `locator` or a `computed`.
+struct Tensor {
+  std::string_view name;
+  std::string_view path;  // in the mount, relative to its root (names.h); "" in a list
+  DType dtype;
+  std::span<const std::uint64_t> shape;
+  std::uint64_t length;           // bytes
+  std::optional<Extent> locator;  // its bytes in a source
+  const ComputedTensor* computed = nullptr;
+
+  std::uint64_t elements() const;
+  Content content() const;  // the recipe of its bytes
+  timespec mtime() const;
+  int verify() const;  // Source::verify() of its sources
+};
+
+// A tensor whose bytes are computed when they are read.
+class ComputedTensor {
+ public:
+  ComputedTensor() = default;
+  ComputedTensor(const ComputedTensor&) = delete;
+  ComputedTensor& operator=(const ComputedTensor&) = delete;
+  virtual ~ComputedTensor() = default;
+
+  virtual Tensor tensor() const = 0;    // with `computed`, without a path
+  virtual Content content() const = 0;  // Tensor::length bytes
+  // The stored tensors that it is made of, the one with most of its bytes first.
+  virtual std::vector<Tensor> inputs() const = 0;
+  // How it is computed, in words for a user: "block FP8".
+  virtual std::string_view scheme() const = 0;
+  // What content() computes, for another process (core/layer/quantised/dequantize.h); nullopt: it
+  // cannot be told.
+  virtual std::optional<QuantizedRecipe> recipe() const = 0;
+};
+
+// The shape as JSON without spaces: "[4096,4096]", "[]".
+void write_shape(std::span<const std::uint64_t> shape, TextWriter& out);
+std::string shape_json(std::span<const std::uint64_t> shape);
+
+}  // namespace stfs

@@ -1,0 +1,224 @@
+#include "core/stored/tensor_list.h"
+
+#include "core/base/error.h"
+#include "core/base/sort.h"
+#include "core/base/text.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+// Rebuilds the arenas of a header without the names and shapes of removed tensors.
+void compact(Header& header) {
+  std::string names;
+  std::vector<std::uint64_t> dims;
+  for (TensorRecord& tensor : header.tensors) {
+    const std::string_view name = header.name(tensor);
+    const std::span shape = header.shape(tensor);
+    if (tensor.stored_rank != TensorRecord::kStoredAsShape) {
+      const std::span stored = header.stored_shape(tensor);
+      dims.insert(dims.end(), stored.begin(), stored.end());
+    }
+    tensor.name_begin = names.size();
+    tensor.shape_begin = dims.size();
+    names += name;
+    dims.insert(dims.end(), shape.begin(), shape.end());
+  }
+  header.names = std::move(names);
+  header.dims = std::move(dims);
+  header.tensors.shrink_to_fit();
+  header.by_name.shrink_to_fit();
+}
+
+}  // namespace
+
+Tensor Part::tensor(std::uint32_t record) const {
+  const TensorRecord& stored = header.tensors[record];
+  return {.name = header.name(stored),
+          .path = {},
+          .dtype = stored.dtype,
+          .shape = header.shape(stored),
+          .length = stored.length,
+          .locator = Extent{source.get(), stored.offset, stored.length}};
+}
+
+Tensor TensorList::tensor(std::uint32_t number) const {
+  const Row& row = rows_[number];
+  return row.computed != nullptr ? row.computed->tensor() : parts_[row.part]->tensor(row.record);
+}
+
+std::string_view TensorList::name(std::uint32_t number) const {
+  const Row& row = rows_[number];
+  if (row.computed != nullptr) return row.computed->tensor().name;
+  const Header& header = parts_[row.part]->header;
+  return header.name(header.tensors[row.record]);
+}
+
+std::optional<Extent> TensorList::locator(std::uint32_t number) const {
+  if (rows_[number].computed != nullptr) return std::nullopt;
+  const TensorRecord& stored = record(number);
+  return Extent{part_of(number).source.get(), stored.offset, stored.length};
+}
+
+void TensorList::sort_names() {
+  if (parts_.size() == 1 && texts_.empty()) {
+    by_name_ = parts_.front()->header.by_name;
+    return;
+  }
+  auto [order, any_equal] = sorted_order(size(), [this](std::uint32_t i) { return name(i); });
+  for (std::size_t i = 1; any_equal && i < order.size(); ++i) {
+    if (name(order[i]) != name(order[i - 1])) continue;
+    throw Error(ErrorCode::kUsage, part_of(order[i]).source->path(),
+                "tensor " + in_quotes(name(order[i])) + ": " +
+                    printable(part_of(order[i - 1]).source->path()) +
+                    " has a tensor of this name too: use one of the two at a time");
+  }
+  by_name_ = std::move(order);
+}
+
+std::optional<std::uint32_t> TensorList::find(std::string_view name) const {
+  const auto number = std::ranges::lower_bound(by_name_, name, {},
+                                               [this](std::uint32_t i) { return this->name(i); });
+  if (number == by_name_.end() || this->name(*number) != name) return std::nullopt;
+  return *number;
+}
+
+std::vector<std::uint32_t> TensorList::match(std::span<const std::string> globs) const {
+  std::vector<std::uint32_t> matching;
+  std::string text;
+  const auto matches = [&](const std::string& glob) {
+    // fnmatch(3) would compare only up to the first NUL: no glob matches such a name, and a glob
+    // with a NUL matches none.
+    const auto has_nul = [](const std::string& of) { return of.find('\0') != std::string::npos; };
+    return !has_nul(text) && !has_nul(glob) && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
+  };
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    text = name(i);
+    if (globs.empty() || std::ranges::any_of(globs, matches)) matching.push_back(i);
+  }
+  return matching;
+}
+
+void TensorList::add(Part part) {
+  const std::size_t count = part.header.tensors.size();
+  adopt(std::make_unique<Part>(std::move(part)), count);
+  const auto number = static_cast<std::uint32_t>(parts_.size() - 1);
+  for (std::uint32_t i = 0; i < count; ++i) rows_.push_back({.part = number, .record = i});
+}
+
+// Takes a part that brings `count` tensors.
+void TensorList::adopt(std::unique_ptr<Part> part, std::size_t count) {
+  const auto is_used = [&](const std::string& label) {
+    return std::ranges::any_of(parts_, [&](const auto& other) { return other->label == label; });
+  };
+  const std::string first_choice = part->label;
+  for (int n = 2; is_used(part->label); ++n) part->label = first_choice + "~" + std::to_string(n);
+  part->header.original_shapes = {};
+  if (rows_.size() + count > std::numeric_limits<std::uint32_t>::max()) {
+    throw Error(ErrorCode::kUsage, part->source->path(),
+                "more than 4294967295 tensors in all: name fewer sources");
+  }
+  by_name_.clear();
+  parts_.push_back(std::move(part));
+}
+
+void TensorList::append(TensorList other) {
+  const auto before = static_cast<std::uint32_t>(parts_.size());
+  for (std::unique_ptr<Part>& part : other.parts_) adopt(std::move(part), other.rows_.size());
+  for (Row& row : other.rows_) row.part += before;
+  std::ranges::move(other.rows_, std::back_inserter(rows_));
+  std::ranges::move(other.computed_, std::back_inserter(computed_));
+  std::ranges::move(other.missing_, std::back_inserter(missing_));
+  std::ranges::move(other.warnings_, std::back_inserter(warnings_));
+  std::ranges::move(other.texts_, std::back_inserter(texts_));
+}
+
+void TensorList::remove_others(const std::vector<bool>& is_kept) {
+  missing_.clear();
+  warnings_.clear();
+  by_name_.clear();
+  if (is_layered()) {  // the parts stay whole: a computed tensor may need any tensor of them
+    std::vector<Row> rows;
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      if (is_kept[i]) rows.push_back(rows_[i]);
+    }
+    rows_ = std::move(rows);
+    return;
+  }
+  std::size_t first = 0;  // of the part
+  for (const std::unique_ptr<Part>& part : parts_) {
+    Header& header = part->header;
+    const std::size_t count = header.tensors.size();
+    std::vector<std::string_view> names;
+    for (const std::uint32_t i : header.by_name) {
+      if (is_kept[first + i]) names.push_back(header.name(header.tensors[i]));
+    }
+    std::size_t others = 0;
+    keep_names(header, names, others);
+    part->is_whole = part->is_whole && others == 0;
+    first += count;
+  }
+  std::set<const Source*> first_parts;  // of the parts that are kept
+  for (const auto& part : parts_) {
+    if (!part->header.tensors.empty()) first_parts.insert(part->first_part);
+  }
+  std::erase_if(parts_, [&](const auto& part) {
+    return part->header.tensors.empty() && !first_parts.contains(part->source.get());
+  });
+  rows_.clear();
+  for (std::uint32_t part = 0; part < parts_.size(); ++part) {
+    const std::size_t count = parts_[part]->header.tensors.size();
+    for (std::uint32_t i = 0; i < count; ++i) rows_.push_back({.part = part, .record = i});
+  }
+}
+
+void TensorList::show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,
+                      std::string text, std::vector<std::vector<std::string>> hidden_keys) {
+  by_name_.clear();
+  rows_ = std::move(rows);
+  computed_.push_back(std::move(computed));
+  texts_.push_back(std::move(text));
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    parts_[i]->hidden_keys = std::move(hidden_keys[i]);
+  }
+}
+
+std::vector<std::string_view> keep_names(Header& header, std::span<const std::string_view> names,
+                                         std::size_t& others) {
+  std::vector<std::string_view> missing;
+  std::vector<bool> keep(header.tensors.size(), false);
+  auto next = header.by_name.begin();
+  for (const std::string_view name : names) {
+    const auto name_at = [&] { return header.name(header.tensors[*next]); };
+    while (next != header.by_name.end() && name_at() < name) ++next;
+    if (next == header.by_name.end() || name_at() != name) {
+      missing.push_back(name);
+    } else {
+      keep[*next] = true;
+    }
+  }
+  others = header.tensors.size() - (names.size() - missing.size());
+  if (others == 0) return missing;
+
+  std::vector<std::uint32_t> renumbered(header.tensors.size());
+  std::uint32_t kept = 0;
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    if (!keep[i]) continue;
+    renumbered[i] = kept;
+    header.tensors[kept++] = header.tensors[i];
+  }
+  header.tensors.resize(kept);
+  std::erase_if(header.by_name, [&](std::uint32_t i) { return !keep[i]; });
+  for (std::uint32_t& i : header.by_name) i = renumbered[i];
+  compact(header);
+  return missing;
+}
+
+}  // namespace stfs

@@ -1,0 +1,137 @@
+// A list of tensors and metadata: what files hold (stored_tensors.h), or what a layer has made of
+// another list (core/layer/layer.h).
+//
+// Thread safety: const members may be called from any thread; others while one thread has the list.
+// Lifetime: the list owns its parts and what computes its tensors. Every Tensor, Part and
+// string_view that it returns stays where it is while the list lives, also when the list is moved
+// or appended to another; remove_others() alone ends those of parts that it changes.
+#pragma once
+
+#include "core/format/format.h"
+#include "core/source/source.h"
+#include "core/stored/tensor.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+// A file, and its tensors.
+struct Part {
+  std::unique_ptr<const Source> source;
+  const Format* format;
+  Header header;  // without tensors that the index does not map to this part
+  // The shard's path in the index, or the last component of the path that was loaded. Unique in a
+  // list: the second part with a label gets "~2" appended.
+  std::string label;
+  bool is_whole = true;   // `header` has all tensors of the source
+  bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
+  // Of the first part of the split file with which this part was loaded; null for a file alone. The
+  // first part has the metadata of all.
+  const Source* first_part = nullptr;
+  // Where the files lie that belong to the checkpoint of this part, such as config.json.
+  std::string directory = {};
+  // Keys of its metadata that are not shown, sorted: a layer made them untrue.
+  std::vector<std::string> hidden_keys = {};
+
+  Tensor tensor(std::uint32_t record) const;  // of header.tensors
+};
+
+// A missing thing, only where missing parts are allowed: a tensor that the index names and no shard
+// holds, or a part of a split GGUF file. Such a part alone knows the names of its tensors.
+struct MissingTensor {
+  std::optional<std::string> name;  // nullopt: all tensors of the part
+  std::string source;               // the label of the shard or the part
+};
+
+// Owns computed tensors: a layer derives from it.
+class ComputedTensors {
+ public:
+  ComputedTensors() = default;
+  ComputedTensors(const ComputedTensors&) = delete;
+  ComputedTensors& operator=(const ComputedTensors&) = delete;
+  virtual ~ComputedTensors() = default;
+};
+
+class TensorList {
+ public:
+  struct Row {
+    std::uint32_t part = 0;                    // of a computed tensor: where its first input lies
+    std::uint32_t record = 0;                  // in that part's header
+    const ComputedTensor* computed = nullptr;  // null: the tensor stands as it is stored
+  };
+
+  // Tensors are numbered in the order of their bytes: by part, then by offset; a computed one by
+  // those of its first input. A `number` must be less than size().
+  std::uint32_t size() const { return static_cast<std::uint32_t>(rows_.size()); }
+  const Row& row(std::uint32_t number) const { return rows_[number]; }
+  Tensor tensor(std::uint32_t number) const;
+  std::string_view name(std::uint32_t number) const;
+  std::optional<Extent> locator(std::uint32_t number) const;
+  const Part& part_of(std::uint32_t number) const { return *parts_[rows_[number].part]; }
+  const TensorRecord& record(std::uint32_t number) const {
+    return part_of(number).header.tensors[rows_[number].record];
+  }
+
+  auto parts() const {
+    return std::views::transform(parts_, [](const auto& part) -> const Part& { return *part; });
+  }
+  // Whether some tensors are computed, or not shown.
+  bool is_layered() const { return !texts_.empty(); }
+
+  const std::vector<MissingTensor>& missing() const { return missing_; }
+  // Printable lines "place: subject: rule".
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  // What layers did, with all that decided it: one text a layer.
+  const std::vector<std::string>& texts() const { return texts_; }
+
+  // The numbers, bytewise by name; find() needs them. Throws Error kUsage for a name that two
+  // tensors have.
+  void sort_names();
+  const std::vector<std::uint32_t>& by_name() const { return by_name_; }
+  std::optional<std::uint32_t> find(std::string_view name) const;
+
+  // The numbers, ascending, of the tensors whose names match a glob; all numbers without globs.
+  // Globs are those of fnmatch(3) without flags: `*` matches `/` and `.` too.
+  std::vector<std::uint32_t> match(std::span<const std::string> globs) const;
+
+  // --- while loading. Each forgets sort_names().
+
+  // Adds all tensors of a part. Throws Error kUsage for more tensors than can be numbered.
+  void add(Part part);
+  void append(TensorList other);
+  // Leaves the tensors of which `is_kept[number]` is true, and forgets what is missing. Parts that
+  // nothing needs any more go too.
+  void remove_others(const std::vector<bool>& is_kept);
+  void add_missing(MissingTensor missing) { missing_.push_back(std::move(missing)); }
+  void add_warning(std::string line) { warnings_.push_back(std::move(line)); }
+
+  // For layers: other tensors in place of those that there are. `text` is one of texts();
+  // `hidden_keys`, for each part, Part::hidden_keys.
+  void show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,
+            std::string text, std::vector<std::vector<std::string>> hidden_keys);
+
+ private:
+  void adopt(std::unique_ptr<Part> part, std::size_t count);
+
+  std::vector<std::unique_ptr<Part>> parts_;
+  std::vector<std::unique_ptr<const ComputedTensors>> computed_;
+  std::vector<Row> rows_;
+  std::vector<std::uint32_t> by_name_;
+  std::vector<MissingTensor> missing_;
+  std::vector<std::string> warnings_;
+  std::vector<std::string> texts_;
+};
+
+// Removes the tensors of a header whose names are not in `names`, which is sorted; sets `others` to
+// their number. Returns the names that the header lacks.
+std::vector<std::string_view> keep_names(Header& header, std::span<const std::string_view> names,
+                                         std::size_t& others);
+
+}  // namespace stfs

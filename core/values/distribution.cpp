@@ -1,0 +1,269 @@
+#include "core/values/distribution.h"
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <new>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr unsigned kCellShift = 13;  // bits of binary32 that cells do not tell apart
+constexpr std::size_t kCells = std::size_t{1} << (32 - kCellShift);
+
+float cell_begin(std::size_t cell) {  // the end nearer to zero
+  return std::bit_cast<float>(static_cast<std::uint32_t>(cell << kCellShift));
+}
+
+// The cell at a position of the order of values: negative ones from the largest magnitude down.
+std::size_t cell_at(std::size_t position) {
+  return position < kCells / 2 ? kCells - 1 - position : position - kCells / 2;
+}
+
+std::size_t position_of(std::size_t cell) {
+  return cell < kCells / 2 ? cell + kCells / 2 : kCells - 1 - cell;
+}
+
+// The values of a thread that are kept one by one: sorting them is less work than to clear and look
+// through all cells.
+constexpr std::size_t kFew = 16'384;
+
+bool is_integer(const TypeInfo& info) {
+  return info.kind == TypeKind::kBool || info.kind == TypeKind::kSigned ||
+         info.kind == TypeKind::kUnsigned;
+}
+
+// The values of a range share bins evenly: integers get bins of the same number of integers.
+void set_bins(Histogram& histogram, const TypeInfo& info, double low, double high) {
+  if (is_integer(info) && high - low < 0x1p50) {
+    const double integers = std::floor(high) - std::ceil(low) + 1;
+    const double in_bin = std::ceil(integers / static_cast<double>(Histogram::kBins));
+    histogram.low = std::ceil(low) - 0.5;
+    histogram.high = histogram.low + in_bin * static_cast<double>(Histogram::kBins);
+    return;
+  }
+  if (low == high) {
+    const double half = std::max(0.5, std::abs(low) / 1024);
+    low -= half;
+    high += half;
+  }
+  constexpr double kMost = DBL_MAX / 4;  // their distance is finite
+  histogram.low = std::clamp(low, -kMost, kMost);
+  histogram.high = std::clamp(high, -kMost, kMost);
+}
+
+// Sees every value of a second pass.
+class Bins : public ValueSink {
+ public:
+  Bins(const Histogram& empty, unsigned threads) : histograms_(threads, empty) {}
+
+  void see(std::uint64_t, std::span<const float> values, unsigned thread) override {
+    count(values, histograms_[thread]);
+  }
+  void see(std::uint64_t, std::span<const double> values, unsigned thread) override {
+    count(values, histograms_[thread]);
+  }
+
+  Histogram sum() const {
+    Histogram sum = histograms_.front();
+    for (std::size_t i = 1; i < histograms_.size(); ++i) {
+      std::ranges::transform(sum.counts, histograms_[i].counts, sum.counts.begin(), std::plus<>());
+      sum.below += histograms_[i].below;
+      sum.above += histograms_[i].above;
+    }
+    return sum;
+  }
+
+ private:
+  template <class T>
+  static void count(std::span<const T> values, Histogram& histogram) {
+    for (const T value : values) {
+      if (std::isfinite(value)) histogram.add(static_cast<double>(value));
+    }
+  }
+
+  std::vector<Histogram> histograms_;  // by thread
+};
+
+}  // namespace
+
+double Histogram::edge(std::size_t bin) const {
+  if (bin == kBins) return high;
+  return static_cast<double>(bin) * ((high - low) / static_cast<double>(kBins)) + low;
+}
+
+void Histogram::add(double value, std::uint64_t count) {
+  if (value < low) {
+    below += count;
+    return;
+  }
+  if (value > high) {
+    above += count;
+    return;
+  }
+  auto bin = static_cast<std::size_t>((value - low) * (static_cast<double>(kBins) / (high - low)));
+  bin = std::min(bin, kBins - 1);
+  // The product rounds; the edges decide.
+  if (value < edge(bin)) {
+    --bin;
+  } else if (bin + 1 < kBins && value >= edge(bin + 1)) {
+    ++bin;
+  }
+  counts[bin] += count;
+}
+
+std::vector<std::uint64_t> CellMemory::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      std::vector<std::uint64_t> counts = std::move(free_.back());
+      free_.pop_back();
+      return counts;
+    }
+  }
+  return std::vector<std::uint64_t>(kCells);
+}
+
+void CellMemory::give_back(std::vector<std::uint64_t> counts) {
+  std::ranges::fill(counts, 0);
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(counts));
+}
+
+ValueCells::~ValueCells() {
+  if (memory_ == nullptr) return;
+  try {
+    for (Lane& lane : lanes_) {
+      if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
+    }
+  } catch (const std::bad_alloc&) {
+    // The others take new memory.
+  }
+}
+
+void ValueCells::see(std::uint64_t, std::span<const float> values, unsigned thread) {
+  const auto cell_of = [](float value) {
+    return std::bit_cast<std::uint32_t>(value) >> kCellShift;
+  };
+  auto& [few, counts] = lanes_[thread];
+  if (counts.empty()) {
+    if (few.size() + values.size() <= kFew) {
+      std::ranges::transform(values, std::back_inserter(few), cell_of);
+      return;
+    }
+    counts = memory_ == nullptr ? std::vector<std::uint64_t>(kCells) : memory_->take();
+    for (const std::uint32_t cell : few) ++counts[cell];
+    few = {};
+  }
+  std::uint64_t* const cells = counts.data();
+  for (const float value : values) ++cells[cell_of(value)];
+}
+
+std::vector<ValueCells::Counted> ValueCells::counted() const {
+  std::vector<Counted> counted;
+  std::vector<std::size_t> few;  // positions
+  bool has_counts = false;
+  for (const Lane& lane : lanes_) {
+    has_counts = has_counts || !lane.counts.empty();
+    std::ranges::transform(lane.few, std::back_inserter(few), position_of);
+  }
+  std::ranges::sort(few);
+  if (!has_counts) {
+    for (const std::size_t position : few) {
+      const std::size_t cell = cell_at(position);
+      if (counted.empty() || counted.back().cell != cell) counted.push_back({cell, 0});
+      ++counted.back().count;
+    }
+    return counted;
+  }
+  auto next = few.begin();
+  for (std::size_t position = 0; position < kCells; ++position) {
+    const std::size_t cell = cell_at(position);
+    std::uint64_t count = 0;
+    for (const Lane& lane : lanes_) count += lane.counts.empty() ? 0 : lane.counts[cell];
+    for (; next != few.end() && *next == position; ++next) ++count;
+    if (count > 0) counted.push_back({cell, count});
+  }
+  return counted;
+}
+
+bool exact_in_cells(DType dtype) {
+  const TypeInfo& info = type_info(dtype);
+  if (info.kind == TypeKind::kFloat) return info.bits() <= 16;
+  return is_integer(info) && info.bits() == 8;
+}
+
+void ValueCells::fill(DType dtype, Distribution& distribution) const {
+  const ValueStats& stats = distribution.stats;
+  if (!stats.min) return;
+  const bool is_exact = exact_in_cells(dtype);
+  struct Cell {
+    double low;
+    double high;
+    std::uint64_t count;
+  };
+  std::vector<Cell> cells;  // of finite values, in their order
+  std::uint64_t finite = 0;
+  for (const auto& [cell, count] : counted()) {
+    const auto begin = static_cast<double>(cell_begin(cell));
+    if (!std::isfinite(begin)) continue;
+    auto end = is_exact ? begin : static_cast<double>(cell_begin(cell + 1));
+    if (!std::isfinite(end)) end = std::copysign(DBL_MAX, begin);  // larger doubles too
+    cells.push_back({std::max(std::min(begin, end), *stats.min),
+                     std::min(std::max(begin, end), *stats.max), count});
+    finite += count;
+  }
+
+  std::size_t next = 0;
+  std::uint64_t before = 0;  // values in cells before `next`
+  for (std::size_t i = 0; i < kQuantiles.size(); ++i) {
+    const auto rank = std::clamp<std::uint64_t>(
+        static_cast<std::uint64_t>(std::ceil(kQuantiles[i] * static_cast<double>(finite))), 1,
+        finite);
+    while (before + cells[next].count < rank) before += cells[next++].count;
+    const Cell& cell = cells[next];
+    const double share =
+        (static_cast<double>(rank - before) - 0.5) / static_cast<double>(cell.count);
+    const double value = cell.low + (cell.high - cell.low) * share + 0.0;
+    distribution.quantiles[i] = is_integer(type_info(dtype)) ? std::nearbyint(value) : value;
+  }
+
+  // Outliers would leave all other values in one bin: the bins end half the distance of the
+  // quantiles beyond them.
+  const double middle = distribution.quantiles.back() - distribution.quantiles.front();
+  const bool is_cut = middle > 0 && std::isfinite(middle);
+  const double low = is_cut ? distribution.quantiles.front() - middle / 2 : *stats.min;
+  const double high = is_cut ? distribution.quantiles.back() + middle / 2 : *stats.max;
+  distribution.histogram = {};
+  set_bins(distribution.histogram, type_info(dtype), std::max(low, *stats.min),
+           std::min(high, *stats.max));
+  for (const Cell& cell : cells) {
+    distribution.histogram.add(cell.low / 2 + cell.high / 2, cell.count);
+  }
+}
+
+int value_distribution(const Content& content, DType dtype, const PassOptions& options,
+                       Distribution& distribution) {
+  const unsigned threads = std::max(1U, options.threads);
+  {
+    ValueCells cells(threads);
+    if (const int error = value_stats(content, dtype, options, distribution.stats, {&cells})) {
+      return error;
+    }
+    cells.fill(dtype, distribution);
+  }
+  if (exact_in_cells(dtype) || !distribution.stats.min) return 0;
+  Histogram empty;
+  empty.low = distribution.histogram.low;
+  empty.high = distribution.histogram.high;
+  Bins bins(empty, threads);
+  if (const int error = see_values(content, dtype, options, {&bins})) return error;
+  distribution.histogram = bins.sum();
+  return 0;
+}
+
+}  // namespace stfs

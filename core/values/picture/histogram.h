@@ -1,0 +1,20 @@
+// A histogram as an SVG picture, for a browser or a viewer, in light and dark: the counts of 128
+// bins on a linear and on a logarithmic scale, quantiles, statistics, and what lies outside. The
+// element <metadata> holds the numbers as JSON: low, high, counts, below, above, quantiles.
+//
+// Thread safety: the function may be called from any thread.
+#pragma once
+
+#include "core/values/distribution.h"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace stfs {
+
+std::string histogram_svg(std::string_view name, DType dtype, std::span<const std::uint64_t> shape,
+                          const Distribution& distribution);
+
+}  // namespace stfs

@@ -1,0 +1,317 @@
+#include "core/values/stats.h"
+
+#include "core/values/moments.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+// The unit of the moments of values whose squares could overflow or vanish is 2^600 or 2^-600. A
+// multiplication by it is exact, or loses bits far below the last bit of the result.
+constexpr int kScale = 600;
+
+// The scale of a run, by the largest absolute value in it.
+int exponent_for(double largest) {
+  if (largest > 0x1p400) return kScale;
+  return largest < 0x1p-400 ? -kScale : 0;
+}
+
+// Statistics of some of the values. Chan, Golub and LeVeque, "Updating formulae and a pairwise
+// algorithm" (1979), combine the means and squared deviations of parts without losing precision to
+// a large mean or a large count.
+struct Summary {
+  ValueStats counts;  // without min to std
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
+  int exponent = -kScale;  // the unit of mean is 2^exponent; that of squares is its square
+  std::uint64_t finite = 0;
+  double mean = 0;
+  double squares = 0;  // sum of squared deviations from the mean
+
+  void rescale(int to) {
+    if (to == exponent) return;
+    mean = std::ldexp(mean, exponent - to);
+    squares = std::ldexp(squares, 2 * (exponent - to));
+    exponent = to;
+  }
+
+  void add(Summary other) {
+    counts.count += other.counts.count;
+    counts.zeros += other.counts.zeros;
+    counts.nan += other.counts.nan;
+    counts.inf += other.counts.inf;
+    if (other.finite == 0) return;
+    min = std::min(min, other.min);
+    max = std::max(max, other.max);
+    const int larger = std::max(exponent, other.exponent);
+    rescale(larger);
+    other.rescale(larger);
+    const auto before = static_cast<double>(finite);
+    const auto added = static_cast<double>(other.finite);
+    const double difference = other.mean - mean;
+    mean += difference * added / (before + added);
+    squares += other.squares + difference * difference * before * added / (before + added);
+    finite += other.finite;
+  }
+
+  ValueStats result() const {
+    ValueStats stats = counts;
+    if (finite == 0) return stats;
+    stats.min = min + 0.0;  // -0 and 0 are equal: which of them is least depends on their order
+    stats.max = max + 0.0;
+    // Rounding must not move the mean out of [min, max] or std over its bound, half their distance.
+    stats.mean = std::clamp(std::ldexp(mean, exponent), min, max) + 0.0;
+    stats.std = std::min(std::ldexp(std::sqrt(squares / static_cast<double>(finite)), exponent),
+                         max / 2 - min / 2);
+    return stats;
+  }
+};
+
+// A run of values, none of them NaN or infinity.
+template <class T>
+Summary summary_of_finite(std::span<const T> values, RunSums sums) {
+  Summary part;
+  part.counts.zeros = sums.zeros;
+  part.min = sums.min;
+  part.max = sums.max;
+  part.finite = values.size();
+  part.exponent = 0;
+  const auto count = static_cast<double>(values.size());
+  const auto set_moments = [&](auto scaled) {
+    const double mean = sums.sum / count;
+    const RunDeviations deviations = deviations_of(scaled, mean);
+    // The sum of the deviations corrects the rounding of the mean.
+    part.mean = mean + deviations.sum / count;
+    part.squares = std::max(0.0, deviations.squares - deviations.sum * deviations.sum / count);
+  };
+  if constexpr (std::is_same_v<T, double>) {
+    part.exponent = exponent_for(std::max(-sums.min, sums.max));
+    if (part.exponent != 0) {
+      std::vector<double> scaled(values.begin(), values.end());
+      for (double& value : scaled) value *= std::ldexp(1, -part.exponent);
+      sums = sums_of(std::span<const double>(scaled));
+      set_moments(std::span<const double>(scaled));
+      return part;
+    }
+  }
+  set_moments(values);
+  return part;
+}
+
+template <class T>
+Summary summary_of(std::span<const T> values) {
+  const RunSums sums = sums_of(values);
+  Summary part;
+  if (std::isfinite(sums.sum)) {
+    part = summary_of_finite(values, sums);
+  } else {
+    std::vector<T> finite;
+    finite.reserve(values.size());
+    for (const T value : values) {
+      if (std::isfinite(value)) {
+        finite.push_back(value);
+      } else {
+        ++(std::isnan(value) ? part.counts.nan : part.counts.inf);
+      }
+    }
+    const ValueStats counts = part.counts;
+    if (!finite.empty()) {
+      part = summary_of_finite(std::span<const T>(finite), sums_of(std::span<const T>(finite)));
+    }
+    part.counts.nan = counts.nan;
+    part.counts.inf = counts.inf;
+  }
+  part.counts.count = values.size();
+  return part;
+}
+
+Summary summary_of_complex(std::span<const float> parts) {
+  Summary part;
+  ValueStats& counts = part.counts;
+  for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
+    const float real = parts[i];
+    const float imaginary = parts[i + 1];
+    ++counts.count;
+    if (std::isnan(real) || std::isnan(imaginary)) {
+      ++counts.nan;
+    } else if (std::isinf(real) || std::isinf(imaginary)) {
+      ++counts.inf;
+    } else if (real == 0 && imaginary == 0) {
+      ++counts.zeros;
+    }
+  }
+  return part;
+}
+
+// The values of one run, and what a thread needs to make them.
+struct Run {
+  std::vector<float> floats;
+  std::vector<double> doubles;  // of types that binary32 cannot hold
+};
+
+using ToDoubles = void (*)(std::span<const std::byte>, std::span<double>);
+
+template <class T>
+void as_doubles(std::span<const std::byte> bytes, std::span<double> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+    out[i] = static_cast<double>(value);
+  }
+}
+
+// For elements of 1, 2, 4 and 8 bytes.
+constexpr ToDoubles kUnsignedToDoubles[] = {as_doubles<std::uint8_t>, as_doubles<std::uint16_t>,
+                                            as_doubles<std::uint32_t>, as_doubles<std::uint64_t>};
+constexpr ToDoubles kSignedToDoubles[] = {as_doubles<std::int8_t>, as_doubles<std::int16_t>,
+                                          as_doubles<std::int32_t>, as_doubles<std::int64_t>};
+
+void bool_to_doubles(std::span<const std::byte> bytes, std::span<double> out) {
+  std::ranges::transform(bytes, out.begin(), [](std::byte b) { return b == std::byte{0} ? 0 : 1; });
+}
+
+// Null: to_f32 is exact.
+ToDoubles to_doubles_of(const TypeInfo& info) {
+  switch (info.kind) {
+    case TypeKind::kBool:
+      return bool_to_doubles;
+    case TypeKind::kUnsigned:
+      return kUnsignedToDoubles[std::countr_zero(info.block_bytes)];
+    case TypeKind::kSigned:
+      return kSignedToDoubles[std::countr_zero(info.block_bytes)];
+    case TypeKind::kFloat:
+      return info.bits() == 64 ? as_doubles<double> : nullptr;
+    case TypeKind::kComplex:
+    case TypeKind::kQuantized:
+      break;
+  }
+  return nullptr;
+}
+
+float narrow(double value) {
+  const auto narrowed = static_cast<float>(value);
+  if (!std::isinf(narrowed) || std::isinf(value)) return narrowed;
+  return std::copysign(std::numeric_limits<float>::max(), narrowed);
+}
+
+class ValuePass {
+ public:
+  ValuePass(DType dtype, bool wants_stats, std::span<ValueSink* const> sinks)
+      : info_(type_info(dtype)),
+        to_doubles_(to_doubles_of(info_)),
+        wants_stats_(wants_stats),
+        sinks_(sinks) {}
+
+  int run(const Content& content, const PassOptions& options) {
+    runs_.resize(std::max(1U, options.threads));
+    return pass_over(content, info_.offset_of(kBlock), options,
+                     [this](const PassBlock& block) { add(block); });
+  }
+
+  ValueStats stats() const { return sum_.result().result(); }
+
+ private:
+  static constexpr std::uint64_t kBlock = 32 * kRun;  // elements
+
+  void add(const PassBlock& block) {
+    Run& run = runs_[block.thread];
+    const std::uint64_t elements = info_.elements_in(block.bytes.size());
+    Summary part;
+    for (std::uint64_t at = 0; at < elements; at += kRun) {
+      const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(kRun, elements - at));
+      const auto bytes = block.bytes.subspan(static_cast<std::size_t>(info_.offset_of(at)));
+      part.add(add_run(run, bytes, count, block.index * kBlock + at, block.thread));
+    }
+    if (!wants_stats_) return;
+    const std::lock_guard lock(mutex_);
+    sum_.add(block.index, part);
+  }
+
+  Summary add_run(Run& run, std::span<const std::byte> bytes, std::size_t count,
+                  std::uint64_t first, unsigned thread) {
+    Summary part;
+    if (info_.kind == TypeKind::kComplex) {
+      std::vector<float> parts(2 * count);
+      std::memcpy(parts.data(), bytes.data(), parts.size() * sizeof(float));
+      return summary_of_complex(parts);
+    }
+    run.floats.resize(kRun);
+    const std::span floats = std::span(run.floats).first(count);
+    if (to_doubles_ == nullptr) {
+      info_.to_f32(bytes.data(), count, floats.data());
+      if (wants_stats_) part = summary_of(std::span<const float>(floats));
+    } else {
+      run.doubles.resize(count);
+      to_doubles_(bytes.first(static_cast<std::size_t>(info_.offset_of(count))), run.doubles);
+      if (wants_stats_) part = summary_of(std::span<const double>(run.doubles));
+      for (ValueSink* sink : sinks_) sink->see(first, std::span<const double>(run.doubles), thread);
+      return part;
+    }
+    for (ValueSink* sink : sinks_) sink->see(first, std::span<const float>(floats), thread);
+    return part;
+  }
+
+  const TypeInfo& info_;
+  const ToDoubles to_doubles_;
+  const bool wants_stats_;
+  const std::span<ValueSink* const> sinks_;
+  std::vector<Run> runs_;  // by thread
+  std::mutex mutex_;
+  OrderedSum<Summary> sum_;
+};
+
+}  // namespace
+
+void ValueSink::see(std::uint64_t first, std::span<const double> values, unsigned thread) {
+  std::vector<float> narrowed(values.size());
+  std::ranges::transform(values, narrowed.begin(), narrow);
+  see(first, std::span<const float>(narrowed), thread);
+}
+
+int value_stats(const Content& content, DType dtype, const PassOptions& options, ValueStats& stats,
+                std::initializer_list<ValueSink*> sinks) {
+  ValuePass pass(dtype, true, std::span(sinks.begin(), sinks.size()));
+  const int error = pass.run(content, options);
+  if (error == 0) stats = pass.stats();
+  return error;
+}
+
+int see_values(const Content& content, DType dtype, const PassOptions& options,
+               std::initializer_list<ValueSink*> sinks) {
+  return ValuePass(dtype, false, std::span(sinks.begin(), sinks.size())).run(content, options);
+}
+
+void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out) {
+  const TypeInfo& info = type_info(dtype);
+  if (const ToDoubles exact = to_doubles_of(info)) return exact(bytes, out);
+  std::array<float, kRun> floats;
+  for (std::size_t at = 0; at < out.size(); at += kRun) {
+    const std::span part = out.subspan(at, std::min(kRun, out.size() - at));
+    info.to_f32(bytes.data() + info.offset_of(at), part.size(), floats.data());
+    std::copy_n(floats.begin(), part.size(), part.begin());
+  }
+}
+
+std::string stats_json(const ValueStats& stats) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+  };
+  const nlohmann::ordered_json json{{"count", stats.count},     {"min", number(stats.min)},
+                                    {"max", number(stats.max)}, {"mean", number(stats.mean)},
+                                    {"std", number(stats.std)}, {"zeros", stats.zeros},
+                                    {"nan", stats.nan},         {"inf", stats.inf}};
+  return json.dump();
+}
+
+}  // namespace stfs
