@@ -1,6 +1,7 @@
 """What only looks like a quantised checkpoint is an error that names the tensor: broken_test.py PREFIX...
 
-Each checkpoint of broken.py whose name begins with a prefix. All of them mount without the option.
+Each checkpoint of broken.py whose name begins with a prefix. All of them mount without the option,
+which is tried with STFS_EVERY_STEP=1.
 """
 
 import pathlib
@@ -11,7 +12,7 @@ import unittest
 import broken
 import number_types as numbers
 from checkpoint import Computed
-from mounts import INFO, STFS, info, mounted, run, unmount
+from mounts import EVERY_STEP, INFO, STFS, info, mounted, run, unmount
 
 
 class Broken(unittest.TestCase):
@@ -58,6 +59,8 @@ class Broken(unittest.TestCase):
         told = run(INFO, "list", "--dequantize=bf16", source)
         self.assertEqual(told.returncode, 1, told)
         self.assertEqual(told.stderr.decode(errors="replace"), message.replace("stfs: ", "stfs-info: ", 1))
+        if not EVERY_STEP:
+            return
         checked = run(INFO, "check", "--dequantize=bf16", source)
         self.assertEqual(checked.returncode, 1, checked)
         info("check", source)

@@ -1,9 +1,10 @@
 """A mount with `-o dequantize` shows the expectation, bit for bit: dequantize_test.py FAMILY, `random FIRST LAST` or `many`.
 
 A family is all variants whose names begin with its word. Of each variant: each tensor's bytes, shape, type and
-attributes in BF16, F16 and F32; ranges and slices of it; the views; the merged file; `extract`. Of a family's first one,
-and of all with STFS_EVERY_STEP=1, also what no scheme decides: the merged file and the mount as sources, each verb of
-stfs-info in each type, `model/` in each type, and the checkpoint without the option. A NaN is compared by its class alone.
+attributes in F32, ranges and slices of it. Of a family's first one, and of all with STFS_EVERY_STEP=1, also what no
+scheme decides: the other types, the views, the merged file, `extract`, the merged file and the mount as sources, each
+verb of stfs-info in each type, `model/` in each type, and the checkpoint without the option. A NaN is compared by its
+class alone.
 """
 
 import functools
@@ -22,9 +23,8 @@ import checkpoint
 import number_types as numbers
 import variants
 from checkpoint import ELEMENTS, Computed, read_safetensors
-from mounts import INFO, attribute, info, mounted, run
+from mounts import EVERY_STEP, INFO, attribute, info, mounted, run
 
-EVERY_STEP = os.environ.get("STFS_EVERY_STEP") == "1"
 NPY = {"F32": "<f4", "F16": "<f2", "BF16": "V2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "I8": "|i1"}
 FLOATS = ("BF16", "F16", "F32")
 # What `.stfs/model/` shows of the directory: loaders look for these.
@@ -189,6 +189,17 @@ class Values(unittest.TestCase):
             each.pop("dtype", None)
         self.assertEqual(config, expected)
 
+    def test_f32(self):
+        expected = MODEL.expected("f32")
+        with mounted(self.source, self.work / "mnt", "dequantize=f32", "cache=direct") as mount:
+            self.ranges(mount, expected)
+            self.slices(mount, expected)
+            self.locators(mount, self.shows(mount, expected, "f32"))
+
+
+class EveryStep(Values):
+    """And what no scheme decides."""
+
     def test_bf16(self):
         expected = MODEL.expected("bf16")
         with mounted(self.source, self.work / "mnt", "dequantize=bf16") as mount:
@@ -201,29 +212,8 @@ class Values(unittest.TestCase):
 
     def test_f16(self):
         expected = MODEL.expected("f16")
-        with mounted(self.source, self.work / "mnt", "dequantize=f16", "cache=direct") as mount:
-            self.ranges(mount, expected)
+        with mounted(self.source, self.work / "mnt", "dequantize=f16") as mount:
             self.shows(mount, expected, "f16")
-
-    def test_f32(self):
-        expected = MODEL.expected("f32")
-        with mounted(self.source, self.work / "mnt", "dequantize=f32") as mount:
-            self.slices(mount, expected)
-            self.shows(mount, expected, "f32")
-
-    def test_extract(self):
-        expected = MODEL.expected("bf16")
-        file = self.work / "bf16.safetensors"
-        info("extract", "--dequantize=bf16", "-o", file, self.source, "*")
-        others = read_safetensors(file)
-        self.assertEqual(others.keys(), expected.keys())
-        for name, each in expected.items():
-            self.assertEqual((others[name].dtype, others[name].shape), (each.dtype, each.shape))
-            self.same(others[name].data, each, f"extract: {name}")
-
-
-class EveryStep(Values):
-    """And what no scheme decides."""
 
     def test_as_a_source(self):
         """The merged file, and the mount itself, are the same when they are mounted."""

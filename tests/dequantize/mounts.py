@@ -12,6 +12,7 @@ import sys
 
 SKIPPED = 77
 HANG = 120  # seconds; nothing here takes one
+EVERY_STEP = os.environ.get("STFS_EVERY_STEP") == "1"  # also what takes long and proves little more
 STFS = os.environ["STFS_BINARY"]
 INFO = os.environ["STFS_INFO_BINARY"]
 

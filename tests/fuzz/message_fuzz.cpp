@@ -4,8 +4,8 @@
 //   input   frames of a client; of a frame that begins with 0xff, the second half goes to the
 //           holder as answers of a copier
 #include "tests/fuzz/check.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/holder/residency.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>

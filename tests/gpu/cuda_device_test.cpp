@@ -3,11 +3,11 @@
 #include "tests/gpu/device_suite.h"
 #include "tests/gpu/fake_control.h"
 #include "tests/support/files.h"
-#include "tools/gpu/copier/item.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/driver.h"
 #include "tools/gpu/device/lanes.h"
+#include "tools/gpu/protocol/item.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Items: valid requests, and keys that are equal for equal bytes.
-#include "tools/gpu/copier/item.h"
+#include "tools/gpu/protocol/item.h"
 
 #include "core/base/error.h"
 #include "core/layer/quantised/layout_text.h"

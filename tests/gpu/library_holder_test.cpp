@@ -4,9 +4,9 @@
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/library/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

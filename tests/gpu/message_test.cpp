@@ -1,5 +1,5 @@
 // The protocol: messages arrive whole, and malformed ones end the connection.
-#include "tools/gpu/copier/message.h"
+#include "tools/gpu/protocol/message.h"
 
 #include "core/base/error.h"
 #include "tests/support/checkpoint_writer.h"

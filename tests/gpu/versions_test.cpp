@@ -1,7 +1,7 @@
 // Holder, copier and client of different versions, as after an upgrade in place: one line names the
 // versions and what to do.
 #include "tests/gpu/tool.h"
-#include "tools/gpu/copier/message.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

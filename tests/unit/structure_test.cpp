@@ -108,8 +108,8 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
                  "core/values/picture", "core/report", "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});
-  chain(core, {"tools/gpu/device", "tools/gpu/copier", "tools/gpu/holder", "tools/gpu/client",
-               "tools/gpu/library"});
+  chain(core, {"tools/gpu/device", "tools/gpu/protocol", "tools/gpu/copier", "tools/gpu/holder",
+               "tools/gpu/client", "tools/gpu/library"});
   return arrows;
 }();
 

@@ -3,7 +3,7 @@
 //
 // The text is words with a space between them, one for each member in a fixed order; a packing that
 // is not used is one word. It is for processes of one version of stfs: when the words change,
-// kProtocolVersion (tools/gpu/copier/message.h) is raised.
+// kProtocolVersion (tools/gpu/protocol/message.h) is raised.
 //
 // Thread safety: the functions may be called from any thread.
 #pragma once

@@ -8,9 +8,9 @@
 #pragma once
 
 #include "core/base/posix.h"
-#include "tools/gpu/copier/item.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/device/device.h"
+#include "tools/gpu/protocol/item.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <cstdint>
 #include <functional>

@@ -3,8 +3,8 @@
 #include "core/base/text.h"
 #include "core/command/terminal.h"
 #include "tools/gpu/client/verbs.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>

@@ -16,7 +16,7 @@
 #include "core/base/error.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/remote/sources.h"
-#include "tools/gpu/copier/item.h"
+#include "tools/gpu/protocol/item.h"
 
 #include <cstdint>
 #include <functional>

@@ -3,10 +3,10 @@
 #include "core/base/error.h"
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/lanes.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <nlohmann/json.hpp>
 #include <sys/eventfd.h>

@@ -13,10 +13,10 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/remote/sources.h"
-#include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/device/lanes.h"
 #include "tools/gpu/device/narrowing.h"
+#include "tools/gpu/protocol/item.h"
 
 #include <atomic>
 #include <chrono>

@@ -2,10 +2,10 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/holder/closer.h"
 #include "tools/gpu/holder/holder_socket.h"
 #include "tools/gpu/holder/residency.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>

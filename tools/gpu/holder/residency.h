@@ -38,9 +38,9 @@
 #pragma once
 
 #include "core/base/posix.h"
-#include "tools/gpu/copier/item.h"
-#include "tools/gpu/copier/message.h"
 #include "tools/gpu/copier/transfer.h"
+#include "tools/gpu/protocol/item.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <sys/types.h>
 

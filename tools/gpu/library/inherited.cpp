@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "tools/gpu/copier/message.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <nlohmann/json.hpp>
 

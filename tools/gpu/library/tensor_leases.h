@@ -24,10 +24,10 @@
 
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/selection.h"
-#include "tools/gpu/copier/item.h"
 #include "tools/gpu/device/device.h"
 #include "tools/gpu/library/inherited.h"
 #include "tools/gpu/library/mappings.h"
+#include "tools/gpu/protocol/item.h"
 
 #include <sys/types.h>
 

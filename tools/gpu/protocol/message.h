@@ -22,7 +22,7 @@
 
 #include "core/base/posix.h"
 #include "core/remote/sources.h"
-#include "tools/gpu/copier/item.h"
+#include "tools/gpu/protocol/item.h"
 
 #include <nlohmann/json_fwd.hpp>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "tools/gpu/copier/message.h"
+#include "tools/gpu/protocol/message.h"
 
 #include "core/base/error.h"
 #include "core/layer/quantised/layout_text.h"

@@ -1,4 +1,4 @@
-#include "tools/gpu/copier/item.h"
+#include "tools/gpu/protocol/item.h"
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
