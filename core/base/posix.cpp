@@ -12,8 +12,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -165,6 +167,34 @@ std::thread start_thread(std::function<void()> body) {
   } catch (const std::system_error& refused) {
     throw_errno(ErrorCode::kMountFailed, "", "starting a thread", refused.code().value());
   }
+}
+
+void on_threads(std::size_t count, const std::function<void(std::size_t)>& work) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto run = [&](std::size_t i) {
+    try {
+      work(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  try {
+    others.reserve(count);
+    for (std::size_t i = 1; i < count; ++i) others.push_back(start_thread([&run, i] { run(i); }));
+  } catch (const std::exception&) {
+    // Go on with those that started.
+  }
+  run(0);
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 UniqueFd take_ending_signals(ErrorCode failure) {

@@ -84,6 +84,13 @@ std::vector<std::string> names_in(const std::string& path);
 // refuses a thread.
 std::thread start_thread(std::function<void()> body);
 
+// Runs work(0) on this thread and work(1) to work(count - 1) on others, and returns when all are
+// done; fewer where the system refuses threads. Throws the first failure.
+void on_threads(std::size_t count, const std::function<void(std::size_t)>& work);
+
+// An environment variable; "" when it is not set.
+std::string environment(const char* name);
+
 // Blocks SIGHUP, SIGINT and SIGTERM in this thread, and so in the threads that it starts, and
 // returns a signalfd(2) that reads them. A signal that the process inherited as ignored (nohup(1),
 // a background job) stays ignored, except SIGTERM. Throws Error `failure`.

@@ -3,6 +3,8 @@
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "core/base/sha256.h"
 
+#include "core/base/text.h"
+
 #include <array>
 #include <string_view>
 
@@ -17,13 +19,7 @@ void Sha256::add(std::span<const std::byte> bytes) {
 std::string Sha256::hex() {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
   SHA256_Final(digest.data(), &context_);
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string out;
-  for (const unsigned char byte : digest) {
-    out += kDigits[byte >> 4];
-    out += kDigits[byte & 15];
-  }
-  return out;
+  return stfs::hex({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
 }  // namespace stfs

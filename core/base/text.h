@@ -64,6 +64,12 @@ std::strong_ordering natural_order(std::string_view a, std::string_view b);
 // in leading zeros have equal keys.
 void append_natural_key(std::string& keys, std::string_view text);
 
+// A to Z become a to z; all else stays.
+std::string lower_case(std::string_view text);
+
+// Two digits a byte, in lower case.
+std::string hex(std::string_view bytes);
+
 // The insertions, deletions and replacements of bytes that turn one text into the other; `most` + 1
 // when more than `most` are needed.
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t most);

@@ -41,14 +41,7 @@ void write_text(const std::string& text, TextWriter& out) {
   if (is_utf8(text)) {
     out.json(text);
   } else {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    std::string hex;
-    for (const char c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      hex += kDigits[byte >> 4U];
-      hex += kDigits[byte & 15U];
-    }
-    out.add("{\"hex\":").json(hex).add("}");
+    out.add("{\"hex\":").json(hex(text)).add("}");
   }
 }
 

@@ -61,13 +61,8 @@ std::string key_of(const std::string& given) {
 bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
 
 bool is_hub_offline() {
-  const char* value = std::getenv("HF_HUB_OFFLINE");
-  if (value == nullptr) return false;
-  std::string text = value;
-  std::ranges::transform(text, text.begin(), [](char c) {
-    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
-  });
-  constexpr std::array<std::string_view, 4> kTrue{"1", "ON", "YES", "TRUE"};
+  const std::string text = lower_case(environment("HF_HUB_OFFLINE"));
+  constexpr std::array<std::string_view, 4> kTrue{"1", "on", "yes", "true"};
   return std::ranges::find(kTrue, text) != kTrue.end();
 }
 
@@ -633,7 +628,6 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
   std::vector<Opened> opened(names.size());
   std::vector<std::size_t> remote;
   std::mutex mutex;
-  std::exception_ptr failure;
   std::optional<Error> unreachable;  // those that were not begun then fail as this one
   const auto open_one = [&](std::size_t i) {
     try {
@@ -666,32 +660,16 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
 
   std::atomic<std::size_t> next = 0;
   std::atomic<std::size_t> done = 0;
-  const auto open_rest = [&] {
+  on_threads(std::min(kAtOnce, remote.size()), [&](std::size_t) {
     for (std::size_t i = 0; (i = next++) < remote.size();) {
-      try {
-        {
-          const std::lock_guard lock(mutex);
-          if (unreachable) opened[remote[i]].error = unreachable;
-        }
-        if (!opened[remote[i]].error) open_one(remote[i]);
-        if (when == When::kNow) impl_->report(++done, remote.size());
-      } catch (...) {
+      {
         const std::lock_guard lock(mutex);
-        failure = std::current_exception();
+        if (unreachable) opened[remote[i]].error = unreachable;
       }
+      if (!opened[remote[i]].error) open_one(remote[i]);
+      if (when == When::kNow) impl_->report(++done, remote.size());
     }
-  };
-  std::vector<std::thread> threads;
-  try {
-    while (threads.size() + 1 < std::min(kAtOnce, remote.size())) {
-      threads.push_back(start_thread(open_rest));
-    }
-  } catch (const std::exception&) {
-    // Fewer threads take longer.
-  }
-  open_rest();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
+  });
   return opened;
 }
 

@@ -16,17 +16,14 @@
 #include <cmath>
 #include <compare>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -168,9 +165,7 @@ bool are_same_bytes(const std::optional<Extent>& a, const std::optional<Extent>&
 void for_each_item(std::span<const std::uint32_t> items, unsigned threads,
                    const std::function<void(std::uint32_t item, unsigned threads)>& work) {
   std::atomic<std::size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto run = [&] {
+  on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
     try {
       for (std::size_t i; (i = next++) < items.size();) {
         const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
@@ -178,22 +173,9 @@ void for_each_item(std::span<const std::uint32_t> items, unsigned threads,
       }
     } catch (...) {
       next = items.size();
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
+      throw;
     }
-  };
-  std::vector<std::thread> others;
-  others.reserve(threads);
-  try {
-    for (std::size_t i = 1; i < std::min<std::size_t>(threads, items.size()); ++i) {
-      others.push_back(start_thread(run));
-    }
-  } catch (const std::exception&) {
-    // Go on with those that started.
-  }
-  run();
-  for (std::thread& other : others) other.join();
-  if (failure) std::rethrow_exception(failure);
+  });
 }
 
 // --- the pass over the bytes

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -104,17 +103,7 @@ int pass_over(const Content& content, std::uint64_t block_bytes, const PassOptio
   const auto threads = static_cast<unsigned>(
       std::clamp<std::uint64_t>(blocks / kBlocksEach, 1, std::max(1U, options.threads)));
   Pass pass(content, block_bytes, options, work);
-  std::vector<std::thread> others;
-  others.reserve(threads);
-  try {
-    for (unsigned i = 1; i < threads; ++i) {
-      others.push_back(start_thread([&pass, i] { pass.run(i); }));
-    }
-  } catch (const std::exception&) {
-    // Go on with those that started.
-  }
-  pass.run(0);
-  for (std::thread& other : others) other.join();
+  on_threads(threads, [&pass](std::size_t i) { pass.run(static_cast<unsigned>(i)); });
   return pass.result();
 }
 

@@ -220,8 +220,7 @@ Verified verify_entry(Cache& cache, const Listed& listed, unsigned jobs, Progres
   if (!entry) return verified;
   verified.is_readable = true;
   check_blocks(*entry, jobs, bar, verified);
-  std::string known = listed.version.sha256;
-  std::ranges::transform(known, known.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string known = lower_case(listed.version.sha256);
   if (known.empty() || verified.good != entry->blocks()) return verified;
   const std::string digest = digest_of(*entry, bar);
   if (digest.empty()) return verified;

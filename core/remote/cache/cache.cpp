@@ -1,5 +1,6 @@
 #include "core/remote/cache/cache.h"
 
+#include "core/base/posix.h"
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 
@@ -296,16 +297,12 @@ std::uint64_t CacheEntry::Sum::value() const {
 // --- the directory ---
 
 std::string Cache::default_directory() {
-  const auto variable = [](const char* name) -> std::string {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  };
-  if (std::string set = variable("STFS_CACHE"); !set.empty()) return set;
+  if (std::string set = environment("STFS_CACHE"); !set.empty()) return set;
   // The base directory specification: a relative path in it is ignored.
-  if (const std::string xdg = variable("XDG_CACHE_HOME"); xdg.starts_with('/')) {
+  if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with('/')) {
     return xdg + "/stfs";
   }
-  if (const std::string home = variable("HOME"); home.starts_with('/')) {
+  if (const std::string home = environment("HOME"); home.starts_with('/')) {
     return home + "/.cache/stfs";
   }
   std::array<char, 16384> buffer{};

@@ -66,11 +66,7 @@ int compute_digest(const LocalFile& file, std::string_view promised, const std::
   if (error != 0) return error;
   std::array<unsigned char, SHA_DIGEST_LENGTH> sum{};
   SHA1(reinterpret_cast<const unsigned char*>(blob.data()), blob.size(), sum.data());
-  digest = kGit;
-  for (const unsigned char byte : sum) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    digest += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
+  digest = std::string(kGit) + hex({reinterpret_cast<const char*>(sum.data()), sum.size()});
   return 0;
 }
 

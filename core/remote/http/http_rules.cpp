@@ -1,6 +1,7 @@
 #include "core/remote/http/http_rules.h"
 
 #include "core/base/carried.h"
+#include "core/base/posix.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -85,8 +86,7 @@ std::string system_ca_file() {
 
 std::string variable(std::initializer_list<const char*> names) {
   for (const char* const name : names) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
+    if (std::string value = environment(name); !value.empty()) return value;
   }
   return "";
 }

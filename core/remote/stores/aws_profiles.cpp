@@ -47,10 +47,7 @@ std::string AwsVariables::operator[](const std::string& name) const {
   return at == values_.end() ? "" : at->second;
 }
 
-bool aws_true(std::string_view text) {
-  constexpr std::string_view kTrue = "true";
-  return std::ranges::equal(text, kTrue, {}, [](unsigned char c) { return std::tolower(c); });
-}
+bool aws_true(std::string_view text) { return lower_case(text) == "true"; }
 
 void fail_credentials(const std::string& what) {
   throw Error(ErrorCode::kUnreadable, "AWS credentials", what);

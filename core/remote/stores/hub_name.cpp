@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/base/text.h"
 #include "core/remote/http/url.h"
 
 #include <algorithm>
@@ -11,14 +12,6 @@
 
 namespace stfs {
 namespace {
-
-std::string lower_case(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char c) {
-    return static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
-  });
-  return result;
-}
 
 // The Hub's rule for an organisation, and for the name of a model.
 bool is_id_part(std::string_view part) {
@@ -40,12 +33,6 @@ std::size_t revision_length(std::string_view text) {
     if (end > ref.size()) return end;
   }
   return std::min(text.find('/'), text.size());
-}
-
-// An environment variable; "" when it is not set.
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 bool is_true(const std::string& value) {

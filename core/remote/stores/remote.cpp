@@ -105,18 +105,12 @@ std::optional<ContentRange> parse_content_range(std::string_view text) {
 }
 
 std::string encoding_refusal(const HttpHead& head) {
-  const auto in_lower_case = [](std::string_view text) {
-    std::string lower(text);
-    std::ranges::transform(lower, lower.begin(),
-                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return lower;
-  };
   for (const auto& [name, value] : head.headers) {
     if (name != "content-encoding" || value.empty()) continue;
-    if (in_lower_case(value) != "identity")
+    if (lower_case(value) != "identity")
       return "its server sends it encoded as " + in_quotes(value);
   }
-  if (in_lower_case(head.header("content-type")).starts_with("multipart/")) {
+  if (lower_case(head.header("content-type")).starts_with("multipart/")) {
     return "its server sends several parts in one answer";
   }
   return "";

@@ -1,6 +1,7 @@
 #include "core/remote/stores/s3_signature.h"
 
 #include "core/base/sha256.h"
+#include "core/base/text.h"
 #include "core/remote/http/url.h"
 
 #include <openssl/evp.h>
@@ -33,17 +34,6 @@ std::string hmac_sha256(std::string_view key, std::string_view text) {
     throw std::bad_alloc();  // the only way in which it fails
   }
   return {reinterpret_cast<const char*>(digest.data()), length};
-}
-
-std::string hex_digits(std::string_view bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string out;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += kDigits[byte >> 4];
-    out += kDigits[byte & 15];
-  }
-  return out;
 }
 
 std::string amz_time(std::chrono::system_clock::time_point now) {
@@ -110,7 +100,7 @@ std::vector<std::string> sign(const S3Request& request, const S3Credentials& cre
   }
   std::vector<std::string> signed_headers{
       "Authorization: AWS4-HMAC-SHA256 Credential=" + credentials.key + "/" + scope +
-          ",SignedHeaders=" + names + ",Signature=" + hex_digits(hmac_sha256(key, to_sign)),
+          ",SignedHeaders=" + names + ",Signature=" + hex(hmac_sha256(key, to_sign)),
       "x-amz-content-sha256: " + body_hash, "x-amz-date: " + time};
   if (!credentials.token.empty()) {
     signed_headers.push_back("x-amz-security-token: " + credentials.token);
