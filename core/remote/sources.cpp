@@ -170,7 +170,11 @@ class Sources::Impl {
 
   std::mutex known_mutex_;
   std::map<std::string, Known> known_;  // by name, with its secrets
-  std::vector<std::string> made_;       // IDs of entries of the cache
+  // An entry of the cache, by its ID, or what it remembers of a name.
+  struct Made {
+    std::string id, name;
+  };
+  std::vector<Made> made_;
   // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
@@ -300,11 +304,16 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
     const std::lock_guard lock(known_mutex_);
     change(known_[name]);
   }
-  Known known = recalled(name);
+  const auto remembered = cache().recall(key_of(name));
+  Known known = remembered ? known_of(Json::parse(*remembered, nullptr, false)) : Known{};
   const Json before = json_of(known, false);
   change(known);
   const Json after = json_of(known, false);
   if (after == before) return;
+  if (!remembered) {
+    const std::lock_guard lock(known_mutex_);
+    made_.push_back({"", key_of(name)});
+  }
   cache().remember(key_of(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
@@ -406,7 +415,7 @@ std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& nam
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   if (entry != nullptr && entry->is_new()) {
     const std::lock_guard lock(known_mutex_);
-    made_.push_back(entry->id());
+    made_.push_back({entry->id(), ""});
   }
   std::unique_ptr<Remote> remote = store(name).remote(version);
   // A store's questions before its first block are asked here, where many threads can, and not
@@ -460,12 +469,18 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When 
 }
 
 void Sources::Impl::remove_made_since(std::size_t made) {
-  std::vector<std::string> ids;
+  std::vector<Made> removed;
   {
     const std::lock_guard lock(known_mutex_);
-    for (; made_.size() > made; made_.pop_back()) ids.push_back(std::move(made_.back()));
+    for (; made_.size() > made; made_.pop_back()) removed.push_back(std::move(made_.back()));
   }
-  for (const std::string& id : ids) cache().remove(id);
+  for (const auto& [id, name] : removed) {
+    if (name.empty()) {
+      cache().remove(id);
+    } else {
+      cache().forget(name);
+    }
+  }
 }
 
 // Of a model that the Hub's own cache holds, without asking: the files that lie there.

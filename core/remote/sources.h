@@ -73,7 +73,7 @@ class Sources {
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
   std::string read_file(const std::string& name, std::uint64_t limit);
 
-  // How many entries of the cache were made; removes those that were made since, and that nobody
+  // How much was made in the cache, entries and names; removes what was made since, and what nobody
   // uses. For loading that fails, also in the midst of another.
   std::size_t made() const;
   void remove_made_since(std::size_t made);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -24,9 +25,15 @@ Daemon::Daemon(bool foreground) : foreground_(foreground) {
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kMountFailed, "", "pipe", errno);
   UniqueFd reading(ends[0]);
   parent_ = UniqueFd(ends[1]);
+  const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) throw_errno(ErrorCode::kMountFailed, "", "fork", errno);
-  if (child == 0) return;
+  if (child == 0) {
+    // A command that is killed takes with it what loads, however long a server hangs.
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(exit_status(ErrorCode::kMountFailed));
+    return;
+  }
 
   parent_ = UniqueFd();
   char ready = 0;
@@ -59,9 +66,11 @@ void Daemon::ready_as_child() {
 }
 
 void Daemon::ready() {
+  is_ready_ = true;
   notify_service_manager("READY=1");
   if (foreground_) return;
   leave_terminal();
+  ::prctl(PR_SET_PDEATHSIG, 0);
   const char one = 1;
   if (::write(parent_.get(), &one, 1) != 1) {
     // The parent was killed while it waited for the mount: end too.

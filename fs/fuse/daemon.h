@@ -17,7 +17,7 @@ namespace stfs {
 
 // The command that the user typed forks at once. The child does the work and keeps the terminal
 // until it is ready. The parent waits: it exits with 0 when the child is ready, or with the child's
-// exit status when it ends before that.
+// exit status when it ends before that. When the parent is killed first, the child gets SIGTERM.
 class Daemon {
  public:
   // Forks and returns in the child only; with `foreground` it does not fork. Throws Error
@@ -27,6 +27,7 @@ class Daemon {
   // Ends the parent, and leaves its session, terminal and directory. If the parent is dead, sends
   // SIGTERM to this process: a command that was killed leaves no mount behind.
   void ready();
+  bool is_ready() const { return is_ready_; }
 
   // For a forked child of this process: leaves session, terminal and directory, and does not tell
   // the parent.
@@ -41,6 +42,7 @@ class Daemon {
 
   bool foreground_;
   bool has_terminal_ = true;
+  bool is_ready_ = false;
   UniqueFd parent_;  // the pipe on which the parent waits
 };
 

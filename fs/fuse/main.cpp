@@ -307,6 +307,36 @@ void make_variables_absolute() {
   }
 }
 
+// Mounts what is loaded. `lock` is that of the mountpoint. Returns the exit status.
+int mount_loaded(Options& options, const Checkpoint& checkpoint, Daemon& daemon, UniqueFd lock) {
+  refuse_sources_inside(checkpoint, options.mountpoint);
+  for (const std::string& warning : checkpoint.warnings()) print_warning(warning);
+  if (options.fsname.empty()) {
+    const std::string& first = options.sources.front();
+    options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
+  }
+
+  ::malloc_trim(0);  // returns the memory of parsing the headers
+  const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
+  const bool is_for_root_too = std::ranges::count(options.mount_options, "allow_root") != 0;
+  FuseContext context{.direct = options.direct,
+                      .max_read = options.max_read,
+                      .has_private_listings = is_for_root_too};
+  const Mount mount(options, context);
+  lock = UniqueFd();
+
+  const Loaded loaded{options, checkpoint,   options.remote.counters, mount, context,
+                      daemon,  signals.get()};
+  if (options.supervise && can_resend(mount)) return supervise(loaded);
+  if (options.supervise) {
+    std::fprintf(stderr,
+                 "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
+                 "6.9 can): not supervised\n");
+  }
+  serve_alone(loaded);
+  return 0;
+}
+
 // Returns the exit status.
 int mount(Options options) {
   UniqueFd lock;
@@ -325,33 +355,14 @@ int mount(Options options) {
   options.remote.counters = counters.get();
   options.remote.warn = print_warning;
   options.remote.progress = header_progress(options.sources.front());
-  const LoadedSources sources = load(options);
-  const Checkpoint& checkpoint = *sources.checkpoint;
-  refuse_sources_inside(checkpoint, options.mountpoint);
-  for (const std::string& warning : checkpoint.warnings()) print_warning(warning);
-  if (options.fsname.empty()) {
-    const std::string& first = options.sources.front();
-    options.fsname = is_url(first) ? public_name(first) : absolute_path(first);
+  LoadedSources sources = load(options);
+  try {
+    return mount_loaded(options, *sources.checkpoint, daemon, std::move(lock));
+  } catch (...) {
+    sources.checkpoint.reset();  // it holds its entries of the cache
+    if (!daemon.is_ready()) sources.sources->remove_made_since(0);
+    throw;
   }
-
-  ::malloc_trim(0);  // returns the memory of parsing the headers
-  const UniqueFd signals = take_ending_signals(ErrorCode::kMountFailed);
-  const bool is_for_root_too = std::ranges::count(options.mount_options, "allow_root") != 0;
-  FuseContext context{.direct = options.direct,
-                      .max_read = options.max_read,
-                      .has_private_listings = is_for_root_too};
-  const Mount mount(options, context);
-  lock = UniqueFd();
-
-  const Loaded loaded{options, checkpoint, counters.get(), mount, context, daemon, signals.get()};
-  if (options.supervise && can_resend(mount)) return supervise(loaded);
-  if (options.supervise) {
-    std::fprintf(stderr,
-                 "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
-                 "6.9 can): not supervised\n");
-  }
-  serve_alone(loaded);
-  return 0;
 }
 
 // Sets signals whose dispositions a program inherits from its caller.

@@ -945,6 +945,30 @@ TEST_F(CacheFileTest, AClaimantThatStandsStillIsNotWaitedForForEver) {
   EXPECT_FALSE(other->is_there(1));
 }
 
+TEST_F(CacheFileTest, AClaimantThatStandsStillIsWaitedForOnce) {
+  start({.patience = 2s});
+  const RemoteVersion version = version_of(5 * kBlock);
+  const auto other = cache.open(version);
+  for (const std::uint64_t block : {1, 2, 3, 4}) ASSERT_TRUE(other->claim(block));
+  network.let_go();
+  const auto source = open(version.size);
+  expect_bytes(*source, {kBlock, kBlock});
+
+  const auto begin = std::chrono::steady_clock::now();
+  for (const std::uint64_t block : {2, 3, 4}) expect_bytes(*source, {block * kBlock, kBlock});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s) << "each waited for 2 s";
+}
+
+TEST_F(CacheFileTest, AClaimantThatStandsStillFailsNoReadWithAShortTimeout) {
+  start({.timeout = 4s, .patience = 1h});
+  const RemoteVersion version = version_of(kBlock);
+  const auto other = cache.open(version);
+  ASSERT_TRUE(other->claim(0));
+  network.let_go();
+  const auto source = open(version.size);
+  EXPECT_EQ(Answer(*source, {0, kBlock}).get(), 0);
+}
+
 TEST_F(CacheFileTest, ABlockThatAnotherHasClaimedIsNotAskedFor) {
   const RemoteVersion version = version_of(4 * kBlock);
   auto other = cache.open(version);

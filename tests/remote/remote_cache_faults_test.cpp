@@ -172,7 +172,33 @@ TEST_F(FailingCache, AClaimedSizeOfARefusedMountTakesNoDiskAndLeavesNoEntry) {
     EXPECT_EQ(info.status, 1) << info.err;
     EXPECT_EQ(names_in(cache() / "v1/entries"), std::vector<std::string>{});
     EXPECT_EQ(names_in(cache() / "v1/trash"), std::vector<std::string>{});
+    // The loading child of a supervisor is the one that made the name.
+    if (*more == '\0') {
+      EXPECT_EQ(names_in(cache() / "v1/names"), std::vector<std::string>{});
+    }
   }
+}
+
+TEST_F(FailingCache, OfAMountThatFailsAfterLoadingKeepsNothing) {
+  std::filesystem::create_directories(dir_ / "mnt");
+  const auto mount = [&](const std::string& more) {
+    std::vector<std::string> argv = options(more);
+    argv.insert(argv.begin(), STFS_BINARY);
+    argv.push_back(url());
+    argv.push_back((dir_ / "mnt").string());
+    return run(argv);
+  };
+  const Outcome failed = mount("blkdev");  // the kernel refuses it
+  EXPECT_EQ(failed.status, 4) << failed.err;
+  EXPECT_EQ(names_in(cache() / "v1/entries"), std::vector<std::string>{});
+  EXPECT_EQ(names_in(cache() / "v1/names"), std::vector<std::string>{});
+
+  // What another mount made stays.
+  const Mounted working({url()}, options());
+  EXPECT_EQ(mount("blkdev").status, 4);
+  EXPECT_EQ(names_in(cache() / "v1/entries").size(), 1U);
+  EXPECT_EQ(names_in(cache() / "v1/names").size(), 1U);
+  expect_right(working.path());
 }
 
 TEST_F(FailingCache, OfAnotherUserIsNotUsed) {

@@ -532,6 +532,29 @@ TEST_F(FailingServer, AReaderThatIsKilledLeavesNothingBehind) {
   EXPECT_TRUE(eventually([&] { return mount.daemon() > 0; }));
 }
 
+TEST_F(FailingServer, ACommandThatIsKilledWhileItLoadsKeepsNoMountpoint) {
+  const std::filesystem::path mountpoint = dir_ / "mnt";
+  std::filesystem::create_directories(mountpoint);
+  for (const char* const more : {"timeout=3600", "timeout=3600,supervise"}) {
+    server_.forget_requests();
+    fall_silent();
+    std::vector<std::string> argv = options(more);
+    argv.insert(argv.begin(), STFS_BINARY);
+    argv.push_back(url());
+    argv.push_back(mountpoint.string());
+    Process command(argv);
+    ASSERT_TRUE(was_asked(1));
+    command.signal(SIGTERM);
+    EXPECT_EQ(command.wait().status, 128 + SIGTERM);
+    mend();
+    // Its lock on the mountpoint is gone.
+    EXPECT_TRUE(eventually([&] {
+      return run({STFS_BINARY, local().string(), mountpoint.string()}).status == 0;
+    }));
+    EXPECT_EQ(run({STFS_BINARY, "-u", mountpoint.string()}).status, 0);
+  }
+}
+
 TEST_F(FailingServer, DirectReadersWaitAsOthersDo) {
   const Mounted mount({url()}, options("timeout=1"));
   set_change([](WebAnswer& answer) { answer.delay = std::chrono::milliseconds(20); });

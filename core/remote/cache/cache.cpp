@@ -604,6 +604,11 @@ void Cache::remember(const std::string& name, const std::string& json) const {
   }
 }
 
+void Cache::forget(const std::string& name) const {
+  if (!unusable_.empty() || is_read_only_) return;
+  ::unlinkat(names_.get(), (sha256_of(name) + ".json").c_str(), 0);
+}
+
 // --- eviction ---
 
 std::vector<Cache::Place> Cache::places() const {

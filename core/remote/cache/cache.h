@@ -166,6 +166,7 @@ class Cache {
   // The JSON text that was remembered for a name (public_name()), or nullopt.
   std::optional<std::string> recall(const std::string& name) const;
   void remember(const std::string& name, const std::string& json) const;
+  void forget(const std::string& name) const;
 
   // Evicts until `bytes` more, and their part of a map, fit under the bounds. False when they do
   // not fit all the same: what is left is in use.

@@ -9,7 +9,7 @@
 // one request at a time: in this process by the state of the block, among processes by the claims
 // of the cache entry. A block that another process has claimed is looked at again every few
 // milliseconds, until it is there or the claim is gone. Where none comes for Options::patience (the
-// process was stopped), this one fetches them too, into memory.
+// process was stopped), this one fetches them too, into memory, and for a minute waits for none.
 //
 // Fair: requests of those who wait take turns, 8 MiB each, so that a want() of gigabytes does not
 // hold up a small one.
@@ -71,7 +71,8 @@ class Fetcher {
     // Requests for blocks of a host at a time: one that hangs holds up no other.
     unsigned connections = 8;
     std::chrono::milliseconds longest{600'000};  // of a transfer
-    // How long a block may be watched that another process has claimed and does not bring.
+    // How long a block may be watched that another process has claimed and does not bring; half of
+    // `timeout`, if that is less.
     std::chrono::milliseconds patience{5'000};
     bool offline = false;  // a block that is not in the cache: EIO at once
     Counters* counters = nullptr;

@@ -64,8 +64,10 @@ struct Fetcher::File {
   unsigned renewals = 0;           // of credentials
   bool is_renewed = false;         // and no answer was good since
   Clock::time_point full_until{};  // no room on the disk: blocks go to memory
-  std::string reason;              // why the last request failed
-  std::string logged;              // why the last want() failed
+  // Another process stands still: what it has claimed is fetched into memory at once.
+  Clock::time_point claims_ignored_until{};
+  std::string reason;  // why the last request failed
+  std::string logged;  // why the last want() failed
 };
 
 // A request under way. Its mutex is taken before the Impl's.

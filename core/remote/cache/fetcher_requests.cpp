@@ -11,8 +11,10 @@
 namespace stfs {
 namespace {
 
-constexpr std::chrono::milliseconds kPoll{5};        // blocks that another process has claimed
-constexpr std::chrono::seconds kFull{1};             // a disk without room is tried again
+constexpr std::chrono::milliseconds kPoll{5};  // blocks that another process has claimed
+constexpr std::chrono::seconds kFull{1};       // a disk without room is tried again
+// After a process stood still for Options::patience, what it has claimed is not waited for.
+constexpr std::chrono::seconds kClaimsIgnored{60};
 constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
 constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
 constexpr std::uint64_t kProgress = 64 << 10;  // bytes of a transfer after which pauses begin anew
@@ -256,9 +258,14 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
     watched.front().run = {item.run.first, run.first};
     if (!run.empty() || item.run.first < run.first) advance(file);
     if (item.run.first < run.first) {
-      if (!watched.front().watched_since) watched.front().watched_since = Clock::now();
-      watched_.splice(watched_.end(), watched);
-      poll_at_ = std::min(poll_at_, Clock::now() + kPoll);
+      if (Clock::now() < file.claims_ignored_until) {
+        watched.front().ignores_claims = true;
+        queue_again(std::move(watched), State::kWatched);
+      } else {
+        if (!watched.front().watched_since) watched.front().watched_since = Clock::now();
+        watched_.splice(watched_.end(), watched);
+        poll_at_ = std::min(poll_at_, Clock::now() + kPoll);
+      }
     }
     rest.front().run = {run.end, item.run.end};
     queue_again(std::move(rest), State::kComing);
@@ -457,7 +464,10 @@ void Fetcher::Impl::poll_watched(Lock& lock) {
     if (file->is_closed) continue;
     Item& watched = item.front();
     if (taken > 0) watched.watched_since = Clock::now();
-    watched.ignores_claims = Clock::now() - *watched.watched_since >= options.patience;
+    // A reader that waits shall see what is fetched in place of the other process.
+    const auto patience = std::min(options.patience, options.timeout / 2);
+    watched.ignores_claims = Clock::now() - *watched.watched_since >= patience;
+    if (watched.ignores_claims) file->claims_ignored_until = Clock::now() + kClaimsIgnored;
     is_free = is_free || watched.ignores_claims;
     while (!run.empty() && file->blocks.state(run.first) != State::kWatched) ++run.first;
     if (is_free) {
