@@ -66,7 +66,7 @@ class Checkpoint {
   std::vector<std::uint32_t> match(std::span<const std::string> globs) const {
     return list_.match(globs);
   }
-  auto parts() const { return list_.parts(); }
+  Parts parts() const { return list_.parts(); }
   const std::vector<MissingTensor>& missing() const { return list_.missing(); }
   const std::vector<std::string>& warnings() const { return list_.warnings(); }
 

@@ -114,7 +114,7 @@ const GgufFiles::Keys& GgufFiles::keys() const {
 }
 
 GgufFiles::Keys GgufFiles::find_keys() const {
-  const auto parts = checkpoint_.parts();
+  const Parts parts = checkpoint_.parts();
   const std::vector<std::string>& conflicts = checkpoint_.metadata_conflicts();
   Keys keys;
   std::optional<Extent> alignment;  // the record with the largest

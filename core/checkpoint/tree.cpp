@@ -241,7 +241,7 @@ PathTree tree_of(const TensorList& list) {
   const auto name_of = [&list](std::uint32_t number) { return list.name(number); };
   const bool all_plain = std::ranges::all_of(
       list.by_name(), [&](std::uint32_t number) { return is_plain_name(list.name(number)); });
-  return PathTree(name_of, list.by_name(), all_plain);
+  return {name_of, list.by_name(), all_plain};
 }
 
 PathTree dotted_tree_of(const TensorList& list) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace stfs {
@@ -36,7 +37,10 @@ struct Layer {
   std::string option;  // of a row
   std::string argument;
 
-  auto operator<=>(const Layer&) const = default;
+  bool operator==(const Layer&) const = default;
+  bool operator<(const Layer& other) const {
+    return std::tie(option, argument) < std::tie(other.option, other.argument);
+  }
 };
 using Layers = std::vector<Layer>;  // in the order of the table
 

@@ -11,10 +11,10 @@
 #include "core/source/source.h"
 #include "core/stored/tensor.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,6 +50,40 @@ struct MissingTensor {
   std::string source;               // the label of the shard or the part
 };
 
+// The parts of a list, as a range of `const Part&`.
+class Parts {
+ public:
+  class Iterator {
+   public:
+    using value_type = Part;
+    using difference_type = std::ptrdiff_t;
+
+    Iterator() = default;
+    explicit Iterator(const std::unique_ptr<Part>* at) : at_(at) {}
+    const Part& operator*() const { return **at_; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
+    Iterator operator++(int) { return Iterator(at_++); }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    const std::unique_ptr<Part>* at_ = nullptr;
+  };
+
+  explicit Parts(std::span<const std::unique_ptr<Part>> parts) : parts_(parts) {}
+  Iterator begin() const { return Iterator(parts_.data()); }
+  Iterator end() const { return Iterator(parts_.data() + parts_.size()); }
+  std::size_t size() const { return parts_.size(); }
+  bool empty() const { return parts_.empty(); }
+  const Part& front() const { return *parts_.front(); }
+  const Part& operator[](std::size_t i) const { return *parts_[i]; }
+
+ private:
+  std::span<const std::unique_ptr<Part>> parts_;
+};
+
 // Owns computed tensors: a layer derives from it.
 class ComputedTensors {
  public:
@@ -79,9 +113,7 @@ class TensorList {
     return part_of(number).header.tensors[rows_[number].record];
   }
 
-  auto parts() const {
-    return std::views::transform(parts_, [](const auto& part) -> const Part& { return *part; });
-  }
+  Parts parts() const { return Parts(parts_); }
   // Whether some tensors are computed, or not shown.
   bool is_layered() const { return !texts_.empty(); }
 
