@@ -325,9 +325,10 @@ class CacheFileTest : public testing::Test {
   // Wants a range in vain until a transfer stalls. On a busy machine a short deadline may come
   // before the first request or its bytes.
   void miss(const Source& source, ByteRange range) {
+    const std::size_t before = network.stalls();
     do {
       EXPECT_EQ(Answer(source, range).get(), EIO);
-    } while (network.stalls() == 0);
+    } while (network.stalls() == before);
   }
   std::vector<std::string> log() {
     const std::lock_guard lock(log_mutex);
@@ -396,6 +397,17 @@ TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotFetched) {
   expect_bytes(*small, {0, 9});
   EXPECT_TRUE(open(0)->is_complete());
   EXPECT_EQ(to_text(network.seen()), "");
+}
+
+TEST_F(CacheFileTest, WhatCameWithTheAnswerIsNotCachedWithoutRoom) {
+  start();
+  const RemoteVersion version = version_of(2 * kBlock);
+  {
+    const CacheFile source(version, std::make_unique<TestRemote>(remote), cache.open(version),
+                           *fetcher, text_of({0, kBlock}), false);
+    expect_bytes(source, {0, kBlock});
+  }
+  EXPECT_FALSE(cache.open(version)->is_there(0));
 }
 
 TEST_F(CacheFileTest, ARangeOutsideTheObjectIsRefused) {
@@ -531,6 +543,51 @@ TEST_F(CacheFileTest, APartThatTheDiskLostIsAskedForAgain) {
 
   EXPECT_EQ(network.seen()[1].offset, 0U);
   expect_bytes(*source, {0, kBlock});
+}
+
+// The disk has room for the block once: the second time it comes to memory.
+TEST_F(CacheFileTest, APartOnTheDiskIsNoPartOfABlockInMemory) {
+  Cache small(
+      {.directory = (temporary / "small").string(), .size = kBlock + (32 << 10), .keep_free = 0});
+  Fetcher with_small({.timeout = 30ms}, network, small);
+  const RemoteVersion version = version_of(kMiB);
+  const CacheFile source(version, std::make_unique<TestRemote>(remote), small.open(version),
+                         with_small);
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 100'000, .stall = true}; });
+  network.let_go();
+  miss(source, {0, kBlock});
+  network.script({});
+
+  EXPECT_TRUE(arrives(source, {0, kBlock}));
+
+  expect_bytes(source, {0, kBlock});
+  EXPECT_EQ(small.list().at(0).blocks_there, 0U);
+}
+
+TEST_F(CacheFileTest, PartsInMemoryAreFew) {
+  constexpr std::uint64_t kParts = 9;  // one more than are kept
+  start({.timeout = 30ms});
+  const auto source = open(32 * kMiB, false);
+  network.script([](std::size_t, ByteRange) { return Reply{.cut_after = 5, .stall = true}; });
+  network.let_go();
+  for (std::uint64_t i = 0; i < kParts; ++i) miss(*source, {i * kMiB, 1});
+  network.script({});
+  for (const std::uint64_t i : {kParts - 1, std::uint64_t{0}}) {
+    EXPECT_TRUE(arrives(*source, {i * kMiB, 1}));
+    EXPECT_EQ(network.seen().back().offset, i * kMiB + (i == 0 ? 0 : 5));
+    expect_bytes(*source, {i * kMiB, kBlock});
+  }
+}
+
+TEST_F(CacheFileTest, AServerThatAsksForAnHourIsAskedAgainAfterTheDeadline) {
+  start({.timeout = 30ms});
+  const auto source = open(kMiB);
+  network.script([](std::size_t number, ByteRange) {
+    return number == 0 ? Reply{.status = 503, .retry_after = "3600"} : Reply{};
+  });
+  network.let_go();
+
+  EXPECT_TRUE(arrives(*source, {0, 1}));
 }
 
 TEST_F(CacheFileTest, ATransferEndsWhenNobodyWaitsForItAndTheNextAsksAnew) {

@@ -409,6 +409,24 @@ TEST_F(CacheTest, WritesStayInsideTheObject) {
   EXPECT_EQ(entry->reserve({0, 0}), 0);
 }
 
+// A write behind the end would turn what was cut off into zeros.
+TEST_F(CacheTest, ATruncatedFileIsNotWrittenTo) {
+  const auto entry = open().open(version_of("m", 4 * kBlock));
+  ASSERT_EQ(fill(*entry, 0), 0);
+  const fs::path data = entry_of(version_of("m", 0)) / "data";
+  fs::resize_file(data, 1000);
+  EXPECT_EQ(entry->write(bytes_of(*entry, 1), kBlock), EIO);
+  EXPECT_EQ(fs::file_size(data), 1000U);
+}
+
+TEST_F(CacheTest, AnEntryWithTheDescriptionOfAnotherIsNotListed) {
+  for (const char* const name : {"a", "b"}) fill_all(*open().open(version_of(name, kBlock)));
+  const fs::path a = entry_of(version_of("a", 0)), b = entry_of(version_of("b", 0));
+  fs::copy_file(a / "id.json", b / "id.json", fs::copy_options::overwrite_existing);
+  ASSERT_EQ(open().list().size(), 1U);
+  EXPECT_EQ(open().list()[0].id, a.filename());
+}
+
 TEST_F(CacheTest, ASizeThatNoDiskHasGivesNoEntry) {
   for (const std::uint64_t size :
        {~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{1} << 62}) {

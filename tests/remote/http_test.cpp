@@ -247,6 +247,23 @@ TEST(Http, ASecretNeverReachesASecondHost) {
   EXPECT_EQ(request.header("referer"), "");
 }
 
+TEST(Http, APasswordOfNetrcDoesNotGoOverALineInTheClear) {
+  HttpServer proxy([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
+  const std::filesystem::path netrc =
+      std::filesystem::temp_directory_path() / ("stfs-netrc-" + std::to_string(::getpid()));
+  std::ofstream(netrc) << "machine model.example login me password s3cret\n";
+  const Variable variable("NETRC", netrc.string());
+  const Variable through("http_proxy", proxy.url());
+  const Variable none("no_proxy", "");
+  Http http({.insecure_http = true});
+  const HttpOutcome outcome =
+      http_fetch(http, {.url = "http://model.example/a", .use_netrc = true});
+  std::filesystem::remove(netrc);
+  EXPECT_EQ(outcome.body, "http://model.example/a") << outcome.end.text;
+  ASSERT_EQ(proxy.requests().size(), 1U);
+  EXPECT_EQ(proxy.requests()[0].header("authorization"), "");
+}
+
 TEST(Http, ANetrcThatIsMalformedIsNamed) {
   HttpServer server([](const WebRequest&) { return WebAnswer{}; });
   const std::filesystem::path netrc =
@@ -464,6 +481,14 @@ TEST(Http, AHeadBeforeTheAnswerIsPassedOver) {
   EXPECT_EQ(outcome.head.status, 200);
   EXPECT_EQ(outcome.head.header("etag"), "");
   EXPECT_EQ(outcome.head.header("x"), "a b");
+}
+
+TEST(Http, HeadersBehindTheBodyAreNoSecondHead) {
+  const HttpOutcome outcome = answered(
+      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nLate: 1\r\n\r\n");
+  EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
+  EXPECT_EQ(outcome.body, "x");
+  EXPECT_EQ(outcome.head.header("late"), "");
 }
 
 TEST(Http, WhatIsNoHttpIsRefused) {

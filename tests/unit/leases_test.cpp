@@ -102,6 +102,15 @@ class LeasesTest : public ::testing::Test {
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
   }
+  // Whether a process has asked for the lease, and it was not given back.
+  bool is_asked_for() const {
+    const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
+    std::istringstream locks(read_file("/proc/locks"));
+    for (std::string line; std::getline(locks, line);) {
+      if (line.ends_with(inode) && line.find("BREAKING") != std::string::npos) return true;
+    }
+    return false;
+  }
 
   TempDir dir_;
   std::string path_;
@@ -128,14 +137,6 @@ TEST_F(LeasesTest, AreGivenBackThoughNobodyReadsToWhoeverTriesAgain) {
 
 // Its SIGIO comes while the reader that takes the lease again has not yet said so.
 TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
-  const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
-  const auto is_asked_for = [&] {
-    std::istringstream locks(read_file("/proc/locks"));
-    for (std::string line; std::getline(locks, line);) {
-      if (line.ends_with(inode) && line.find("BREAKING") != std::string::npos) return true;
-    }
-    return false;
-  };
   std::atomic<bool> is_in = false;
   std::atomic<bool> has_looked = false;
   std::thread writer;
@@ -144,7 +145,7 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
       EXPECT_EQ(open_for_writing(path_), 0);
       is_in = true;
     });
-    EXPECT_TRUE(eventually(is_asked_for));
+    EXPECT_TRUE(eventually([&] { return is_asked_for(); }));
     has_looked = true;
   };
 
@@ -387,6 +388,8 @@ TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
     if (i % 2 == 0) {
       EXPECT_EQ(file_->verify(), 0) << i;
     }
+    // A touch while nobody has the lease is another matter.
+    EXPECT_TRUE(eventually([&] { return !is_asked_for() && file_->is_leased(); })) << i;
   }
 
   EXPECT_EQ(file_->verify(), 0);
@@ -425,6 +428,21 @@ TEST(LocalFileOfADirectory, ThatMovesIsNotExplainedByItsName) {
   EXPECT_EQ(file.verify(), 0);
 
   move_ctime(dir / "b/f");
+
+  EXPECT_EQ(file.verify(), ESTALE);
+}
+
+// Its file had lost its name before.
+TEST(LocalFileOfADirectory, ThatMovesGivesNoNameBack) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir / "a");
+  write_file(dir / "a/f", "0123456789");
+  const LocalFile file((dir / "a/f").string());
+  std::filesystem::rename(dir / "a/f", dir / "a/g");
+  EXPECT_EQ(file.verify(), 0);
+  std::filesystem::rename(dir / "a", dir / "b");
+
+  move_ctime(dir / "b/g");
 
   EXPECT_EQ(file.verify(), ESTALE);
 }
@@ -484,13 +502,19 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
 
   with_cap_lease_alone([&] {
     // The look itself makes the kernel read ahead: a fast disk may be done before it ends.
-    const auto is_refused = [&] {
+    const auto is_refused = [&](bool has_first) {
       drop();
       const LocalFile file(path);
       const Leases leases({&file});
+      const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);  // this page alone
+      char byte = 0;
+      const std::size_t length = has_first ? 1 : 0;
+      EXPECT_EQ(::pread(fd.get(), &byte, length, 0), static_cast<ssize_t>(length));
       return !file.can_pin({0, 64 << 10});
     };
-    EXPECT_TRUE(eventually(is_refused, 60s));
+    EXPECT_TRUE(eventually([&] { return is_refused(false); }, 60s));
+    EXPECT_TRUE(eventually([&] { return is_refused(true); }, 60s)) << "but for the first page";
     const LocalFile file(path);
     const Leases leases({&file});
     is_leased = file.is_leased();
