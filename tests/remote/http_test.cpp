@@ -483,14 +483,6 @@ TEST(Http, AHeadBeforeTheAnswerIsPassedOver) {
   EXPECT_EQ(outcome.head.header("x"), "a b");
 }
 
-TEST(Http, HeadersBehindTheBodyAreNoSecondHead) {
-  const HttpOutcome outcome = answered(
-      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nLate: 1\r\n\r\n");
-  EXPECT_EQ(outcome.end.error, 0) << outcome.end.text;
-  EXPECT_EQ(outcome.body, "x");
-  EXPECT_EQ(outcome.head.header("late"), "");
-}
-
 TEST(Http, WhatIsNoHttpIsRefused) {
   for (const std::string& raw :
        {std::string("hello, this is HTTP/0.9\n"), std::string("\0\0\0\0\r\n\r\n", 8),
