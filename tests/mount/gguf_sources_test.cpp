@@ -128,6 +128,23 @@ TEST_F(GgufSources, AMountOfASplitFileIsASource) {
   EXPECT_NE(listed.out.find("\nc "), std::string::npos) << listed.out;
 }
 
+TEST_F(GgufSources, NoPartOfAMountedSplitFileIsReplacedByWhatIsMadeOfIt) {
+  const std::filesystem::path first = write_split();
+  const std::string other = write_one(part_name(2, 3, "n"), "other");
+  const Mounted mount({first});
+  for (const char* const source : {"", ".stfs/merged.gguf", ".stfs/subset/*.gguf"}) {
+    for (int part = 1; part <= 3; ++part) {
+      const std::filesystem::path output = dir_ / part_name(part, 3);
+      const std::string before = read_file(output);
+      expect_one_line(info({"extract", "--force", mount / source, "*", "-o", output}), 2,
+                      output.string() + ": a file of the source: name another");
+      EXPECT_EQ(read_file(output), before) << source;
+    }
+    const Outcome written = info({"extract", "--force", mount / source, "*", "-o", other});
+    EXPECT_EQ(written.status, 0) << "a part of another: " << written.err;
+  }
+}
+
 TEST_F(GgufSources, ADirectoryOfAMountOfASplitFileHasTheMetadataOfTheFirstPart) {
   GgufFile first;
   first.key("general.architecture", "llama");

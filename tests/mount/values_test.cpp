@@ -448,6 +448,40 @@ TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
   }
 }
 
+// overlayfs shows a file of its layers under a device number of its own.
+TEST_F(InfoExtract, NeverReplacesAFileThatItReadsThroughAnOverlay) {
+  if (::geteuid() != 0) GTEST_SKIP() << "an overlay takes root";
+  for (const char* const layer : {"lower", "upper", "work", "both"}) {
+    std::filesystem::create_directory(dir_ / layer);
+  }
+  write("lower/below", {random_tensor("a", "U8", {5})});
+  write("upper/above", {random_tensor("a", "U8", {5})});
+  write("other", {random_tensor("a", "U8", {5})});
+
+  const Outcome result = run({"unshare", "-m", "bash", "-c", R"(
+    cd "$2"; mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none both || exit 77
+    for names in {lower,both}/below:{lower,both}/below {upper,both}/above:{upper,both}/above; do
+      echo "${names#*:} $("$1" extract --force "${names%:*}.safetensors" '*' -o "${names#*:}.safetensors" 2>&1) $?"
+    done
+    cmp lower/below.safetensors both/below.safetensors
+    "$1" extract --force lower/below.safetensors '*' -o both/other.safetensors; echo "other $?")",
+                              "bash", STFS_INFO_BINARY, dir_.path()});
+
+  if (result.status == 77 || result.err.starts_with("unshare:")) GTEST_SKIP() << result.err;
+  std::string expected;
+  for (const char* const name : {"below", "above"}) {
+    const char* const layer = name == std::string("below") ? "lower" : "upper";
+    for (int i = 0; i < 2; ++i) {
+      for (const char* const where : {layer, "both"}) {
+        const std::string output = std::string(where) + "/" + name;
+        expected += output + " stfs-info: " + output +
+                    ".safetensors: a file of the source: name another 2\n";
+      }
+    }
+  }
+  EXPECT_EQ(result.out, expected + "other 0\n") << result.err;
+}
+
 TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {
   const std::string file = write("m", {random_tensor("w", "U8", {5})});
   ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);

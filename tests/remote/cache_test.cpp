@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,6 +210,17 @@ TEST_F(CacheTest, AMapCountsForTheBounds) {
   EXPECT_TRUE(open(kBlock + 4096).make_room(kBlock));
 }
 
+// Each of these blocks has a page of the map for itself.
+TEST_F(CacheTest, TheMapOfAnEntryCountsForItsSize) {
+  Cache cache = open();
+  const auto entry = cache.open(version_of("m", 16'000 * kBlock));
+  const std::uint64_t before = cache.list().at(0).bytes;
+  for (std::uint64_t block = 0; block < 16'000; block += 1000) {
+    ASSERT_EQ(fill(*entry, block), 0);
+  }
+  EXPECT_GE(cache.list().at(0).bytes, before + 16 * (kBlock + 4096) - 4096);
+}
+
 TEST_F(CacheTest, AnEmptyObjectHasNoBlocks) {
   const auto entry = open().open(version_of("m", 0));
   ASSERT_TRUE(entry);
@@ -395,6 +407,24 @@ TEST_F(CacheTest, WritesStayInsideTheObject) {
   EXPECT_EQ(entry->reserve({kBlock, 11}), EINVAL);
   EXPECT_EQ(entry->reserve({~std::uint64_t{0}, 2}), EINVAL);
   EXPECT_EQ(entry->reserve({0, 0}), 0);
+}
+
+// A write behind the end would turn what was cut off into zeros.
+TEST_F(CacheTest, ATruncatedFileIsNotWrittenTo) {
+  const auto entry = open().open(version_of("m", 4 * kBlock));
+  ASSERT_EQ(fill(*entry, 0), 0);
+  const fs::path data = entry_of(version_of("m", 0)) / "data";
+  fs::resize_file(data, 1000);
+  EXPECT_EQ(entry->write(bytes_of(*entry, 1), kBlock), EIO);
+  EXPECT_EQ(fs::file_size(data), 1000U);
+}
+
+TEST_F(CacheTest, AnEntryWithTheDescriptionOfAnotherIsNotListed) {
+  for (const char* const name : {"a", "b"}) fill_all(*open().open(version_of(name, kBlock)));
+  const fs::path a = entry_of(version_of("a", 0)), b = entry_of(version_of("b", 0));
+  fs::copy_file(a / "id.json", b / "id.json", fs::copy_options::overwrite_existing);
+  ASSERT_EQ(open().list().size(), 1U);
+  EXPECT_EQ(open().list()[0].id, a.filename());
 }
 
 TEST_F(CacheTest, ASizeThatNoDiskHasGivesNoEntry) {
@@ -786,6 +816,41 @@ TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
   EXPECT_EQ(fill(*entry, block), 0);
   EXPECT_FALSE(cache.make_room(8 * kBlock));
   for (std::uint64_t i = 0; i <= block; ++i) EXPECT_EQ(check(*entry, i), 0);
+}
+
+TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
+  const SmallDisk disk(directory, "size=2m,mode=700");
+  SKIP_WITHOUT(disk);
+  constexpr std::uint64_t kFar = 1000;  // in a page of the map of its own
+  const auto entry = open().open(version_of("m", 2000 * kBlock));
+  ASSERT_TRUE(entry);
+  ASSERT_EQ(entry->reserve(entry->range_of(kFar)), 0);
+  const UniqueFd filler(
+      ::open((directory + "/filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  const std::string page(4096, 'x');
+  while (::write(filler.get(), page.data(), page.size()) > 0) {
+  }
+  ASSERT_EQ(errno, ENOSPC);
+
+  EXPECT_EQ(fill(*entry, kFar), 0);
+
+  EXPECT_EQ(check(*entry, kFar), 0);
+}
+
+TEST_F(CacheTest, RoomIsOfBlocksAndTheirMapWithinTheFreePartOfTheDisk) {
+  const SmallDisk disk(directory, "size=4m,mode=700");
+  SKIP_WITHOUT(disk);
+  const auto left = [&] {
+    struct statvfs room {};
+    EXPECT_EQ(::statvfs(directory.c_str(), &room), 0);
+    return room.f_bavail * room.f_frsize;
+  };
+  Cache all = open();
+  EXPECT_FALSE(all.make_room(left())) << "no room for the map";
+  EXPECT_TRUE(all.make_room(left() - 4096));
+  Cache half = open(0, 50);
+  EXPECT_FALSE(half.make_room(3 << 20));
+  EXPECT_TRUE(half.make_room(1 << 20));
 }
 
 TEST_F(CacheTest, AReadOnlyDiskGivesWhatItHas) {

@@ -247,6 +247,23 @@ TEST(Http, ASecretNeverReachesASecondHost) {
   EXPECT_EQ(request.header("referer"), "");
 }
 
+TEST(Http, APasswordOfNetrcDoesNotGoOverALineInTheClear) {
+  HttpServer proxy([](const WebRequest& request) { return WebAnswer{.body = request.target}; });
+  const std::filesystem::path netrc =
+      std::filesystem::temp_directory_path() / ("stfs-netrc-" + std::to_string(::getpid()));
+  std::ofstream(netrc) << "machine model.example login me password s3cret\n";
+  const Variable variable("NETRC", netrc.string());
+  const Variable through("http_proxy", proxy.url());
+  const Variable none("no_proxy", "");
+  Http http({.insecure_http = true});
+  const HttpOutcome outcome =
+      http_fetch(http, {.url = "http://model.example/a", .use_netrc = true});
+  std::filesystem::remove(netrc);
+  EXPECT_EQ(outcome.body, "http://model.example/a") << outcome.end.text;
+  ASSERT_EQ(proxy.requests().size(), 1U);
+  EXPECT_EQ(proxy.requests()[0].header("authorization"), "");
+}
+
 TEST(Http, ANetrcThatIsMalformedIsNamed) {
   HttpServer server([](const WebRequest&) { return WebAnswer{}; });
   const std::filesystem::path netrc =

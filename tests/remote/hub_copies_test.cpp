@@ -64,10 +64,13 @@ class HubCopies : public MountTest {
     write_file(snapshot / "config.json", "{}");
     write_file(log(), "");
   }
-  // The last byte of the copy becomes another one.
-  void change_copy() const {
+  // A byte of the last tensor becomes another one in the copy: the last, or that so far before it.
+  void change_copy(std::size_t before_last = 0) const {
+    const std::string& bytes = tensors_[1].bytes;
+    const char byte = bytes[bytes.size() - 1 - before_last];
     std::fstream file(blob_, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(-1, std::ios::end).put(static_cast<char>(tensors_[1].bytes.back() ^ 1));
+    file.seekp(-1 - static_cast<std::streamoff>(before_last), std::ios::end)
+        .put(static_cast<char>(byte ^ 1));
   }
 
   std::string log() const { return (dir_ / "log").string(); }
@@ -176,9 +179,35 @@ TEST_F(HubCopies, ThatAreLargeAreListedWithoutReadingThemAndServedOnceTheirDiges
   EXPECT_TRUE(info({"cat", "--offline", "hf://org/name", "w"}, "empty").out == tensors_[1].bytes);
 }
 
+// Our cache remembers the digest of a file, not of a path.
+TEST_F(HubCopies, ThatChangeAfterTheyWereComparedAreComparedAgain) {
+  publish(1 << 20);
+  expect_right(*mount());
+  change_copy();
+  const auto mounted = mount();
+  expect_right(*mounted);
+  EXPECT_NE(mounted->process().err().find("the Hub's own cache has other bytes"),
+            std::string::npos);
+}
+
+TEST_F(HubCopies, AreNeverReplacedByWhatIsMadeOfThem) {
+  publish(1 << 20);
+  const std::string before = read_file(blob_);
+  const fs::path link = dir_ / "link.safetensors";
+  fs::create_symlink(blob_, link);
+  for (const fs::path& output : {blob_, link}) {
+    const Outcome result = info({"extract", "--force", "hf://org/name", "a", "-o", output});
+    EXPECT_EQ(result.status, 2) << result.err;
+    EXPECT_NE(result.err.find(": a file of the source: name another"), std::string::npos);
+  }
+  EXPECT_TRUE(read_file(blob_) == before);
+  EXPECT_TRUE(fs::is_symlink(link));
+}
+
 TEST_F(HubCopies, ThatAreLargeAndHaveOtherBytesGiveNoneOfThem) {
   publish(kLarge);
   change_copy();
+  change_copy(kLarge - 1);
   for (const char* const options : {"ro", "supervise", "cache=direct"}) {
     fs::remove_all(dir_ / "cache");
     const auto mounted = mount(options);

@@ -19,7 +19,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstdarg>
+#include <ctime>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -32,6 +34,7 @@ namespace {
 std::function<void()> on_look;       // is called when a lease is looked at (F_GETLEASE)
 std::atomic<bool> is_armed = false;  // once
 std::function<void()> on_unlock;     // is called when a lease is given back (F_UNLCK)
+std::atomic<int> sleeps = 0;         // of threads but the first
 }  // namespace
 
 // Stands before libc's, of this program.
@@ -48,6 +51,11 @@ extern "C" int fcntl(int fd, int command, ...) {
   if (command == F_GETLEASE && is_armed.exchange(false)) on_look();
   errno = error;
   return result;
+}
+
+extern "C" int nanosleep(const timespec* duration, timespec* left) {
+  if (::gettid() != ::getpid()) ++sleeps;
+  return static_cast<int>(::syscall(SYS_nanosleep, duration, left));
 }
 
 namespace stfs::test {
@@ -94,6 +102,15 @@ class LeasesTest : public ::testing::Test {
   void SetUp() override {
     if (!file_->is_leased()) GTEST_SKIP() << "no leases on this file system";
   }
+  // Whether a process has asked for the lease, and it was not given back.
+  bool is_asked_for() const {
+    const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
+    std::istringstream locks(read_file("/proc/locks"));
+    for (std::string line; std::getline(locks, line);) {
+      if (line.ends_with(inode) && line.find("BREAKING") != std::string::npos) return true;
+    }
+    return false;
+  }
 
   TempDir dir_;
   std::string path_;
@@ -120,14 +137,6 @@ TEST_F(LeasesTest, AreGivenBackThoughNobodyReadsToWhoeverTriesAgain) {
 
 // Its SIGIO comes while the reader that takes the lease again has not yet said so.
 TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
-  const std::string inode = ":" + std::to_string(inode_of(path_)) + " 0 EOF";
-  const auto is_asked_for = [&] {
-    std::istringstream locks(read_file("/proc/locks"));
-    for (std::string line; std::getline(locks, line);) {
-      if (line.ends_with(inode) && line.find("BREAKING") != std::string::npos) return true;
-    }
-    return false;
-  };
   std::atomic<bool> is_in = false;
   std::atomic<bool> has_looked = false;
   std::thread writer;
@@ -136,7 +145,7 @@ TEST_F(LeasesTest, AreGivenBackToWhoeverComesWhileTheyAreTakenAgain) {
       EXPECT_EQ(open_for_writing(path_), 0);
       is_in = true;
     });
-    EXPECT_TRUE(eventually(is_asked_for));
+    EXPECT_TRUE(eventually([&] { return is_asked_for(); }));
     has_looked = true;
   };
 
@@ -379,6 +388,8 @@ TEST_F(LeasesTest, SurviveATouchOfTheAtime) {
     if (i % 2 == 0) {
       EXPECT_EQ(file_->verify(), 0) << i;
     }
+    // A touch while nobody has the lease is another matter.
+    EXPECT_TRUE(eventually([&] { return !is_asked_for() && file_->is_leased(); })) << i;
   }
 
   EXPECT_EQ(file_->verify(), 0);
@@ -417,6 +428,21 @@ TEST(LocalFileOfADirectory, ThatMovesIsNotExplainedByItsName) {
   EXPECT_EQ(file.verify(), 0);
 
   move_ctime(dir / "b/f");
+
+  EXPECT_EQ(file.verify(), ESTALE);
+}
+
+// Its file had lost its name before.
+TEST(LocalFileOfADirectory, ThatMovesGivesNoNameBack) {
+  const TempDir dir;
+  std::filesystem::create_directory(dir / "a");
+  write_file(dir / "a/f", "0123456789");
+  const LocalFile file((dir / "a/f").string());
+  std::filesystem::rename(dir / "a/f", dir / "a/g");
+  EXPECT_EQ(file.verify(), 0);
+  std::filesystem::rename(dir / "a", dir / "b");
+
+  move_ctime(dir / "b/g");
 
   EXPECT_EQ(file.verify(), ESTALE);
 }
@@ -465,21 +491,39 @@ TEST(Leases, OfAnotherUsersFileLetNothingBeSentThatIsNotAtHand) {
   write_file(path, std::string(64 << 10, 'x'));
   ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
   std::filesystem::permissions(dir.path(), std::filesystem::perms(0755));
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  ::fsync(fd);
-  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(fd);
+  const auto drop = [&] {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    ::fsync(fd.get());
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  };
+  drop();
   if (LocalFile(path).is_resident(0, 64 << 10)) GTEST_SKIP() << "this file system keeps every page";
   bool is_leased = false;
 
   with_cap_lease_alone([&] {
+    // The look itself makes the kernel read ahead: a fast disk may be done before it ends.
+    const auto is_refused = [&](bool has_first) {
+      drop();
+      const LocalFile file(path);
+      const Leases leases({&file});
+      const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);  // this page alone
+      char byte = 0;
+      const std::size_t length = has_first ? 1 : 0;
+      EXPECT_EQ(::pread(fd.get(), &byte, length, 0), static_cast<ssize_t>(length));
+      return !file.can_pin({0, 64 << 10});
+    };
+    EXPECT_TRUE(eventually([&] { return is_refused(false); }, 60s));
+    EXPECT_TRUE(eventually([&] { return is_refused(true); }, 60s)) << "but for the first page";
     const LocalFile file(path);
     const Leases leases({&file});
     is_leased = file.is_leased();
-    EXPECT_FALSE(file.can_pin({0, 64 << 10}));
-    const std::string bytes = read_file(path);
-    EXPECT_EQ(file.can_pin({0, 64 << 10}), is_leased);
-    EXPECT_EQ(file.can_pin({0, 64 << 10}), is_leased) << "and from the page table";
+    const auto is_granted = [&] { return file.can_pin({0, 64 << 10}); };
+    if (is_leased) {
+      // The kernel may need the memory for something else.
+      EXPECT_TRUE(eventually([&] { return read_file(path) != "" && is_granted(); }, 60s));
+      EXPECT_TRUE(eventually(is_granted, 60s)) << "and from the page table";
+    }
   });
 
   if (!is_leased) GTEST_SKIP() << "no leases on this file system";
@@ -584,6 +628,40 @@ TEST(Leases, AreKeptForATouchUntilItIsDone) {
   EXPECT_FALSE(is_early);
   EXPECT_EQ(file.verify(), 0);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// Writers of many files wait as long as one: until the end of one wait for a touch.
+TEST(Leases, OfManyFilesWaitForATouchTogether) {
+  constexpr int kFiles = 8;
+  const TempDir dir;
+  std::vector<std::unique_ptr<const LocalFile>> files;
+  std::vector<const Source*> sources;
+  for (int i = 0; i < kFiles; ++i) {
+    write_file(dir / std::to_string(i), "0123456789");
+    files.push_back(std::make_unique<const LocalFile>((dir / std::to_string(i)).string()));
+    sources.push_back(files.back().get());
+  }
+  std::atomic<int> given_back = 0, after_first = 0, after_last = 0;
+  struct AtTheEnd {
+    ~AtTheEnd() { on_unlock = nullptr; }
+  } const at_the_end;
+  on_unlock = [&] {
+    const int now = ++given_back;
+    if (now == 1) after_first = sleeps.load();
+    if (now == kFiles) after_last = sleeps.load();
+  };
+  const Leases leases(sources);
+  if (!files[0]->is_leased()) GTEST_SKIP() << "no leases on this file system";
+  Pinned pinned = files[0]->try_pin();  // until all are asked for
+  ASSERT_TRUE(pinned);
+  for (const auto& file : files) {
+    ASSERT_EQ(open_for_writing(file->path(), O_NONBLOCK), EWOULDBLOCK);
+  }
+
+  pinned.guard.unlock();
+
+  EXPECT_TRUE(eventually([&] { return given_back >= kFiles; }));
+  EXPECT_EQ(after_last - after_first, 0) << "waits for the other files";
 }
 
 TEST(Leases, AreWhatTheMappingIsSentUnder) {

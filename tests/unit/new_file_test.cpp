@@ -15,6 +15,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -108,6 +109,22 @@ TEST_P(NewFileTest, HasTheModeThatTheUmaskLeaves) {
   ::umask(before);
 
   EXPECT_EQ(std::filesystem::status(path()).permissions(), std::filesystem::perms(0640));
+}
+
+TEST_P(NewFileTest, MayBeMadeInADirectoryThatCannotBeRead) {
+  constexpr uid_t kNobody = 65534;
+  const bool is_root = ::geteuid() == 0;
+  ASSERT_TRUE(!is_root || ::chown(dir_.path().c_str(), kNobody, kNobody) == 0);
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0300), 0);
+  std::thread([&] {
+    if (is_root) ::syscall(SYS_setfsuid, kNobody);  // of this thread
+    NewFile file(path(), kReplace, GetParam());
+    write(file, "bytes");
+    file.commit();
+  }).join();
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0700), 0);
+  EXPECT_EQ(read_file(path()), "bytes");
+  EXPECT_EQ(left(), NameList{"new"});
 }
 
 TEST_P(NewFileTest, MayHaveTheLongestName) {
