@@ -408,6 +408,31 @@ for label, group in (("0", 0), ("huge", 2**63), ("negative", -7), ("16", 16)):
 row("gptq-desc-act-without-index", "gptq-4-no-g-idx", "g_idx", config("desc_act", value=True))
 row("gptq-desc-act-of-static-groups", "gptq-4-no-g-idx", (), both(config("desc_act", value=True), config("static_groups", value=True)), "right")
 row("gptq-desc-act-of-one-group", "gptq-4-one-group", (), config("desc_act", value=True), "right")
+
+
+# A Conv1D's weight is [in, out], and libraries store that of a Linear. A Linear of the same model is right.
+
+CONV = "transformer.h.0.attn.c_attn"
+
+
+def conv1d(module, **more):
+    """Gives the module Q another name, and the model another type."""
+
+    def change(model):
+        for names in (model.tensors, model.results):
+            for name in [name for name in names if name.startswith(Q + ".")]:
+                names[module + name[len(Q):]] = names.pop(name)
+        model.config.update(more or {"model_type": "gpt2"})
+
+    return change
+
+
+for base in ("gptq-4", "awq", "bnb-nf4", "bnb-int8", "gptqmodel-bnb4", "gptqmodel-bnb8"):
+    row(base + "-conv1d", base, "Conv1D", conv1d(CONV))
+row("gptq-conv1d-of-a-decoder", "gptq-4", "Conv1D", conv1d("decoder." + CONV, model_type="vision-encoder-decoder", decoder={"model_type": "gpt2"}))
+row("gptq-conv1d-of-text", "gptq-4", "Conv1D", conv1d("h.0.mlp.c_fc", text_config={"model_type": "imagegpt"}))
+row("gptq-linear-of-gpt2", "gptq-4", (), conv1d("vision.q_proj"), "right")
+row("gptq-linear-of-gpt-bigcode", "gptq-4", (), conv1d(CONV, model_type="gpt_bigcode"), "right")
 row("gptq-is-marlin", "gptq-4", "marlin", config("is_marlin_format", value=True))
 row("gptq-is-not-marlin", "gptq-4", (), config("is_marlin_format", value=False), "right")
 row("gptq-name-taken", "gptq-4", Q, added(Q + ".weight", floats("F16", np.ones((72, 96)))))

@@ -531,6 +531,16 @@ void refuse_half(const Tensor& weight, std::string_view base, std::string_view e
                              " beside it: the checkpoint is not complete");
 }
 
+void refuse_conv1d(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                   std::string_view module) {
+  const QuantizationConfig& config = finder.config(number);
+  const std::string_view layer = module.substr(module.rfind('.') + 1);
+  if (config.model_of_conv1d.empty() || !(layer.starts_with("c_") || layer == "q_attn")) return;
+  Finder::refuse(weight, "a Conv1D of a model of type " + in_quotes(config.model_of_conv1d) +
+                             ": its weight may be stored transposed; convert the checkpoint with "
+                             "the library that made it");
+}
+
 std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,
                    std::string_view ending) {
   const auto number = finder.find(base, ending);

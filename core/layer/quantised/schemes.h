@@ -164,6 +164,10 @@ std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view 
 // says that it does. A library left out those that are all 0.
 void refuse_without_zero_points(const Finder& finder, std::uint32_t number, const Tensor& weight,
                                 std::string_view base);
+// Refuses the weight of a Conv1D: the model has [in, out], and libraries store what they quantise as
+// that of a Linear, [out, in].
+void refuse_conv1d(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                   std::string_view module);
 [[noreturn]] void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending);
 // `subject` is told neither by the tensors nor by the config: "the number of bits".
 [[noreturn]] void refuse_without_config(const Finder& finder, std::uint32_t number,
