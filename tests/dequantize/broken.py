@@ -642,6 +642,9 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("zero-point-of-fp8", "fp8-channel", UP + ".weight_zero_point"), ("scale-of-gpt-oss", "gpt-oss", EXPERTS + "down_proj_scale_2"),
                           ("scale-of-mlx", "mlx-4", Q + ".global_scale"), ("offset", "ct-int8", Q + ".weight_offset"), ("min", "ct-int8", Q + ".weight_min"),
                           ("shift", "ct-int8", Q + ".weight_shift"), ("perm", "ct-int8", Q + ".perm"), ("outliers", "ct-int8", Q + ".outliers"),
+                          *((name.replace("_", "-"), "ct-int8", Q + "." + name) for name in (
+                              "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
+                              "lut", "weight_lut")),
                           ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
@@ -652,7 +655,7 @@ row("leftover-of-the-model", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(3)))
     for name in ("post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
                  "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
-                 "rel_pos_bias", "norm.scales", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
+                 "rel_pos_bias", "norm.scales", "sort.order", "mlp.perm", "color.lut", "smooth.weight", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
 row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
     model.put(variants.LAYER + name, floats("F32", 1))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")

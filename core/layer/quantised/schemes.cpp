@@ -195,10 +195,11 @@ bool vanishes(std::string_view name) {
 }
 
 std::size_t place_of_companion(std::string_view name) {
-  constexpr std::string_view kWords[] = {"scale",    "zero",  "absmax",    "g_idx",
-                                         "hadamard", "rotat", "spinquant", "offset"};
-  constexpr std::string_view kEnds[] = {"_zp",        ".zp",           "_scb",  ".scb",
-                                        "weight_min", ".weight_shift", ".perm", "outliers"};
+  constexpr std::string_view kWords[] = {"scale", "zero",      "absmax", "g_idx", "hadamard",
+                                         "rotat", "spinquant", "offset", "smooth"};
+  constexpr std::string_view kEnds[] = {"_zp",           ".zp",  "_scb",        ".scb",   "weight_min",
+                                        ".weight_shift", "perm", "permutation", "_order", ".order",
+                                        "outliers",      "_lut", ".lut"};
   std::string lower(name);
   std::ranges::transform(lower, lower.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
