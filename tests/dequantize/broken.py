@@ -656,6 +656,21 @@ row("leftover-of-the-model", "fp8-channel", (), lambda model: [
     for name in ("post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
                  "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
                  "rel_pos_bias", "norm.scales", "sort.order", "mlp.perm", "color.lut", "smooth.weight", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
+# Names of scales that are none where they stand.
+row("leftover-of-the-model-by-shape", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", np.ones(64)))
+    for name in ("self_attn.q_scale", "self_attn.v_scale", "mlp.k_scale", "adapter.output_scale", "self_attn.input_scale", "adapter_input_scale")], "right")
+row("leftover-of-the-model-by-place", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", 1))
+    for name in ("mlp.k_scale", "mlp.output_scale", "vision.input_scale", "adapter_activation_scale", "mlp.input_zero_point")], "right")
+row("leftover-of-the-model-by-type", "fp8-channel", (), lambda model: model.passes(variants.LAYER + "self_attn.k_scale", tensor("I64", np.ones(1))), "right")
+row("leftover-output-scale-of-rows", "fp8-channel", UP + ".output_scale", added(UP + ".output_scale", floats("F32", np.ones(67))))
+row("leftover-that-vanishes-by-head", "fp8-channel", (), lambda model: [
+    model.put(variants.LAYER + name, floats("F32", np.ones(shape)))
+    for name, shape in (("self_attn.q_scale", (4, 1, 1)), ("self_attn.k_scale", (1, 2, 1, 1)), ("mlp.up_proj.k_scale", (8,)), ("SelfAttention.v_scale", (1,)))], "right")
+row("leftover-that-vanishes-by-expert", "fp8-block-fused-experts", (), lambda model: [
+    model.put(name, floats("F32", np.ones(model.results[name.removesuffix("_input_scale")].values.shape[0])))
+    for name in [EXPERTS + "gate_up_proj_input_scale", EXPERTS + "down_proj_input_scale"]], "right")
 row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
     model.put(variants.LAYER + name, floats("F32", 1))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")

@@ -89,14 +89,33 @@ constexpr Named kRefused[] = {
     {".dense_weights",            "SpQR is not supported: its weights have outliers in a list of their own"},
 };
 
-// Of activations, and of the cache of keys and values.
-constexpr std::string_view kVanish[] = {
-    ".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale",
-    ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".input_zero_point",
-    ".input_scale_ub", ".k_zero_point", ".v_zero_point", "_input_scale", "_input_global_scale",
-    "_activation_scale", ".scale_input", ".qscale_act",
-    ".comfy_quant", "scaled_fp8",  // ComfyUI: a format's name, and the mark of a file
-    ".output_zero_point", ".q_zero_point",
+struct VanishingEnding {
+  std::string_view ending;
+  Vanishing::Of of;
+};
+constexpr VanishingEnding kVanish[] = {
+    {".input_scale",        Vanishing::kInputs},
+    {"_input_scale",        Vanishing::kInputs},
+    {".input_global_scale", Vanishing::kInputs},
+    {"_input_global_scale", Vanishing::kInputs},
+    {".activation_scale",   Vanishing::kInputs},
+    {"_activation_scale",   Vanishing::kInputs},
+    {".input_scale_ub",     Vanishing::kInputs},
+    {".input_zero_point",   Vanishing::kInputs},
+    {".scale_input",        Vanishing::kInputs},
+    {".qscale_act",         Vanishing::kOutputs},  // Mistral; attention.kv_fake_quantizer has one too
+    {".output_scale",       Vanishing::kOutputs},
+    {".output_zero_point",  Vanishing::kOutputs},
+    {".prob_output_scale",  Vanishing::kOutputs},
+    {".k_scale",            Vanishing::kCache},
+    {".v_scale",            Vanishing::kCache},
+    {".q_scale",            Vanishing::kCache},
+    {".kv_scale",           Vanishing::kCache},
+    {".k_zero_point",       Vanishing::kCache},
+    {".v_zero_point",       Vanishing::kCache},
+    {".q_zero_point",       Vanishing::kCache},
+    {".comfy_quant",        Vanishing::kMark},  // ComfyUI: a format's name, and the mark of a file
+    {"scaled_fp8",          Vanishing::kMark},
 };
 
 constexpr Named kLeft[] = {
@@ -190,8 +209,22 @@ bool may_hold_codes(DType dtype) {
   return !is_plain && type_info(dtype).kind != TypeKind::kQuantized;
 }
 
-bool vanishes(std::string_view name) {
-  return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
+std::optional<Vanishing> vanishing(std::string_view name) {
+  for (const VanishingEnding& row : kVanish) {
+    if (name.ends_with(row.ending)) return Vanishing{row.of, without_ending(name, row.ending)};
+  }
+  return std::nullopt;
+}
+
+bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices) {
+  if (part.of == Vanishing::kMark) return true;
+  // The zero point of FP8 is FP8.
+  if (!tensor.name.ends_with("zero_point") && !scale_type(tensor.dtype)) return false;
+  if (tensor.elements() == 1) return true;
+  if (matrices != 0) return part.of == Vanishing::kCache || tensor.elements() == matrices;
+  const auto is_long = [](std::uint64_t dim) { return dim != 1; };
+  return part.of == Vanishing::kCache && tensor.shape.size() > 1 &&
+         std::ranges::count_if(tensor.shape, is_long) == 1;
 }
 
 std::size_t place_of_companion(std::string_view name) {

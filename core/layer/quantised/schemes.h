@@ -118,9 +118,18 @@ bool may_hold_codes(DType dtype);
 // Why a tensor with this name is of a scheme that stfs does not compute; "" for any other. In a
 // checkpoint without codes the name means nothing.
 std::string reason_to_refuse(std::string_view name);
-// Whether a tensor with this name belongs to a quantised checkpoint and gives no value: scales of
-// activations and of the cache of keys and values.
-bool vanishes(std::string_view name);
+// What the name of a tensor says that belongs to a quantised checkpoint and gives no value.
+struct Vanishing {
+  // Scales and zero points of a layer's inputs, of its outputs (also those of attention), and of
+  // queries, keys and values, which may have one for each head.
+  enum Of { kMark, kInputs, kOutputs, kCache };
+  Of of;
+  std::string_view module;  // the name's beginning
+};
+std::optional<Vanishing> vanishing(std::string_view name);
+// Whether a tensor can be that by its type and shape. `matrices`: those of the computed weight
+// beside it; 0: there is none, it is of the attention.
+bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices);
 // The beginning that the names of all parts of a weight share: "X" of X.weight, X.weight_scale and
 // X.scales.
 std::string_view base_of_part(std::string_view name);
