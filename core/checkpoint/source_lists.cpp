@@ -21,7 +21,8 @@ void keep_within(TensorList& list, const std::string& within) {
   if (within.empty()) return;
   list.sort_names();
   const bool is_dotted = is_at_or_below(within, kTreeView);
-  const std::string path = is_dotted ? within.substr(kTreeView.size() + 1) : within;
+  const std::string path =
+      is_dotted ? within.substr(std::min(within.size(), kTreeView.size() + 1)) : within;
   const PathTree tree = is_dotted ? dotted_tree_of(list) : tree_of(list);
   std::vector<bool> is_kept(list.size());
   for (std::uint32_t i = 0; i < list.size(); ++i) {

@@ -37,6 +37,23 @@ void compact(Header& header) {
   header.by_name.shrink_to_fit();
 }
 
+// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it:
+// a control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
+bool matches_glob(const std::string& glob, const std::string& name) {
+  constexpr std::string_view kSubstitutes = "\x01\x02\x03\x04\x05\x06\x0e\x0f\x10\x7f\xff";
+  constexpr char kNul = '\0';
+  const auto has = [&](char c) {
+    return glob.find(c) != std::string::npos || name.find(c) != std::string::npos;
+  };
+  if (!has(kNul)) return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+  const auto* const free = std::ranges::find_if_not(kSubstitutes, has);
+  if (free == kSubstitutes.end()) return false;
+  std::string seen_glob(glob), seen_name(name);
+  std::ranges::replace(seen_glob, kNul, *free);
+  std::ranges::replace(seen_name, kNul, *free);
+  return ::fnmatch(seen_glob.c_str(), seen_name.c_str(), 0) == 0;
+}
+
 }  // namespace
 
 Tensor Part::tensor(std::uint32_t record) const {
@@ -93,12 +110,7 @@ std::optional<std::uint32_t> TensorList::find(std::string_view name) const {
 std::vector<std::uint32_t> TensorList::match(std::span<const std::string> globs) const {
   std::vector<std::uint32_t> matching;
   std::string text;
-  const auto matches = [&](const std::string& glob) {
-    // fnmatch(3) would compare only up to the first NUL: no glob matches such a name, and a glob
-    // with a NUL matches none.
-    const auto has_nul = [](const std::string& of) { return of.find('\0') != std::string::npos; };
-    return !has_nul(text) && !has_nul(glob) && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
-  };
+  const auto matches = [&](const std::string& glob) { return matches_glob(glob, text); };
   for (std::uint32_t i = 0; i < size(); ++i) {
     text = name(i);
     if (globs.empty() || std::ranges::any_of(globs, matches)) matching.push_back(i);

@@ -181,6 +181,11 @@ for label, module, base in (("tensor", COMFY, "comfy-nvfp4-tiles"), ("header", H
     row(f"comfy-format-of-another-type-{label}", base, module, marked(module, format="mxfp8"))
     row(f"comfy-fp8-of-bytes-{label}", base, module, marked(module, format="float8_e4m3fn"), "refused")
     row(f"comfy-format-is-no-text-{label}", base, "format", marked(module, format=4))
+for label, form in (("e5m2", "float8_e5m2"), ("int8", "int8_tensorwise"), ("nvfp4", "nvfp4")):
+    row("comfy-fp8-of-" + label, "comfy-formats-in-the-header", form, marked("blocks.0.attn.proj", format=form))
+row("comfy-int8-of-fp8", "comfy-formats-in-the-header", "float8_e4m3fn", marked("blocks.0.int8.one", format="float8_e4m3fn"))
+row("comfy-e5m2-beside-the-weight", "comfy-quant", "float8_e5m2", lambda model: [marked(name.removesuffix(".comfy_quant"), format="float8_e5m2")(model)
+                                                                         for name in list(model.tensors) if name.endswith(".comfy_quant")])
 row("comfy-rotated-int8", "comfy-formats-in-the-header", "convrot", marked("blocks.0.int8.one", convrot=True))
 row("comfy-groupsize-alone", "comfy-nvfp4-tiles", "", marked(COMFY, convrot_groupsize=256, group_size=16, num_experts=1), "right")
 row("comfy-not-named", "comfy-formats-in-the-header", HEADER, unnamed(HEADER))
@@ -408,6 +413,31 @@ for label, group in (("0", 0), ("huge", 2**63), ("negative", -7), ("16", 16)):
 row("gptq-desc-act-without-index", "gptq-4-no-g-idx", "g_idx", config("desc_act", value=True))
 row("gptq-desc-act-of-static-groups", "gptq-4-no-g-idx", (), both(config("desc_act", value=True), config("static_groups", value=True)), "right")
 row("gptq-desc-act-of-one-group", "gptq-4-one-group", (), config("desc_act", value=True), "right")
+
+
+# A Conv1D's weight is [in, out], and libraries store that of a Linear. A Linear of the same model is right.
+
+CONV = "transformer.h.0.attn.c_attn"
+
+
+def conv1d(module, **more):
+    """Gives the module Q another name, and the model another type."""
+
+    def change(model):
+        for names in (model.tensors, model.results):
+            for name in [name for name in names if name.startswith(Q + ".")]:
+                names[module + name[len(Q):]] = names.pop(name)
+        model.config.update(more or {"model_type": "gpt2"})
+
+    return change
+
+
+for base in ("gptq-4", "awq", "bnb-nf4", "bnb-int8", "gptqmodel-bnb4", "gptqmodel-bnb8"):
+    row(base + "-conv1d", base, "Conv1D", conv1d(CONV))
+row("gptq-conv1d-of-a-decoder", "gptq-4", "Conv1D", conv1d("decoder." + CONV, model_type="vision-encoder-decoder", decoder={"model_type": "gpt2"}))
+row("gptq-conv1d-of-text", "gptq-4", "Conv1D", conv1d("h.0.mlp.c_fc", text_config={"model_type": "imagegpt"}))
+row("gptq-linear-of-gpt2", "gptq-4", (), conv1d("vision.q_proj"), "right")
+row("gptq-linear-of-gpt-bigcode", "gptq-4", (), conv1d(CONV, model_type="gpt_bigcode"), "right")
 row("gptq-is-marlin", "gptq-4", "marlin", config("is_marlin_format", value=True))
 row("gptq-is-not-marlin", "gptq-4", (), config("is_marlin_format", value=False), "right")
 row("gptq-name-taken", "gptq-4", Q, added(Q + ".weight", floats("F16", np.ones((72, 96)))))
@@ -617,6 +647,9 @@ for label, base, name in (("new-scale", "fp8-channel", UP + ".weight_new_scale")
                           ("zero-point-of-fp8", "fp8-channel", UP + ".weight_zero_point"), ("scale-of-gpt-oss", "gpt-oss", EXPERTS + "down_proj_scale_2"),
                           ("scale-of-mlx", "mlx-4", Q + ".global_scale"), ("offset", "ct-int8", Q + ".weight_offset"), ("min", "ct-int8", Q + ".weight_min"),
                           ("shift", "ct-int8", Q + ".weight_shift"), ("perm", "ct-int8", Q + ".perm"), ("outliers", "ct-int8", Q + ".outliers"),
+                          *((name.replace("_", "-"), "ct-int8", Q + "." + name) for name in (
+                              "weight_perm", "inv_perm", "q_invperm", "permutation", "weight_order", "col_order", "order", "smooth_factor", "smoothing",
+                              "lut", "weight_lut")),
                           ("upper-case", "fp8-channel", UP + ".Weight_Scale_3"),
                           ("scale-2-of-experts", "modelopt-nvfp4", EXPERTS + "gate_up_proj_weight_scale_2"), ("scale-of-w13", "fp8-channel", EXPERTS + "w13_weight_scale"),
                           ("offset-alone", "fp8-channel", EXPERTS + "0.weight_offset"), ("torchao-alone", "torchao-float8", EXPERTS + "n._weight_per_tensor_scale")):
@@ -627,7 +660,22 @@ row("leftover-of-the-model", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(3)))
     for name in ("post_norm.scale", "attn.logit_scale", "layer_scale1.gamma", "layer_scale", "mlp.router.scale", "mlp.router.per_expert_scale",
                  "self_attn.per_dim_scale", "altup.correct_output_scale", "zero_conv.weight", "mlp.up_proj_norm.scale", "self_attn.position_offset",
-                 "rel_pos_bias", "norm.scales", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
+                 "rel_pos_bias", "norm.scales", "sort.order", "mlp.perm", "color.lut", "smooth.weight", "self_attn.sampling_offsets.bias", "permute", "conv.shift", "x_min")], "right")
+# Names of scales that are none where they stand.
+row("leftover-of-the-model-by-shape", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", np.ones(64)))
+    for name in ("self_attn.q_scale", "self_attn.v_scale", "mlp.k_scale", "adapter.output_scale", "self_attn.input_scale", "adapter_input_scale")], "right")
+row("leftover-of-the-model-by-place", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + name, floats("BF16", 1))
+    for name in ("mlp.k_scale", "mlp.output_scale", "vision.input_scale", "adapter_activation_scale", "mlp.input_zero_point")], "right")
+row("leftover-of-the-model-by-type", "fp8-channel", (), lambda model: model.passes(variants.LAYER + "self_attn.k_scale", tensor("I64", np.ones(1))), "right")
+row("leftover-output-scale-of-rows", "fp8-channel", UP + ".output_scale", added(UP + ".output_scale", floats("F32", np.ones(67))))
+row("leftover-that-vanishes-by-head", "fp8-channel", (), lambda model: [
+    model.put(variants.LAYER + name, floats("F32", np.ones(shape)))
+    for name, shape in (("self_attn.q_scale", (4, 1, 1)), ("self_attn.k_scale", (1, 2, 1, 1)), ("mlp.up_proj.k_scale", (8,)), ("SelfAttention.v_scale", (1,)))], "right")
+row("leftover-that-vanishes-by-expert", "fp8-block-fused-experts", (), lambda model: [
+    model.put(name, floats("F32", np.ones(model.results[name.removesuffix("_input_scale")].values.shape[0])))
+    for name in [EXPERTS + "gate_up_proj_input_scale", EXPERTS + "down_proj_input_scale"]], "right")
 row("leftover-that-vanishes", "fp8-channel", (), lambda model: [
     model.put(variants.LAYER + name, floats("F32", 1))
     for name in ("mlp.up_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.output_scale", "mlp.up_proj.output_zero_point")], "right")

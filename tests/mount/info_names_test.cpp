@@ -40,6 +40,17 @@ class InfoNames : public ::testing::Test {
   std::string out_ = dir_ / "out.safetensors";
 };
 
+TEST_F(InfoNames, AGlobTakesNamesWithANul) {
+  const std::string name("b\0c", 3);
+  write_safetensors(a_, {random_tensor("a", "U8", {1}), random_tensor(name, "U8", {1})});
+
+  EXPECT_EQ(json::parse(of("list", {"--json", "*"}).out).size(), 2U);
+  ASSERT_EQ(of("extract", {"b*"}).status, 0);
+  const json extracted = json::parse(info({"list", "--json", out_}).out);
+  ASSERT_EQ(extracted.size(), 1U);
+  EXPECT_EQ(extracted[0].at("name"), name);
+}
+
 TEST_F(InfoNames, ANameThatMeansNoTensorIsAnErrorBeforeAnythingIsWritten) {
   for (const char* verb : {"list", "stats", "hash", "extract", "show"}) {
     const Outcome typo = of(verb, {"model.layers.0.*", "model.layers.0.nrom.weight"});

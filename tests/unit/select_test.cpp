@@ -54,6 +54,23 @@ TEST_F(Select, AWholeNameIsNoGlob) {
   EXPECT_TRUE(selected("model").empty());
 }
 
+TEST_F(Select, ANulInANameIsACharacterForAGlob) {
+  using std::string_literals::operator""s;
+  const std::vector<std::string> names{"a\0b"s, "a\0\1"s, "a", "ab", "\0"s};
+  std::vector<Tensor> tensors;
+  for (const std::string& name : names) tensors.push_back(random_tensor(name, "U8", {2}));
+  write_safetensors(path_, tensors);
+
+  EXPECT_EQ(selected("*").size(), names.size());
+  EXPECT_EQ(selected("a*").size(), 4U);
+  EXPECT_EQ(selected("a?b"), std::vector<std::string>{names[0]});
+  EXPECT_EQ(selected("a[!x]?"), (std::vector<std::string>{names[0], names[1]}));
+  EXPECT_EQ(selected("[[:cntrl:]]"), std::vector<std::string>{names[4]});
+  EXPECT_EQ(selected("*\0b"s), std::vector<std::string>{names[0]});
+  EXPECT_EQ(selected("?"), (std::vector<std::string>{"a", names[4]}));
+  EXPECT_TRUE(selected("a?\1b").empty());
+}
+
 TEST_F(Select, SuggestsTheBeginningTheEndAndTheTypo) {
   EXPECT_EQ(similar("lm_head"), "lm_head.weight");
   EXPECT_EQ(similar("norm.weight"), "model.norm.weight");

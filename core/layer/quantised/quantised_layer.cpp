@@ -187,7 +187,7 @@ class Dequantizer {
     for (const MissingTensor& missing : list_.missing()) {
       if (!missing.name) continue;
       // Without its text a weight of ComfyUI would be taken for one of ModelOpt.
-      const bool is_needed = !vanishes(*missing.name) || missing.name->ends_with(".comfy_quant");
+      const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
     fetch_ahead();
@@ -254,6 +254,19 @@ class Dequantizer {
     if (!tensor.name.ends_with(".comfy_quant")) return;
     const ComfyLayer layer = comfy_layer(finder_.bytes_of(tensor));
     if (!layer.refused.empty()) Finder::refuse(tensor, layer.refused);
+    refuse_other_type(without_ending(tensor.name, ".comfy_quant"), layer);
+    finder_.note_unknown(list_.part_of(number), layer.unknown);
+  }
+
+  // Codes of another type than that of the format which ComfyUI names for them.
+  void refuse_other_type(std::string_view name, const ComfyLayer& layer) const {
+    const auto number = list_.find(std::string(name) + ".weight");
+    if (!number || !layer.weight) return;
+    const Tensor weight = list_.tensor(*number);
+    if (!is_stored(weight) || !may_hold_codes(weight.dtype) || weight.dtype == layer.weight) return;
+    Finder::refuse(weight, "is " + std::string(dtype_name(weight.dtype)) +
+                               ", and ComfyUI's format of it is " + in_quotes(layer.format) +
+                               ": one of them is wrong");
   }
 
   void refuse_formats_in_headers() const {
@@ -268,6 +281,8 @@ class Dequantizer {
       if (!layers) refuse("is not the JSON of the formats of ComfyUI");
       for (const auto& [name, layer] : *layers) {
         if (!layer.refused.empty()) refuse(in_quotes(name) + ": " + layer.refused);
+        refuse_other_type(name, layer);
+        finder_.note_unknown(part, layer.unknown);
       }
     }
   }
@@ -362,9 +377,9 @@ class Dequantizer {
           tensor, "its values would be " + in_quotes(found.name) + ", as those of another tensor");
     }
     fates_[number] = tensors_->add(found, scheme, stored, *length);
-    if (type_info(tensor.dtype).kind != TypeKind::kQuantized) {
-      computed_.insert(without_weight(found.name));
-    }
+    computed_[without_weight(found.name)] = {
+        .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
+        .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized};
   }
 
   static std::string without_weight(std::string_view name) {
@@ -388,7 +403,8 @@ class Dequantizer {
       for (int i_part = 0; i_part < kMostParts; ++i_part, --at) {
         at = name.find_last_of("._", at);
         if (at == std::string_view::npos || at < begin) break;
-        if (computed_.contains(name.substr(0, at))) {
+        const auto weight = computed_.find(name.substr(0, at));
+        if (weight != computed_.end() && weight->second.has_parts) {
           Finder::refuse(list_.tensor(i),
                          "stands beside the quantised weight " + in_quotes(name.substr(0, at)) +
                              ", and it is not known what for: the values would be wrong");
@@ -405,7 +421,7 @@ class Dequantizer {
       for (std::uint32_t i = 0; i < fates_.size(); ++i) {
         const std::string_view name = list_.name(i);
         const std::size_t dot = name.rfind('.');
-        if (dot == std::string_view::npos || vanishes(name)) continue;
+        if (dot == std::string_view::npos || vanishing(name)) continue;
         if (name.find("scale", dot) != std::string_view::npos) {
           scales_.emplace(name.substr(0, dot), i);
         }
@@ -416,6 +432,24 @@ class Dequantizer {
     if (scale == scales_.end()) return;
     Finder::refuse(weight, "is FP8, and " + in_quotes(list_.name(scale->second)) +
                                " beside it may be its scale, in a way that is not known");
+  }
+
+  // Whether it is a scale of inputs, of outputs or of the cache, and no parameter of the model that
+  // has the name of one.
+  bool is_unused_scale(const Tensor& tensor) const {
+    const auto part = vanishing(tensor.name);
+    if (!part) return false;
+    const auto weight = computed_.find(part->module);
+    if (weight != computed_.end()) return may_vanish(*part, tensor, weight->second.matrices);
+    if (lost_.contains(part->module)) return true;
+    const std::string module = lower_case(part->module);
+    const std::string keys = std::string(part->module) + ".k_proj";
+    const bool is_of_attention = module.find("attn") != std::string::npos ||
+                                 module.find("attention") != std::string::npos ||
+                                 computed_.contains(keys);
+    const bool is_of_weight = part->of == Vanishing::kInputs;
+    return (part->of == Vanishing::kMark || (is_of_attention && !is_of_weight)) &&
+           may_vanish(*part, tensor, 0);
   }
 
   // Decides about the tensors that no scheme took.
@@ -434,7 +468,7 @@ class Dequantizer {
                                      ": name the whole checkpoint");
         }
         add(plain_scheme(), i, tensor, found);
-      } else if (is_quantized && vanishes(tensor.name)) {
+      } else if (is_quantized && is_unused_scale(tensor)) {
         fates_[i] = kGone;
       } else if (const std::string reason = reason_if_left(finder_, tensor, is_quantized);
                  !reason.empty()) {
@@ -449,8 +483,11 @@ class Dequantizer {
   std::set<std::string, std::less<>> lost_;  // of which weights parts are missing: base_of_part()
   std::vector<std::uint32_t> fates_;
   std::unordered_set<std::string> new_names_;  // of results, where no stored tensor has the name
-  // Names of results, without ".weight".
-  std::set<std::string, std::less<>> computed_;
+  struct Computed {
+    std::uint64_t matrices = 1;  // of experts
+    bool has_parts = true;       // the blocks of GGUF have none
+  };
+  std::map<std::string, Computed, std::less<>> computed_;  // by the result's name without ".weight"
   std::unique_ptr<QuantizedTensors> tensors_;
   bool knows_scales_ = false;
   // By the module's name: a tensor whose name tells of a scale. Views of the checkpoint's names.

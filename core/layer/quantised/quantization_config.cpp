@@ -482,9 +482,30 @@ void refuse_rotation_of_model(const Json& json, QuantizationConfig& out, int dep
   }
 }
 
+// The models of transformers, and Jais, whose layers are its Conv1D.
+constexpr std::string_view kModelsOfConv1d[] = {
+    "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais",
+};
+
+// The model_type of such a model in config.json, which may be that of a part; "" when there is
+// none.
+std::string model_of_conv1d(const Json& json) {
+  for (const auto& [key, value] : json.items()) {
+    const auto* const text = value.get_ptr<const Json::string_t*>();
+    if (json.is_object() && key == "model_type" && text != nullptr &&
+        std::ranges::find(kModelsOfConv1d, *text) != std::end(kModelsOfConv1d)) {
+      return *text;
+    }
+    std::string found = value.is_structured() ? model_of_conv1d(value) : "";
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
 // The quantisation in config.json; false when it says nothing.
 bool read_main(const Json& json, QuantizationConfig& out) {
   refuse_rotation_of_model(json, out);
+  out.model_of_conv1d = model_of_conv1d(json);
   const Json* mlx = object_at(json, "quantization", out.file);
   if (mlx == nullptr) {
     const Json* const text = object_at(json, "text_config", out.file);

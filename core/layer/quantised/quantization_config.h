@@ -77,6 +77,7 @@ struct QuantizationConfig {
   std::map<std::string, Module> modules;  // MLX: modules with parameters of their own, by name
   bool is_of_text = false;                // MLX: it stands in text_config
   std::string refused;                    // a part that stfs does not know: "transform_config"
+  std::string model_of_conv1d;            // model_type of a model whose layers are Conv1D
   std::set<std::string> unknown;          // keys that no library is known to write
   std::string unreadable;                 // why a file that is perhaps absent was not read
 };

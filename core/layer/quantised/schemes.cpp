@@ -89,14 +89,33 @@ constexpr Named kRefused[] = {
     {".dense_weights",            "SpQR is not supported: its weights have outliers in a list of their own"},
 };
 
-// Of activations, and of the cache of keys and values.
-constexpr std::string_view kVanish[] = {
-    ".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale",
-    ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".input_zero_point",
-    ".input_scale_ub", ".k_zero_point", ".v_zero_point", "_input_scale", "_input_global_scale",
-    "_activation_scale", ".scale_input", ".qscale_act",
-    ".comfy_quant", "scaled_fp8",  // ComfyUI: a format's name, and the mark of a file
-    ".output_zero_point", ".q_zero_point",
+struct VanishingEnding {
+  std::string_view ending;
+  Vanishing::Of of;
+};
+constexpr VanishingEnding kVanish[] = {
+    {".input_scale",        Vanishing::kInputs},
+    {"_input_scale",        Vanishing::kInputs},
+    {".input_global_scale", Vanishing::kInputs},
+    {"_input_global_scale", Vanishing::kInputs},
+    {".activation_scale",   Vanishing::kInputs},
+    {"_activation_scale",   Vanishing::kInputs},
+    {".input_scale_ub",     Vanishing::kInputs},
+    {".input_zero_point",   Vanishing::kInputs},
+    {".scale_input",        Vanishing::kInputs},
+    {".qscale_act",         Vanishing::kOutputs},  // Mistral; attention.kv_fake_quantizer has one too
+    {".output_scale",       Vanishing::kOutputs},
+    {".output_zero_point",  Vanishing::kOutputs},
+    {".prob_output_scale",  Vanishing::kOutputs},
+    {".k_scale",            Vanishing::kCache},
+    {".v_scale",            Vanishing::kCache},
+    {".q_scale",            Vanishing::kCache},
+    {".kv_scale",           Vanishing::kCache},
+    {".k_zero_point",       Vanishing::kCache},
+    {".v_zero_point",       Vanishing::kCache},
+    {".q_zero_point",       Vanishing::kCache},
+    {".comfy_quant",        Vanishing::kMark},  // ComfyUI: a format's name, and the mark of a file
+    {"scaled_fp8",          Vanishing::kMark},
 };
 
 constexpr Named kLeft[] = {
@@ -190,15 +209,30 @@ bool may_hold_codes(DType dtype) {
   return !is_plain && type_info(dtype).kind != TypeKind::kQuantized;
 }
 
-bool vanishes(std::string_view name) {
-  return std::ranges::any_of(kVanish, [&](auto ending) { return name.ends_with(ending); });
+std::optional<Vanishing> vanishing(std::string_view name) {
+  for (const VanishingEnding& row : kVanish) {
+    if (name.ends_with(row.ending)) return Vanishing{row.of, without_ending(name, row.ending)};
+  }
+  return std::nullopt;
+}
+
+bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matrices) {
+  if (part.of == Vanishing::kMark) return true;
+  // The zero point of FP8 is FP8.
+  if (!tensor.name.ends_with("zero_point") && !scale_type(tensor.dtype)) return false;
+  if (tensor.elements() == 1) return true;
+  if (matrices != 0) return part.of == Vanishing::kCache || tensor.elements() == matrices;
+  const auto is_long = [](std::uint64_t dim) { return dim != 1; };
+  return part.of == Vanishing::kCache && tensor.shape.size() > 1 &&
+         std::ranges::count_if(tensor.shape, is_long) == 1;
 }
 
 std::size_t place_of_companion(std::string_view name) {
-  constexpr std::string_view kWords[] = {"scale",    "zero",  "absmax",    "g_idx",
-                                         "hadamard", "rotat", "spinquant", "offset"};
-  constexpr std::string_view kEnds[] = {"_zp",        ".zp",           "_scb",  ".scb",
-                                        "weight_min", ".weight_shift", ".perm", "outliers"};
+  constexpr std::string_view kWords[] = {"scale", "zero",      "absmax", "g_idx", "hadamard",
+                                         "rotat", "spinquant", "offset", "smooth"};
+  constexpr std::string_view kEnds[] = {
+      "_zp",         ".zp",    "_scb",   ".scb",     "weight_min", ".weight_shift", "perm",
+      "permutation", "_order", ".order", "outliers", "_lut",       ".lut"};
   std::string lower(name);
   std::ranges::transform(lower, lower.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -394,13 +428,15 @@ std::set<std::string> Finder::modules_without_tensors(const QuantizationConfig& 
   return left;
 }
 
+void Finder::note_unknown(const Part& part, const std::set<std::string>& keys) const {
+  if (!keys.empty()) unknown_[part.source->path()].insert(keys.begin(), keys.end());
+}
+
 std::vector<std::string> Finder::warnings() const {
   constexpr std::size_t kMost = 8;  // keys in a line
   std::vector<std::string> lines;
-  for (const auto& [directory, config] : configs_) {
-    std::set<std::string> unknown = config.unknown;
-    unknown.merge(modules_without_tensors(config));
-    if (unknown.empty()) continue;
+  const auto add = [&](const std::string& file, const std::set<std::string>& unknown) {
+    if (unknown.empty()) return;
     std::string keys;
     std::size_t i = 0;
     for (auto key = unknown.begin(); key != unknown.end() && i < kMost; ++key, ++i) {
@@ -409,10 +445,16 @@ std::vector<std::string> Finder::warnings() const {
     if (unknown.size() > kMost) {
       keys += " and " + std::to_string(unknown.size() - kMost) + " more";
     }
-    lines.push_back(printable(config.file) + ": quantisation: " + keys +
+    lines.push_back(printable(file) + ": quantisation: " + keys +
                     " is not known: the values may be others; compare some with those of the "
                     "library that made the checkpoint");
+  };
+  for (const auto& [directory, config] : configs_) {
+    std::set<std::string> unknown = config.unknown;
+    unknown.merge(modules_without_tensors(config));
+    add(config.file, unknown);
   }
+  for (const auto& [file, unknown] : unknown_) add(file, unknown);
   return lines;
 }
 
@@ -529,6 +571,16 @@ void refuse_without_zero_points(const Finder& finder, std::uint32_t number, cons
 void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending) {
   Finder::refuse(weight, "has no " + in_quotes(std::string(base) + std::string(ending)) +
                              " beside it: the checkpoint is not complete");
+}
+
+void refuse_conv1d(const Finder& finder, std::uint32_t number, const Tensor& weight,
+                   std::string_view module) {
+  const QuantizationConfig& config = finder.config(number);
+  const std::string_view layer = module.substr(module.rfind('.') + 1);
+  if (config.model_of_conv1d.empty() || !(layer.starts_with("c_") || layer == "q_attn")) return;
+  Finder::refuse(weight, "a Conv1D of a model of type " + in_quotes(config.model_of_conv1d) +
+                             ": its weight may be stored transposed; convert the checkpoint with "
+                             "the library that made it");
 }
 
 std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view base,

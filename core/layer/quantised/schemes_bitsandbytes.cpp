@@ -19,6 +19,9 @@ bool find_bnb4(const Finder& finder, std::uint32_t number, const Tensor& tensor,
     if (is_half) refuse_half(tensor, tensor.name, ".quant_state.bitsandbytes__nf4");
     return false;
   }
+  if (tensor.name.ends_with(".weight")) {
+    refuse_conv1d(finder, number, tensor, without_ending(tensor.name, ".weight"));
+  }
   const std::uint32_t state_number = nf4 ? *nf4 : fp4 ? *fp4 : *either;
   const Tensor state_tensor = finder.tensor(state_number);
   const auto state = parse_quant_state(finder.bytes_of(state_tensor));
@@ -82,6 +85,7 @@ bool find_bnb8(const Finder& finder, std::uint32_t number, const Tensor& tensor,
   auto scale_number = finder.find(base, ".SCB");
   if (!scale_number) scale_number = finder.find(tensor.name, "_scb");
   if (!scale_number) return false;
+  refuse_conv1d(finder, number, tensor, base);
   const Tensor scale = finder.tensor(*scale_number);
   if (!has_rank(tensor, 2) || scale.dtype != DType::kF32 || !has_rank(scale, 1) ||
       scale.shape[0] != tensor.shape[0]) {

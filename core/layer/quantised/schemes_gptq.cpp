@@ -61,6 +61,7 @@ std::uint64_t group_size_of(const Finder& finder, const QuantizationConfig& conf
 void set_turned(const Finder& finder, const Tensor& tensor, std::uint32_t number,
                 const Qweight& parts, std::uint64_t rows, std::uint64_t columns, bool has_index,
                 const Packing& codes, QuantizedWeight& found) {
+  refuse_conv1d(finder, number, tensor, parts.base);
   const QuantizationConfig& config = finder.config(number);
   QuantizedLayout& layout = found.layout;
   const std::uint64_t groups = parts.scale.shape[0];
