@@ -92,6 +92,11 @@ class Sources::Impl {
   std::string pinned(const std::string& name);
   int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
   void keep_if_not_cached(const Source& source, std::string_view first);
+  std::vector<std::string> hub_copies() {
+    const std::lock_guard lock(known_mutex_);
+    return hub_copies_;
+  }
+  std::string cache_directory() { return is_remote_ ? cache().directory() : ""; }
   std::string resolutions(std::span<const Beginning> beginnings);
   void use(std::string_view resolutions);
   void start_fetching() {
@@ -150,6 +155,7 @@ class Sources::Impl {
   std::unique_ptr<const Source> make_from_copy(const std::string& name,
                                                const RemoteVersion& version, std::string_view first,
                                                When when);
+  std::string copy_of(const std::string& name);
   std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
   std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
 
@@ -171,6 +177,8 @@ class Sources::Impl {
   std::mutex known_mutex_;
   std::map<std::string, Known> known_;  // by name, with its secrets
   std::vector<std::string> made_;       // IDs of entries of the cache
+  std::vector<std::string> hub_copies_;
+  std::atomic<bool> is_remote_ = false;  // a remote source was opened
   // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
   std::map<std::string, std::string> parts_;
   std::size_t parts_bytes_ = 0;
@@ -350,11 +358,20 @@ std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, Remot
   return make_fetched(name, std::move(version), first, when);
 }
 
+// The file of the Hub's own cache that stands for an object; "" when there is none.
+std::string Sources::Impl::copy_of(const std::string& name) {
+  std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  if (path.empty()) return path;
+  const std::lock_guard lock(known_mutex_);
+  hub_copies_.push_back(path);
+  return path;
+}
+
 // From a file of the Hub's own cache; null when there is none that fits.
 std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& name,
                                                             const RemoteVersion& version,
                                                             std::string_view first, When when) {
-  const std::string path = scheme_of(version.name) == "hf" ? hub_local_copy(version.name) : "";
+  const std::string path = copy_of(version.name);
   if (path.empty()) return nullptr;
   std::unique_ptr<const LocalFile> file;
   CopyState state = CopyState::kRefused;
@@ -381,7 +398,7 @@ std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& n
 // Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
 // its digest. Of any other file nobody tells a digest. Null when there is none.
 std::unique_ptr<const Source> Sources::Impl::open_unasked_copy(const std::string& name) {
-  const std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
+  const std::string path = copy_of(name);
   if (path.empty()) return nullptr;
   auto file = std::make_unique<const LocalFile>(path);
   const std::string blob = last_component(file->path());
@@ -421,6 +438,7 @@ std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& nam
 }
 
 std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When when) {
+  is_remote_ = true;
   Store& store = this->store(name);
   const std::string at = pinned(name);
   if (const auto known = given(at); known && (known->version || known->is_absent)) {
@@ -622,6 +640,9 @@ Sources::~Sources() = default;
 std::unique_ptr<const Source> Sources::open(const std::string& name) {
   return is_url(name) ? impl_->open(name) : std::make_unique<const LocalFile>(name);
 }
+
+std::vector<std::string> Sources::hub_copies() const { return impl_->hub_copies(); }
+std::string Sources::cache_directory() const { return impl_->cache_directory(); }
 
 std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
   constexpr std::size_t kAtOnce = 16;

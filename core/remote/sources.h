@@ -56,6 +56,11 @@ class Sources {
   // kUsage for a URL that no store takes. Virtual, so that a test can give sources of its own.
   virtual std::unique_ptr<const Source> open(const std::string& name);
 
+  // The files of the Hub's own cache that were looked at for remote sources so far.
+  std::vector<std::string> hub_copies() const;
+  // The directory of the cache of remote sources; "" when none was opened.
+  std::string cache_directory() const;
+
   // Opens many: local ones in their order, and remote ones many at once, each with its first block,
   // so that N of them cost few round trips one after the other. In the order of `names`; an Error
   // stands where a source could not be opened.
@@ -71,7 +76,7 @@ class Sources {
   // The names in a directory, unsorted; nullopt for a file. Throws Error as open() does.
   std::optional<std::vector<std::string>> names_in(const std::string& name);
   // The text of a small file. Throws Error; kUnreadable over `limit` bytes.
-  std::string read_file(const std::string& name, std::uint64_t limit);
+  virtual std::string read_file(const std::string& name, std::uint64_t limit);
 
   // How many entries of the cache were made; removes those that were made since, and that nobody
   // uses. For loading that fails, also in the midst of another.

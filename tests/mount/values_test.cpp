@@ -448,6 +448,44 @@ TEST_F(InfoExtract, NeverReplacesAFileThatItReads) {
   }
 }
 
+// The shell opens the source for writing, and what a verb prints would stand in it.
+TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
+  const TempDir dir;
+  const std::string file = dir / "m.safetensors";
+  write_safetensors(file, {random_tensor("a", "U8", {5})});
+  write_safetensors(dir / "z.safetensors", {random_tensor("a", "U8", {5})});
+  std::filesystem::create_directory(dir / "other");
+  write_safetensors(dir / "other/m.safetensors", {random_tensor("a", "U8", {5})});
+  const std::string model = dir / "model";
+  std::filesystem::copy(test_data("sharded"), model, std::filesystem::copy_options::recursive);
+  std::vector<std::pair<std::string, std::string>> all;  // a verb with its operands, an output
+  const std::string other = dir / "other/m.safetensors";
+  for (const char* const verb : {"info", "list", "show", "check", "hash", "stats"}) {
+    const std::string operand = verb == std::string("show") ? " *" : "";
+    all.emplace_back(std::string(verb) + " " + file + operand, file);
+    for (const auto& entry : std::filesystem::directory_iterator(model)) {
+      const std::string name = entry.path();
+      const bool is_source = name.ends_with(".safetensors") || name.ends_with(".index.json");
+      if (is_source) all.emplace_back(std::string(verb) + " " + model + operand, name);
+    }
+  }
+  all.emplace_back("diff " + other + " " + file, file);
+  all.emplace_back("diff " + file + " " + other, file);
+  all.emplace_back("check " + other + " " + file, file);
+  all.emplace_back("check " + other + " " + dir.path().string(), file);
+  all.emplace_back("report " + file + " -o " + (dir / "page.html").string(), file);
+  for (const auto& [words, output] : all) {
+    const std::string before = read_file(output);
+    const Outcome result = sh(R"(set -f; "$1" $2 1<>"$3")", {STFS_INFO_BINARY, words, output});
+    expect_one_line(result, 2, "standard output: a file of the source: name another");
+    EXPECT_EQ(read_file(output), before) << words << " " << output;
+  }
+  EXPECT_EQ(sh(R"("$1" list "$2" >"$3" && grep -q a "$3")",
+               {STFS_INFO_BINARY, file, dir / "m.safetensors.txt"})
+                .status,
+            0);
+}
+
 TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {
   const std::string file = write("m", {random_tensor("w", "U8", {5})});
   ASSERT_EQ(info({"extract", file, "*", "-o", dir_ / "out"}).status, 0);

@@ -218,5 +218,36 @@ TEST_F(HubCopies, ThatAreTruncatedUnderAMountGiveNoWrongByte) {
   EXPECT_EQ(errno, ESTALE);
 }
 
+// A command that read them would leave a cache that is broken for others.
+TEST_F(HubCopies, AndTheCacheAreNeverTheOutputOfACommandThatReadsThem) {
+  publish(1 << 16);
+  const fs::path snapshot = *fs::directory_iterator(dir_ / "own/models--org--name/snapshots");
+  const std::string source = "hf://org/name";
+  ASSERT_EQ(info({"hash", source}, "fetched").status, 0);
+  std::vector<std::string> outputs{snapshot / "model.safetensors", snapshot / "config.json", blob_};
+  const auto expect_refused = [&](const std::string& output, const std::string& cache) {
+    const std::string before = read_file(output);
+    const Outcome result =
+        info({"extract", "--force", "--dequantize=bf16", source, "*", "-o", output}, cache);
+    EXPECT_EQ(result.status, 2) << output << result.err;
+    EXPECT_NE(result.err.find("a file of the source: name another"), std::string::npos)
+        << output << result.err;
+    EXPECT_EQ(read_file(output), before) << output;
+    const Outcome printed = run({"bash", "-c", R"("$1" extract "$2" '*' -o - 1<>"$3")", "bash",
+                                 STFS_INFO_BINARY, source, output},
+                                environment(cache));
+    EXPECT_EQ(printed.status, 2) << output << printed.err;
+    EXPECT_EQ(read_file(output), before) << output;
+  };
+  for (const std::string& output : outputs) expect_refused(output, "cache");
+  outputs.clear();
+  for (const auto& entry : fs::recursive_directory_iterator(dir_ / "asking/v1")) {
+    if (entry.is_regular_file() && entry.path().filename() != "map")
+      outputs.push_back(entry.path());
+  }
+  EXPECT_GT(outputs.size(), 2U);
+  for (const std::string& output : outputs) expect_refused(output, "asking");
+}
+
 }  // namespace
 }  // namespace stfs::test

@@ -8,6 +8,7 @@
 #include "core/command/terminal.h"
 #include "core/remote/http/url.h"
 #include "core/stored/directory.h"
+#include "tools/info/output.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
@@ -15,10 +16,12 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -117,6 +120,7 @@ class Verdicts {
       add(path, "ok\t" + std::to_string(count) + " tensors",
           "\"ok\":true,\"tensors\":" + std::to_string(count));
     } catch (const Error& error) {
+      if (std::string_view(error.what()).starts_with(kStandardOutput)) throw;
       add_error(path, error);
     } catch (const std::bad_alloc&) {
       add_error(path, Error(ErrorCode::kUnreadable, path, "out of memory"));
@@ -285,6 +289,13 @@ int show(const Arguments& arguments) {
 
 int check(const Arguments& arguments) {
   VerbSources sources(arguments);
+  // Before a line is printed.
+  for (const std::string& path : arguments.paths) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+      refuse_source_as_output(entry.path());
+    }
+  }
   Verdicts verdicts(arguments.json);
   for (const std::string& path : arguments.paths) {
     std::vector<std::string> checkpoints;

@@ -185,7 +185,7 @@ int cat(const Arguments& arguments) {
     content = std::move(file);
   }
   refuse_terminal("pipe it to od(1)");
-  refuse_source_as_output(std::array{&checkpoint});
+  refuse_source_as_output(std::array{&checkpoint}, sources);
   write_content(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
   return 0;
 }
@@ -200,7 +200,7 @@ int extract(const Arguments& arguments) {
   const Content content = arguments.output.ends_with(".gguf")
                               ? new_gguf(checkpoint, gguf_files, tensors, arguments)
                               : new_safetensors(checkpoint, safetensors_files, tensors, arguments);
-  Output output(arguments, std::array{&checkpoint});
+  Output output(arguments, std::array{&checkpoint}, sources);
   write_with_bar(checkpoint, content, output.fd(), arguments.source, output.name());
   output.commit();
   if (output.is_new_file() && Terminal().is_terminal) {

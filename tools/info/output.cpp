@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/checkpoint/mounted.h"
 #include "core/remote/http/url.h"
+#include "core/remote/stores/hub.h"
 #include "core/source/local_file.h"
 #include "core/stored/directory.h"
 
@@ -20,39 +21,67 @@
 namespace stfs {
 namespace {
 
+// overlayfs shows a file of its layers with a device of its own.
+bool are_same(const struct stat& a, const struct stat& b) {
+  const auto is_same_time = [](const timespec& one, const timespec& other) {
+    return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+  };
+  return a.st_ino == b.st_ino &&
+         (a.st_dev == b.st_dev || (a.st_size == b.st_size && is_same_time(a.st_mtim, b.st_mtim) &&
+                                   is_same_time(a.st_ctim, b.st_ctim)));
+}
+
+bool is_file_at(const std::string& path, const struct stat& file) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && are_same(status, file);
+}
+
+// The standard output, if it is a file.
+std::optional<struct stat> output_file() {
+  struct stat status {};
+  const bool is_file = ::fstat(STDOUT_FILENO, &status) == 0 && S_ISREG(status.st_mode);
+  return is_file ? std::optional(status) : std::nullopt;
+}
+
 // The names of files that a checkpoint is read from: its sources, what a mount that is one of them
-// shows, and what loading looks at beside them.
+// shows, what loading looks at beside them, and for sources elsewhere the caches.
 class ReadFiles {
  public:
-  explicit ReadFiles(std::span<const Checkpoint* const> checkpoints) {
+  ReadFiles(std::span<const Checkpoint* const> checkpoints, const Sources& sources)
+      : cache_(sources.cache_directory()) {
+    for (const std::string& copy : sources.hub_copies()) add(copy);
     for (const Checkpoint* const checkpoint : checkpoints) {
       for (const Origin& origin : checkpoint->origins()) add(origin);
       for (const Part& part : checkpoint->parts()) {
         add(part.source->path());
         // Of an object of the Hub, its copy in the Hub's own cache.
         if (const LocalFile* const file = part.source->local_file()) add(file->path());
-        for (const char* const name : kConfigs) add(child_name(part.directory, name));
+        for (const char* const name : kConfigs) add_beside(child_name(part.directory, name));
       }
     }
   }
 
-  bool contain(const struct stat& file) const {
-    for (const std::string& path : paths_) {
-      struct stat status {};
-      if (::stat(path.c_str(), &status) == 0 && are_same(status, file)) return true;
-    }
-    return false;
+  // `path` leads to `file`.
+  bool contain(const struct stat& file, const std::string& path) const {
+    return is_in_cache(path) ||
+           std::ranges::any_of(paths_, [&](const auto& read) { return is_file_at(read, file); });
   }
 
  private:
-  // overlayfs shows a file of its layers with a device of its own.
-  static bool are_same(const struct stat& a, const struct stat& b) {
-    const auto is_same_time = [](const timespec& one, const timespec& other) {
-      return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+  // Any file of stfs's own cache: what is not read now may be a part of what is.
+  bool is_in_cache(const std::string& path) const {
+    if (cache_.empty()) return false;
+    std::error_code error;
+    const auto whole = [&](const std::string& name) {
+      return std::filesystem::weakly_canonical(name, error).native();
     };
-    return a.st_ino == b.st_ino &&
-           (a.st_dev == b.st_dev || (a.st_size == b.st_size && is_same_time(a.st_mtim, b.st_mtim) &&
-                                     is_same_time(a.st_ctim, b.st_ctim)));
+    const std::string directory = whole(cache_ + "/v1");
+    return !error && whole(path).starts_with(directory + "/");
+  }
+
+  // The Hub's own cache may have it of a directory of the Hub.
+  void add_beside(const std::string& name) {
+    add(scheme_of(name) == "hf" ? hub_local_copy(name) : name);
   }
 
   static constexpr std::array kConfigs{"config.json", "hf_quant_config.json",
@@ -129,6 +158,7 @@ class ReadFiles {
     }
   }
 
+  std::string cache_;  // the directory; "": no source is elsewhere
   std::vector<std::string> paths_;
 };
 
@@ -138,15 +168,17 @@ class ReadFiles {
 
 }  // namespace
 
-void refuse_source_as_output(std::span<const Checkpoint* const> read) {
-  struct stat status {};
-  if (::fstat(STDOUT_FILENO, &status) == 0 && S_ISREG(status.st_mode) &&
-      ReadFiles(read).contain(status)) {
-    refuse(kStandardOutput);
-  }
+void refuse_source_as_output(const std::string& path) {
+  if (const auto file = output_file(); file && is_file_at(path, *file)) refuse(kStandardOutput);
 }
 
-Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> read)
+void refuse_source_as_output(std::span<const Checkpoint* const> read, const Sources& sources) {
+  const auto file = output_file();
+  if (file && ReadFiles(read, sources).contain(*file, "/proc/self/fd/1")) refuse(kStandardOutput);
+}
+
+Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> read,
+               const Sources& sources)
     : name_(arguments.output) {
   if (name_ == "-" || name_ == "/dev/stdout") {
     name_ = kStandardOutput;
@@ -154,7 +186,7 @@ Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> re
       throw Error(ErrorCode::kUsage, "",
                   "standard output is a terminal: redirect it, or name a file");
     }
-    refuse_source_as_output(read);
+    refuse_source_as_output(read, sources);
     return;
   }
   struct stat status {};
@@ -170,7 +202,7 @@ Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> re
     }
     return;
   }
-  if (exists && ReadFiles(read).contain(status)) refuse(name_);
+  if (exists && ReadFiles(read, sources).contain(status, name_)) refuse(name_);
   file_.emplace(name_, arguments.force ? NewFile::Existing::kReplace : NewFile::Existing::kKeep);
 }
 

@@ -17,15 +17,18 @@ namespace stfs {
 
 inline constexpr const char* kStandardOutput = "standard output";  // for messages
 
-// Throws Error kUsage when the standard output is a file that is read for one of the checkpoints.
-void refuse_source_as_output(std::span<const Checkpoint* const> read);
+// Throws Error kUsage when the standard output is the file with this name.
+void refuse_source_as_output(const std::string& path);
+// The same for each file that is read for one of the checkpoints, which `sources` opened.
+void refuse_source_as_output(std::span<const Checkpoint* const> read, const Sources& sources);
 
 class Output {
  public:
   // Opens Arguments::output. Throws Error kUsage: it is a file that is read for one of the
   // checkpoints, a terminal, or an existing file without Arguments::force; kUnreadable: it cannot
   // be opened.
-  Output(const Arguments& arguments, std::span<const Checkpoint* const> read);
+  Output(const Arguments& arguments, std::span<const Checkpoint* const> read,
+         const Sources& sources);
 
   int fd() const;
   const std::string& name() const { return name_; }  // for messages

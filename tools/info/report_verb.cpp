@@ -100,7 +100,7 @@ int report(const Arguments& arguments) {
   std::vector<const Checkpoint*> read{&checkpoint};
   if (against) read.push_back(&*against);
   // Before hours of reading: a directory without permission is found here.
-  Output output(arguments, read);
+  Output output(arguments, read, sources);
   Report report;
   const std::string page = page_of(arguments, checkpoint, against ? &*against : nullptr, report);
   write_page(output.fd(), page, output.name());

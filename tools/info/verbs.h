@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,10 +48,14 @@ struct Arguments {
   std::uint64_t prune_to = 0;  // bytes
 };
 
-// Sources that warn the user on standard error.
+// Sources that warn the user on standard error. Throws Error kUsage for one that the standard
+// output would overwrite: when it is made, those of the command line, and later those that are
+// read.
 class VerbSources : public Sources {
  public:
   explicit VerbSources(const Arguments& arguments);
+  std::unique_ptr<const Source> open(const std::string& name) override;
+  std::string read_file(const std::string& name, std::uint64_t limit) override;
 };
 
 void print_warning(const std::string& line);  // to standard error
