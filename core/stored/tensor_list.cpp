@@ -37,8 +37,8 @@ void compact(Header& header) {
   header.by_name.shrink_to_fit();
 }
 
-// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it: a
-// control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
+// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it:
+// a control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
 bool matches_glob(const std::string& glob, const std::string& name) {
   constexpr std::string_view kSubstitutes = "\x01\x02\x03\x04\x05\x06\x0e\x0f\x10\x7f\xff";
   constexpr char kNul = '\0';
@@ -110,9 +110,7 @@ std::optional<std::uint32_t> TensorList::find(std::string_view name) const {
 std::vector<std::uint32_t> TensorList::match(std::span<const std::string> globs) const {
   std::vector<std::uint32_t> matching;
   std::string text;
-  const auto matches = [&](const std::string& glob) {
-    return matches_glob(glob, text);
-  };
+  const auto matches = [&](const std::string& glob) { return matches_glob(glob, text); };
   for (std::uint32_t i = 0; i < size(); ++i) {
     text = name(i);
     if (globs.empty() || std::ranges::any_of(globs, matches)) matching.push_back(i);

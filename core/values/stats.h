@@ -1,6 +1,7 @@
 // Statistics of the values of a tensor, in one pass over its bytes.
 //
-// min, max and the counts are exact, but for I64 and U64, see below. mean and std differ from their exact values by at most
+// min, max and the counts are exact, but for I64 and U64, see below. mean and std differ from their
+// exact values by at most
 //
 //   2^-40 * the largest |x| of a finite value
 //

@@ -67,7 +67,8 @@ TEST_F(Names, ASubsetTakesNamesWithANul) {
                     {random_tensor("nul\0nul"s, "U8", {4}), random_tensor("other", "U8", {4})});
   const Mounted mount({dir / "m.safetensors"});
   for (const char* const glob : {"nul*", "nul?nul"}) {
-    const std::string file = read_file(mount / ".stfs/subset" / (std::string(glob) + ".safetensors"));
+    const std::string file =
+        read_file(mount / ".stfs/subset" / (std::string(glob) + ".safetensors"));
     EXPECT_NE(file.find(R"("nul\u0000nul")"), std::string::npos) << glob;
     EXPECT_EQ(file.find("other"), std::string::npos) << glob;
   }

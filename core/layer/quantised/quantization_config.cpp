@@ -487,7 +487,8 @@ constexpr std::string_view kModelsOfConv1d[] = {
     "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais",
 };
 
-// The model_type of such a model in config.json, which may be that of a part; "" when there is none.
+// The model_type of such a model in config.json, which may be that of a part; "" when there is
+// none.
 std::string model_of_conv1d(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     const auto* const text = value.get_ptr<const Json::string_t*>();
