@@ -181,6 +181,11 @@ for label, module, base in (("tensor", COMFY, "comfy-nvfp4-tiles"), ("header", H
     row(f"comfy-format-of-another-type-{label}", base, module, marked(module, format="mxfp8"))
     row(f"comfy-fp8-of-bytes-{label}", base, module, marked(module, format="float8_e4m3fn"), "refused")
     row(f"comfy-format-is-no-text-{label}", base, "format", marked(module, format=4))
+for label, form in (("e5m2", "float8_e5m2"), ("int8", "int8_tensorwise"), ("nvfp4", "nvfp4")):
+    row("comfy-fp8-of-" + label, "comfy-formats-in-the-header", form, marked("blocks.0.attn.proj", format=form))
+row("comfy-int8-of-fp8", "comfy-formats-in-the-header", "float8_e4m3fn", marked("blocks.0.int8.one", format="float8_e4m3fn"))
+row("comfy-e5m2-beside-the-weight", "comfy-quant", "float8_e5m2", lambda model: [marked(name.removesuffix(".comfy_quant"), format="float8_e5m2")(model)
+                                                                         for name in list(model.tensors) if name.endswith(".comfy_quant")])
 row("comfy-rotated-int8", "comfy-formats-in-the-header", "convrot", marked("blocks.0.int8.one", convrot=True))
 row("comfy-groupsize-alone", "comfy-nvfp4-tiles", "", marked(COMFY, convrot_groupsize=256, group_size=16, num_experts=1), "right")
 row("comfy-not-named", "comfy-formats-in-the-header", HEADER, unnamed(HEADER))

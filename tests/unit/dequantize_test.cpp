@@ -258,6 +258,31 @@ TEST_F(DequantizeTest, AnUnknownKeyOfMlxIsAWarningThatNamesIt) {
   expect(R"("p.m.a")", R"(: "beside", "inside", "m.b", "p.m.a" is not known)");
 }
 
+TEST_F(DequantizeTest, AnUnknownKeyOfALayersTextIsAWarningThatNamesIt) {
+  const auto expect = [&](const std::string& keys, const std::string& text) {
+    const std::string mark = R"({"format":"float8_e4m3fn",)" + keys + "}";
+    write_safetensors(dir_ / "model.safetensors",
+                      {{"a.weight", "F8_E4M3", {1, 2}, "ab"},
+                       {"a.weight_scale", "F32", {}, std::string(4, '\0')},
+                       {"a.comfy_quant", "U8", {mark.size()}, mark}});
+    const auto checkpoint = load(DType::kBF16);
+    std::string lines;
+    for (const std::string& line : checkpoint->warnings()) lines += line;
+    EXPECT_NE(lines.find(text), std::string::npos) << lines;
+    EXPECT_EQ(lines.empty(), text.empty()) << lines;
+  };
+  expect(R"("full_precision_matrix_mult":true,"params":{"group_size":16},"zero":null)", "");
+  expect(R"("row_order":[1],"params":{"order":1})", R"(: "order", "row_order" is not known)");
+  const std::string tensor = R"({"_type":"Float8Tensor","_data":{"block_size":[1,2],"order":1}})";
+  write_safetensors(dir_ / "model.safetensors",
+                    {{"a._weight_qdata", "F8_E4M3", {1, 2}, "ab"},
+                     {"a._weight_scale", "F32", {1, 1}, std::string(4, '\0')}},
+                    Metadata{{"a.weight", tensor}});
+  const auto checkpoint = load(DType::kBF16);
+  ASSERT_EQ(checkpoint->warnings().size(), 1U);
+  EXPECT_NE(checkpoint->warnings().front().find(R"(: "order" is not known)"), std::string::npos);
+}
+
 TEST_F(DequantizeTest, WhatTheLibrariesWriteIsNoWarning) {
   write_fp8();
   for (const char* const keys :

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <span>
 #include <utility>
 
 namespace stfs {
@@ -37,6 +38,47 @@ std::string changed_by(const Json& object) {
   return "";
 }
 
+constexpr std::array<std::string_view, 10> kKeysOfComfy{"format",
+                                                        "params",
+                                                        "full_precision_matrix_mult",
+                                                        "convrot",
+                                                        "convrot_groupsize",
+                                                        "group_size",
+                                                        "num_experts",
+                                                        "orig_dtype",
+                                                        "orig_shape",
+                                                        "transposed"};
+constexpr std::array<std::string_view, 4> kKeysOfTorchao{"_type", "_data", "_tensor_data_names",
+                                                         "_version"};
+// The attributes of its classes.
+constexpr std::array<std::string_view, 18> kAttributesOfTorchao{"block_size",
+                                                                "dtype",
+                                                                "orig_dtype",
+                                                                "elem_dtype",
+                                                                "target_dtype",
+                                                                "activation_dtype",
+                                                                "scale_dtype",
+                                                                "shape",
+                                                                "granularity",
+                                                                "mm_config",
+                                                                "act_quant_kwargs",
+                                                                "activation_quantization",
+                                                                "kernel_preference",
+                                                                "gemm_kernel_choice",
+                                                                "is_swizzled_scales",
+                                                                "use_triton_kernel",
+                                                                "quantize_to_nvfp4_kernel_choice",
+                                                                "mapping_type"};
+
+// Adds the keys of an object that are not in a list, and whose values say something.
+void add_unknown(const Json& object, std::span<const std::string_view> known,
+                 std::set<std::string>& unknown) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.empty() || value == false || value == "") continue;
+    if (std::ranges::find(known, key) == known.end()) unknown.insert(key);
+  }
+}
+
 ComfyLayer comfy_layer_of(const Json& about) {
   ComfyLayer layer;
   if (!about.is_object()) {
@@ -45,12 +87,22 @@ ComfyLayer comfy_layer_of(const Json& about) {
   }
   layer.format = text_at(about, "format");
   std::string changed = changed_by(about);
+  add_unknown(about, kKeysOfComfy, layer.unknown);
   if (const auto more = about.find("params"); more != about.end() && more->is_object()) {
     if (changed.empty()) changed = changed_by(*more);
+    add_unknown(*more, kKeysOfComfy, layer.unknown);
   }
-  constexpr std::array<std::string_view, 4> kKnown{"fp8", "nvfp4", "mxfp8", "int8_tensorwise"};
-  const bool is_known = layer.format.starts_with("float8_") ||
-                        std::ranges::find(kKnown, layer.format) != kKnown.end();
+  using Format = std::pair<std::string_view, DType>;
+  constexpr std::array<Format, 5> kFormats{{{"float8_e4m3fn", DType::kF8E4M3},
+                                            {"float8_e5m2", DType::kF8E5M2},
+                                            {"mxfp8", DType::kF8E4M3},
+                                            {"nvfp4", DType::kU8},
+                                            {"int8_tensorwise", DType::kI8}}};
+  const auto* const format =
+      std::ranges::find(kFormats, layer.format, [](const Format& row) { return row.first; });
+  if (format != kFormats.end()) layer.weight = format->second;
+  const bool is_known =
+      layer.weight || layer.format == "fp8" || layer.format.starts_with("float8_");
   if (!changed.empty()) {
     layer.refused = in_quotes(changed) +
                     " of ComfyUI is not supported: the weights are rotated, or stored in another "
@@ -78,10 +130,12 @@ std::optional<std::map<std::string, ComfyLayer, std::less<>>> comfy_layers(std::
 std::optional<TorchaoTensor> torchao_tensor(std::string_view text) {
   const Json json = parse(text);
   if (!json.is_object()) return std::nullopt;
-  TorchaoTensor out{.type = text_at(json, "_type"), .block = {}, .element = {}};
+  TorchaoTensor out{.type = text_at(json, "_type"), .block = {}, .element = {}, .unknown = {}};
   if (out.type.empty()) return std::nullopt;
+  add_unknown(json, kKeysOfTorchao, out.unknown);
   const auto data = json.find("_data");
   if (data == json.end() || !data->is_object()) return out;
+  add_unknown(*data, kAttributesOfTorchao, out.unknown);
   const auto add_block = [&](const Json& size) {
     if (size.is_number_unsigned()) out.block.push_back(size.get<std::uint64_t>());
     return size.is_number_unsigned();

@@ -6,10 +6,12 @@
 #pragma once
 
 #include "core/format/header.h"
+#include "core/format/types.h"
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +22,10 @@ namespace stfs {
 inline constexpr std::string_view kComfyKey = "_quantization_metadata";
 
 struct ComfyLayer {
-  std::string format;   // "float8_e4m3fn", "nvfp4"
-  std::string refused;  // why its values cannot be computed; "" when they can
+  std::string format;             // "float8_e4m3fn", "nvfp4"
+  std::string refused;            // why its values cannot be computed; "" when they can
+  std::optional<DType> weight;    // the type of the codes in this format
+  std::set<std::string> unknown;  // keys that are not known
 };
 // Reads the text of a tensor "X.comfy_quant".
 ComfyLayer comfy_layer(std::string_view text);
@@ -33,6 +37,7 @@ struct TorchaoTensor {
   std::vector<std::uint64_t> block;  // block_size; a number for all columns of a group alone
   std::string element;               // elem_dtype without "torch."
   bool has_tiles = false;            // is_swizzled_scales
+  std::set<std::string> unknown;     // keys that are not known
 };
 // Reads the text at a tensor's name in a header's metadata. nullopt: another text.
 std::optional<TorchaoTensor> torchao_tensor(std::string_view text);

@@ -254,6 +254,19 @@ class Dequantizer {
     if (!tensor.name.ends_with(".comfy_quant")) return;
     const ComfyLayer layer = comfy_layer(finder_.bytes_of(tensor));
     if (!layer.refused.empty()) Finder::refuse(tensor, layer.refused);
+    refuse_other_type(without_ending(tensor.name, ".comfy_quant"), layer);
+    finder_.note_unknown(list_.part_of(number), layer.unknown);
+  }
+
+  // Codes of another type than that of the format which ComfyUI names for them.
+  void refuse_other_type(std::string_view name, const ComfyLayer& layer) const {
+    const auto number = list_.find(std::string(name) + ".weight");
+    if (!number || !layer.weight) return;
+    const Tensor weight = list_.tensor(*number);
+    if (!is_stored(weight) || !may_hold_codes(weight.dtype) || weight.dtype == layer.weight) return;
+    Finder::refuse(weight, "is " + std::string(dtype_name(weight.dtype)) +
+                               ", and ComfyUI's format of it is " + in_quotes(layer.format) +
+                               ": one of them is wrong");
   }
 
   void refuse_formats_in_headers() const {
@@ -268,6 +281,8 @@ class Dequantizer {
       if (!layers) refuse("is not the JSON of the formats of ComfyUI");
       for (const auto& [name, layer] : *layers) {
         if (!layer.refused.empty()) refuse(in_quotes(name) + ": " + layer.refused);
+        refuse_other_type(name, layer);
+        finder_.note_unknown(part, layer.unknown);
       }
     }
   }

@@ -230,9 +230,9 @@ bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matri
 std::size_t place_of_companion(std::string_view name) {
   constexpr std::string_view kWords[] = {"scale", "zero",      "absmax", "g_idx", "hadamard",
                                          "rotat", "spinquant", "offset", "smooth"};
-  constexpr std::string_view kEnds[] = {"_zp",           ".zp",  "_scb",        ".scb",   "weight_min",
-                                        ".weight_shift", "perm", "permutation", "_order", ".order",
-                                        "outliers",      "_lut", ".lut"};
+  constexpr std::string_view kEnds[] = {
+      "_zp",         ".zp",    "_scb",   ".scb",     "weight_min", ".weight_shift", "perm",
+      "permutation", "_order", ".order", "outliers", "_lut",       ".lut"};
   std::string lower(name);
   std::ranges::transform(lower, lower.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -428,13 +428,15 @@ std::set<std::string> Finder::modules_without_tensors(const QuantizationConfig& 
   return left;
 }
 
+void Finder::note_unknown(const Part& part, const std::set<std::string>& keys) const {
+  if (!keys.empty()) unknown_[part.source->path()].insert(keys.begin(), keys.end());
+}
+
 std::vector<std::string> Finder::warnings() const {
   constexpr std::size_t kMost = 8;  // keys in a line
   std::vector<std::string> lines;
-  for (const auto& [directory, config] : configs_) {
-    std::set<std::string> unknown = config.unknown;
-    unknown.merge(modules_without_tensors(config));
-    if (unknown.empty()) continue;
+  const auto add = [&](const std::string& file, const std::set<std::string>& unknown) {
+    if (unknown.empty()) return;
     std::string keys;
     std::size_t i = 0;
     for (auto key = unknown.begin(); key != unknown.end() && i < kMost; ++key, ++i) {
@@ -443,10 +445,16 @@ std::vector<std::string> Finder::warnings() const {
     if (unknown.size() > kMost) {
       keys += " and " + std::to_string(unknown.size() - kMost) + " more";
     }
-    lines.push_back(printable(config.file) + ": quantisation: " + keys +
+    lines.push_back(printable(file) + ": quantisation: " + keys +
                     " is not known: the values may be others; compare some with those of the "
                     "library that made the checkpoint");
+  };
+  for (const auto& [directory, config] : configs_) {
+    std::set<std::string> unknown = config.unknown;
+    unknown.merge(modules_without_tensors(config));
+    add(config.file, unknown);
   }
+  for (const auto& [file, unknown] : unknown_) add(file, unknown);
   return lines;
 }
 

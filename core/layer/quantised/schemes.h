@@ -64,7 +64,9 @@ class Finder {
   MatchingWork& work() const { return work_; }
   // Whether any tensor has this ending, which is one of the known ones.
   bool has_ending(std::string_view ending) const;
-  // A line for each configuration with keys that are not known.
+  // Remembers keys that are not known, in the header of the file that holds a tensor or beside it.
+  void note_unknown(const Part& part, const std::set<std::string>& keys) const;
+  // A line for each configuration, and each file, with keys that are not known.
   std::vector<std::string> warnings() const;
   // The text of a key in the metadata of the file that holds a tensor, or else of any other file.
   std::optional<std::string_view> metadata(std::uint32_t number, std::string_view key) const;
@@ -94,7 +96,8 @@ class Finder {
   const TensorList& list_;
   Sources& sources_;
   std::uint64_t endings_ = 0;  // bits: which of the known endings names have
-  mutable std::map<std::string, QuantizationConfig> configs_;  // by directory
+  mutable std::map<std::string, QuantizationConfig> configs_;     // by directory
+  mutable std::map<std::string, std::set<std::string>> unknown_;  // keys, by file
   mutable MatchingWork work_;
   using ComfyLayers = std::map<std::string, ComfyLayer, std::less<>>;
   mutable std::map<const Part*, ComfyLayers> comfy_layers_;  // of the headers that have some
@@ -173,8 +176,8 @@ std::uint32_t need(const Finder& finder, const Tensor& weight, std::string_view 
 // says that it does. A library left out those that are all 0.
 void refuse_without_zero_points(const Finder& finder, std::uint32_t number, const Tensor& weight,
                                 std::string_view base);
-// Refuses the weight of a Conv1D: the model has [in, out], and libraries store what they quantise as
-// that of a Linear, [out, in].
+// Refuses the weight of a Conv1D: the model has [in, out], and libraries store what they quantise
+// as that of a Linear, [out, in].
 void refuse_conv1d(const Finder& finder, std::uint32_t number, const Tensor& weight,
                    std::string_view module);
 [[noreturn]] void refuse_half(const Tensor& weight, std::string_view base, std::string_view ending);

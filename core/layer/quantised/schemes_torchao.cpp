@@ -230,6 +230,7 @@ bool find_torchao(const Finder& finder, std::uint32_t number, const Tensor& tens
                                in_quotes(found.name));
   }
   weight.about = *about;
+  finder.note_unknown(finder.list().part_of(number), about->unknown);
   const auto row = std::ranges::find(kClasses, std::string_view(about->type), &Class::name);
   if (row == kClasses.end()) {
     Finder::refuse(tensor, "torchao's " + in_quotes(about->type) +
