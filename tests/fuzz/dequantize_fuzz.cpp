@@ -5,6 +5,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/model_files.h"
 #include "core/format/types.h"
+#include "core/layer/quantised/quantised_layer.h"
 #include "tests/fuzz/check.h"
 
 #include <fuzzer/FuzzedDataProvider.h>

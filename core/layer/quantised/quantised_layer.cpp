@@ -20,7 +20,7 @@
 namespace stfs {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, DType>, 3> kWords{
+constexpr std::array<std::pair<std::string_view, DType>, 3> kTypeWords{
     {{"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}}};
 
 // A stored tensor: a record of a part's header.
@@ -497,13 +497,13 @@ class Dequantizer {
 }  // namespace
 
 std::optional<DType> dequantized_type(std::string_view word) {
-  const auto row = std::ranges::find(kWords, word, [](const auto& w) { return w.first; });
-  return row == kWords.end() ? std::nullopt : std::optional(row->second);
+  const auto row = std::ranges::find(kTypeWords, word, [](const auto& w) { return w.first; });
+  return row == kTypeWords.end() ? std::nullopt : std::optional(row->second);
 }
 
 std::string_view dequantized_word(DType type) {
-  const auto row = std::ranges::find(kWords, type, [](const auto& w) { return w.second; });
-  return row == kWords.end() ? "" : row->first;
+  const auto row = std::ranges::find(kTypeWords, type, [](const auto& w) { return w.second; });
+  return row == kTypeWords.end() ? "" : row->first;
 }
 
 TensorList dequantize(TensorList below, DType to, Sources& sources) {

@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kClaimsIgnored{60};
 constexpr std::uint64_t kLongestInMemory = 2 << 20;  // bytes of a request without a cache
 constexpr unsigned kTriesAhead = 3;                  // for what nobody waits for
 constexpr std::uint64_t kProgress = 64 << 10;  // bytes of a transfer after which pauses begin anew
-constexpr std::size_t kMostParts = 8;          // of a file: 2 MiB without a cache
+constexpr std::size_t kMostKeptParts = 8;      // of a file: 2 MiB without a cache
 
 }  // namespace
 
@@ -186,7 +186,7 @@ Fetcher::File::Part Fetcher::Impl::take_part(File& file, std::uint64_t block) {
 void Fetcher::Impl::keep_part(File& file, File::Part part) {
   take_part(file, part.block);
   file.parts.push_back(std::move(part));
-  if (file.parts.size() > kMostParts) file.parts.pop_front();
+  if (file.parts.size() > kMostKeptParts) file.parts.pop_front();
 }
 
 bool Fetcher::Impl::is_still_there(const CacheEntry& entry, const File::Part& part) {
