@@ -74,7 +74,8 @@ constexpr std::array<std::string_view, 18> kAttributesOfTorchao{"block_size",
 void add_unknown(const Json& object, std::span<const std::string_view> known,
                  std::set<std::string>& unknown) {
   for (const auto& [key, value] : object.items()) {
-    if (value.empty() || value == false || value == "") continue;
+    const auto* const text = value.get_ptr<const Json::string_t*>();
+    if (value.empty() || value == false || (text != nullptr && text->empty())) continue;
     if (std::ranges::find(known, key) == known.end()) unknown.insert(key);
   }
 }
