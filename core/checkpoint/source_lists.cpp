@@ -85,6 +85,7 @@ class Loader {
       keep_within(whole, origin.within);
       out_.list.append(std::move(whole));
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUsage) throw;  // about the command
       refuse_lost(mounted, error);
     }
     if (origin.within.empty() && origin.allow_missing == options_.allow_missing &&

@@ -318,11 +318,10 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
   change(known);
   const Json after = json_of(known, false);
   if (after == before) return;
-  if (!remembered) {
-    const std::lock_guard lock(known_mutex_);
-    made_.push_back({"", key_of(name)});
-  }
-  cache().remember(key_of(name), after.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const std::string text = after.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (!cache().remember(key_of(name), text) || remembered) return;
+  const std::lock_guard lock(known_mutex_);
+  made_.push_back({"", key_of(name)});
 }
 
 void Sources::Impl::refuse_to_ask(const std::string& name) const {
@@ -372,7 +371,7 @@ std::string Sources::Impl::copy_of(const std::string& name) {
   std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
   if (path.empty()) return path;
   const std::lock_guard lock(known_mutex_);
-  hub_copies_.push_back(path);
+  if (std::ranges::find(hub_copies_, path) == hub_copies_.end()) hub_copies_.push_back(path);
   return path;
 }
 
@@ -492,12 +491,12 @@ void Sources::Impl::remove_made_since(std::size_t made) {
     const std::lock_guard lock(known_mutex_);
     for (; made_.size() > made; made_.pop_back()) removed.push_back(std::move(made_.back()));
   }
-  for (const auto& [id, name] : removed) {
-    if (name.empty()) {
-      cache().remove(id);
-    } else {
-      cache().forget(name);
-    }
+  bool is_used = false;  // by another process, which may rely on the names too
+  for (const Made& entry : removed) {
+    if (entry.name.empty() && !cache().remove(entry.id)) is_used = true;
+  }
+  for (const Made& one : removed) {
+    if (!one.name.empty() && !is_used) cache().forget(one.name);
   }
 }
 

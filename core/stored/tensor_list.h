@@ -133,13 +133,13 @@ class TensorList {
   // Globs are those of fnmatch(3) without flags: `*` matches `/` and `.` too.
   std::vector<std::uint32_t> match(std::span<const std::string> globs) const;
 
-  // --- while loading. Each forgets sort_names().
+  // --- while loading. What changes the tensors forgets sort_names().
 
   // Adds all tensors of a part. Throws Error kUsage for more tensors than can be numbered.
   void add(Part part);
   void append(TensorList other);
-  // Leaves the tensors of which `is_kept[number]` is true, and forgets what is missing. Parts that
-  // nothing needs any more go too.
+  // Leaves the tensors of which `is_kept[number]` is true, and forgets what is missing and
+  // warnings. Parts that nothing needs any more go too.
   void remove_others(const std::vector<bool>& is_kept);
   void add_missing(MissingTensor missing) { missing_.push_back(std::move(missing)); }
   void add_warning(std::string line) { warnings_.push_back(std::move(line)); }

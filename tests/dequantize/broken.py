@@ -665,6 +665,8 @@ row("leftover-of-the-model", "fp8-channel", (), lambda model: [
 row("leftover-of-the-model-by-shape", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", np.ones(64)))
     for name in ("self_attn.q_scale", "self_attn.v_scale", "mlp.k_scale", "adapter.output_scale", "self_attn.input_scale", "adapter_input_scale")], "right")
+row("leftover-of-the-model-in-a-row", "fp8-channel", (), lambda model: [
+    model.passes(variants.LAYER + "self_attn." + name, floats("BF16", np.ones((1, 64)))) for name in ("q_scale", "k_scale")], "right")
 row("leftover-of-the-model-by-place", "fp8-channel", (), lambda model: [
     model.passes(variants.LAYER + name, floats("BF16", 1))
     for name in ("mlp.k_scale", "mlp.output_scale", "vision.input_scale", "adapter_activation_scale", "mlp.input_zero_point")], "right")

@@ -507,6 +507,11 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
   all.emplace_back("diff " + file + " " + other, file);
   all.emplace_back("check " + other + " " + file, file);
   all.emplace_back("check " + other + " " + dir.path().string(), file);
+  for (const auto& entry : std::filesystem::directory_iterator(model)) {
+    const std::string name = entry.path();
+    if (!name.ends_with(".safetensors")) continue;
+    all.emplace_back("check " + other + " " + model + "/model.safetensors.index.json", name);
+  }
   all.emplace_back("report " + file + " -o " + (dir / "page.html").string(), file);
   for (const auto& [words, output] : all) {
     const std::string before = read_file(output);
@@ -518,6 +523,10 @@ TEST(InfoOutput, NoVerbPrintsIntoAFileThatItReads) {
                {STFS_INFO_BINARY, file, dir / "m.safetensors.txt"})
                 .status,
             0);
+  EXPECT_EQ(sh(R"(cd "$2" && "$1" check . >report && grep -q ok report)", {STFS_INFO_BINARY, model})
+                .status,
+            0)
+      << "a file beside the sources is none of them";
 }
 
 TEST_F(InfoExtract, WritesToAPipeAndADeviceAsTheyStand) {

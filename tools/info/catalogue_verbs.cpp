@@ -120,7 +120,7 @@ class Verdicts {
       add(path, "ok\t" + std::to_string(count) + " tensors",
           "\"ok\":true,\"tensors\":" + std::to_string(count));
     } catch (const Error& error) {
-      if (std::string_view(error.what()).starts_with(kStandardOutput)) throw;
+      if (error.place() == kStandardOutput && error.code() == ErrorCode::kUsage) throw;
       add_error(path, error);
     } catch (const std::bad_alloc&) {
       add_error(path, Error(ErrorCode::kUnreadable, path, "out of memory"));
@@ -140,7 +140,8 @@ class Verdicts {
     add(path, "error\t" + name + "\t" + message,
         "\"ok\":false,\"error\":\"" + name + "\",\"message\":" + json_string(message));
   }
-  int end() const {
+  int end() {
+    for (const std::string& text : held_) emit(text);
     if (json_) objects_.end();
     return any_breaks_ ? 1 : any_unreadable_ ? exit_status(ErrorCode::kUnreadable) : 0;
   }
@@ -148,15 +149,28 @@ class Verdicts {
  private:
   void add(const std::string& source, const std::string& columns, const std::string& members) {
     const std::string path = public_name(source);
-    if (json_) {
-      objects_.add("{\"path\":" + json_string(path) + "," + members + "}");
+    const std::string text = json_ ? "{\"path\":" + json_string(path) + "," + members + "}"
+                                   : printable(path) + "\t" + columns + "\n";
+    if (holds_) {
+      held_.push_back(text);
     } else {
-      print(printable(path) + "\t" + columns + "\n");
+      emit(text);
+    }
+  }
+  void emit(const std::string& text) {
+    if (json_) {
+      objects_.add(text);
+    } else {
+      print(text);
     }
     std::fflush(stdout);
   }
 
   bool json_;
+  // A file that is standard output may be a source of a later checkpoint: till then nothing stands
+  // in it.
+  const bool holds_ = prints_to_file();
+  std::vector<std::string> held_;
   JsonArray objects_;
   bool any_breaks_ = false;
   bool any_unreadable_ = false;
@@ -289,13 +303,6 @@ int show(const Arguments& arguments) {
 
 int check(const Arguments& arguments) {
   VerbSources sources(arguments);
-  // Before a line is printed.
-  for (const std::string& path : arguments.paths) {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-      refuse_source_as_output(entry.path());
-    }
-  }
   Verdicts verdicts(arguments.json);
   for (const std::string& path : arguments.paths) {
     std::vector<std::string> checkpoints;

@@ -168,6 +168,8 @@ class ReadFiles {
 
 }  // namespace
 
+bool prints_to_file() { return output_file().has_value(); }
+
 void refuse_source_as_output(const std::string& path) {
   if (const auto file = output_file(); file && is_file_at(path, *file)) refuse(kStandardOutput);
 }

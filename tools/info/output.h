@@ -17,6 +17,9 @@ namespace stfs {
 
 inline constexpr const char* kStandardOutput = "standard output";  // for messages
 
+// Whether standard output is a regular file.
+bool prints_to_file();
+
 // Throws Error kUsage when the standard output is the file with this name.
 void refuse_source_as_output(const std::string& path);
 // The same for each file that is read for one of the checkpoints, which `sources` opened.

@@ -443,12 +443,14 @@ class Dequantizer {
     if (weight != computed_.end()) return may_vanish(*part, tensor, weight->second.matrices);
     if (lost_.contains(part->module)) return true;
     const std::string module = lower_case(part->module);
-    const std::string keys = std::string(part->module) + ".k_proj";
+    const auto is_projection = [&](std::string_view name) { return module.ends_with(name); };
+    constexpr std::string_view kProjections[] = {".q_proj", ".k_proj", ".v_proj", ".qkv_proj"};
     const bool is_of_attention = module.find("attn") != std::string::npos ||
                                  module.find("attention") != std::string::npos ||
-                                 computed_.contains(keys);
-    const bool is_of_weight = part->of == Vanishing::kInputs;
-    return (part->of == Vanishing::kMark || (is_of_attention && !is_of_weight)) &&
+                                 std::ranges::any_of(kProjections, is_projection) ||
+                                 computed_.contains(std::string(part->module) + ".k_proj");
+    const bool is_of_inputs = part->of == Vanishing::kInputs;
+    return (part->of == Vanishing::kMark || (is_of_attention && !is_of_inputs)) &&
            may_vanish(*part, tensor, 0);
   }
 

@@ -223,7 +223,7 @@ bool may_vanish(const Vanishing& part, const Tensor& tensor, std::uint64_t matri
   if (tensor.elements() == 1) return true;
   if (matrices != 0) return part.of == Vanishing::kCache || tensor.elements() == matrices;
   const auto is_long = [](std::uint64_t dim) { return dim != 1; };
-  return part.of == Vanishing::kCache && tensor.shape.size() > 1 &&
+  return part.of == Vanishing::kCache && tensor.shape.size() > 1 && tensor.shape.back() == 1 &&
          std::ranges::count_if(tensor.shape, is_long) == 1;
 }
 
@@ -233,10 +233,7 @@ std::size_t place_of_companion(std::string_view name) {
   constexpr std::string_view kEnds[] = {
       "_zp",         ".zp",    "_scb",   ".scb",     "weight_min", ".weight_shift", "perm",
       "permutation", "_order", ".order", "outliers", "_lut",       ".lut"};
-  std::string lower(name);
-  std::ranges::transform(lower, lower.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
+  const std::string lower = lower_case(name);
   std::size_t place = std::string::npos;
   const auto add = [&](std::size_t at) {
     if (at != std::string::npos && (place == std::string::npos || at > place)) place = at;

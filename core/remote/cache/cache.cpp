@@ -595,13 +595,12 @@ std::optional<std::string> Cache::recall(const std::string& name) const try {
   return std::nullopt;
 }
 
-void Cache::remember(const std::string& name, const std::string& json) const {
-  if (!unusable_.empty() || is_read_only_) return;
+bool Cache::remember(const std::string& name, const std::string& json) const {
+  if (!unusable_.empty() || is_read_only_) return false;
   const std::string text =
       R"({"name":)" + json_string(name) + R"(,"value":)" + json_string(json) + "}";
-  if (text.size() <= kMaxNameText) {
-    write_file(names_.get(), (sha256_of(name) + ".json").c_str(), text);
-  }
+  return text.size() <= kMaxNameText &&
+         write_file(names_.get(), (sha256_of(name) + ".json").c_str(), text);
 }
 
 void Cache::forget(const std::string& name) const {

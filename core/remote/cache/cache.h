@@ -165,7 +165,7 @@ class Cache {
 
   // The JSON text that was remembered for a name (public_name()), or nullopt.
   std::optional<std::string> recall(const std::string& name) const;
-  void remember(const std::string& name, const std::string& json) const;
+  bool remember(const std::string& name, const std::string& json) const;  // whether it did
   void forget(const std::string& name) const;
 
   // Evicts until `bytes` more, and their part of a map, fit under the bounds. False when they do

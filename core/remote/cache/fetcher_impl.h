@@ -64,7 +64,8 @@ struct Fetcher::File {
   unsigned renewals = 0;           // of credentials
   bool is_renewed = false;         // and no answer was good since
   Clock::time_point full_until{};  // no room on the disk: blocks go to memory
-  // Another process stands still: what it has claimed is fetched into memory at once.
+  Clock::time_point last_taken{};  // a block that another process brought
+  // None came for Options::patience: what readers want is fetched into memory, whoever claimed it.
   Clock::time_point claims_ignored_until{};
   std::string reason;  // why the last request failed
   std::string logged;  // why the last want() failed

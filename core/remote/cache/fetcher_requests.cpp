@@ -258,7 +258,7 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
     watched.front().run = {item.run.first, run.first};
     if (!run.empty() || item.run.first < run.first) advance(file);
     if (item.run.first < run.first) {
-      if (Clock::now() < file.claims_ignored_until) {
+      if (Clock::now() < file.claims_ignored_until && is_waited(file, watched.front().run)) {
         watched.front().ignores_claims = true;
         queue_again(std::move(watched), State::kWatched);
       } else {
@@ -463,11 +463,16 @@ void Fetcher::Impl::poll_watched(Lock& lock) {
     lock.lock();
     if (file->is_closed) continue;
     Item& watched = item.front();
-    if (taken > 0) watched.watched_since = Clock::now();
+    if (taken > 0) {
+      watched.watched_since = file->last_taken = Clock::now();
+      file->claims_ignored_until = {};
+    }
     // A reader that waits shall see what is fetched in place of the other process.
     const auto patience = std::min(options.patience, options.timeout / 2);
     watched.ignores_claims = Clock::now() - *watched.watched_since >= patience;
-    if (watched.ignores_claims) file->claims_ignored_until = Clock::now() + kClaimsIgnored;
+    if (watched.ignores_claims && Clock::now() - file->last_taken >= patience) {
+      file->claims_ignored_until = Clock::now() + kClaimsIgnored;
+    }
     is_free = is_free || watched.ignores_claims;
     while (!run.empty() && file->blocks.state(run.first) != State::kWatched) ++run.first;
     if (is_free) {
