@@ -1,5 +1,5 @@
 // Layers: what is shown in place of what is stored. A layer makes a list of tensors and metadata
-// out of a list; it is a row of the table here, and a folder beside this file. What it makes is
+// out of a list; it is a row of the table here, and a folder beside this file. Its list is
 // immutable and knows its inputs. Tensors that it does not touch stay the rows that they were.
 //
 // Thread safety: the functions may be called from any thread.
@@ -16,7 +16,7 @@
 
 namespace stfs {
 
-// What a layer may use besides the list below it.
+// A layer uses the list below it and this.
 struct LayerContext {
   Sources& sources;
 };

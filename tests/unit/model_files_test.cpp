@@ -192,6 +192,14 @@ TEST_F(ModelDirectory, IsThereForAFileAnIndexAndADirectory) {
   }
 }
 
+TEST_F(ModelDirectory, IsThereForAFileOfTheWorkingDirectory) {
+  const fs::path before = fs::current_path();
+  fs::current_path(dir_.path());
+  load({}, {"model.safetensors"});
+  fs::current_path(before);
+  EXPECT_NE(at({".stfs", "model", "config.json"}), 0U);
+}
+
 TEST_F(ModelDirectory, IsNotThereWithoutAConfigOrForSeveralSources) {
   write_safetensors(dir_ / "other.safetensors", {{"v", "F32", {1}, "abcd"}});
   load({}, {(dir_ / "model.safetensors").string(), (dir_ / "other.safetensors").string()});

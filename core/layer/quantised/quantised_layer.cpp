@@ -168,10 +168,10 @@ class QuantizedTensors : public ComputedTensors {
   mutable TileCache tiles_;
 };
 
-// What becomes of a tensor of the list below.
+// The fate of a tensor of the list below: one of these, or the number of the computed tensor in its
+// place.
 constexpr std::uint32_t kKept = ~std::uint32_t{0};  // it is shown as before
 constexpr std::uint32_t kGone = kKept - 1;          // not shown: a scale, a zero point
-// All others: the number of the computed tensor in its place.
 
 class Dequantizer {
  public:
