@@ -4,6 +4,7 @@
 set -euo pipefail
 
 build=${1:?usage: package_test.sh BUILD_DIR}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 remove=''  # what is installed on this system and must go
 cleanup() {
@@ -27,15 +28,25 @@ expected() {
 bin/stfs
 bin/stfs-gpu
 bin/stfs-info
+include/stfs.h
 include/stfs_gpu.h
+lib/cmake/stfs/stfs-config-version.cmake
+lib/cmake/stfs/stfs-config.cmake
+lib/cmake/stfs/stfs-targets-${build_type,,}.cmake
+lib/cmake/stfs/stfs-targets.cmake
 lib/cmake/stfs_gpu/stfs_gpu-config-version.cmake
 lib/cmake/stfs_gpu/stfs_gpu-config.cmake
 lib/cmake/stfs_gpu/stfs_gpu-targets-${build_type,,}.cmake
 lib/cmake/stfs_gpu/stfs_gpu-targets.cmake
+lib/libstfs.so
+lib/libstfs.so.0
+lib/${library/_gpu/}
 lib/libstfs_gpu.so
 lib/libstfs_gpu.so.0
 lib/$library
+lib/pkgconfig/stfs.pc
 lib/pkgconfig/stfs_gpu.pc
+$(cd "$root/tools/library/python" && find stfs -type f -printf "lib/$2/%p\\n")
 lib/$2/stfs_gpu.py
 lib/systemd/system/stfs-remote@.service
 lib/systemd/system/stfs@.service
@@ -63,9 +74,11 @@ share/doc/stfs/examples/kubernetes/gpu.yaml
 share/doc/stfs/examples/kubernetes/memory.yaml
 share/doc/stfs/examples/kubernetes/secret.yaml
 share/doc/stfs/examples/kubernetes/sidecar.yaml
+share/doc/stfs/examples/sum.c
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
+share/man/man3/stfs.3
 share/man/man3/stfs_gpu.3
 share/zsh/$1/_stfs
 share/zsh/$1/_stfs-gpu
@@ -130,6 +143,24 @@ PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-g
 import stfs_gpu
 print(stfs_gpu.acquire()[0].numpy().shape)' | has -x '(64,)' ||
   fail 'the Python module does not find its library'
+
+# libstfs, likewise.
+read -ra flags < <(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs stfs)
+cc -std=c99 -Wall -Wextra -Werror -pedantic "$prefix/share/doc/stfs/examples/sum.c" -o "$work/sum" "${flags[@]}" ||
+  fail 'sum.c does not build with pkg-config'
+LD_LIBRARY_PATH=$prefix/lib "$work/sum" "$work/checkpoint" | has ' F32 layer.0.bias$' || fail 'sum.c prints something else'
+sed 's/find_package.*/find_package(stfs ${STFS_VERSION} EXACT REQUIRED)/; s/acquire/sum/g; s/stfs::gpu/stfs::stfs/' \
+  "$work/consumer/CMakeLists.txt" >"$work/CMakeLists.txt"
+mkdir "$work/other"
+mv "$work/CMakeLists.txt" "$work/other"
+cp "$prefix/share/doc/stfs/examples/sum.c" "$work/other"
+{ cmake -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$prefix" -DSTFS_VERSION="${library#libstfs_gpu.so.}" &&
+  cmake --build "$work/other/build"; } >"$work/log" 2>&1 ||
+  { cat "$work/log" >&2; fail 'sum.c does not build with find_package(stfs)'; }
+PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -c '
+import stfs, sys
+print(stfs.open(sys.argv[1])["layer.0.bias"].numpy().shape)' "$work/checkpoint" | has -x '(64,)' ||
+  fail 'import stfs does not find its library'
 
 if ! command -v dpkg-deb >/dev/null; then
   printf 'package_test: no dpkg-deb: the package was not built\n'

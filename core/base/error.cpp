@@ -2,105 +2,78 @@
 
 #include "core/base/text.h"
 
+#include <cerrno>
+#include <cstddef>
+#include <iterator>
+
 namespace stfs {
 
-std::string_view error_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kHeaderTooSmall:
-      return "HeaderTooSmall";
-    case ErrorCode::kHeaderTooLarge:
-      return "HeaderTooLarge";
-    case ErrorCode::kInvalidHeaderLength:
-      return "InvalidHeaderLength";
-    case ErrorCode::kInvalidHeader:
-      return "InvalidHeader";
-    case ErrorCode::kInvalidHeaderDeserialization:
-      return "InvalidHeaderDeserialization";
-    case ErrorCode::kInvalidOffset:
-      return "InvalidOffset";
-    case ErrorCode::kValidationOverflow:
-      return "ValidationOverflow";
-    case ErrorCode::kMisalignedSlice:
-      return "MisalignedSlice";
-    case ErrorCode::kTensorInvalidInfo:
-      return "TensorInvalidInfo";
-    case ErrorCode::kMetadataIncompleteBuffer:
-      return "MetadataIncompleteBuffer";
-    case ErrorCode::kDuplicateTensor:
-      return "DuplicateTensor";
-    case ErrorCode::kGgufMagic:
-      return "GgufMagic";
-    case ErrorCode::kGgufVersion:
-      return "GgufVersion";
-    case ErrorCode::kGgufBigEndian:
-      return "GgufBigEndian";
-    case ErrorCode::kGgufTruncated:
-      return "GgufTruncated";
-    case ErrorCode::kGgufCount:
-      return "GgufCount";
-    case ErrorCode::kGgufKey:
-      return "GgufKey";
-    case ErrorCode::kGgufValue:
-      return "GgufValue";
-    case ErrorCode::kGgufAlignment:
-      return "GgufAlignment";
-    case ErrorCode::kGgufName:
-      return "GgufName";
-    case ErrorCode::kGgufShape:
-      return "GgufShape";
-    case ErrorCode::kGgufType:
-      return "GgufType";
-    case ErrorCode::kGgufOffset:
-      return "GgufOffset";
-    case ErrorCode::kGgufData:
-      return "GgufData";
-    case ErrorCode::kGgufSplit:
-      return "GgufSplit";
-    case ErrorCode::kQuantized:
-      return "Quantized";
-    case ErrorCode::kInvalidIndex:
-      return "InvalidIndex";
-    case ErrorCode::kMissingTensor:
-      return "MissingTensor";
-    case ErrorCode::kPathCollision:
-      return "PathCollision";
-    case ErrorCode::kUsage:
-      return "Usage";
-    case ErrorCode::kUnreadable:
-    case ErrorCode::kHidden:
-      return "Unreadable";
-    case ErrorCode::kAbsent:
-      return "Absent";
-    case ErrorCode::kMissingShard:
-      return "MissingShard";
-    case ErrorCode::kMountFailed:
-      return "MountFailed";
-    case ErrorCode::kDeviceFailed:
-      return "DeviceFailed";
-  }
-  return "Unknown";
-}
+namespace {
 
-int exit_status(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kUsage:
-      return 2;
-    case ErrorCode::kUnreadable:
-    case ErrorCode::kAbsent:
-    case ErrorCode::kHidden:
-    case ErrorCode::kMissingShard:
-      return 3;
-    case ErrorCode::kMountFailed:
-      return 4;
-    case ErrorCode::kDeviceFailed:
-      return 5;
-    default:
-      return 1;
-  }
-}
+struct Row {
+  ErrorCode code;
+  std::string_view name;
+  int exit_status = 1;
+};
+constexpr Row kRows[] = {
+    {ErrorCode::kHeaderTooSmall, "HeaderTooSmall"},
+    {ErrorCode::kHeaderTooLarge, "HeaderTooLarge"},
+    {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength"},
+    {ErrorCode::kInvalidHeader, "InvalidHeader"},
+    {ErrorCode::kInvalidHeaderDeserialization, "InvalidHeaderDeserialization"},
+    {ErrorCode::kInvalidOffset, "InvalidOffset"},
+    {ErrorCode::kValidationOverflow, "ValidationOverflow"},
+    {ErrorCode::kMisalignedSlice, "MisalignedSlice"},
+    {ErrorCode::kTensorInvalidInfo, "TensorInvalidInfo"},
+    {ErrorCode::kMetadataIncompleteBuffer, "MetadataIncompleteBuffer"},
+    {ErrorCode::kDuplicateTensor, "DuplicateTensor"},
+    {ErrorCode::kGgufMagic, "GgufMagic"},
+    {ErrorCode::kGgufVersion, "GgufVersion"},
+    {ErrorCode::kGgufBigEndian, "GgufBigEndian"},
+    {ErrorCode::kGgufTruncated, "GgufTruncated"},
+    {ErrorCode::kGgufCount, "GgufCount"},
+    {ErrorCode::kGgufKey, "GgufKey"},
+    {ErrorCode::kGgufValue, "GgufValue"},
+    {ErrorCode::kGgufAlignment, "GgufAlignment"},
+    {ErrorCode::kGgufName, "GgufName"},
+    {ErrorCode::kGgufShape, "GgufShape"},
+    {ErrorCode::kGgufType, "GgufType"},
+    {ErrorCode::kGgufOffset, "GgufOffset"},
+    {ErrorCode::kGgufData, "GgufData"},
+    {ErrorCode::kGgufSplit, "GgufSplit"},
+    {ErrorCode::kQuantized, "Quantized"},
+    {ErrorCode::kInvalidIndex, "InvalidIndex"},
+    {ErrorCode::kMissingTensor, "MissingTensor"},
+    {ErrorCode::kPathCollision, "PathCollision"},
+    {ErrorCode::kUsage, "Usage", 2},
+    {ErrorCode::kUnreadable, "Unreadable", 3},
+    {ErrorCode::kAbsent, "Absent", 3},
+    {ErrorCode::kHidden, "Unreadable", 3},
+    {ErrorCode::kMissingShard, "MissingShard", 3},
+    {ErrorCode::kMountFailed, "MountFailed", 4},
+    {ErrorCode::kDeviceFailed, "DeviceFailed", 5},
+};
 
-Error::Error(ErrorCode code, std::string_view place, std::string_view message)
-    : code_(code), place_(place), message_(message) {
+constexpr bool are_in_order() {
+  for (std::size_t i = 0; i < std::size(kRows); ++i) {
+    if (kRows[i].code != static_cast<ErrorCode>(i)) return false;
+  }
+  return true;
+}
+static_assert(are_in_order() && kRows[std::size(kRows) - 1].code == ErrorCode::kDeviceFailed,
+              "a row for each code, in the order of the enumerators");
+
+}  // namespace
+
+std::string_view error_name(ErrorCode code) { return kRows[static_cast<std::size_t>(code)].name; }
+
+int exit_status(ErrorCode code) { return kRows[static_cast<std::size_t>(code)].exit_status; }
+
+Error::Error(ErrorCode code, std::string_view place, std::string_view message, int system_error)
+    : code_(code),
+      system_error_(system_error == 0 && code == ErrorCode::kAbsent ? ENOENT : system_error),
+      place_(place),
+      message_(message) {
   what_ = place.empty() ? message_ : printable(place).append(": ").append(message_);
   // A broken rule of the format is named, so that a user can look it up in the reference reader.
   if (exit_status(code) == 1) what_.append(" (").append(error_name(code)).push_back(')');

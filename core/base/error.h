@@ -69,16 +69,19 @@ int exit_status(ErrorCode code);
 // names in the message (text.h).
 class Error : public std::exception {
  public:
-  // `message` is "subject: rule" or "rule", without a line end.
-  Error(ErrorCode code, std::string_view place, std::string_view message);
+  // `message` is "subject: rule" or "rule", without a line end. `system_error` is the errno behind
+  // it; 0 where there is none.
+  Error(ErrorCode code, std::string_view place, std::string_view message, int system_error = 0);
 
   ErrorCode code() const { return code_; }
   const std::string& place() const { return place_; }      // as it was given
   const std::string& message() const { return message_; }  // without the place
+  int system_error() const { return system_error_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
  private:
   ErrorCode code_;
+  int system_error_;
   std::string place_;
   std::string message_;
   std::string what_;

@@ -40,8 +40,8 @@ UniqueFd::~UniqueFd() {
 std::string errno_text(int error) { return std::strerror(error); }
 
 void throw_errno(ErrorCode code, const std::string& place, const std::string& subject, int error) {
-  throw Error(code, place,
-              subject.empty() ? errno_text(error) : subject + ": " + errno_text(error));
+  throw Error(code, place, subject.empty() ? errno_text(error) : subject + ": " + errno_text(error),
+              error);
 }
 
 std::string dangling_link(const std::string& path) {
@@ -67,7 +67,7 @@ void throw_unreadable(const std::string& path, int error) {
     advice = ": raise the limit (ulimit -n)";
   }
   throw Error(error == ENOENT ? ErrorCode::kAbsent : ErrorCode::kUnreadable, path,
-              errno_text(error) + advice);
+              errno_text(error) + advice, error);
 }
 
 UniqueFd open_regular(const std::string& path) {

@@ -22,4 +22,15 @@ std::string Sha256::hex() {
   return stfs::hex({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
+std::string sha256_hex(std::string_view text) {
+  Sha256 digest;
+  digest.add(std::as_bytes(std::span(text)));
+  return digest.hex();
+}
+
+bool is_digest(std::string_view text, std::size_t digits) {
+  return text.size() == digits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 }  // namespace stfs

@@ -1,5 +1,10 @@
 #include "core/base/vectors.h"
 
+#include <hwy/targets.h>
+
+#include <atomic>
+#include <cstdint>
+
 #if HWY_ARCH_X86
 #include <cpuid.h>
 #endif
@@ -57,3 +62,20 @@ ChosenTarget& GetChosenTarget() {
 }
 
 }  // namespace hwy
+
+namespace stfs {
+
+void with_each_target(const std::function<void(const char* name)>& use) {
+  const auto choose = [](std::int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  };
+  for (std::int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
+    const std::int64_t one = left & -left;
+    choose(one);
+    use(hwy::TargetName(one));
+  }
+  choose(0);
+}
+
+}  // namespace stfs

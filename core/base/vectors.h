@@ -1,30 +1,21 @@
-// Code that Highway compiles once for each set of instructions.
+// Code that Highway compiles once for each set of instructions. Highway then chooses a set when the
+// program runs.
 //
-// A file that has such code includes itself: HWY_TARGET_INCLUDE is its path, and
-// <hwy/foreach_target.h> comes next. Highway then chooses a set when the program runs.
-//
-// Thread safety: none, for tests alone.
+// A file that has such code includes this file, and itself: HWY_TARGET_INCLUDE is its path, and
+// <hwy/foreach_target.h> comes next.
 #pragma once
 
-#include <hwy/targets.h>
+#include <functional>
 
-#include <cstdint>
+// AVX3_DL and SSSE3 gain nothing here. Arrays of vectors, which statistics need, cannot hold
+// vectors without a constant size.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 
 namespace stfs {
 
-// Calls `use` with each set that the processor has and a file was compiled for. It is the one that
-// Highway chooses in the meantime. `generated` is HWY_TARGETS of that file.
-template <class Use>
-void with_each_target(std::int64_t generated, const Use& use) {
-  const auto choose = [](std::int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  };
-  for (std::int64_t left = hwy::SupportedTargets() & generated; left != 0; left &= left - 1) {
-    choose(left & -left);
-    use(left & -left);
-  }
-  choose(0);
-}
+// For tests and measurements: calls `use` with the name ("AVX2") of each set that the processor has
+// and that files are compiled for. It is the one that Highway chooses meanwhile. Not thread-safe.
+void with_each_target(const std::function<void(const char* name)>& use);
 
 }  // namespace stfs

@@ -38,7 +38,7 @@ Checkpoint::Checkpoint(std::span<const std::string> sources, const LoadOptions& 
   try {
     load(sources, options, opener);
   } catch (...) {
-    // They hold what they made in the cache.
+    // First release the sources that were opened: they hold their entries in the cache.
     model_files_.clear();
     list_ = {};
     opener.remove_made_since(made);

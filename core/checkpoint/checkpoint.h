@@ -54,14 +54,13 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // What is shown, in numbers that are less than tensor_count().
+  // The tensors that are shown; their numbers are less than tensor_count().
   const TensorList& list() const { return list_; }
   std::uint32_t tensor_count() const { return list_.size(); }
   Tensor tensor(std::uint32_t number) const;  // with its path
   std::string_view name(std::uint32_t number) const { return list_.name(number); }
   std::optional<Extent> locator(std::uint32_t number) const { return list_.locator(number); }
   const Part& part_of(std::uint32_t number) const { return list_.part_of(number); }
-  const TensorRecord& record(std::uint32_t number) const { return list_.record(number); }
   std::optional<std::uint32_t> find(std::string_view name) const { return list_.find(name); }
   std::vector<std::uint32_t> match(std::span<const std::string> globs) const {
     return list_.match(globs);
@@ -79,8 +78,8 @@ class Checkpoint {
   // parts give different values are in metadata_conflicts() instead, sorted too.
   const std::vector<Metadata::Entry>& metadata() const { return metadata_; }
   const std::vector<std::string>& metadata_conflicts() const { return metadata_conflicts_; }
-  // The same with the types, and with the values that have no text in memory. Without the keys that
-  // say which part of a split GGUF file a part is. `i` < metadata_count().
+  // The metadata with types, also the values that have no text in memory, without the keys that say
+  // which part of a split GGUF file a part is. `i` < metadata_count().
   std::uint32_t metadata_count() const { return static_cast<std::uint32_t>(items_.size()); }
   MetadataItem metadata_item(std::uint32_t i) const;
 

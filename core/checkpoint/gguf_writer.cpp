@@ -175,7 +175,7 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
   TextWriter counted;
   for (const std::uint32_t number : tensors) {
     if (!can_hold(number)) return ENOTSUP;
-    const TensorRecord& tensor = checkpoint_.record(number);
+    const TensorRecord& tensor = checkpoint_.list().record(number);
     write_info(checkpoint_.part_of(number).header, tensor, 0, counted);
     std::uint64_t end = layout.begins.back();
     if (tensor.length > kMostOffset - end) return EFBIG;
@@ -215,7 +215,7 @@ int GgufFiles::make(std::span<const std::uint32_t> tensors, Content& content) co
       std::make_unique<Table>(tensors.size(), [this, layout](std::uint64_t row, TextWriter& out) {
         const auto i = static_cast<std::size_t>(row);
         const std::uint32_t number = layout->tensors[i];
-        write_info(checkpoint_.part_of(number).header, checkpoint_.record(number),
+        write_info(checkpoint_.part_of(number).header, checkpoint_.list().record(number),
                    layout->begins[i], out);
       }));
   add_zeros(layout->data - content.size(), content);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kLength = sizeof(std::uint64_t);  // before the bytes of a string
 
-// Of an array whose text is kept, or of one that it owns.
+// Produces the text of an array, which somebody else keeps or which it owns.
 class ArrayProducer : public Producer {
  public:
   explicit ArrayProducer(const ArrayText& text) : text_(text) {}
@@ -36,10 +36,6 @@ class ArrayProducer : public Producer {
   std::unique_ptr<const ArrayText> owned_;
   const ArrayText& text_;
 };
-
-std::span<const std::byte> as_bytes(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
 
 // JSON has no NaN and no infinity.
 bool is_finite(const MetadataItem& item) {
@@ -64,9 +60,11 @@ bool ArrayText::write_element(std::string_view& bytes, Step& step, TextWriter& o
   }
   if (bytes.size() < size) return false;
   if (step.at > begin()) out.add(",");
-  MetadataValue element;
-  element.type = value_.element;
-  write_gguf_json(element, as_bytes(bytes.substr(0, size)), out);
+  if (value_.element == ValueType::kString) {
+    out.json(bytes.substr(kLength, size - kLength));
+  } else {
+    write_gguf_number(value_.element, std::as_bytes(std::span(bytes.substr(0, size))), out);
+  }
   bytes.remove_prefix(size);
   step.at += size;
   return true;

@@ -1,9 +1,9 @@
 #include "core/checkpoint/model_files.h"
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/layer/quantised/quantization_config.h"
 #include "core/remote/http/url.h"
 #include "core/source/local_file.h"
 
@@ -51,7 +51,7 @@ constexpr auto kPatterns = std::to_array<const char*>({"config.json",
                                                        "*.py",
                                                        "README*",
                                                        "LICENSE*"});
-// They describe nothing but the quantisation.
+// Files that describe nothing but the quantisation.
 constexpr auto kOfQuantisation = std::to_array<std::string_view>(
     {"hf_quant_config.json", "quantize_config.json", "quant_config.json"});
 // Weights, whatever the beginning of their names.

@@ -279,7 +279,9 @@ std::string version_of(const TensorList& list) {
   return hash.hex();
 }
 
-void refuse_other_values(const MountedPath& mounted, const Layer& layer) {
+void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer) {
+  const LayerRow& row = *find_layer(layer.option);
+  const std::string outside = std::string(row.needs) + " may lie outside of it: name the ";
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kUsage, mounted.source, why);
   };
@@ -288,16 +290,14 @@ void refuse_other_values(const MountedPath& mounted, const Layer& layer) {
     if (own != origin.layers.end()) {
       if (own->argument == layer.argument) return;
       refuse("mounted with -o " + own->option + "=" + own->argument +
-             ": name the source of the mount for another type");
+             ": name the source of the mount for another " + std::string(row.argument));
     }
     if (&origin == &mounted.origin && !origin.within.empty()) {
-      refuse("a part of a mount, and scales may lie outside of it: name the mount, " +
-             printable(mounted.mountpoint) + ", and choose its tensors by their names");
+      refuse("a part of a mount, and " + outside + "mount, " + printable(mounted.mountpoint) +
+             ", and choose its tensors by their names");
     }
     if (!origin.within.empty()) {
-      refuse(
-          "the mount shows a part of a checkpoint, and scales may lie outside of it: name the "
-          "checkpoint");
+      refuse("the mount shows a part of a checkpoint, and " + outside + "checkpoint");
     }
     for (const Origin& source : origin.sources) self(self, source);
   };

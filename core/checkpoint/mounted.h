@@ -78,8 +78,8 @@ bool shows_tensor_bytes(const std::string& path);
 [[noreturn]] void refuse_lost(const MountedPath& mounted, const Error& cause);
 
 // Throws Error kUsage unless a layer can be applied to all that is mounted: the mount may have it
-// with another argument, or show a part of a checkpoint, while scales lie outside of it.
-void refuse_other_values(const MountedPath& mounted, const Layer& layer);
+// with another argument, or show a part of a checkpoint, while LayerRow::needs lie outside of it.
+void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer);
 
 // Whether `path` is `directory` or lies in it. Both without a slash at the end.
 bool is_at_or_below(std::string_view path, std::string_view directory);

@@ -37,9 +37,8 @@ std::size_t cut_position(std::string_view component) {
 }
 
 std::string cut(const std::string& component) {
-  Sha256 digest;
-  digest.add(std::as_bytes(std::span(component)));
-  return component.substr(0, cut_position(component)) + '~' + digest.hex().substr(0, kDigestDigits);
+  return component.substr(0, cut_position(component)) + '~' +
+         sha256_hex(component).substr(0, kDigestDigits);
 }
 
 void append_component(EncodedPath& out, std::string_view component, bool first,

@@ -78,7 +78,7 @@ class Loader {
   // Returns false when the sources are not the versions that the mount has named.
   bool add_if_current(const MountedPath& mounted) {
     const Origin& origin = mounted.origin;
-    for (const Layer& layer : layers_) refuse_other_values(mounted, layer);
+    for (const Layer& layer : layers_) refuse_unfit_layer(mounted, layer);
     try {
       TensorList whole = list_of(origin);
       if (version_of(whole) != mounted.version) return false;

@@ -3,7 +3,7 @@
 #include "core/base/text.h"
 #include "core/checkpoint/catalogue.h"
 #include "core/format/safetensors.h"
-#include "core/recipe/convert.h"
+#include "core/recipe/elements.h"
 #include "core/recipe/table.h"
 
 #include <algorithm>
@@ -42,7 +42,8 @@ std::optional<std::uint64_t> stored_bytes(const Tensor& tensor) {
   return type_info(type).bytes_of(tensor.elements());
 }
 
-// The rest of the JSON: a row for each tensor, and a last row that closes the object.
+// The JSON of the header after the metadata: a row for each tensor, and a last row that closes the
+// object.
 struct HeaderRows {
   HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers)
       : checkpoint(&of), follows_metadata(has_metadata), tensors(std::move(numbers)) {

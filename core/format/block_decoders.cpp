@@ -1,8 +1,10 @@
 #include "core/format/block_decoders.h"
 
+#include "core/base/vectors.h"
 #include "core/format/codebooks.h"
 #include "core/format/ieee.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -11,7 +13,6 @@
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs. The types that are used most have vectors written out; of the plain loops of the others
 // the compiler makes vectors (docs/decisions/0017-decoders.md has figures).
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/format/block_decoders.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -655,67 +656,28 @@ void decode(const std::byte* in, std::size_t elements, float* out) {
   }
 }
 
-// By the number that GGUF gives a type.
-BlockDecoder* decoder_of(unsigned gguf) {
-  switch (gguf) {
-    case 2:
-      return decode<Q40>;
-    case 3:
-      return decode<Q41>;
-    case 6:
-      return decode<Q50>;
-    case 7:
-      return decode<Q51>;
-    case 8:
-      return decode<Q80>;
-    case 9:
-      return decode<Q81>;
-    case 10:
-      return decode<Q2K>;
-    case 11:
-      return decode<Q3K>;
-    case 12:
-      return decode<Q4K>;
-    case 13:
-      return decode<Q5K>;
-    case 14:
-      return decode<Q6K>;
-    case 15:
-      return decode<Q8K>;
-    case 16:
-      return decode<Iq2Xxs>;
-    case 17:
-      return decode<Iq2Xs>;
-    case 18:
-      return decode<Iq3Xxs>;
-    case 19:
-      return decode<Iq1S>;
-    case 20:
-      return decode<Iq4Nl>;
-    case 21:
-      return decode<Iq3S>;
-    case 22:
-      return decode<Iq2S>;
-    case 23:
-      return decode<Iq4Xs>;
-    case 29:
-      return decode<Iq1M>;
-    case 34:
-      return decode<Tq10>;
-    case 35:
-      return decode<Tq20>;
-    case 39:
-      return decode<Mxfp4>;
-    case 40:
-      return decode<Nvfp4>;
-    case 41:
-      return decode<Q10>;
-    case 42:
-      return decode<Q20>;
-    default:
-      return nullptr;
-  }
-}
+struct Row {
+  DType dtype;
+  ToF32* decode;
+};
+constexpr Row kRows[] = {
+    {DType::kQ4_0, decode<Q40>},       {DType::kQ4_1, decode<Q41>},
+    {DType::kQ5_0, decode<Q50>},       {DType::kQ5_1, decode<Q51>},
+    {DType::kQ8_0, decode<Q80>},       {DType::kQ8_1, decode<Q81>},
+    {DType::kQ2_K, decode<Q2K>},       {DType::kQ3_K, decode<Q3K>},
+    {DType::kQ4_K, decode<Q4K>},       {DType::kQ5_K, decode<Q5K>},
+    {DType::kQ6_K, decode<Q6K>},       {DType::kQ8_K, decode<Q8K>},
+    {DType::kIQ2_XXS, decode<Iq2Xxs>}, {DType::kIQ2_XS, decode<Iq2Xs>},
+    {DType::kIQ3_XXS, decode<Iq3Xxs>}, {DType::kIQ1_S, decode<Iq1S>},
+    {DType::kIQ4_NL, decode<Iq4Nl>},   {DType::kIQ3_S, decode<Iq3S>},
+    {DType::kIQ2_S, decode<Iq2S>},     {DType::kIQ4_XS, decode<Iq4Xs>},
+    {DType::kIQ1_M, decode<Iq1M>},     {DType::kTQ1_0, decode<Tq10>},
+    {DType::kTQ2_0, decode<Tq20>},     {DType::kMXFP4, decode<Mxfp4>},
+    {DType::kNVFP4, decode<Nvfp4>},    {DType::kQ1_0, decode<Q10>},
+    {DType::kQ2_0, decode<Q20>},
+};
+
+ToF32* decoder_of(DType dtype) { return std::ranges::find(kRows, dtype, &Row::dtype)->decode; }
 
 }  // namespace
 }  // namespace stfs::HWY_NAMESPACE
@@ -723,61 +685,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-#include "core/base/vectors.h"
-
 namespace stfs {
-namespace {
 
 HWY_EXPORT(decoder_of);
 
-template <unsigned Gguf>
-void decode(const std::byte* blocks, std::size_t elements, float* out) {
-  static BlockDecoder* const best = HWY_DYNAMIC_DISPATCH(decoder_of)(Gguf);
+void blocks_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out) {
   const IeeeArithmetic ieee;
-  best(blocks, elements, out);
-}
-
-}  // namespace
-
-// clang-format off
-#define STFS_DECODER(gguf, name) \
-  void name(const std::byte* blocks, std::size_t elements, float* out) { decode<gguf>(blocks, elements, out); }
-STFS_DECODER(2, q4_0_to_f32)
-STFS_DECODER(3, q4_1_to_f32)
-STFS_DECODER(6, q5_0_to_f32)
-STFS_DECODER(7, q5_1_to_f32)
-STFS_DECODER(8, q8_0_to_f32)
-STFS_DECODER(9, q8_1_to_f32)
-STFS_DECODER(10, q2_k_to_f32)
-STFS_DECODER(11, q3_k_to_f32)
-STFS_DECODER(12, q4_k_to_f32)
-STFS_DECODER(13, q5_k_to_f32)
-STFS_DECODER(14, q6_k_to_f32)
-STFS_DECODER(15, q8_k_to_f32)
-STFS_DECODER(16, iq2_xxs_to_f32)
-STFS_DECODER(17, iq2_xs_to_f32)
-STFS_DECODER(18, iq3_xxs_to_f32)
-STFS_DECODER(19, iq1_s_to_f32)
-STFS_DECODER(20, iq4_nl_to_f32)
-STFS_DECODER(21, iq3_s_to_f32)
-STFS_DECODER(22, iq2_s_to_f32)
-STFS_DECODER(23, iq4_xs_to_f32)
-STFS_DECODER(29, iq1_m_to_f32)
-STFS_DECODER(34, tq1_0_to_f32)
-STFS_DECODER(35, tq2_0_to_f32)
-STFS_DECODER(39, mxfp4_to_f32)
-STFS_DECODER(40, nvfp4_to_f32)
-STFS_DECODER(41, q1_0_to_f32)
-STFS_DECODER(42, q2_0_to_f32)
-#undef STFS_DECODER
-// clang-format on
-
-std::vector<VectorDecoder> all_block_decoders(unsigned gguf) {
-  std::vector<VectorDecoder> decoders;
-  with_each_target(HWY_TARGETS, [&](std::int64_t target) {
-    decoders.push_back({hwy::TargetName(target), HWY_DYNAMIC_DISPATCH(decoder_of)(gguf)});
-  });
-  return decoders;
+  HWY_DYNAMIC_DISPATCH(decoder_of)(dtype)(in, elements, out);
 }
 
 }  // namespace stfs

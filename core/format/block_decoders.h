@@ -16,32 +16,18 @@
 // operation changes a value, and every processor gives the same bits. The payload of a NaN is not
 // defined.
 //
-// The functions implement TypeInfo::to_f32, which has their contract: `elements` is a multiple of
-// the block. They use the vectors that the processor has.
+// The decoders use the vectors that the processor has.
 //
-// Thread safety: the functions may be called from any thread.
+// Thread safety: the function may be called from any thread, however it rounds.
 #pragma once
 
+#include "core/format/types.h"
+
 #include <cstddef>
-#include <vector>
 
 namespace stfs {
 
-using BlockDecoder = void(const std::byte* blocks, std::size_t elements, float* out);
-
-BlockDecoder q4_0_to_f32, q4_1_to_f32, q5_0_to_f32, q5_1_to_f32, q8_0_to_f32, q8_1_to_f32;
-BlockDecoder q2_k_to_f32, q3_k_to_f32, q4_k_to_f32, q5_k_to_f32, q6_k_to_f32, q8_k_to_f32;
-BlockDecoder iq1_s_to_f32, iq1_m_to_f32, iq2_xxs_to_f32, iq2_xs_to_f32, iq2_s_to_f32;
-BlockDecoder iq3_xxs_to_f32, iq3_s_to_f32, iq4_nl_to_f32, iq4_xs_to_f32;
-BlockDecoder tq1_0_to_f32, tq2_0_to_f32, mxfp4_to_f32, nvfp4_to_f32, q1_0_to_f32, q2_0_to_f32;
-
-// For tests and measurements: the decoders of a type by GGUF's number, one for each set of
-// instructions that the processor has, with Highway's name for it ("AVX2"). They leave the
-// floating-point environment as it is. Not thread-safe.
-struct VectorDecoder {
-  const char* vectors;
-  BlockDecoder* decode;
-};
-std::vector<VectorDecoder> all_block_decoders(unsigned gguf);
+// Converts as TypeInfo::to_f32 of a type of kind kQuantized says.
+void blocks_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

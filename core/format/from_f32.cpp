@@ -1,5 +1,6 @@
 #include "core/format/from_f32.h"
 
+#include "core/base/vectors.h"
 #include "core/format/ieee.h"
 
 #include <cstdint>
@@ -7,7 +8,6 @@
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/format/from_f32.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -104,7 +104,12 @@ void round(const float* in, std::size_t count, std::byte* out) {
   std::memcpy(out, rounded, count * 2);
 }
 
-Roundings roundings() { return {round<F16>, round<Bf16>}; }
+void round_to_f16(const float* in, std::size_t count, std::byte* out) {
+  round<F16>(in, count, out);
+}
+void round_to_bf16(const float* in, std::size_t count, std::byte* out) {
+  round<Bf16>(in, count, out);
+}
 
 }  // namespace
 }  // namespace stfs::HWY_NAMESPACE
@@ -112,34 +117,18 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-#include "core/base/vectors.h"
-
 namespace stfs {
-namespace {
 
-HWY_EXPORT(roundings);
-
-const Roundings& best() {
-  static const Roundings best = HWY_DYNAMIC_DISPATCH(roundings)();
-  return best;
-}
-
-}  // namespace
+HWY_EXPORT(round_to_f16);
+HWY_EXPORT(round_to_bf16);
 
 void f32_to_f16(const float* in, std::size_t count, std::byte* out) {
   const IeeeArithmetic ieee;
-  best().f16(in, count, out);
+  HWY_DYNAMIC_DISPATCH(round_to_f16)(in, count, out);
 }
 
 void f32_to_bf16(const float* in, std::size_t count, std::byte* out) {
-  best().bf16(in, count, out);  // integers alone
-}
-
-std::vector<Roundings> all_roundings() {
-  std::vector<Roundings> all;
-  with_each_target(HWY_TARGETS,
-                   [&](std::int64_t) { all.push_back(HWY_DYNAMIC_DISPATCH(roundings)()); });
-  return all;
+  HWY_DYNAMIC_DISPATCH(round_to_bf16)(in, count, out);  // integers alone
 }
 
 }  // namespace stfs

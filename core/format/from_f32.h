@@ -8,19 +8,11 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 namespace stfs {
 
 using Rounding = void(const float* in, std::size_t count, std::byte* out);
 
 Rounding f32_to_f16, f32_to_bf16;
-
-// For tests: the functions for each set of instructions that the processor has. Not thread-safe.
-struct Roundings {
-  Rounding* f16;
-  Rounding* bf16;
-};
-std::vector<Roundings> all_roundings();
 
 }  // namespace stfs

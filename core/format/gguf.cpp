@@ -519,43 +519,6 @@ void apply(const OriginalShape& original, TensorRecord& tensor, Header& header) 
   header.dims.insert(header.dims.end(), original.dims.begin(), original.dims.end());
 }
 
-// An encoded value, read from its beginning.
-class Encoded {
- public:
-  explicit Encoded(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  // The next bytes; null when fewer are left.
-  const std::byte* take(std::uint64_t count) {
-    if (count > bytes_.size()) return nullptr;
-    const std::byte* const taken = bytes_.data();
-    bytes_ = bytes_.subspan(static_cast<std::size_t>(count));
-    return taken;
-  }
-  bool is_empty() const { return bytes_.empty(); }
-
- private:
-  std::span<const std::byte> bytes_;
-};
-
-bool write_one(ValueType type, Encoded& encoded, TextWriter& out) {
-  if (type == ValueType::kString) {
-    const std::byte* const at = encoded.take(sizeof(std::uint64_t));
-    if (at == nullptr) return false;
-    const auto length = little<std::uint64_t>(at);
-    const std::byte* const text = encoded.take(length);
-    if (text == nullptr) return false;
-    out.json({reinterpret_cast<const char*>(text), static_cast<std::size_t>(length)});
-    return true;
-  }
-  const std::byte* const at = encoded.take(size_of(type));
-  if (at == nullptr || size_of(type) == 0) return false;
-  std::array<char, 32> buffer{};
-  bool is_finite = false;
-  const std::string_view text = text_of(type, at, buffer, is_finite);
-  out.add(is_finite ? text : "null");
-  return true;
-}
-
 }  // namespace
 
 std::string_view up_to_nul(std::string_view text) { return text.substr(0, text.find('\0')); }
@@ -602,18 +565,11 @@ std::string_view value_type_name(ValueType type) {
   return kNames[static_cast<std::size_t>(type)];
 }
 
-bool write_gguf_json(const MetadataValue& value, std::span<const std::byte> encoded,
-                     TextWriter& out) {
-  Encoded rest(encoded);
-  if (value.type != ValueType::kArray) return write_one(value.type, rest, out) && rest.is_empty();
-  if (rest.take(sizeof(std::uint32_t) + sizeof(std::uint64_t)) == nullptr) return false;
-  out.add("[");
-  for (std::uint64_t i = 0; i < value.count; ++i) {
-    if (i > 0) out.add(",");
-    if (!write_one(value.element, rest, out)) return false;
-  }
-  out.add("]");
-  return rest.is_empty();
+void write_gguf_number(ValueType type, std::span<const std::byte> bytes, TextWriter& out) {
+  std::array<char, 32> buffer{};
+  bool is_finite = false;
+  const std::string_view text = text_of(type, bytes.data(), buffer, is_finite);
+  out.add(is_finite ? text : "null");
 }
 
 }  // namespace stfs

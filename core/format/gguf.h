@@ -66,10 +66,7 @@ std::uint64_t gguf_value_size(ValueType type);
 // The name of a type, as gguf-py has it in lower case: "uint32", "string".
 std::string_view value_type_name(ValueType type);
 
-// Writes a value as JSON. `encoded` are the bytes of MetadataValue::encoded in the source. NaN and
-// infinity become null; bytes that are not UTF-8 become U+FFFD. Returns false, with a part written,
-// when the bytes are not a value of this type.
-bool write_gguf_json(const MetadataValue& value, std::span<const std::byte> encoded,
-                     TextWriter& out);
+// Writes a number or a bool of gguf_value_size() bytes as JSON. NaN and infinity become null.
+void write_gguf_number(ValueType type, std::span<const std::byte> bytes, TextWriter& out);
 
 }  // namespace stfs

@@ -17,7 +17,7 @@ namespace stfs {
 // 4 KiB. `place` begins the message. An error that is no broken rule of the format stays as it is.
 Error explained(const Error& refusal, const Source& source, const std::string& place);
 
-// The same for an index with this text.
+// The refusal of an index, explained in the same way from its text.
 Error explained(const Error& refusal, std::string_view index, const std::string& place);
 
 // Suffixes that download programs give to an incomplete file.

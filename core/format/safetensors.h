@@ -31,7 +31,8 @@ Header parse_safetensors(std::string_view json, std::uint64_t data_length,
 // Reads the header of a source and does the same. Also throws Error kUnreadable.
 Header read_safetensors(const Source& source, const std::string& place);
 
-// Of a file that begins with these bytes: at most that of the longest header.
+// How many bytes a header and its length take in a file that begins with `first`: at most those of
+// the longest header that the format allows.
 std::uint64_t safetensors_header_length(std::span<const std::byte> first);
 
 }  // namespace stfs

@@ -1,7 +1,9 @@
 #include "core/format/to_f32.h"
 
+#include "core/base/vectors.h"
 #include "core/format/ieee.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -9,7 +11,6 @@
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/format/to_f32.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -112,7 +113,7 @@ struct E4M3Fnuz {
   }
 };
 
-// Its largest exponent is one of numbers, so the way by binary16 is barred.
+// F8_E5M2FNUZ uses the largest exponent for numbers, so it cannot be converted by way of binary16.
 struct E5M2Fnuz {
   static constexpr std::size_t kBytes = 1;
   HWY_INLINE static hn::Vec<Floats> values(const std::byte* in) {
@@ -199,53 +200,6 @@ void from_f64(const std::byte* in, std::size_t elements, float* out) {
   }
 }
 
-ToF32* function_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF4:
-      return from_f4;
-    case DType::kF16:
-      return convert<F16>;
-    case DType::kBF16:
-      return convert<Bf16>;
-    case DType::kF64:
-      return from_f64;
-    case DType::kF8E5M2:
-      return convert<E5M2>;
-    case DType::kF8E4M3:
-      return convert<E4M3>;
-    case DType::kF8E8M0:
-      return convert<E8M0>;
-    case DType::kF8E4M3Fnuz:
-      return convert<E4M3Fnuz>;
-    case DType::kF8E5M2Fnuz:
-      return convert<E5M2Fnuz>;
-    default:
-      return nullptr;
-  }
-}
-
-}  // namespace
-}  // namespace stfs::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-
-#include "core/base/vectors.h"
-
-namespace stfs {
-namespace {
-
-HWY_EXPORT(function_of);
-
-template <DType dtype>
-void with_vectors(const std::byte* in, std::size_t elements, float* out) {
-  static ToF32* const best = HWY_DYNAMIC_DISPATCH(function_of)(dtype);
-  const IeeeArithmetic ieee;
-  best(in, elements, out);
-}
-
-// --- tables for types of fewer than 8 bits, computed from their definitions
-
 // The value of a code with these numbers of exponent and significand bits. Exponent 0 means
 // subnormal.
 constexpr float value_of(unsigned code, unsigned exponent_bits, unsigned significand_bits,
@@ -261,65 +215,61 @@ constexpr float value_of(unsigned code, unsigned exponent_bits, unsigned signifi
   return is_negative ? -magnitude : magnitude;
 }
 
-template <std::size_t Size>
-constexpr std::array<float, Size> table(unsigned exponent_bits, unsigned significand_bits,
-                                        int bias) {
-  std::array<float, Size> out{};
-  for (unsigned code = 0; code < Size; ++code) {
-    out[code] = value_of(code, exponent_bits, significand_bits, bias);
-  }
-  return out;
-}
-
-constexpr auto kF6E2M3 = table<64>(2, 3, 1);
-constexpr auto kF6E3M2 = table<64>(3, 2, 3);
-
-void from_sextets(const std::array<float, 64>& table, const std::byte* in, std::size_t elements,
-                  float* out) {
+template <unsigned exponent_bits, unsigned significand_bits, int bias>
+void from_f6(const std::byte* in, std::size_t elements, float* out) {
+  constexpr auto kValues = [] {
+    std::array<float, 64> values{};
+    for (unsigned code = 0; code < values.size(); ++code) {
+      values[code] = value_of(code, exponent_bits, significand_bits, bias);
+    }
+    return values;
+  }();
   for (std::size_t i = 0; i < elements; ++i) {
     const std::size_t bit = i * 6;
     auto window = std::to_integer<unsigned>(in[bit / 8]);
     if (bit % 8 > 2) window |= std::to_integer<unsigned>(in[bit / 8 + 1]) << 8;
-    out[i] = table[window >> (bit % 8) & 63];
+    out[i] = kValues[window >> (bit % 8) & 63];
   }
 }
 
+void copy_f32(const std::byte* in, std::size_t elements, float* out) {
+  if (elements > 0) std::memcpy(out, in, elements * sizeof(float));
+}
+
+struct Row {
+  DType dtype;
+  ToF32* convert;
+};
+constexpr Row kRows[] = {
+    {DType::kF4, from_f4},
+    {DType::kF6E2M3, from_f6<2, 3, 1>},
+    {DType::kF6E3M2, from_f6<3, 2, 3>},
+    {DType::kF8E5M2, convert<E5M2>},
+    {DType::kF8E4M3, convert<E4M3>},
+    {DType::kF8E8M0, convert<E8M0>},
+    {DType::kF8E4M3Fnuz, convert<E4M3Fnuz>},
+    {DType::kF8E5M2Fnuz, convert<E5M2Fnuz>},
+    {DType::kF16, convert<F16>},
+    {DType::kBF16, convert<Bf16>},
+    {DType::kF32, copy_f32},
+    {DType::kF64, from_f64},
+};
+
+ToF32* converter_of(DType dtype) { return std::ranges::find(kRows, dtype, &Row::dtype)->convert; }
+
 }  // namespace
+}  // namespace stfs::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
 
-void f6_e2m3_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_sextets(kF6E2M3, blocks, elements, out);
-}
+#if HWY_ONCE
 
-void f6_e3m2_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  from_sextets(kF6E3M2, blocks, elements, out);
-}
+namespace stfs {
 
-void f32_to_f32(const std::byte* blocks, std::size_t elements, float* out) {
-  if (elements > 0) std::memcpy(out, blocks, elements * sizeof(float));
-}
+HWY_EXPORT(converter_of);
 
-// clang-format off
-#define STFS_TO_F32(dtype, name) \
-  void name(const std::byte* blocks, std::size_t elements, float* out) { with_vectors<dtype>(blocks, elements, out); }
-STFS_TO_F32(DType::kF4, f4_to_f32)
-STFS_TO_F32(DType::kF8E5M2, f8_e5m2_to_f32)
-STFS_TO_F32(DType::kF8E4M3, f8_e4m3_to_f32)
-STFS_TO_F32(DType::kF8E8M0, f8_e8m0_to_f32)
-STFS_TO_F32(DType::kF8E4M3Fnuz, f8_e4m3fnuz_to_f32)
-STFS_TO_F32(DType::kF8E5M2Fnuz, f8_e5m2fnuz_to_f32)
-STFS_TO_F32(DType::kF16, f16_to_f32)
-STFS_TO_F32(DType::kBF16, bf16_to_f32)
-STFS_TO_F32(DType::kF64, f64_to_f32)
-#undef STFS_TO_F32
-// clang-format on
-
-std::vector<ToF32*> all_to_f32(DType dtype) {
-  std::vector<ToF32*> functions;
-  with_each_target(HWY_TARGETS, [&](std::int64_t) {
-    ToF32* const function = HWY_DYNAMIC_DISPATCH(function_of)(dtype);
-    if (function != nullptr) functions.push_back(function);
-  });
-  return functions;
+void float_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out) {
+  const IeeeArithmetic ieee;
+  HWY_DYNAMIC_DISPATCH(converter_of)(dtype)(in, elements, out);
 }
 
 }  // namespace stfs

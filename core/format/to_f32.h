@@ -8,33 +8,24 @@
 //   F16            IEEE 754 binary16           F8_E5M2        OCP OFP8, as binary16's upper byte
 //   BF16           upper half of binary32      F8_E4M3        OCP OFP8: no infinity, S.1111.111 NaN
 //   F32, F64       IEEE 754                    F8_E4M3FNUZ    bias 8, no infinity, no -0, 0x80 NaN
-//   F8_E8M0        OCP MX: 2^(b-127), 255 NaN  F8_E5M2FNUZ    bias 16, likewise
+//   F8_E8M0        OCP MX: 2^(b-127), 255 NaN  F8_E5M2FNUZ    bias 16, no infinity, no -0, 0x80 NaN
 //   F4             OCP MX E2M1                 F6_E2M3, F6_E3M2   OCP MX
 //
 // Elements of fewer than 8 bits are packed from the lowest bit up: the first F4 element is the low
 // nibble, the first F6 element the lowest six bits of its three bytes.
 //
-// The functions implement TypeInfo::to_f32, which has their contract. They use the vectors that the
-// processor has; the bits are the same with all of them.
+// It uses the vectors that the processor has; the bits are the same with all of them.
 //
-// Thread safety: the functions may be called from any thread, however it rounds.
+// Thread safety: the function may be called from any thread, however it rounds.
 #pragma once
 
 #include "core/format/types.h"
 
 #include <cstddef>
-#include <vector>
 
 namespace stfs {
 
-using ToF32 = void(const std::byte* blocks, std::size_t elements, float* out);
-
-ToF32 f4_to_f32, f6_e2m3_to_f32, f6_e3m2_to_f32;
-ToF32 f8_e5m2_to_f32, f8_e4m3_to_f32, f8_e8m0_to_f32, f8_e4m3fnuz_to_f32, f8_e5m2fnuz_to_f32;
-ToF32 f16_to_f32, bf16_to_f32, f32_to_f32, f64_to_f32;
-
-// For tests: the functions of a type, one for each set of instructions that the processor has; none
-// for a type whose function uses no vectors. Not thread-safe.
-std::vector<ToF32*> all_to_f32(DType dtype);
+// Converts as TypeInfo::to_f32 of a type of kind kFloat says.
+void float_to_f32(DType dtype, const std::byte* in, std::size_t elements, float* out);
 
 }  // namespace stfs

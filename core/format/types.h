@@ -1,6 +1,5 @@
 // The element types of tensors: a table with one row a type. A new type needs an enumerator here, a
-// row in types.cpp and, if its values are real numbers, a function in to_f32.cpp or
-// block_decoders.cpp.
+// row in types.cpp and, if its values are real numbers, one in to_f32.cpp or block_decoders.cpp.
 //
 // The first types and their names are those of safetensors (safetensors/src/tensor.rs, enum Dtype).
 // The rest are the block types of GGUF, with the names of ggml in upper case.
@@ -71,6 +70,8 @@ enum class DType : std::uint8_t {
 
 inline constexpr int kDTypeCount = 49;
 
+using ToF32 = void(const std::byte* blocks, std::size_t elements, float* out);
+
 enum class TypeKind : std::uint8_t {
   kBool,
   kUnsigned,
@@ -104,7 +105,7 @@ struct TypeInfo {
   // Converts `elements` elements to binary32 (to_f32.h, block_decoders.h); null unless the kind is
   // kFloat or kQuantized. `blocks` may be unaligned. The elements of kQuantized are whole blocks;
   // of kFloat any number is allowed, and no byte after the last element is read.
-  void (*to_f32)(const std::byte* blocks, std::size_t elements, float* out) = nullptr;
+  ToF32* to_f32 = nullptr;
 
   // Bits of one element. Not defined for kQuantized: its blocks hold a scale too.
   constexpr unsigned bits() const { return block_bytes * 8U / block_elements; }

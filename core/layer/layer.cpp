@@ -12,6 +12,8 @@ namespace {
 constexpr LayerRow kTable[] = {
     {.option = kDequantizeOption,
      .arguments = kDequantizedWords,
+     .argument = "type",
+     .needs = "scales",
      .accepts = [](std::string_view argument) { return dequantized_type(argument).has_value(); },
      .apply =
          [](TensorList below, std::string_view argument, LayerContext& context) {

@@ -24,6 +24,9 @@ struct LayerContext {
 struct LayerRow {
   std::string_view option;     // "dequantize": of -o, of --, and in user.stfs.mount
   std::string_view arguments;  // "bf16|f16|f32", for messages
+  std::string_view argument;   // "type": what one of them is, for messages
+  // The layer needs these tensors for others, and a part of a checkpoint may lack them: "scales".
+  std::string_view needs;
   bool (*accepts)(std::string_view argument);
   // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
   TensorList (*apply)(TensorList below, std::string_view argument, LayerContext& context);

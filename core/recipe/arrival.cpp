@@ -51,19 +51,6 @@ class Waiting {
   int error_ = 0;
 };
 
-int fetch_all(const std::vector<Extent>& missing, const std::atomic<bool>* stop) {
-  const auto waiting = std::make_shared<Waiting>(missing.size());
-  for (const Extent& extent : missing) {
-    try {
-      extent.source->want({extent.offset, extent.length},
-                          [waiting](int error) { waiting->arrived(error); });
-    } catch (const std::bad_alloc&) {
-      waiting->arrived(ENOMEM);
-    }
-  }
-  return waiting->wait(stop);
-}
-
 // Sets `lost` when bytes that had come were gone again.
 int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std::byte> out,
                     const std::atomic<bool>* stop, bool& lost) {
@@ -78,7 +65,7 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
     if (!missing.empty()) {
       lost = lost || rounds > 0;
       if (++rounds > kMostLost) return EIO;
-      error = fetch_all(missing, stop);
+      error = fetch(missing, stop);
       if (error != 0) return error;
     }
     const auto take = static_cast<std::size_t>(length);
@@ -97,6 +84,19 @@ int arrive_and_copy(const Content& content, std::uint64_t offset, std::span<std:
 }
 
 }  // namespace
+
+int fetch(const std::vector<Extent>& missing, const std::atomic<bool>* stop) {
+  const auto waiting = std::make_shared<Waiting>(missing.size());
+  for (const Extent& extent : missing) {
+    try {
+      extent.source->want({extent.offset, extent.length},
+                          [waiting](int error) { waiting->arrived(error); });
+    } catch (const std::bad_alloc&) {
+      waiting->arrived(ENOMEM);
+    }
+  }
+  return waiting->wait(stop);
+}
 
 std::uint64_t join(std::vector<Extent>& extents) {
   std::ranges::sort(extents, [](const Extent& a, const Extent& b) {

@@ -28,6 +28,10 @@ std::uint64_t join(std::vector<Extent>& extents);
 std::vector<Extent> missing_part(const Content& content, std::uint64_t offset,
                                  std::uint64_t& length, std::uint64_t most = kMostMissing);
 
+// Waits until these bytes are here: 0, the errno of Source::want(), or EINTR soon after `stop` is
+// set. For a thread that may wait.
+int fetch(const std::vector<Extent>& missing, const std::atomic<bool>* stop = nullptr);
+
 // Source::prefetch() of what is missing in a range, up to some `most` bytes of blocks. Waits for
 // nothing.
 void prefetch_content(const Content& content, std::uint64_t offset, std::uint64_t length,

@@ -51,146 +51,15 @@ bool is_plain_file_name(const std::string& name) {
 // The name in the cache. URLs that differ in their query may mean different objects.
 std::string key_of(const std::string& given) {
   const std::string name = without_signature(given);
-  std::string key = public_name(name);
-  if (key == name) return key;
-  Sha256 hash;
-  hash.add(std::as_bytes(std::span(name)));
-  return key + "#" + hash.hex();
+  const std::string key = public_name(name);
+  return key == name ? key : key + "#" + sha256_hex(name);
 }
 
 bool is_web(std::string_view scheme) { return scheme == "https" || scheme == "http"; }
 
-bool is_hub_offline() {
-  const std::string text = lower_case(environment("HF_HUB_OFFLINE"));
-  constexpr std::array<std::string_view, 4> kTrue{"1", "on", "yes", "true"};
-  return std::ranges::find(kTrue, text) != kTrue.end();
-}
+using Known = KnownSource;
 
-}  // namespace
-
-SourceOptions resolved(SourceOptions options) {
-  options.offline = options.offline || is_hub_offline();
-  if (options.cache_dir.empty()) options.cache_dir = Cache::default_directory();
-  if (options.cache_dir.empty()) return options;
-  std::error_code error;
-  options.cache_dir = std::filesystem::absolute(options.cache_dir, error).string();
-  return options;
-}
-
-class Sources::Impl {
- public:
-  explicit Impl(SourceOptions options) : options_(std::move(options)) {
-    if (options_.counters == nullptr) options_.counters = &own_counters_;
-    options_.offline = options_.offline || is_offline_for_hub_;
-    if (options_.cache_dir.empty()) return;
-    std::error_code error;  // a daemon changes its directory
-    options_.cache_dir = std::filesystem::absolute(options_.cache_dir, error).string();
-  }
-
-  std::unique_ptr<const Source> open(const std::string& name, When when = When::kNow);
-  std::optional<std::vector<std::string>> names_in(const std::string& name);
-  std::string pinned(const std::string& name);
-  int read(const Source& source, std::uint64_t offset, std::span<std::byte> out);
-  void keep_if_not_cached(const Source& source, std::string_view first);
-  std::vector<std::string> hub_copies() {
-    const std::lock_guard lock(known_mutex_);
-    return hub_copies_;
-  }
-  std::string cache_directory() { return is_remote_ ? cache().directory() : ""; }
-  std::string resolutions(std::span<const Beginning> beginnings);
-  void use(std::string_view resolutions);
-  void start_fetching() {
-    const std::lock_guard lock(fetchers_mutex_);
-    for (const auto& [host, fetcher] : fetchers_) fetcher->hold(false);
-  }
-  std::size_t made() {
-    const std::lock_guard lock(known_mutex_);
-    return made_.size();
-  }
-  void remove_made_since(std::size_t made);
-  void report(std::size_t opened, std::size_t all) {
-    if (options_.progress == nullptr) return;
-    const std::lock_guard lock(talk_mutex_);
-    options_.progress(opened, all);
-  }
-
- private:
-  // The facts found about a name.
-  struct Known {
-    std::optional<std::string> pinned = {};
-    bool is_file = false;    // a store said so
-    bool is_absent = false;  // a store said so; not remembered by the cache
-    std::optional<std::vector<std::string>> listing = {};
-    std::optional<RemoteVersion> version = {};
-    std::string first = {};  // bytes that no cache holds
-  };
-
-  static Json json_of(const Known& known, bool with_secrets);
-  static Known known_of(const Json& json);
-  static bool is_version_of(const Known& known, const Source& source) {
-    return known.version && known.version->name == source.path() &&
-           known.version->token == source.token();
-  }
-
-  Http& http();
-  Cache& cache();
-  Fetcher& fetcher(const std::string& name);
-  Store& store(const std::string& name);
-
-  void warn(const std::string& line);
-  std::optional<Known> given(const std::string& name);
-  Known recalled(const std::string& name);
-  template <class Change>
-  void learn(const std::string& name, const Change& change);
-  [[noreturn]] void refuse_to_ask(const std::string& name) const;
-  std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
-  bool may_ask() const { return !options_.offline && !asks_nobody_; }
-  bool is_cached(const RemoteVersion& version, std::uint64_t length);
-  std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
-                               std::uint64_t length);
-  std::unique_ptr<const Source> make(const std::string& name, RemoteVersion version,
-                                     std::string_view first, When when);
-  std::unique_ptr<const Source> make_fetched(const std::string& name, RemoteVersion version,
-                                             std::string_view first, When when);
-  std::unique_ptr<const Source> make_from_copy(const std::string& name,
-                                               const RemoteVersion& version, std::string_view first,
-                                               When when);
-  std::string copy_of(const std::string& name);
-  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
-  std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
-
-  SourceOptions options_;
-  const bool is_offline_for_hub_ = is_hub_offline();
-  Counters own_counters_;
-  bool asks_nobody_ = false;
-
-  std::once_flag http_once_, cache_once_;
-  // Destroyed from the last to the first: each uses those before it.
-  std::unique_ptr<Http> http_;
-  std::unique_ptr<Cache> cache_;
-  std::mutex stores_mutex_;
-  std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by scheme
-  std::mutex fetchers_mutex_;
-  // One for each host: its thread may wait for that host's credentials.
-  std::map<std::string, std::unique_ptr<Fetcher>> fetchers_;
-
-  std::mutex known_mutex_;
-  std::map<std::string, Known> known_;  // by name, with its secrets
-  // An entry of the cache, by its ID, or what it remembers of a name.
-  struct Made {
-    std::string id, name;
-  };
-  std::vector<Made> made_;
-  std::vector<std::string> hub_copies_;
-  std::atomic<bool> is_remote_ = false;  // a remote source was opened
-  // Of remote sources, by path, token and offset. Constant once asks_nobody_ is true.
-  std::map<std::string, std::string> parts_;
-  std::size_t parts_bytes_ = 0;
-  std::mutex talk_mutex_;           // of the functions in options_
-  std::set<std::string> warnings_;  // that the user has seen
-};
-
-Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
+Json json_of(const Known& known, bool with_secrets) {
   Json json = Json::object();
   if (known.pinned) json["pinned"] = with_secrets ? *known.pinned : public_name(*known.pinned);
   if (known.is_file) json["is_file"] = true;
@@ -204,7 +73,7 @@ Json Sources::Impl::json_of(const Known& known, bool with_secrets) {
 }
 
 // Leaves out what is of another type: the cache is not trusted.
-Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
+Known known_of(const Json& json) {
   const auto text_of = [](const Json& value) -> std::optional<std::string> {
     const auto* text = value.get_ptr<const Json::string_t*>();
     return text != nullptr ? std::optional(*text) : std::nullopt;
@@ -229,7 +98,48 @@ Sources::Impl::Known Sources::Impl::known_of(const Json& json) {
   return known;
 }
 
-Http& Sources::Impl::http() {
+}  // namespace
+
+SourceOptions resolved(SourceOptions options) {
+  options.offline = options.offline || is_set_for_hub("HF_HUB_OFFLINE");
+  if (options.cache_dir.empty()) options.cache_dir = Cache::default_directory();
+  if (options.cache_dir.empty()) return options;
+  std::error_code error;
+  options.cache_dir =
+      std::filesystem::absolute(options.cache_dir, error).lexically_normal().string();
+  return options;
+}
+
+Sources::Sources(SourceOptions options)
+    : options_(resolved(std::move(options))),
+      is_offline_for_hub_(is_set_for_hub("HF_HUB_OFFLINE")) {
+  if (options_.counters == nullptr) options_.counters = &own_counters_;
+}
+
+Sources::~Sources() = default;
+
+void Sources::start_fetching() {
+  if (fetcher_) fetcher_->hold(false);
+}
+
+std::vector<std::string> Sources::hub_copies() const {
+  const std::lock_guard lock(known_mutex_);
+  return hub_copies_;
+}
+
+std::string Sources::cache_directory() const { return is_remote_ ? options_.cache_dir : ""; }
+
+std::size_t Sources::made() const {
+  const std::lock_guard lock(known_mutex_);
+  return made_.size();
+}
+
+bool Sources::is_version_of(const Known& known, const Source& source) {
+  return known.version && known.version->name == source.path() &&
+         known.version->token == source.token();
+}
+
+Http& Sources::http() {
   std::call_once(http_once_, [this] {
     http_ = std::make_unique<Http>(Http::Options{.connections = options_.connections,
                                                  .insecure_http = options_.insecure_http,
@@ -239,7 +149,7 @@ Http& Sources::Impl::http() {
   return *http_;
 }
 
-Cache& Sources::Impl::cache() {
+Cache& Sources::cache() {
   std::call_once(cache_once_, [this] {
     cache_ = std::make_unique<Cache>(
         Cache::Options{.directory = options_.cache_dir, .size = options_.cache_size});
@@ -250,24 +160,19 @@ Cache& Sources::Impl::cache() {
   return *cache_;
 }
 
-Fetcher& Sources::Impl::fetcher(const std::string& name) {
-  const std::string host = name.substr(0, name.find('/', name.find("://") + 3));
-  Http& http = this->http();
-  Cache& cache = this->cache();
-  const std::lock_guard lock(fetchers_mutex_);
-  std::unique_ptr<Fetcher>& fetcher = fetchers_[host];
-  if (fetcher == nullptr) {
-    fetcher = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
-                                                         .connections = options_.connections,
-                                                         .offline = options_.offline,
-                                                         .counters = options_.counters},
-                                        http, cache);
-    fetcher->hold(asks_nobody_);
-  }
-  return *fetcher;
+Fetcher& Sources::fetcher() {
+  std::call_once(fetcher_once_, [this] {
+    fetcher_ = std::make_unique<Fetcher>(Fetcher::Options{.timeout = timeout(),
+                                                          .connections = options_.connections,
+                                                          .offline = options_.offline,
+                                                          .counters = options_.counters},
+                                         http(), cache());
+    fetcher_->hold(asks_nobody_);
+  });
+  return *fetcher_;
 }
 
-Store& Sources::Impl::store(const std::string& name) {
+Store& Sources::store(const std::string& name) {
   const std::string_view scheme = is_web(scheme_of(name)) ? "https" : scheme_of(name);
   const std::lock_guard lock(stores_mutex_);
   const auto at = stores_.find(scheme);
@@ -286,13 +191,13 @@ Store& Sources::Impl::store(const std::string& name) {
   return *stores_.emplace(scheme, std::move(made)).first->second;
 }
 
-void Sources::Impl::warn(const std::string& line) {
+void Sources::warn(const std::string& line) {
   const std::lock_guard lock(talk_mutex_);
   if (warnings_.insert(line).second && options_.warn != nullptr) options_.warn(line);
 }
 
 // The facts that use() was given for a name.
-std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name) {
+std::optional<KnownSource> Sources::given(const std::string& name) {
   if (!asks_nobody_) return std::nullopt;
   const std::lock_guard lock(known_mutex_);
   const auto at = known_.find(name);
@@ -300,14 +205,14 @@ std::optional<Sources::Impl::Known> Sources::Impl::given(const std::string& name
 }
 
 // The cache's facts about a name.
-Sources::Impl::Known Sources::Impl::recalled(const std::string& name) {
+KnownSource Sources::recalled(const std::string& name) {
   const auto json = cache().recall(key_of(name));
   return json ? known_of(Json::parse(*json, nullptr, false)) : Known{};
 }
 
 // Remembers what `change` adds, here and in the cache.
 template <class Change>
-void Sources::Impl::learn(const std::string& name, const Change& change) {
+void Sources::learn(const std::string& name, const Change& change) {
   {
     const std::lock_guard lock(known_mutex_);
     change(known_[name]);
@@ -324,7 +229,7 @@ void Sources::Impl::learn(const std::string& name, const Change& change) {
   made_.push_back({"", key_of(name)});
 }
 
-void Sources::Impl::refuse_to_ask(const std::string& name) const {
+void Sources::refuse_to_ask(const std::string& name) const {
   throw Error(ErrorCode::kHidden, public_name(name),
               options_.offline ? is_offline_for_hub_
                                      ? "offline (HF_HUB_OFFLINE is set), and this was never fetched"
@@ -333,7 +238,7 @@ void Sources::Impl::refuse_to_ask(const std::string& name) const {
 }
 
 // Whether the cache has the first bytes of a version.
-bool Sources::Impl::is_cached(const RemoteVersion& version, std::uint64_t length) {
+bool Sources::is_cached(const RemoteVersion& version, std::uint64_t length) {
   const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
   if (entry == nullptr) return false;
   const std::uint64_t blocks = (length + CacheEntry::kBlock - 1) / CacheEntry::kBlock;
@@ -345,8 +250,8 @@ bool Sources::Impl::is_cached(const RemoteVersion& version, std::uint64_t length
 
 // Where the blocks end that were read of a beginning, 0 if the cache has them all. Who loads it
 // again reads the same: a reader passes over what it does not keep.
-std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const Source& source,
-                                            std::uint64_t length) {
+std::uint64_t Sources::end_not_cached(const RemoteVersion& version, const Source& source,
+                                      std::uint64_t length) {
   const std::unique_ptr<CacheEntry> entry = cache().open(version, true);
   std::uint64_t end = 0;
   bool has_all = true;
@@ -360,14 +265,14 @@ std::uint64_t Sources::Impl::end_not_cached(const RemoteVersion& version, const 
   return has_all ? 0 : end;
 }
 
-std::unique_ptr<const Source> Sources::Impl::make(const std::string& name, RemoteVersion version,
-                                                  std::string_view first, When when) {
+std::unique_ptr<const Source> Sources::make(const std::string& name, const RemoteVersion& version,
+                                            std::string_view first, When when) {
   if (auto copy = make_from_copy(name, version, first, when)) return copy;
-  return make_fetched(name, std::move(version), first, when);
+  return make_fetched(name, version, first, when);
 }
 
 // The file of the Hub's own cache that stands for an object; "" when there is none.
-std::string Sources::Impl::copy_of(const std::string& name) {
+std::string Sources::copy_of(const std::string& name) {
   std::string path = scheme_of(name) == "hf" ? hub_local_copy(name) : "";
   if (path.empty()) return path;
   const std::lock_guard lock(known_mutex_);
@@ -376,9 +281,9 @@ std::string Sources::Impl::copy_of(const std::string& name) {
 }
 
 // From a file of the Hub's own cache; null when there is none that fits.
-std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& name,
-                                                            const RemoteVersion& version,
-                                                            std::string_view first, When when) {
+std::unique_ptr<const Source> Sources::make_from_copy(const std::string& name,
+                                                      const RemoteVersion& version,
+                                                      std::string_view first, When when) {
   const std::string path = copy_of(version.name);
   if (path.empty()) return nullptr;
   std::unique_ptr<const LocalFile> file;
@@ -387,14 +292,14 @@ std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& n
     file = std::make_unique<const LocalFile>(path);
     state = look_at_hub_copy(*file, version, cache());
   } catch (const Error&) {
-    // It cannot be read.
+    // A copy that cannot be read is refused.
   }
   if (state == CopyState::kRefused) {
     warn(printable(path) +
          ": the Hub's own cache has other bytes than the Hub: not used: remove it");
     return nullptr;
   }
-  // What is loaded is small: it comes from the Hub before all of a large file is compared.
+  // While the digest of a large copy is unknown, loading reads from the Hub: headers are small.
   std::unique_ptr<const Source> remote;
   if (state == CopyState::kUnknown && !options_.offline) {
     remote = make_fetched(name, version, first, when);
@@ -405,7 +310,7 @@ std::unique_ptr<const Source> Sources::Impl::make_from_copy(const std::string& n
 
 // Offline, of an object that nobody has asked for: the Hub's own cache calls a file of Git LFS by
 // its digest. Of any other file nobody tells a digest. Null when there is none.
-std::unique_ptr<const Source> Sources::Impl::open_unasked_copy(const std::string& name) {
+std::unique_ptr<const Source> Sources::open_unasked_copy(const std::string& name) {
   const std::string path = copy_of(name);
   if (path.empty()) return nullptr;
   auto file = std::make_unique<const LocalFile>(path);
@@ -424,9 +329,9 @@ std::unique_ptr<const Source> Sources::Impl::open_unasked_copy(const std::string
   return make_from_copy(name, version, "", When::kLater);
 }
 
-std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& name,
-                                                          RemoteVersion version,
-                                                          std::string_view first, When when) {
+std::unique_ptr<const Source> Sources::make_fetched(const std::string& name,
+                                                    const RemoteVersion& version,
+                                                    std::string_view first, When when) {
   std::unique_ptr<CacheEntry> entry = cache().open(version, options_.offline);
   if (entry == nullptr && options_.offline) refuse_to_ask(name);
   if (entry != nullptr && entry->is_new()) {
@@ -440,12 +345,11 @@ std::unique_ptr<const Source> Sources::Impl::make_fetched(const std::string& nam
   if (when == When::kNow && may_ask() && version.size > 0 && !has_first)
     static_cast<void>(remote->request({0, 1}));
   const bool has_room = first.empty() || entry == nullptr || cache().make_room(first.size());
-  Fetcher& fetcher = this->fetcher(version.name);
-  return std::make_unique<const CacheFile>(std::move(version), std::move(remote), std::move(entry),
-                                           fetcher, first, has_room);
+  return std::make_unique<const CacheFile>(version, std::move(remote), std::move(entry), fetcher(),
+                                           first, has_room);
 }
 
-std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When when) {
+std::unique_ptr<const Source> Sources::open_remote(const std::string& name, When when) {
   is_remote_ = true;
   Store& store = this->store(name);
   const std::string at = pinned(name);
@@ -482,10 +386,10 @@ std::unique_ptr<const Source> Sources::Impl::open(const std::string& name, When 
     warn(public_name(parent_name(at)) + ": its server sends no strong ETag: a change that keeps " +
          (found.version.weak_etag.empty() ? "" : "the weak one, ") + "time and size is not seen");
   }
-  return make(at, std::move(found.version), found.first, when);
+  return make(at, found.version, found.first, when);
 }
 
-void Sources::Impl::remove_made_since(std::size_t made) {
+void Sources::remove_made_since(std::size_t made) {
   std::vector<Made> removed;
   {
     const std::lock_guard lock(known_mutex_);
@@ -500,9 +404,8 @@ void Sources::Impl::remove_made_since(std::size_t made) {
   }
 }
 
-// Of a model that the Hub's own cache holds, without asking: the files that lie there.
-std::optional<std::vector<std::string>> Sources::Impl::local_listing(
-    const std::string& name) const {
+// The names of a model's files in the Hub's own cache; nullopt: it has none. The Hub is not asked.
+std::optional<std::vector<std::string>> Sources::local_listing(const std::string& name) const {
   if (scheme_of(name) != "hf") return std::nullopt;
   for (const char* file : {"model.safetensors.index.json", "model.safetensors"}) {
     const std::string copy = hub_local_copy(child_name(name, file));
@@ -511,7 +414,12 @@ std::optional<std::vector<std::string>> Sources::Impl::local_listing(
   return std::nullopt;
 }
 
-std::optional<std::vector<std::string>> Sources::Impl::names_in(const std::string& name) {
+std::optional<std::vector<std::string>> Sources::names_in(const std::string& name) {
+  if (!is_url(name)) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(name, error)) return std::nullopt;
+    return stfs::names_in(name);
+  }
   Store& store = this->store(name);
   if (is_web(scheme_of(name)) && public_name(name).ends_with('/')) {
     throw Error(ErrorCode::kUsage, public_name(name),
@@ -540,7 +448,8 @@ std::optional<std::vector<std::string>> Sources::Impl::names_in(const std::strin
   return listing;
 }
 
-std::string Sources::Impl::pinned(const std::string& name) {
+std::string Sources::pinned(const std::string& name) {
+  if (!is_url(name)) return name;
   {
     const std::lock_guard lock(known_mutex_);
     const auto at = known_.find(name);
@@ -559,7 +468,7 @@ std::string Sources::Impl::pinned(const std::string& name) {
   return pinned;
 }
 
-int Sources::Impl::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
+int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
   if (!is_url(source.path())) return source.read(out, offset);
   std::string key = source.path();
   key.append(1, '\0').append(source.token()).append(1, '\0');
@@ -581,7 +490,7 @@ int Sources::Impl::read(const Source& source, std::uint64_t offset, std::span<st
   return 0;
 }
 
-void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view first) {
+void Sources::keep_if_not_cached(const Source& source, std::string_view first) {
   const std::lock_guard lock(known_mutex_);
   for (auto& [name, known] : known_) {
     if (is_version_of(known, source) && !is_cached(*known.version, first.size()))
@@ -589,7 +498,7 @@ void Sources::Impl::keep_if_not_cached(const Source& source, std::string_view fi
   }
 }
 
-std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
+std::string Sources::resolutions(std::span<const Beginning> beginnings) {
   for (const auto& [source, length] : beginnings) {
     std::uint64_t end = 0;
     {
@@ -628,7 +537,7 @@ std::string Sources::Impl::resolutions(std::span<const Beginning> beginnings) {
   return {bytes.begin(), bytes.end()};
 }
 
-void Sources::Impl::use(std::string_view resolutions) {
+void Sources::use(std::string_view resolutions) {
   const Json json = Json::from_msgpack(resolutions, true, false);
   if (!json.is_object() || !json.contains("names") || !json.contains("parts") ||
       !json.contains("warnings")) {
@@ -648,15 +557,9 @@ void Sources::Impl::use(std::string_view resolutions) {
   asks_nobody_ = true;
 }
 
-Sources::Sources(SourceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
-Sources::~Sources() = default;
-
 std::unique_ptr<const Source> Sources::open(const std::string& name) {
-  return is_url(name) ? impl_->open(name) : std::make_unique<const LocalFile>(name);
+  return is_url(name) ? open_remote(name, When::kNow) : std::make_unique<const LocalFile>(name);
 }
-
-std::vector<std::string> Sources::hub_copies() const { return impl_->hub_copies(); }
-std::string Sources::cache_directory() const { return impl_->cache_directory(); }
 
 std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> names, When when) {
   constexpr std::size_t kAtOnce = 16;
@@ -667,7 +570,7 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
   const auto open_one = [&](std::size_t i) {
     try {
       if (when == When::kLater && is_url(names[i])) {
-        opened[i].source = impl_->open(names[i], when);
+        opened[i].source = open_remote(names[i], when);
         return;
       }
       opened[i].source = open(names[i]);
@@ -702,17 +605,13 @@ std::vector<Sources::Opened> Sources::open_all(std::span<const std::string> name
         if (unreachable) opened[remote[i]].error = unreachable;
       }
       if (!opened[remote[i]].error) open_one(remote[i]);
-      if (when == When::kNow) impl_->report(++done, remote.size());
+      const std::size_t now = ++done;
+      if (when == When::kLater || options_.progress == nullptr) continue;
+      const std::lock_guard lock(talk_mutex_);
+      options_.progress(now, remote.size());
     }
   });
   return opened;
-}
-
-std::optional<std::vector<std::string>> Sources::names_in(const std::string& name) {
-  if (is_url(name)) return impl_->names_in(name);
-  std::error_code error;
-  if (!std::filesystem::is_directory(name, error)) return std::nullopt;
-  return stfs::names_in(name);
 }
 
 std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
@@ -726,25 +625,8 @@ std::string Sources::read_file(const std::string& name, std::uint64_t limit) {
   if (const int error = source->read(std::as_writable_bytes(std::span(text)), 0)) {
     throw_read_failure(*source, public_name(name), "", error);
   }
-  impl_->keep_if_not_cached(*source, text);
+  keep_if_not_cached(*source, text);
   return text;
 }
-
-std::string Sources::pinned(const std::string& name) {
-  return is_url(name) ? impl_->pinned(name) : name;
-}
-
-std::size_t Sources::made() const { return impl_->made(); }
-void Sources::remove_made_since(std::size_t made) { impl_->remove_made_since(made); }
-
-int Sources::read(const Source& source, std::uint64_t offset, std::span<std::byte> out) {
-  return impl_->read(source, offset, out);
-}
-
-std::string Sources::resolutions(std::span<const Beginning> beginnings) {
-  return impl_->resolutions(beginnings);
-}
-void Sources::use(std::string_view resolutions) { impl_->use(resolutions); }
-void Sources::start_fetching() { impl_->start_fetching(); }
 
 }  // namespace stfs

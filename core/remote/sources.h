@@ -10,14 +10,20 @@
 #pragma once
 
 #include "core/base/error.h"
+#include "core/remote/stores/remote.h"
 #include "core/source/counters.h"
 #include "core/source/source.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,6 +50,21 @@ struct SourceOptions {
 // The options with what the environment adds, for a process that may have another one: the cache's
 // directory, absolute, and whether the Hub's variable says offline.
 SourceOptions resolved(SourceOptions options);
+
+class Cache;
+class Fetcher;
+class Http;
+class Store;
+
+// The facts found about a name.
+struct KnownSource {
+  std::optional<std::string> pinned = {};
+  bool is_file = false;    // a store said so
+  bool is_absent = false;  // a store said so; not remembered by the cache
+  std::optional<std::vector<std::string>> listing = {};
+  std::optional<RemoteVersion> version = {};
+  std::string first = {};  // bytes that no cache holds
+};
 
 class Sources {
  public:
@@ -105,8 +126,63 @@ class Sources {
   void start_fetching();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  Http& http();
+  Cache& cache();
+  Fetcher& fetcher();
+  Store& store(const std::string& name);
+
+  void warn(const std::string& line);
+  std::optional<KnownSource> given(const std::string& name);
+  KnownSource recalled(const std::string& name);
+  template <class Change>
+  void learn(const std::string& name, const Change& change);
+  [[noreturn]] void refuse_to_ask(const std::string& name) const;
+  std::chrono::seconds timeout() const { return std::chrono::seconds(options_.timeout); }
+  bool may_ask() const { return !options_.offline && !asks_nobody_; }
+  static bool is_version_of(const KnownSource& known, const Source& source);
+  bool is_cached(const RemoteVersion& version, std::uint64_t length);
+  std::uint64_t end_not_cached(const RemoteVersion& version, const Source& source,
+                               std::uint64_t length);
+  void keep_if_not_cached(const Source& source, std::string_view first);
+  std::unique_ptr<const Source> open_remote(const std::string& name, When when);
+  std::unique_ptr<const Source> make(const std::string& name, const RemoteVersion& version,
+                                     std::string_view first, When when);
+  std::unique_ptr<const Source> make_fetched(const std::string& name, const RemoteVersion& version,
+                                             std::string_view first, When when);
+  std::unique_ptr<const Source> make_from_copy(const std::string& name,
+                                               const RemoteVersion& version, std::string_view first,
+                                               When when);
+  std::string copy_of(const std::string& name);
+  std::unique_ptr<const Source> open_unasked_copy(const std::string& name);
+  std::optional<std::vector<std::string>> local_listing(const std::string& name) const;
+
+  SourceOptions options_;
+  const bool is_offline_for_hub_;
+  Counters own_counters_;
+  bool asks_nobody_ = false;
+
+  std::once_flag http_once_, cache_once_, fetcher_once_;
+  // Destroyed from the last to the first: each uses those before it.
+  std::unique_ptr<Http> http_;
+  std::unique_ptr<Cache> cache_;
+  std::mutex stores_mutex_;
+  std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by scheme
+  std::unique_ptr<Fetcher> fetcher_;
+
+  mutable std::mutex known_mutex_;
+  std::map<std::string, KnownSource> known_;  // by name, with its secrets
+  // An entry of the cache, by its ID, or what it remembers of a name.
+  struct Made {
+    std::string id, name;
+  };
+  std::vector<Made> made_;
+  std::vector<std::string> hub_copies_;
+  std::atomic<bool> is_remote_ = false;  // a remote source was opened
+  // Bytes of remote sources by path, token and offset. Constant once asks_nobody_ is true.
+  std::map<std::string, std::string> parts_;
+  std::size_t parts_bytes_ = 0;
+  std::mutex talk_mutex_;           // of the functions in options_
+  std::set<std::string> warnings_;  // that the user has seen
 };
 
 }  // namespace stfs

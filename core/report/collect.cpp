@@ -6,7 +6,7 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/remote/http/url.h"
 #include "core/report/findings.h"
-#include "core/values/difference.h"
+#include "core/values/compare.h"
 #include "core/values/digest.h"
 
 #include <algorithm>
@@ -153,48 +153,9 @@ std::string type_and_shape(const Tensor& tensor) {
 
 bool has_values(DType dtype) { return type_info(dtype).kind != TypeKind::kComplex; }
 
-bool are_same_bytes(const std::optional<Extent>& a, const std::optional<Extent>& b) {
-  return a && b && a->offset == b->offset && a->length == b->length &&
-         a->source->token() == b->source->token();
-}
-
-// --- threads
-
-// Calls `work` for each item once, for several at a time; the last items share the threads that
-// find no other one. Throws the first exception of `work`.
-void for_each_item(std::span<const std::uint32_t> items, unsigned threads,
-                   const std::function<void(std::uint32_t item, unsigned threads)>& work) {
-  std::atomic<std::size_t> next = 0;
-  on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
-    try {
-      for (std::size_t i; (i = next++) < items.size();) {
-        const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
-        work(items[i], static_cast<unsigned>(threads / left));
-      }
-    } catch (...) {
-      next = items.size();
-      throw;
-    }
-  });
-}
-
 // --- the pass over the bytes
 
-// Shows values to several sinks.
-class Sinks : public ValueSink {
- public:
-  void add(ValueSink& sink) { sinks_.push_back(&sink); }
-
-  void see(std::uint64_t first, std::span<const float> values, unsigned thread) override {
-    for (ValueSink* sink : sinks_) sink->see(first, values, thread);
-  }
-  void see(std::uint64_t first, std::span<const double> values, unsigned thread) override {
-    for (ValueSink* sink : sinks_) sink->see(first, values, thread);
-  }
-
- private:
-  std::vector<ValueSink*> sinks_;
-};
+using Sinks = std::vector<ValueSink*>;
 
 // Gathers a picture and the distribution of a tensor's values.
 class Picture {
@@ -204,8 +165,8 @@ class Picture {
         shape_(picture_shape(tensor.shape, kThumbnail)),
         cells_(threads, &memory),
         pixels_(shape_) {
-    sinks.add(cells_);
-    sinks.add(pixels_);
+    sinks.push_back(&cells_);
+    sinks.push_back(&pixels_);
   }
 
   void fill(ReportTensor& shown) const {
@@ -264,10 +225,22 @@ class Collector {
  private:
   bool is_stopped() const { return options_.stop.load(std::memory_order_relaxed); }
 
+  // Calls `work` for each tensor once, for several at a time; the last ones share the threads that
+  // find no other one. Throws the first exception of `work`.
   void for_tensors(std::span<const std::uint32_t> items,
                    const std::function<void(std::uint32_t, unsigned)>& work) {
-    for_each_item(items, std::max(1U, options_.threads), [&](std::uint32_t i, unsigned threads) {
-      if (!is_stopped()) work(i, threads);
+    const unsigned threads = std::max(1U, options_.threads);
+    std::atomic<std::size_t> next = 0;
+    on_threads(std::min<std::size_t>(threads, items.size()), [&](std::size_t) {
+      try {
+        for (std::size_t i; (i = next++) < items.size() && !is_stopped();) {
+          const std::size_t left = std::min<std::size_t>(items.size() - i, threads);
+          work(items[i], static_cast<unsigned>(threads / left));
+        }
+      } catch (...) {
+        next = items.size();
+        throw;
+      }
     });
   }
 
@@ -281,33 +254,28 @@ class Collector {
     if (with_pictures && has_values(tensor.dtype) && shown.elements > 0) {
       picture.emplace(tensor, threads, memory_, sinks);
     }
-    std::optional<Tensor> other;
+    ValueStats stats;
+    int error = 0;
+    bool is_read = false;
+    const auto pass = [&] {
+      is_read = true;
+      error = value_stats(tensor.content(), tensor.dtype, options, stats, sinks);
+      return error;
+    };
     if (against_ != nullptr) {
-      shown.difference = Difference{Difference::Kind::kAdded, {}, {}, {}, {}};
-      if (const auto number = against_->find(tensor.name)) other = against_->tensor(*number);
-    }
-    std::optional<Content> other_content;
-    std::optional<DifferenceSink> differences;
-    if (other && begin_difference(i, tensor, *other, *shown.difference)) {
-      other_content.emplace(other->content());
-      differences.emplace(*other_content, other->dtype, options);
-      sinks.add(*differences);
+      compare(i, tensor, options, [&](ValueSink& differences) {
+        sinks.push_back(&differences);
+        return pass();
+      });
     }
     if (!shown.failure.empty()) return;
-    ValueStats stats;
-    const int error = value_stats(tensor.content(), tensor.dtype, options, stats, {&sinks});
-    if (error != 0) {
-      fail(i, error);
-      const bool is_unknown = differences && shown.difference->kind == Difference::Kind::kEqual;
-      if (is_unknown) shown.difference->kind = Difference::Kind::kValues;
-      return;
-    }
+    if (!is_read) pass();
+    if (error != 0) return fail(i, error);
     shown.stats = stats;
     if (picture) picture->fill(shown);
-    if (differences) end_difference(i, *other, *differences, *shown.difference);
   }
 
-  // Of a tensor that cannot be read, the report shows no number.
+  // A tensor that cannot be read has its failure and no numbers in the report.
   void fail(std::uint32_t i, int error) {
     if (is_stopped()) return;
     ReportTensor& shown = report_.tensors[i];
@@ -331,69 +299,49 @@ class Collector {
     Sinks sinks;
     Picture picture(tensor, threads, memory_, sinks);
     const PassOptions options{.stop = options_.stop, .threads = threads};
-    if (const int error = see_values(tensor.content(), tensor.dtype, options, {&sinks})) {
+    if (const int error = see_values(tensor.content(), tensor.dtype, options, sinks)) {
       fail(i, error);
     } else {
       picture.fill(shown);
     }
   }
 
-  // Whether values must be compared; else `difference` is complete.
-  bool begin_difference(std::uint32_t i, const Tensor& tensor, const Tensor& other,
-                        Difference& difference) {
+  // Sets the difference from the other checkpoint's tensor, in a pass over both where values tell.
+  void compare(std::uint32_t i, const Tensor& tensor, const PassOptions& options,
+               const std::function<int(ValueSink&)>& pass) {
+    using Kind = Difference::Kind;
+    ReportTensor& shown = report_.tensors[i];
+    shown.difference = Difference{Kind::kAdded, {}, {}, {}, {}};
+    const auto number = against_->find(tensor.name);
+    if (!number) return;
+    const Tensor other = against_->tensor(*number);
+    Difference& difference = *shown.difference;
     const bool has_equal_shape = std::ranges::equal(tensor.shape, other.shape);
     const bool has_equal_type = tensor.dtype == other.dtype;
-    difference.kind = !has_equal_shape  ? Difference::Kind::kShape
-                      : !has_equal_type ? Difference::Kind::kType
-                                        : Difference::Kind::kEqual;
-    if (!has_equal_shape || !has_equal_type) difference.was = type_and_shape(other);
-    const bool is_equal =
-        has_equal_shape && has_equal_type && are_same_bytes(tensor.locator, other.locator);
-    if (has_equal_shape && !is_equal && tensor.elements() > 0) {
-      if (has_values(tensor.dtype) && has_values(other.dtype)) return true;
-      if (has_equal_type) compare_bytes(i, tensor, other, difference);
-      return false;
-    }
-    if (has_equal_shape) {
-      difference.distance = 0;
-      difference.equal = 1;
-      difference.largest = 0;
-    }
-    if (options_.progress) options_.progress(other.length);
-    return false;
-  }
-
-  void compare_bytes(std::uint32_t i, const Tensor& tensor, const Tensor& other,
-                     Difference& difference) {
-    std::optional<std::uint64_t> at;
-    bool is_in_b = false;
-    const int error = first_difference(tensor.content(), other.content(), options_, at, is_in_b);
-    if (error != 0 || at) difference.kind = Difference::Kind::kValues;
-    if (error != 0 && is_in_b) fail_there(i, other, error);
-    if (error != 0 && !is_in_b) fail(i, error);
-  }
-
-  void end_difference(std::uint32_t i, const Tensor& other, const DifferenceSink& differences,
-                      Difference& difference) {
-    ValueDifference values;
-    if (const int error = differences.result(values)) {
-      if (difference.kind == Difference::Kind::kEqual) {
-        difference.kind = Difference::Kind::kValues;
-      }
-      fail_there(i, other, error);
+    difference.kind = !has_equal_shape  ? Kind::kShape
+                      : !has_equal_type ? Kind::kType
+                                        : Kind::kEqual;
+    if (difference.kind != Kind::kEqual) difference.was = type_and_shape(other);
+    const bool by_values = has_values(tensor.dtype) && has_values(other.dtype);
+    if (!has_equal_shape || (!by_values && !has_equal_type)) {
+      if (options.progress) options.progress(other.length);
       return;
     }
-    const bool is_equal = values.equal == values.elements;
-    if (!is_equal && difference.kind == Difference::Kind::kEqual) {
-      difference.kind = Difference::Kind::kValues;
+    const Comparison found = compare_tensors(
+        other, tensor, by_values ? CompareBy::kValues : CompareBy::kBytes, options, pass);
+    const bool may_differ = found.error != 0 || found.differs();
+    if (may_differ && difference.kind == Kind::kEqual) difference.kind = Kind::kValues;
+    if (found.error != 0) {
+      return found.is_in_before ? fail_there(i, other, found.error) : fail(i, found.error);
     }
-    difference.equal = values.equal_share();
-    if (values.unlike > 0) {
+    if (!found.values) return;
+    difference.equal = found.values->equal_share();
+    if (found.values->unlike > 0) {
       difference.largest = std::numeric_limits<double>::infinity();
-      return;
+    } else {
+      difference.distance = found.values->distance();
+      difference.largest = found.values->largest;
     }
-    difference.distance = values.distance();
-    difference.largest = values.largest;
   }
 
   // Tensors of equal statistics have equal bytes or are rearranged: their digests tell. So only

@@ -66,7 +66,7 @@ bool has_name_of_scales(std::string_view name) {
   return std::ranges::any_of(kEnds, ends) && std::ranges::none_of(kOthers, ends);
 }
 
-// What is suspicious about a scale; empty: nothing.
+// Why a scale is suspicious; "" for one that is not, and for any other tensor.
 std::string suspicion_of(const ReportTensor& tensor) {
   constexpr double kMostRatio = 0x1p24;
   const ValueStats& stats = *tensor.stats;
@@ -100,7 +100,6 @@ class Findings {
       if (tensor.stats && is_so(tensor)) found.push_back(i);
     }
     if (found.empty()) return;
-    // Those with the most values first.
     if (count != nullptr) {
       std::ranges::stable_sort(found, std::greater<>(),
                                [&](std::uint32_t i) { return (*report_.tensors[i].stats).*count; });
@@ -268,7 +267,7 @@ std::vector<std::uint32_t> odd_tensors(const Report& report) {
   const auto add = [&](std::uint32_t i) {
     if (odd.size() < Report::kMostPictured && known.insert(i).second) odd.push_back(i);
   };
-  // Of many findings each has some.
+  // Takes the tensors of all findings in turn, so that each finding has some.
   for (std::size_t round = 0; round < Report::kMostPictured; ++round) {
     bool has_more = false;
     for (const Finding& finding : report.findings) {

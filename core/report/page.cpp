@@ -3,8 +3,8 @@
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/report/page_data.h"
-#include "core/report/page_markup.h"
 #include "core/report/page_texts.h"
+#include "core/values/picture/markup.h"
 
 #include <algorithm>
 #include <array>
@@ -47,9 +47,7 @@ std::string base64(std::string_view hex) {
 
 // A source of a content security policy that permits this element alone.
 std::string hash_source(std::string_view text) {
-  Sha256 sha;
-  sha.add(std::as_bytes(std::span(text)));
-  return "'sha256-" + base64(sha.hex()) + "'";
+  return "'sha256-" + base64(sha256_hex(text)) + "'";
 }
 
 // --- tables

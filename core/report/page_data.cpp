@@ -1,7 +1,7 @@
 #include "core/report/page_data.h"
 
 #include "core/base/text.h"
-#include "core/report/page_markup.h"
+#include "core/values/picture/markup.h"
 
 #include <algorithm>
 #include <array>
@@ -210,7 +210,7 @@ void write_rows(const Report& report, const std::vector<bool>& is_linked, const 
 
 void write_data(const Report& report, const std::vector<Column>& columns, const Write& write) {
   const std::size_t most_path = part_of(16'000'000, report, 160, 4096);
-  // Of so many tensors, the odd ones may be too many for a page under 20 MB.
+  // Beyond kMostPictured tensors, thumbnails are halved: the page is to stay under 20 MB.
   const bool is_small = report.tensors.size() > Report::kMostPictured;
   bool is_first = true;
   const auto begin = [&](std::string_view before) {

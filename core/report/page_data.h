@@ -29,7 +29,7 @@ std::size_t rows_of(const Report& report);
 // stand, for a text.
 void write_rows(const Report& report, const std::vector<bool>& is_linked, const Write& write);
 
-// What the table does not say, as JSON, by tensor: only of those that have it, and a row.
+// Writes as JSON what the table lacks: for each tensor that has such data and a row.
 void write_data(const Report& report, const std::vector<Column>& columns, const Write& write);
 
 }  // namespace stfs::markup

@@ -1,5 +1,5 @@
-// What the report of a checkpoint shows (report.html): plain values, without a checkpoint behind
-// them. collect.h fills them in, page.h writes them as a page.
+// The data of a report (report.html): plain values, without a checkpoint behind them. collect.h
+// fills them in, page.h writes them as a page.
 //
 // Thread safety: none needed; these are values. Names and paths are bytes of a user or of a file:
 // not always UTF-8, and hostile.

@@ -12,10 +12,10 @@ namespace stfs {
 struct Counters {
   using Count = std::atomic<std::uint64_t>;
 
-  // Of the mount.
+  // Reads of the mount's files:
   Count reads{};           // requests to read
   Count bytes_answered{};  // to readers
-  // Of its remote sources.
+  // Transfers from remote sources, and use of the cache:
   Count requests{};       // HTTP requests sent
   Count bytes_fetched{};  // of bodies
   Count retries{};        // requests sent again
@@ -24,5 +24,10 @@ struct Counters {
   Count waits{};          // ranges that had to wait for the network
   Count nanoseconds_waited{};
 };
+
+// Adds to a count of those of a process that counts; null for one that does not.
+inline void tally(Counters* counters, Counters::Count Counters::*which, std::uint64_t more = 1) {
+  if (counters != nullptr) (counters->*which).fetch_add(more, std::memory_order_relaxed);
+}
 
 }  // namespace stfs

@@ -38,8 +38,8 @@ namespace stfs {
 class LocalFile final : public Source {
  public:
   enum class Lease : std::uint8_t { kNone, kHeld, kAskedFor, kGivenBack };
-  // What is accepted as this version, and the lease that judges it. The next worker of a supervised
-  // mount must know it, also when this one is killed between two instructions.
+  // The accepted version and the state of its lease. The next worker of a supervised mount needs
+  // both, even if this worker is killed between two instructions.
   struct Standing {
     std::atomic<std::uint64_t> rights = 0;  // the link count, mode and owner at `ctime`
     std::atomic<bool> is_named = true;      // path() leads to the file
@@ -74,6 +74,7 @@ class LocalFile final : public Source {
   bool can_pin(ByteRange range) const override;
   Pinned try_pin() const override;
   const LocalFile* local_file() const override { return this; }
+  int descriptor(ByteRange) const override { return fd_.get(); }
 
   // One statx(2), which asks the server of a file system that may be remote.
   int verify() const override;

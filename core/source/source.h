@@ -107,6 +107,9 @@ class Source {
   // The file of this machine that has the bytes, and of which a lease keeps writers away; null for
   // none.
   virtual const LocalFile* local_file() const { return nullptr; }
+  // The descriptor of a file in which a range that want() has brought stands at its offset, for
+  // mmap(2); -1 for none. The source owns it.
+  virtual int descriptor(ByteRange) const { return -1; }
 
   // Returns 0 while the source is this version, and ESTALE for ever once it is not. Any other errno
   // means that the check itself failed. Call it before bytes are sent and after bytes are read.
@@ -140,6 +143,7 @@ class Source {
   // one; a source records the first kMaxFailures.
   std::optional<Failure> take_failure() const;
   static constexpr std::size_t kMaxFailures = 8;
+  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;
   // All failures, taken or not, in the order in which they happened.
   std::vector<Failure> failures() const;
   // Records failures that another process saw and took. Call it before the first read.
@@ -147,8 +151,7 @@ class Source {
 
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}
-  void set_version(Version version) { version_ = version; }                    // constructors only
-  void note_failure(std::uint64_t begin, std::uint64_t end, int error) const;  // for take_failure()
+  void set_version(Version version) { version_ = version; }  // constructors only
   // Where fetch() and read() take bytes: those of loading, which must not wait for a whole file.
   virtual const Source& loading_source() const { return *this; }
 

@@ -52,7 +52,7 @@ Candidates candidates_of(std::span<const std::string> names) {
   std::ranges::sort(candidates.indexes);
   std::ranges::sort(candidates.files);
   std::ranges::sort(candidates.ggufs);
-  // Of one split file, the first part stands before the others.
+  // Keeps the first part of each split file: sorting has put it before the others.
   std::set<std::string> splits;
   std::erase_if(candidates.ggufs, [&](const std::string& name) {
     const std::optional<GgufPartName> part = gguf_part_name(name);

@@ -17,7 +17,7 @@ Content Tensor::content() const {
   return content;
 }
 
-// Of a computed tensor: that of its newest input.
+// The mtime of a computed tensor is that of its newest input.
 timespec Tensor::mtime() const {
   if (computed == nullptr) return locator->source->mtime();
   timespec newest{};

@@ -52,8 +52,8 @@ class ComputedTensor {
   virtual std::vector<Tensor> inputs() const = 0;
   // How it is computed, in words for a user: "block FP8".
   virtual std::string_view scheme() const = 0;
-  // What content() computes, for another process (core/layer/quantised/dequantize.h); nullopt: it
-  // cannot be told.
+  // A description of content() from which another process computes the same bytes
+  // (core/layer/quantised/dequantize.h); nullopt if there is none.
   virtual std::optional<QuantizedRecipe> recipe() const = 0;
 };
 

@@ -32,8 +32,8 @@ struct Part {
   std::string label;
   bool is_whole = true;   // `header` has all tensors of the source
   bool is_split = false;  // a part of a split GGUF file (gguf_split.h)
-  // Of the first part of the split file with which this part was loaded; null for a file alone. The
-  // first part has the metadata of all.
+  // The source of the first part of the split file that this is a part of: that one has the
+  // metadata of all parts. Null for a file alone.
   const Source* first_part = nullptr;
   // Where the files lie that belong to the checkpoint of this part, such as config.json.
   std::string directory = {};
@@ -120,7 +120,7 @@ class TensorList {
   const std::vector<MissingTensor>& missing() const { return missing_; }
   // Printable lines "place: subject: rule".
   const std::vector<std::string>& warnings() const { return warnings_; }
-  // What layers did, with all that decided it: one text a layer.
+  // One text for each layer: what it did, and everything that decided the result.
   const std::vector<std::string>& texts() const { return texts_; }
 
   // The numbers, bytewise by name; find() needs them. Throws Error kUsage for a name that two

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kBlock = 32 * kRun;  // elements, as those of value_stats()
 
-// What the vectors cannot do: a run with values that are not finite.
+// Compares a run that has values that are not finite: the vectors handle finite ones only.
 template <class T>
 RunDifferences differences_of_some(std::span<const T> a, std::span<const double> b,
                                    std::uint64_t first, ValueDifference& found) {

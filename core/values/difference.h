@@ -27,8 +27,8 @@ struct ValueDifference {
   std::uint64_t equal = 0;
   std::uint64_t unlike = 0;
   std::uint64_t first_unlike = 0;  // with `unlike`: the number of an element
-  // Of the elements that are finite in both. The sums differ from the exact ones by a few units of
-  // the last place.
+  // The members below are about elements that are finite in both. The sums differ from the exact
+  // ones by a few units of the last place.
   double largest = 0;               // |a - b|
   std::uint64_t first_largest = 0;  // with `largest`: the first element that has it
   double squares = 0;               // sum of (a - b)^2

@@ -141,7 +141,7 @@ ValueCells::~ValueCells() {
       if (!lane.counts.empty()) memory_->give_back(std::move(lane.counts));
     }
   } catch (const std::bad_alloc&) {
-    // The others take new memory.
+    // No memory to keep the counts: the next user allocates its own.
   }
 }
 

@@ -45,7 +45,7 @@ inline constexpr std::array kQuantiles = {0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.
 struct Distribution {
   ValueStats stats;
   Histogram histogram;
-  // Of each of kQuantiles, the least value that so large a share of the values does not exceed.
+  // For each share in kQuantiles, the least value that this share of the values does not exceed.
   std::array<double, kQuantiles.size()> quantiles{};
 };
 

@@ -1,15 +1,14 @@
 #include "core/values/moments.h"
 
+#include "core/base/vectors.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <functional>
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
-// runs. Sixteen lanes need arrays of vectors, which vectors without a constant size cannot be in.
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// runs.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/values/moments.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -221,8 +220,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-#include "core/base/vectors.h"
-
 namespace stfs {
 namespace {
 
@@ -257,10 +254,6 @@ RunDifferences differences_of(std::span<const double> x, std::span<const double>
 
 std::uint32_t largest_key(std::span<const float> values) {
   return HWY_DYNAMIC_DISPATCH(greatest_key)(values.data(), values.size());
-}
-
-void with_each_target(const std::function<void()>& use) {
-  with_each_target(HWY_TARGETS, [&](std::int64_t) { use(); });
 }
 
 }  // namespace stfs

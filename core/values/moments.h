@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 
 namespace stfs {
@@ -51,9 +50,5 @@ RunDifferences differences_of(std::span<const double> x, std::span<const double>
 // infinity and NaN it is larger than that of any number.
 std::uint32_t largest_key(std::span<const float> values);
 constexpr std::uint32_t key_of(std::uint32_t bits) { return bits << 1 | (~bits >> 31); }
-
-// For tests: calls `use` once with each set of instructions that the processor has. Not
-// thread-safe.
-void with_each_target(const std::function<void()>& use);
 
 }  // namespace stfs

@@ -280,16 +280,16 @@ void ValueSink::see(std::uint64_t first, std::span<const double> values, unsigne
 }
 
 int value_stats(const Content& content, DType dtype, const PassOptions& options, ValueStats& stats,
-                std::initializer_list<ValueSink*> sinks) {
-  ValuePass pass(dtype, true, std::span(sinks.begin(), sinks.size()));
+                const std::vector<ValueSink*>& sinks) {
+  ValuePass pass(dtype, true, sinks);
   const int error = pass.run(content, options);
   if (error == 0) stats = pass.stats();
   return error;
 }
 
 int see_values(const Content& content, DType dtype, const PassOptions& options,
-               std::initializer_list<ValueSink*> sinks) {
-  return ValuePass(dtype, false, std::span(sinks.begin(), sinks.size())).run(content, options);
+               const std::vector<ValueSink*>& sinks) {
+  return ValuePass(dtype, false, sinks).run(content, options);
 }
 
 void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out) {

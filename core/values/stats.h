@@ -18,10 +18,10 @@
 #include "core/values/pass.h"
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace stfs {
 
@@ -58,11 +58,11 @@ class ValueSink {
 // but those of C64. Returns 0, EINTR soon after `stop` was set, ESTALE when a source changed, or
 // the errno of a read. The results are valid only with 0.
 int value_stats(const Content& content, DType dtype, const PassOptions& options, ValueStats& stats,
-                std::initializer_list<ValueSink*> sinks = {});
+                const std::vector<ValueSink*>& sinks = {});
 
-// The same for the sinks alone.
+// value_stats() for the sinks alone.
 int see_values(const Content& content, DType dtype, const PassOptions& options,
-               std::initializer_list<ValueSink*> sinks);
+               const std::vector<ValueSink*>& sinks);
 
 // Elements of type `dtype` as doubles; I64 and U64 are rounded. `bytes` begins with a block and has
 // out.size() elements. Not for C64.

@@ -329,9 +329,9 @@ int mount_loaded(Options& options, const Checkpoint& checkpoint, Daemon& daemon,
                       daemon,  signals.get()};
   if (options.supervise && can_resend(mount)) return supervise(loaded);
   if (options.supervise) {
-    std::fprintf(stderr,
-                 "stfs: warning: supervise: this kernel cannot send requests a second time (Linux "
-                 "6.9 can): not supervised\n");
+    print_warning(
+        "supervise: this kernel cannot send requests a second time (Linux 6.9 can): not "
+        "supervised");
   }
   serve_alone(loaded);
   return 0;

@@ -34,7 +34,6 @@ struct Xattr {
 
 bool has_locator(const Nodes::Shown& s) { return s.tensor.locator.has_value(); }
 
-// They describe the tensor, on the files of views too.
 // The names of the tensors that a computed one is made of, as JSON.
 std::string names_of_inputs(const Nodes::Shown& shown) {
   std::string json = "[";
@@ -44,6 +43,7 @@ std::string names_of_inputs(const Nodes::Shown& shown) {
   return json + "]";
 }
 
+// Attributes of a tensor, on the files of views too.
 constexpr std::array<Xattr, 10> kXattrs{{
     {"user.stfs.name", [](const Nodes::Shown& s) { return std::string(s.tensor.name); }},
     {"user.stfs.dtype",
@@ -69,7 +69,6 @@ constexpr std::array<Xattr, 10> kXattrs{{
      [](const Nodes::Shown& s) { return s.as.has_value(); }},
 }};
 
-// Those of the tensors.
 std::vector<const Source*> sources_of_parts(const Checkpoint& checkpoint) {
   std::vector<const Source*> sources;
   for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
@@ -78,25 +77,15 @@ std::vector<const Source*> sources_of_parts(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-std::uint64_t FileSystem::FilesAhead::size(std::uint64_t file) const {
-  const Node node = node_of(file);
-  return filesystem_.nodes_.exists(node) ? filesystem_.nodes_.size(node) : 0;
-}
-
-std::optional<std::uint64_t> FileSystem::FilesAhead::next(std::uint64_t file) const {
-  const std::optional<Node> next = filesystem_.nodes_.next_tensor(node_of(file));
-  return next ? std::optional(inode_of(*next)) : std::nullopt;
-}
-
-void FileSystem::FilesAhead::prefetch(const ReadAhead::Piece& piece) const {
+void FileSystem::prefetch(const ReadAhead::Piece& piece) const {
   const Node node = node_of(piece.file);
-  if (const std::optional<Extent> extent = filesystem_.nodes_.extent(node)) {
+  if (const std::optional<Extent> extent = nodes_.extent(node)) {
     const Extent part = extent->part(piece.offset, piece.length);
     if (part.length > 0) part.source->prefetch({part.offset, part.length});
     return;
   }
   Recipe recipe;
-  if (filesystem_.find_content(node, recipe) != 0) return;
+  if (find_content(node, recipe) != 0) return;
   prefetch_content(recipe.content(), piece.offset, piece.length);
 }
 
@@ -110,12 +99,13 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
       reasons_(sources_.size()),
       counters_(options.counters != nullptr ? *options.counters : own_counters_),
       next_snapshot_((static_cast<std::uint64_t>(::getpid()) << 32) + 1),
-      computed_(std::make_shared<Computed>(
+      waiting_(std::make_shared<Waiting>()),
+      texts_(std::make_unique<Texts>(
           std::clamp(std::thread::hardware_concurrency(), 1U, 8U),
-          [this](Computed::Key key, const std::atomic<bool>& stop, std::string& text) {
+          [this](Texts::Key key, const std::atomic<bool>& stop, std::string& text) {
             return compute(node_of(key), stop, text);
           },
-          [this](Computed::Key key) { return may_wait(node_of(key)); })) {
+          [this](Texts::Key key) { return may_wait(node_of(key)); })) {
   statistics_.files = checkpoint.tensor_count();
   for (std::uint32_t i = 0; i < checkpoint.tensor_count(); ++i) {
     statistics_.bytes += checkpoint.tensor(i).length;
@@ -128,8 +118,18 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
     reported_[i] = true;
   }
   if (std::ranges::any_of(sources_, [](const Source* source) { return !source->is_complete(); })) {
-    files_ahead_ = std::make_unique<const FilesAhead>(*this);
-    read_ahead_ = std::make_unique<ReadAhead>(*files_ahead_);
+    read_ahead_ = std::make_unique<ReadAhead>(
+        ReadAhead::Files{.size =
+                             [this](std::uint64_t file) {
+                               const Node node = node_of(file);
+                               return nodes_.exists(node) ? nodes_.size(node) : 0;
+                             },
+                         .next =
+                             [this](std::uint64_t file) {
+                               const std::optional<Node> next = nodes_.next_tensor(node_of(file));
+                               return next ? std::optional(inode_of(*next)) : std::nullopt;
+                             },
+                         .prefetch = [this](const ReadAhead::Piece& piece) { prefetch(piece); }});
     if (options.prefetch_all) {
       prefetch_all_ = std::make_unique<PrefetchAll>(sources_, log_);
     }
@@ -139,7 +139,7 @@ FileSystem::FileSystem(const Checkpoint& checkpoint, const FileSystemOptions& op
 
 FileSystem::~FileSystem() {
   prefetch_all_.reset();
-  computed_->stop();
+  stop_waiting();
   nodes_.stop_waiting();
   if (dropping_.joinable()) dropping_.join();
 }
@@ -222,9 +222,9 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
   const int error = nodes_.verify(node);
   if (error != 0) report_faults();
   if (error != 0) return error;
-  if (nodes_.is_of_all_tensors(node)) computed_->hold(inode);
+  if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->hold(inode);
   nodes_.open(node);
-  if (handle == nullptr || !nodes_.is_snapshot(node)) return 0;
+  if (handle == nullptr || nodes_.kind(node) != Nodes::Kind::kSnapshot) return 0;
   std::string text = nodes_.snapshot(node, counters_);
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.emplace(next_snapshot_, std::move(text));
@@ -235,7 +235,7 @@ int FileSystem::open(std::uint64_t inode, std::uint64_t* handle) {
 void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
   const Node node = node_of(inode);
   nodes_.release(node);
-  if (nodes_.is_of_all_tensors(node)) computed_->let_go(inode);
+  if (nodes_.kind(node) == Nodes::Kind::kLongText) texts_->let_go(inode);
   if (handle == 0) return;
   const std::lock_guard lock(snapshots_mutex_);
   snapshots_.erase(handle);
@@ -243,7 +243,7 @@ void FileSystem::release(std::uint64_t inode, std::uint64_t handle) {
 
 bool FileSystem::is_computed(std::uint64_t inode) const {
   const Node node = node_of(inode);
-  return nodes_.is_computed(node) && !nodes_.has_size(node) && nodes_.exists(node);
+  return nodes_.kind(node) != Nodes::Kind::kRecipe && !nodes_.has_size(node) && nodes_.exists(node);
 }
 
 void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
@@ -261,8 +261,9 @@ void FileSystem::answer(const Done& done, int error, const Reply& reply) const {
 void FileSystem::read(const ReadRequest& request, const WillWait& will_wait, Done done) {
   counters_.reads.fetch_add(1, std::memory_order_relaxed);
   const Node file = node_of(request.inode);
-  if (nodes_.is_computed(file) && nodes_.exists(file)) {
-    if (nodes_.is_snapshot(file)) return answer_snapshot(request, done);
+  const Nodes::Kind kind = nodes_.kind(file);
+  if (kind != Nodes::Kind::kRecipe && nodes_.exists(file)) {
+    if (kind == Nodes::Kind::kSnapshot) return answer_snapshot(request, done);
     return compute_and_answer(request, will_wait, std::move(done));
   }
   bool is_missing = false;
@@ -299,30 +300,28 @@ void FileSystem::gather_and_answer(const ReadRequest& request, const WillWait& w
   const SecondTries::Read read{request.inode, request.offset, request.length};
   const auto began = SecondTries::Clock::now();
   if (request.is_cached && second_tries_.take(read, began)) return answer(done, EIO, {});
-  const Ticket ticket = computed_->ticket();
-  std::shared_ptr<Gathering> gathering;
+  const Ticket ticket =
+      waiting_->wait(will_wait, [this, done = std::move(done), read, began,
+                                 is_cached = request.is_cached](int error, const Reply& reply) {
+        if (error == 0) second_tries_.succeeded(read);
+        if (error == EIO && is_cached) {
+          second_tries_.failed(read, began, SecondTries::Clock::now());
+        }
+        answer(done, error, reply);
+      });
   try {
-    gathering = std::make_shared<Gathering>(
-        computed_, ticket,
+    std::make_shared<Gathering>(
+        waiting_, ticket,
         [this, inode = request.inode](Recipe& recipe) {
           return find_content(node_of(inode), recipe);
         },
-        request.offset, request.length);
-    will_wait(ticket);
-    computed_->wait(ticket, [this, gathering, done = std::move(done), read, began,
-                             is_cached = request.is_cached](int error, const auto&) {
-      const Reply none;
-      if (error == 0) second_tries_.succeeded(read);
-      if (error == EIO && is_cached) {
-        second_tries_.failed(read, began, SecondTries::Clock::now());
-      }
-      answer(done, error, error == 0 ? gathering->reply() : none);
-    });
-  } catch (...) {
-    computed_->forget(ticket);
-    throw;
+        request.offset, request.length)
+        ->go_on();
+  } catch (const std::bad_alloc&) {
+    waiting_->arrive(ticket, ENOMEM, {});
+  } catch (...) {  // the caller would answer what has a ticket
+    waiting_->arrive(ticket, EIO, {});
   }
-  gathering->go_on();
 }
 
 void FileSystem::answer_snapshot(const ReadRequest& request, const Done& done) const {
@@ -342,35 +341,50 @@ void FileSystem::answer_snapshot(const ReadRequest& request, const Done& done) c
 
 void FileSystem::compute_and_answer(const ReadRequest& request, const WillWait& will_wait,
                                     Done done) {
-  const Ticket ticket = computed_->ticket();
+  const Ticket ticket =
+      waiting_->wait(will_wait, [this, done = std::move(done)](int error, const Reply& reply) {
+        answer(done, error, reply);
+      });
   try {
-    will_wait(ticket);
-    computed_->request(
-        ticket, request.inode,
-        [this, request, done = std::move(done)](int error, const std::string& text) {
+    texts_->request(
+        ticket, request.inode, [this, request, ticket](int error, const std::string& text) {
           Reply reply;
           if (error == 0 && request.offset < text.size()) {
             const std::string_view part =
                 std::string_view(text).substr(request.offset, request.length);
             reply.reading.pieces.push_back({const_cast<char*>(part.data()), part.size()});
           }
-          answer(done, error, reply);
+          waiting_->arrive(ticket, error, reply);
         });
-  } catch (...) {
-    computed_->forget(ticket);
-    throw;
+  } catch (const std::bad_alloc&) {
+    waiting_->arrive(ticket, ENOMEM, {});
+  } catch (...) {  // the caller would answer what has a ticket
+    waiting_->arrive(ticket, EIO, {});
   }
+  // Cancelled before the request: cancel() has found nobody to leave.
+  if (!waiting_->is_waiting(ticket)) texts_->leave(ticket);
+}
+
+void FileSystem::cancel(Ticket ticket) {
+  waiting_->cancel(ticket);
+  texts_->leave(ticket);
+}
+
+void FileSystem::stop_waiting() {
+  texts_->stop();
+  waiting_->stop();
 }
 
 bool FileSystem::may_wait(Node computed) const {
-  // It would hold up what is computed in moments.
-  if (nodes_.is_of_all_tensors(computed)) return true;
+  // A long text would hold up the short ones, which are computed in moments.
+  if (nodes_.kind(computed) == Nodes::Kind::kLongText) return true;
   return read_ahead_ != nullptr && nodes_.may_wait(computed);
 }
 
 int FileSystem::compute(Node node, const std::atomic<bool>& stop, std::string& text) const {
   const int error = nodes_.compute(node, stop, text);
-  if (nodes_.is_of_all_tensors(node)) ::malloc_trim(0);  // some hundred bytes for each tensor
+  if (nodes_.kind(node) == Nodes::Kind::kLongText)
+    ::malloc_trim(0);  // some hundred bytes for each tensor
   if (error != 0) report_faults();
   return error;
 }

@@ -9,12 +9,13 @@
 #include "core/recipe/content.h"
 #include "core/source/counters.h"
 #include "core/source/leases.h"
-#include "fs/mount/computed.h"
 #include "fs/mount/nodes.h"
 #include "fs/mount/prefetch_all.h"
 #include "fs/mount/read_ahead.h"
 #include "fs/mount/recipes.h"
 #include "fs/mount/second_tries.h"
+#include "fs/mount/texts.h"
+#include "fs/mount/waiting.h"
 #include "fs/view/registry.h"
 
 #include <sys/types.h>
@@ -105,7 +106,7 @@ class FileSystem {
 
   // Opens a file: 0, ENOENT, EISDIR, ESTALE if its source has changed, EFBIG if the header of a
   // safetensors file would exceed the format's limit. Each success needs a release.
-  // A file that is made by each open (is_snapshot) has a `handle`, which its reads and its release
+  // A file that is made by each open (Nodes::Kind) has a `handle`, which its reads and its release
   // need; of other files it is 0.
   int open(std::uint64_t inode, std::uint64_t* handle = nullptr);
   void release(std::uint64_t inode, std::uint64_t handle = 0);
@@ -128,13 +129,13 @@ class FileSystem {
     std::uint64_t handle = 0;
     bool is_cached = true;  // through the kernel's cache, which may ask twice (SecondTries)
   };
-  using Ticket = Computed::Ticket;
-  using WillWait = std::function<void(Ticket ticket)>;
-  using Done = std::function<void(int error, const Reply& reply)>;
+  using Ticket = Waiting::Ticket;
+  using WillWait = Waiting::WillWait;
+  using Done = Waiting::Done;
   void read(const ReadRequest& request, const WillWait& will_wait, Done done);
-  void cancel(Ticket ticket) { computed_->cancel(ticket); }
+  void cancel(Ticket ticket);
   // Ends all computations and answers all waiting reads with EINTR before it returns.
-  void stop_waiting() { computed_->stop(); }
+  void stop_waiting();
 
   // Fills `value` with an extended attribute `user.stfs.*`: 0, ENOENT, ENODATA; EOPNOTSUPP outside
   // the user namespace, so that ls(1) stops asking; E2BIG over the kernel's limit of 64 KiB.
@@ -146,18 +147,7 @@ class FileSystem {
 
  private:
   Attributes attributes_of(Node node) const;
-  // The files that a sequential reader will probably read next.
-  class FilesAhead : public ReadAhead::Files {
-   public:
-    explicit FilesAhead(const FileSystem& filesystem) : filesystem_(filesystem) {}
-    std::uint64_t size(std::uint64_t file) const override;
-    std::optional<std::uint64_t> next(std::uint64_t file) const override;
-    void prefetch(const ReadAhead::Piece& piece) const override;
-
-   private:
-    const FileSystem& filesystem_;
-  };
-
+  void prefetch(const ReadAhead::Piece& piece) const;
   int find_content(Node file, Recipe& recipe) const;  // 0 or an errno
   // Counts the reply, reports faults, and calls `done`.
   void answer(const Done& done, int error, const Reply& reply) const;
@@ -186,14 +176,12 @@ class FileSystem {
   mutable std::mutex snapshots_mutex_;
   std::uint64_t next_snapshot_;                     // differs from those of another worker
   std::map<std::uint64_t, std::string> snapshots_;  // by handle
-  // Null while all sources are complete.
-  std::unique_ptr<const ReadAhead::Files> files_ahead_;
-  std::unique_ptr<ReadAhead> read_ahead_;
+  std::unique_ptr<ReadAhead> read_ahead_;           // null while all sources are complete
   SecondTries second_tries_;
-  // Its threads use the members above. Shared with the callbacks of sources, which may call
-  // arrive() after this FileSystem has ended.
-  std::shared_ptr<Computed> computed_;
-  std::thread dropping_;  // runs drop_surplus(); uses the members above
+  // Shared with the callbacks of sources, which may call arrive() after this FileSystem has ended.
+  std::shared_ptr<Waiting> waiting_;
+  std::unique_ptr<Texts> texts_;  // its threads use the members above
+  std::thread dropping_;          // runs drop_surplus(); uses the members above
   std::unique_ptr<PrefetchAll> prefetch_all_;
 };
 

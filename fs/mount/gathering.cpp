@@ -14,7 +14,7 @@ void Gathering::go_on() noexcept {
   bool goes_on = true;
   while (goes_on) {
     goes_on = false;
-    computed_->go_on(ticket_, [&] { goes_on = step(); });
+    waiting_->go_on(ticket_, [&] { goes_on = step(); });
   }
 }
 
@@ -25,11 +25,11 @@ bool Gathering::step() {
     bool is_done = false;
     const int error = look(reply, missing, is_done);
     if (error != 0 || is_done) {
-      answer(error, reply);
+      waiting_->arrive(ticket_, error, reply);
       return false;
     }
   } catch (const std::bad_alloc&) {
-    answer(ENOMEM, {});
+    waiting_->arrive(ticket_, ENOMEM, {});
     return false;
   }
   return missing.empty() || want(missing);
@@ -96,12 +96,6 @@ bool Gathering::want(const std::vector<Extent>& missing) {
 void Gathering::arrived(int error) {
   if (error != 0) error_ = error;
   if (--left_ == 0) go_on();
-}
-
-void Gathering::answer(int error, const Reply& reply) {
-  reply_ = &reply;
-  computed_->arrive(ticket_, error);
-  reply_ = nullptr;
 }
 
 }  // namespace stfs

@@ -1,4 +1,4 @@
-// A read of which some bytes are not here: fetches them, and answers through a ticket of Computed.
+// A read of which some bytes are not here: fetches them, and answers through a ticket of Waiting.
 // It holds no thread while it waits.
 //
 // The bytes of a reply may lie far apart (a column of a large matrix), and a source may keep only
@@ -16,20 +16,19 @@
 //   look, copied       the thread that makes the step: the read's, or the source's that was ready
 //                      last. Steps follow each other, and are never made by two threads at once
 //   wanting            the same; no range is wanted once the ticket is cancelled
-//   answered           Computed::arrive(), or cancel() and stop() at any time: then with EINTR, and
+//   answered           Waiting::arrive(), or cancel() and stop() at any time: then with EINTR, and
 //                      what comes later finds nobody
 //
 // Bytes that have come may be gone again when the step looks: it wants them again, half as many,
 // and gives up with EIO after kMostLost times.
 //
 // Thread safety: go_on() may be called by any thread, once for each step. Lifetime: shared with the
-// waiter of its ticket and with the callbacks of sources, which may come after the FileSystem
-// ended.
+// callbacks of sources, which may come after the FileSystem ended.
 #pragma once
 
 #include "core/recipe/content.h"
-#include "fs/mount/computed.h"
 #include "fs/mount/recipes.h"
+#include "fs/mount/waiting.h"
 
 #include <atomic>
 #include <cstddef>
@@ -42,12 +41,12 @@ namespace stfs {
 
 class Gathering : public std::enable_shared_from_this<Gathering> {
  public:
-  // Fills a recipe, which is empty: 0 or an errno. Called in steps of Computed::go_on() only.
+  // Fills a recipe, which is empty: 0 or an errno. Called in steps of Waiting::go_on() only.
   using Find = std::function<int(Recipe& recipe)>;
 
-  Gathering(std::shared_ptr<Computed> computed, Computed::Ticket ticket, Find find,
+  Gathering(std::shared_ptr<Waiting> waiting, Waiting::Ticket ticket, Find find,
             std::uint64_t offset, std::uint64_t length)
-      : computed_(std::move(computed)),
+      : waiting_(std::move(waiting)),
         ticket_(ticket),
         find_(std::move(find)),
         begin_(offset),
@@ -58,9 +57,6 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   // the ticket waits; later steps are made by the sources.
   void go_on() noexcept;
 
-  // The answer, while the waiter of the ticket is called with 0.
-  const Reply& reply() const { return *reply_; }
-
  private:
   static constexpr unsigned kMostLost = 16;
 
@@ -68,10 +64,9 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   int look(Reply& reply, std::vector<Extent>& missing, bool& is_done);
   bool want(const std::vector<Extent>& missing);  // likewise
   void arrived(int error);
-  void answer(int error, const Reply& reply);
 
-  const std::shared_ptr<Computed> computed_;
-  const Computed::Ticket ticket_;
+  const std::shared_ptr<Waiting> waiting_;
+  const Waiting::Ticket ticket_;
   const Find find_;
   const std::uint64_t begin_;
   std::uint64_t at_;                 // bytes before this are in the buffer
@@ -79,7 +74,6 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   std::uint64_t take_ = UINT64_MAX;  // bytes of the reply that the next step tries
   unsigned lost_ = 0;                // steps in a row after which bytes were still missing
   std::unique_ptr<std::byte[]> buffer_;  // length_ bytes; null until there is a second step
-  const Reply* reply_ = nullptr;
 
   std::atomic<std::size_t> left_ = 0;  // ranges that have not come; one more while they are wanted
   std::atomic<int> error_ = 0;

@@ -60,7 +60,7 @@ class Ledger {
 
   void mark_changed(std::size_t source) { sources_[source].has_changed = true; }
   bool has_changed(std::size_t source) const { return sources_[source].has_changed; }
-  // Of a local file, which keeps it here (LocalFile::keep_in).
+  // The standing of a local file, which writes it here (LocalFile::keep_in).
   LocalFile::Standing& standing(std::size_t source) { return sources_[source].standing; }
   // Sets the failures of a source that are logged or about to be. Pass all of them: later calls add
   // failures or widen ranges.

@@ -51,15 +51,30 @@ bool holds_much(const Tensor& tensor) {
   return tensor.name.size() + tensor.path.size() + 2 * tensor.shape.size() > kMuch;
 }
 
+std::optional<Extent> extent_of(const ViewSpec& row, const ViewFile& file) {
+  return row.extent != nullptr ? row.extent(file) : std::nullopt;
+}
+
 // A copy of `file` that borrows its tensors from `tensors`, which this fills.
 ViewFile with_tensors(const ViewSpec& row, ViewFile file, std::vector<std::uint32_t>& tensors) {
-  if (row.tensors != nullptr) tensors = row.tensors(file);
+  if (row.tensors != nullptr && !extent_of(row, file)) tensors = row.tensors(file);
   file.tensors = tensors;
   return file;
 }
 
+int make(const ViewSpec& row, const ViewFile& file, Content& content) {
+  const std::optional<Extent> extent = extent_of(row, file);
+  if (!extent) return row.make(file, content);
+  content.extent(*extent->source, extent->offset, extent->length);
+  return 0;
+}
+
 int size_of(const ViewSpec& row, const ViewFile& file, std::uint64_t& bytes) {
   bytes = 0;
+  if (const std::optional<Extent> extent = extent_of(row, file)) {
+    bytes = extent->length;
+    return 0;
+  }
   if (row.make == nullptr && row.size == nullptr) return 0;
   std::vector<std::uint32_t> tensors;
   const ViewFile whole = with_tensors(row, file, tensors);
@@ -144,7 +159,7 @@ bool Nodes::exists(Node node) const {
 }
 
 bool Nodes::is_looked_up(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const ViewSpec* const row = file_row(node);
   return row != nullptr && (row->names == Names::kExpressions || row->names == Names::kGlobs);
 }
 
@@ -316,14 +331,14 @@ const Nodes::Made& Nodes::permanent_content(const ViewSpec& row, const ViewFile&
   return *once(data_of(row).content, [&]() -> std::optional<Made> {
     std::vector<std::uint32_t> tensors;
     Made made;
-    made.error = row.make(with_tensors(row, file, tensors), made.content);
+    made.error = make(row, with_tensors(row, file, tensors), made.content);
     return made;
   });
 }
 
 int Nodes::content(Node node, Recipe& recipe) const {
   const ViewSpec& row = *registry_.find(node);
-  if (row.make == nullptr) return 0;
+  if (row.make == nullptr && row.extent == nullptr) return 0;
   const std::optional<ViewFile> file = file_of(node);
   if (!file) return ENOENT;
   if (row.names == Names::kFile) {
@@ -336,7 +351,7 @@ int Nodes::content(Node node, Recipe& recipe) const {
     if (size(node) == 0) return EFBIG;
     recipe.cached = subsets_.get(node.number, [&]() -> Recipes::New {
       Content content;
-      if (row.make(with_tensors(row, *file, tensors), content) != 0) return {std::nullopt, 0};
+      if (make(row, with_tensors(row, *file, tensors), content) != 0) return {std::nullopt, 0};
       return {std::move(content), tensors.size()};
     });
     return recipe.cached ? 0 : EFBIG;
@@ -345,11 +360,11 @@ int Nodes::content(Node node, Recipe& recipe) const {
     turn_.acquire();
     recipe.turn.reset(&turn_);
   }
-  return row.make(with_tensors(row, *file, tensors), recipe.own);
+  return make(row, with_tensors(row, *file, tensors), recipe.own);
 }
 
 std::optional<Extent> Nodes::extent(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const ViewSpec* const row = file_row(node);
   if (row == nullptr || row->extent == nullptr || !exists(node)) return std::nullopt;
   return row->extent({checkpoint_, files_, gguf_files_, index_of(node.number)});
 }
@@ -365,36 +380,28 @@ int Nodes::verify(Node node) const {
   return recipe.content().verify();
 }
 
-bool Nodes::is_computed(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  return row != nullptr && (row->compute != nullptr || row->snapshot != nullptr);
+Nodes::Kind Nodes::kind(Node node) const {
+  const ViewSpec* const row = file_row(node);
+  if (row != nullptr && row->snapshot != nullptr) return Kind::kSnapshot;
+  if (row == nullptr || row->compute == nullptr) return Kind::kRecipe;
+  return row->names == Names::kFile ? Kind::kLongText : Kind::kText;
 }
 
 bool Nodes::has_size(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const ViewSpec* const row = file_row(node);
   return row != nullptr && row->snapshot == nullptr &&
          (row->compute == nullptr || row->size != nullptr);
 }
 
 std::optional<Node> Nodes::next_tensor(Node file) const {
-  const ViewSpec* const row = file.is_directory ? nullptr : registry_.find(file);
+  const ViewSpec* const row = file_row(file);
   if (row == nullptr || row->names != Names::kTensors) return std::nullopt;
   const Node next{file.view, false, file.number + 1};
   return exists(next) ? std::optional(next) : std::nullopt;
 }
 
-bool Nodes::is_snapshot(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  return row != nullptr && row->snapshot != nullptr;
-}
-
 std::string Nodes::snapshot(Node node, const Counters& counters) const {
   return registry_.find(node)->snapshot(counters);
-}
-
-bool Nodes::is_of_all_tensors(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
-  return row != nullptr && row->names == Names::kFile && row->compute != nullptr;
 }
 
 bool Nodes::may_wait(Node computed) const {
@@ -435,7 +442,7 @@ std::uint64_t Nodes::size(Node node) const {
 }
 
 timespec Nodes::mtime(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const ViewSpec* const row = file_row(node);
   const std::optional<ViewFile> file = row == nullptr ? std::nullopt : file_of(node);
   if (!file) return newest_;
   if (row->mtime != nullptr) return row->mtime(*file);
@@ -443,7 +450,7 @@ timespec Nodes::mtime(Node node) const {
 }
 
 std::optional<Nodes::Shown> Nodes::shown(Node node) const {
-  const ViewSpec* const row = node.is_directory ? nullptr : registry_.find(node);
+  const ViewSpec* const row = file_row(node);
   if (row == nullptr || !row->shows_values) return std::nullopt;
   const std::optional<ViewFile> file = file_of(node);
   if (!file) return std::nullopt;

@@ -79,16 +79,18 @@ class Nodes {
   // last, and for a file that is not a whole tensor's.
   std::optional<Node> next_tensor(Node file) const;
 
-  // Whether each open of a file makes its text.
-  bool is_snapshot(Node node) const;
+  // How the bytes of a file come about.
+  enum class Kind {
+    kRecipe,
+    kText,      // computed when it is read
+    kLongText,  // computed from all tensors: that takes long
+    kSnapshot,  // made by each open
+  };
+  Kind kind(Node node) const;
   std::string snapshot(Node node, const Counters& counters) const;
-  // Whether the text of a file is computed from all tensors: that takes long.
-  bool is_of_all_tensors(Node node) const;
   // Whether computing the text of a file may have to wait for a source.
   bool may_wait(Node computed) const;
 
-  // Whether a file's text is computed when it is opened or read.
-  bool is_computed(Node node) const;
   // Whether the size of a file is known before it is read; else it is 0.
   bool has_size(Node node) const;
   // Computes the text: 0, an errno, or EINTR soon after `stop` is set.
@@ -127,6 +129,10 @@ class Nodes {
   static const std::optional<T>& once(Once<T>& kept, const Make& make);
   RowData& data_of(const ViewSpec& row) const {
     return row_data_[static_cast<std::size_t>(&row - registry_.rows().data())];
+  }
+  // The row of a file; null for directories and unknown nodes.
+  const ViewSpec* file_row(Node node) const {
+    return node.is_directory ? nullptr : registry_.find(node);
   }
   bool has(const ViewSpec& row) const { return row.exists == nullptr || row.exists(checkpoint_); }
   const PathTree* tree_of(const ViewSpec& row) const;

@@ -2,14 +2,13 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
-#include "core/base/sha256.h"
 #include "core/base/text.h"
+#include "core/recipe/arrival.h"
+#include "core/values/digest.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <new>
-#include <span>
 #include <utility>
 
 namespace stfs {
@@ -22,17 +21,12 @@ constexpr std::string_view kOption = "prefetch=all: ";
 }  // namespace
 
 PrefetchAll::PrefetchAll(std::vector<const Source*> sources, Log log)
-    : sources_(std::move(sources)), log_(std::move(log)), arrival_(std::make_shared<Arrival>()) {
+    : sources_(std::move(sources)), log_(std::move(log)) {
   thread_ = start_thread([this] { run(); });
 }
 
 PrefetchAll::~PrefetchAll() {
   stop_ = true;
-  {
-    const std::lock_guard lock(arrival_->mutex);
-    arrival_->stop = true;
-  }
-  arrival_->changed.notify_all();
   thread_.join();
 }
 
@@ -53,21 +47,6 @@ void PrefetchAll::run() {
   }
 }
 
-int PrefetchAll::wait_for(const Source& source, ByteRange range) {
-  {
-    const std::lock_guard lock(arrival_->mutex);
-    arrival_->error.reset();
-  }
-  source.want(range, [arrival = arrival_](int error) {
-    const std::lock_guard lock(arrival->mutex);
-    arrival->error = error;
-    arrival->changed.notify_all();
-  });
-  std::unique_lock lock(arrival_->mutex);
-  arrival_->changed.wait(lock, [this] { return arrival_->stop || arrival_->error; });
-  return arrival_->stop ? EINTR : *arrival_->error;
-}
-
 int PrefetchAll::fetch(const Source& source) {
   std::uint64_t asked = 0;
   for (std::uint64_t at = 0; at < source.size() && !source.is_complete(); at += kPiece) {
@@ -76,7 +55,8 @@ int PrefetchAll::fetch(const Source& source) {
       source.prefetch({asked, std::min(kPiece, source.size() - asked)});
     }
     const ByteRange piece{at, std::min(kPiece, source.size() - at)};
-    const int error = wait_for(source, piece);  // checks what the cache has
+    const int error =
+        stfs::fetch({{&source, piece.offset, piece.length}}, &stop_);  // checks what the cache has
     const bool is_lost = error == 0 && !source.has(piece);
     if (error == 0 && !is_lost) continue;
     if (error != EINTR) {
@@ -92,30 +72,16 @@ int PrefetchAll::fetch(const Source& source) {
 int PrefetchAll::check(const Source& source) {
   const std::string promised = source.sha256();
   if (promised.empty()) return 0;
-  Sha256 digest;
-  std::vector<std::byte> buffer(1 << 20);
-  for (std::uint64_t at = 0; at < source.size();) {
-    if (stop_) return EINTR;
-    const auto length =
-        static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), source.size() - at));
-    const std::span<std::byte> chunk = std::span(buffer).first(length);
-    int error = EAGAIN;
-    while (error == EAGAIN && !stop_) {
-      error = source.has({at, length}) ? 0 : wait_for(source, {at, length});
-      if (error == 0) error = source.read_unverified(chunk, at);
+  Content content;
+  content.extent(source, 0, source.size());
+  std::string found;
+  if (const int error = sha256(content, stop_, found)) {
+    if (error != EINTR) {
+      log_(std::string(kOption) + printable(source.path()) +
+           ": its SHA-256 was not checked: " + errno_text(error));
     }
-    if (stop_) return EINTR;
-    if (error != 0) {
-      if (error != EINTR) {
-        log_(std::string(kOption) + printable(source.path()) +
-             ": its SHA-256 was not checked: " + errno_text(error));
-      }
-      return error;
-    }
-    digest.add(chunk);
-    at += length;
+    return error;
   }
-  const std::string found = digest.hex();
   if (found == promised) return 0;
   source.refuse();
   log_(printable(source.path()) + ": its bytes have SHA-256 " + found + ", not " + promised +

@@ -12,12 +12,8 @@
 #include "core/source/source.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,19 +34,11 @@ class PrefetchAll {
   // 0, or an errno that was logged; EINTR, which was not, after the destructor began.
   int fetch(const Source& source);
   int check(const Source& source);
-  int wait_for(const Source& source, ByteRange range);
 
-  struct Arrival {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::optional<int> error;  // of the piece that was wanted last
-    bool stop = false;
-  };
   const std::vector<const Source*> sources_;
   const Log log_;
   std::atomic<bool> stop_ = false;
-  std::shared_ptr<Arrival> arrival_;  // shared with callbacks that come after the end
-  std::thread thread_;                // uses the members above
+  std::thread thread_;  // uses the members above
 };
 
 }  // namespace stfs

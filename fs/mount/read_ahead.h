@@ -9,14 +9,16 @@
 //
 // Random readers make streams of one read each, which ask for nothing.
 //
-// Thread safety: all members. Lifetime: `files` outlives it.
+// Thread safety: all members.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace stfs {
 
@@ -29,20 +31,15 @@ class ReadAhead {
   struct Piece {
     std::uint64_t file, offset, length;
   };
-  // Facts about files, asked on any thread. A file is any number.
-  class Files {
-   public:
-    Files() = default;
-    Files(const Files&) = delete;
-    Files& operator=(const Files&) = delete;
-    virtual ~Files() = default;
-    virtual std::uint64_t size(std::uint64_t file) const = 0;
+  // Called on any thread. A file is any number.
+  struct Files {
+    std::function<std::uint64_t(std::uint64_t file)> size;
     // The file that a reader of all files takes next; a greater number.
-    virtual std::optional<std::uint64_t> next(std::uint64_t file) const = 0;
-    virtual void prefetch(const Piece& piece) const = 0;
+    std::function<std::optional<std::uint64_t>(std::uint64_t file)> next;
+    std::function<void(const Piece& piece)> prefetch;
   };
 
-  explicit ReadAhead(const Files& files) : files_(files) {}
+  explicit ReadAhead(Files files) : files_(std::move(files)) {}
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
@@ -76,7 +73,7 @@ class ReadAhead {
   static void advance(Stream& stream, std::uint64_t offset, std::uint64_t length);
   void ask(Stream& stream, Pieces& pieces) const;
 
-  const Files& files_;
+  const Files files_;
   std::mutex mutex_;
   std::uint64_t clock_ = 0;
   std::array<Stream, kStreams> streams_;

@@ -59,18 +59,9 @@ NameList header_names(const Checkpoint& checkpoint) {
 }
 int verify_header(const ViewFile& file) { return part_of(file).source->verify(); }
 timespec header_mtime(const ViewFile& file) { return part_of(file).source->mtime(); }
-int header_size(const ViewFile& file, std::uint64_t& bytes) {
-  bytes = part_of(file).header.raw.length;
-  return 0;
-}
 std::optional<Extent> header_extent(const ViewFile& file) {
   const auto& [offset, length] = part_of(file).header.raw;
   return Extent{part_of(file).source.get(), offset, length};
-}
-int make_header(const ViewFile& file, Content& content) {
-  const auto& [offset, length] = part_of(file).header.raw;
-  content.extent(*part_of(file).source, offset, length);
-  return 0;
 }
 
 NameList metadata_names(const Checkpoint& checkpoint) {

@@ -13,11 +13,6 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
   return 0;
 }
 
-int no_size(const ViewFile&, std::uint64_t& bytes) {
-  bytes = 0;
-  return 0;
-}
-
 std::string counters_json(const Counters& counters) {
   const auto field = [](const char* name, const Counters::Count& count) {
     return "  \"" + std::string(name) +

@@ -12,14 +12,10 @@ bool fits_numpy(const Tensor& tensor);
 bool is_floating(const Tensor& tensor);
 bool is_floating_and_fits_numpy(const Tensor& tensor);
 int verify_tensor(const ViewFile& file);
-int raw_size(const ViewFile& file, std::uint64_t& bytes);
 int make_raw(const ViewFile& file, Content& content);
 std::optional<Extent> raw_extent(const ViewFile& file);
-int npy_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy(const ViewFile& file, Content& content);
-int f32_size(const ViewFile& file, std::uint64_t& bytes);
 int make_f32(const ViewFile& file, Content& content);
-int npy_f32_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_f32(const ViewFile& file, Content& content);
 
 DType float32(const Tensor& tensor);  // the type, for every tensor
@@ -28,26 +24,20 @@ DType float32(const Tensor& tensor);  // the type, for every tensor
 
 bool can_be_sliced(const Tensor& tensor);
 bool is_floating_and_can_be_sliced(const Tensor& tensor);
-int slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_slice(const ViewFile& file, Content& content);
-int npy_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_slice(const ViewFile& file, Content& content);
-int f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_f32_slice(const ViewFile& file, Content& content);
-int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes);
 int make_npy_f32_slice(const ViewFile& file, Content& content);
 
 // safetensors_views.cpp: some tensors as a safetensors file
 
 std::vector<std::uint32_t> single_tensor(const ViewFile& file);
 std::vector<std::uint32_t> matching_tensors(const ViewFile& file);
-std::vector<std::uint32_t> merged_tensors(const ViewFile& file);
+std::vector<std::uint32_t> all_tensors(const ViewFile& file);
 int verify_safetensors(const ViewFile& file);
 int safetensors_size(const ViewFile& file, std::uint64_t& bytes);
 int make_safetensors(const ViewFile& file, Content& content);
 std::optional<Extent> merged_extent(const ViewFile& file);
-int merged_size(const ViewFile& file, std::uint64_t& bytes);
-int make_merged(const ViewFile& file, Content& content);
 
 inline constexpr std::uint8_t kMergedFile = 3;  // ViewSpec::file of merged.safetensors
 
@@ -56,7 +46,6 @@ inline constexpr std::uint8_t kMergedFile = 3;  // ViewSpec::file of merged.safe
 bool has_model(const Checkpoint& checkpoint);
 NameList model_names(const Checkpoint& checkpoint);
 std::optional<Node> model_link(const Checkpoint& checkpoint, std::uint64_t number);
-int model_file_size(const ViewFile& file, std::uint64_t& bytes);
 int verify_model_file(const ViewFile& file);
 int make_model_file(const ViewFile& file, Content& content);
 std::optional<Extent> model_file_extent(const ViewFile& file);
@@ -68,10 +57,7 @@ bool has_gguf(const Checkpoint& checkpoint);
 bool is_gguf_alone(const Checkpoint& checkpoint);  // all sources are GGUF files
 int gguf_size(const ViewFile& file, std::uint64_t& bytes);
 int make_gguf(const ViewFile& file, Content& content);
-std::vector<std::uint32_t> merged_gguf_tensors(const ViewFile& file);
 std::optional<Extent> merged_gguf_extent(const ViewFile& file);
-int merged_gguf_size(const ViewFile& file, std::uint64_t& bytes);
-int make_merged_gguf(const ViewFile& file, Content& content);
 
 // catalogue_views.cpp: headers, metadata and listings of the checkpoint
 
@@ -85,8 +71,6 @@ int make_tensors_tsv(const ViewFile& file, Content& content);
 NameList header_names(const Checkpoint& checkpoint);
 int verify_header(const ViewFile& file);
 timespec header_mtime(const ViewFile& file);
-int header_size(const ViewFile& file, std::uint64_t& bytes);
-int make_header(const ViewFile& file, Content& content);
 std::optional<Extent> header_extent(const ViewFile& file);
 NameList metadata_names(const Checkpoint& checkpoint);
 int metadata_size(const ViewFile& file, std::uint64_t& bytes);
@@ -116,7 +100,6 @@ int compute_sha256(const ViewFile& file, const std::atomic<bool>& stop, std::str
 
 // counters.json: what the mount and its sources have counted until now
 
-int no_size(const ViewFile& file, std::uint64_t& bytes);
 std::string counters_json(const Counters& counters);
 
 }  // namespace stfs

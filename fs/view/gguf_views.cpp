@@ -33,12 +33,7 @@ int make_gguf(const ViewFile& file, Content& content) {
   return file.gguf_files.make(file.tensors, content);
 }
 
-std::vector<std::uint32_t> merged_gguf_tensors(const ViewFile& file) {
-  if (merged_gguf_extent(file)) return {};  // not asked for
-  return file.checkpoint.match({});
-}
-
-// As of safetensors, a single file is its own merged file. But a part of a split file, mounted
+// A single file is its own merged file. But a part of a split file, mounted
 // without the others, would ask a reader for them.
 std::optional<Extent> merged_gguf_extent(const ViewFile& file) {
   const Source* const source = file.checkpoint.single_file(kGgufName);
@@ -46,20 +41,6 @@ std::optional<Extent> merged_gguf_extent(const ViewFile& file) {
     return std::nullopt;
   }
   return Extent{source, 0, source->size()};
-}
-
-int merged_gguf_size(const ViewFile& file, std::uint64_t& bytes) {
-  const std::optional<Extent> whole = merged_gguf_extent(file);
-  if (!whole) return gguf_size(file, bytes);
-  bytes = whole->length;
-  return 0;
-}
-
-int make_merged_gguf(const ViewFile& file, Content& content) {
-  const std::optional<Extent> whole = merged_gguf_extent(file);
-  if (!whole) return make_gguf(file, content);
-  content.extent(*whole->source, whole->offset, whole->length);
-  return 0;
 }
 
 }  // namespace stfs

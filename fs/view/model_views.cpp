@@ -50,21 +50,10 @@ std::optional<Node> model_link(const Checkpoint& checkpoint, std::uint64_t numbe
   return Node{View::kControl, false, kMergedFile};
 }
 
-int model_file_size(const ViewFile& file, std::uint64_t& bytes) {
-  const ModelFile& shown = file_of(file);
-  bytes = shown.text ? shown.text->size() : shown.source->size();
-  return 0;
-}
-
 int verify_model_file(const ViewFile& file) { return file_of(file).source->verify(); }
 
 int make_model_file(const ViewFile& file, Content& content) {
-  const ModelFile& shown = file_of(file);
-  if (shown.text) {
-    content.production(std::make_unique<EditedFile>(shown));
-  } else {
-    content.extent(*shown.source, 0, shown.source->size());
-  }
+  content.production(std::make_unique<EditedFile>(file_of(file)));
   return 0;
 }
 

@@ -1,5 +1,5 @@
+#include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
-#include "core/recipe/slice_f32.h"
 #include "core/values/distribution.h"
 #include "core/values/picture/histogram.h"
 #include "core/values/picture/png.h"
@@ -36,12 +36,12 @@ int parse(const ViewFile& file, const Tensor& tensor, PartShown& part) {
 // Sets `stats` of the whole tensor and shows its values to the sinks, in one pass; without sinks in
 // none if the statistics are known.
 int stats_of(const ViewFile& file, const std::atomic<bool>& stop, ValueStats& stats,
-             std::initializer_list<ValueSink*> sinks = {}) {
+             const std::vector<ValueSink*>& sinks = {}) {
   const Tensor tensor = file.tensor();
   const auto known = file.kept->find(file.number);
   if (known) {
     stats = *known;
-    if (sinks.size() == 0) return 0;
+    if (sinks.empty()) return 0;
     return see_values(tensor.content(), tensor.dtype, options_for(stop), sinks);
   }
   const int error = value_stats(tensor.content(), tensor.dtype, options_for(stop), stats, sinks);

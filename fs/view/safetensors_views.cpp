@@ -26,10 +26,7 @@ std::vector<std::uint32_t> matching_tensors(const ViewFile& file) {
   return file.checkpoint.match(std::span(&*glob, 1));
 }
 
-std::vector<std::uint32_t> merged_tensors(const ViewFile& file) {
-  if (merged_extent(file)) return {};  // not asked for
-  return file.checkpoint.match({});
-}
+std::vector<std::uint32_t> all_tensors(const ViewFile& file) { return file.checkpoint.match({}); }
 
 // Needs no recipe: the file of a single tensor has a single source.
 int verify_safetensors(const ViewFile& file) {
@@ -56,18 +53,6 @@ int make_safetensors(const ViewFile& file, Content& content) {
 std::optional<Extent> merged_extent(const ViewFile& file) {
   const Source* const source = file.checkpoint.single_file();
   return source != nullptr ? std::optional(Extent{source, 0, source->size()}) : std::nullopt;
-}
-int merged_size(const ViewFile& file, std::uint64_t& bytes) {
-  const std::optional<Extent> whole = merged_extent(file);
-  if (!whole) return safetensors_size(file, bytes);
-  bytes = whole->length;
-  return 0;
-}
-int make_merged(const ViewFile& file, Content& content) {
-  const std::optional<Extent> whole = merged_extent(file);
-  if (!whole) return make_safetensors(file, content);
-  content.extent(*whole->source, whole->offset, whole->length);
-  return 0;
 }
 
 }  // namespace stfs

@@ -1,41 +1,26 @@
+#include "core/recipe/elements.h"
 #include "core/recipe/npy.h"
 #include "core/recipe/slice.h"
-#include "core/recipe/slice_f32.h"
 #include "fs/view/families.h"
 
 namespace stfs {
 namespace {
 
-// A file's expression, parsed for its tensor.
-struct ParsedSlice {
-  Tensor tensor;
+// Returns the errors of parse_ranges(), and EINVAL if stored elements begin or end inside a byte.
+int make_part(const ViewFile& file, bool as_f32, bool with_header, Content& content) {
+  const Tensor tensor = file.tensor();
   std::vector<Range> ranges;
-  Slice elements;
+  if (const int error = parse_ranges(file.expression, tensor.shape, ranges)) return error;
   Slice bytes;
-};
-
-// Fills all of `parsed` except `bytes`. Returns 0, EINVAL or ERANGE.
-int parse_elements(const ViewFile& file, ParsedSlice& parsed) {
-  parsed.tensor = file.tensor();
-  if (const int error = parse_ranges(file.expression, parsed.tensor.shape, parsed.ranges)) {
-    return error;
+  const int cut = slice_of(ranges, type_info(tensor.dtype), tensor.shape, bytes);
+  if (cut != 0 && !as_f32) return cut;
+  if (with_header) {
+    const DType dtype = as_f32 ? DType::kF32 : tensor.dtype;
+    content.literal(npy_header(type_info(dtype).npy, bytes.shape));
   }
-  parsed.elements = elements_of(parsed.ranges, parsed.tensor.shape);
+  content.append(as_f32 ? f32_slice_content(tensor.content(), tensor.dtype, ranges, tensor.shape)
+                        : slice_content(bytes, tensor.content()));
   return 0;
-}
-// Fills `parsed`. Also returns EINVAL if the slice begins or ends inside a byte.
-int parse_bytes(const ViewFile& file, ParsedSlice& parsed) {
-  if (const int error = parse_elements(file, parsed)) return error;
-  return slice_of(parsed.ranges, type_info(parsed.tensor.dtype), parsed.tensor.shape, parsed.bytes);
-}
-
-Content floats_of(const ParsedSlice& parsed) {
-  const Tensor& tensor = parsed.tensor;
-  return f32_slice_content(tensor.content(), tensor.dtype, parsed.ranges, tensor.shape);
-}
-
-std::string header_of(const Slice& slice, DType dtype) {
-  return npy_header(type_info(dtype).npy, slice.shape);
 }
 
 }  // namespace
@@ -45,58 +30,17 @@ bool is_floating_and_can_be_sliced(const Tensor& tensor) {
   return is_floating(tensor) && can_be_sliced(tensor);
 }
 
-int slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  ParsedSlice parsed;
-  if (const int error = parse_bytes(file, parsed)) return error;
-  bytes = parsed.bytes.size();
-  return 0;
-}
 int make_slice(const ViewFile& file, Content& content) {
-  ParsedSlice parsed;
-  if (const int error = parse_bytes(file, parsed)) return error;
-  content = slice_content(parsed.bytes, parsed.tensor.content());
-  return 0;
-}
-
-int npy_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  ParsedSlice parsed;
-  if (const int error = parse_bytes(file, parsed)) return error;
-  bytes = header_of(parsed.bytes, parsed.tensor.dtype).size() + parsed.bytes.size();
-  return 0;
+  return make_part(file, false, false, content);
 }
 int make_npy_slice(const ViewFile& file, Content& content) {
-  ParsedSlice parsed;
-  if (const int error = parse_bytes(file, parsed)) return error;
-  content.literal(header_of(parsed.bytes, parsed.tensor.dtype));
-  content.append(slice_content(parsed.bytes, parsed.tensor.content()));
-  return 0;
-}
-
-int f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  ParsedSlice parsed;
-  if (const int error = parse_elements(file, parsed)) return error;
-  bytes = parsed.elements.size() * sizeof(float);
-  return 0;
+  return make_part(file, false, true, content);
 }
 int make_f32_slice(const ViewFile& file, Content& content) {
-  ParsedSlice parsed;
-  if (const int error = parse_elements(file, parsed)) return error;
-  content = floats_of(parsed);
-  return 0;
-}
-
-int npy_f32_slice_size(const ViewFile& file, std::uint64_t& bytes) {
-  ParsedSlice parsed;
-  if (const int error = parse_elements(file, parsed)) return error;
-  bytes = header_of(parsed.elements, DType::kF32).size() + parsed.elements.size() * sizeof(float);
-  return 0;
+  return make_part(file, true, false, content);
 }
 int make_npy_f32_slice(const ViewFile& file, Content& content) {
-  ParsedSlice parsed;
-  if (const int error = parse_elements(file, parsed)) return error;
-  content.literal(header_of(parsed.elements, DType::kF32));
-  content.append(floats_of(parsed));
-  return 0;
+  return make_part(file, true, true, content);
 }
 
 }  // namespace stfs

@@ -110,14 +110,14 @@ struct ViewSpec {
   // The numbers of the tensors in a safetensors or GGUF file. A glob without tensors is ENOENT.
   std::vector<std::uint32_t> (*tensors)(const ViewFile&) = nullptr;
 
-  // Makes the recipe: 0, EFBIG if the file exceeds the limit of its format, or ENOTSUP if the
-  // format cannot hold a tensor. Null if `compute` is set.
-  int (*make)(const ViewFile&, Content&) = nullptr;
-  // The extent of a file that is a single one: it is read without a recipe.
+  // The extent of a file that is a single one: it needs none of the functions below.
   std::optional<Extent> (*extent)(const ViewFile&) = nullptr;
-  // The file's size in bytes, computed without making its texts: 0, EFBIG or ENOTSUP as above, or
-  // EINVAL, ERANGE or ENOENT for a bad expression, or for a file of a list the errno of a source.
-  // Null: make the recipe and take its size.
+  // Makes the recipe: 0, EFBIG if the file exceeds the limit of its format, ENOTSUP if the format
+  // cannot hold a tensor, or EINVAL, ERANGE or ENOENT for a bad expression. Null if `extent` has
+  // all files, or `compute` is set.
+  int (*make)(const ViewFile&, Content&) = nullptr;
+  // The file's size in bytes, for a recipe of many tensors or a long text: the errors of `make`, or
+  // for a file of a list the errno of a source. Null: make the recipe and take its size.
   int (*size)(const ViewFile&, std::uint64_t& bytes) = nullptr;
   // Whether the file can be opened: 0, EFBIG, ENOTSUP, ESTALE, or the errno of the check. Null:
   // make the recipe and verify it.

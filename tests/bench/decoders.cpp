@@ -5,7 +5,7 @@
 //
 // Each round measures stfs and ggml in turn. A row has the best speed of each, their ratio, and the
 // least and the greatest ratio of a round. --vectors: a row for each set of instructions.
-#include "core/format/block_decoders.h"
+#include "core/base/vectors.h"
 #include "core/format/from_f32.h"
 #include "core/format/types.h"
 
@@ -133,16 +133,15 @@ void measure_all(int rounds, bool all_vectors) {
     std::vector<float> out(kElements);
     auto* const to_float = ggml.traits == nullptr ? nullptr : ggml.traits(info.gguf)->to_float;
     const auto theirs = [&] { to_float(in, out.data(), kElements); };
-    std::vector<VectorDecoder> decoders{{"", info.to_f32}};
-    if (all_vectors && !is_float16) {
-      for (const VectorDecoder& decoder : all_block_decoders(info.gguf))
-        decoders.push_back(decoder);
-    }
-    for (const auto& [vectors, decode] : decoders) {
-      const auto ours = [&, decode = decode] { decode(in, kElements, out.data()); };
-      measure(std::string(info.name) + (*vectors == '\0' ? "" : "/") + vectors, rounds, ours,
-              theirs, to_float != nullptr);
-    }
+    const auto measure_as = [&](const std::string& name) {
+      measure(
+          name, rounds, [&] { info.to_f32(in, kElements, out.data()); }, theirs,
+          to_float != nullptr);
+    };
+    measure_as(std::string(info.name));
+    if (!all_vectors) continue;
+    with_each_target(
+        [&](const char* vectors) { measure_as(std::string(info.name) + "/" + vectors); });
   }
   std::vector<float> values(kElements);
   for (std::size_t i = 0; i < kElements; ++i) values[i] = static_cast<float>(i) * 0.001F - 8;

@@ -36,7 +36,6 @@
 #include <random>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -120,24 +119,13 @@ std::uint64_t read_all(const std::vector<Range>& ranges, const Options& options)
   std::vector<Buffer> buffers;
   for (unsigned i = 0; i < options.readers; ++i) buffers.emplace_back(options.block);
   std::atomic<std::size_t> next = 0;
-  std::atomic<bool> failed = false;
-  const auto reader = [&](Buffer& buffer) {
-    try {
+  return nanoseconds_of([&] {
+    on_threads(options.readers, [&](std::size_t reader) {
       for (std::size_t i = 0; (i = next++) < ranges.size();) {
-        read_range(ranges[i], buffer, options.direct ? O_DIRECT : 0, [](std::size_t) {});
+        read_range(ranges[i], buffers[reader], options.direct ? O_DIRECT : 0, [](std::size_t) {});
       }
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "stfs_bench_measure: %s\n", error.what());
-      failed = true;
-    }
-  };
-  const std::uint64_t time = nanoseconds_of([&] {
-    if (options.readers == 1) return reader(buffers[0]);
-    std::vector<std::jthread> threads;
-    for (Buffer& buffer : buffers) threads.emplace_back([&] { reader(buffer); });
+    });
   });
-  if (failed) throw std::runtime_error("a reader failed");
-  return time;
 }
 
 std::uint64_t read_random(const std::vector<Range>& ranges, const Options& options) {

@@ -7,9 +7,6 @@ processors.
 import concurrent.futures
 import json
 import os
-import pathlib
-import shutil
-import subprocess
 import time
 
 try:
@@ -171,8 +168,7 @@ class Quantised:
     def all(self):
         works = [f"{name} to BF16, first touch" for name in
                  ("FP8 with blocks of 128", "MXFP4 of gpt-oss", "NVFP4 of ModelOpt", "INT4 of compressed-tensors", "GPTQ with 4 bits")]
-        whole = "7B-like FP8 checkpoint as BF16, `merged.safetensors` to tmpfs", "7B-like FP8 checkpoint as BF16, `stfs-info extract` to tmpfs"
-        if not any(self.table.wants(work) for work in (*works, *whole)):
+        if not any(self.table.wants(work) for work in works):
             return
         if np is None:
             for work in works:
@@ -187,8 +183,6 @@ class Quantised:
                 self.correct(scheme, mount, path, places)
                 self.rows(scheme, work, mount, path, places)
             path.unlink()
-        if any(map(self.table.wants, whole)):
-            self.model(whole)
 
     def rows(self, scheme, work, mount, path, places):
         seconds, measure = self.bench.programs.seconds, self.bench.programs.measure
@@ -202,70 +196,3 @@ class Quantised:
         self.table.speed(work, "the raw files", ">= 0.5", lambda: seconds("read", weights), lambda: seconds("read", raw), fresh)
         self.table.speed(work, f"the same formula in NumPy, {len(os.sched_getaffinity(0))} threads", ">= 5",
                          lambda: seconds("read", weights), lambda: self.numpy_seconds(scheme, path, places), fresh)
-
-    def make_model(self, directory):
-        """An FP8 checkpoint with the layers of Llama 7B, as many as 1.1 GB hold, in two shards."""
-        directory.mkdir(exist_ok=True)
-        (directory / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}))
-        draw = np.random.default_rng(2)
-        places = {}
-        for shard in range(2):
-            rows = [("model.embed_tokens.weight", "BF16", (32000, 4096))] if shard == 0 else []
-            for layer in range(2 * shard, 2 * shard + 2) if self.bench.size.rounds > 2 else (shard,):
-                name = f"model.layers.{layer}"
-                shapes = {f"self_attn.{kind}_proj": (4096, 4096) for kind in "qkvo"}
-                shapes |= {"mlp.gate_proj": (11008, 4096), "mlp.up_proj": (11008, 4096), "mlp.down_proj": (4096, 11008)}
-                for part, (height, width) in shapes.items():
-                    rows.append((f"{name}.{part}.weight", "F8_E4M3", (height, width)))
-                    rows.append((f"{name}.{part}.weight_scale_inv", "F32", (height // 128, width // 128)))
-                rows.append((f"{name}.input_layernorm.weight", "BF16", (4096,)))
-            header, end = {}, 0
-            for name, dtype, shape in rows:
-                size = int(np.prod(shape)) * {"F8_E4M3": 1, "BF16": 2, "F32": 4}[dtype]
-                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-                end += size
-            file = f"model-{shard + 1:05}-of-00002.safetensors"
-            places |= dict.fromkeys(header, file)
-            text = json.dumps(header).encode()
-            text += b" " * (-len(text) % 8)
-            with (directory / file).open("wb") as out:
-                out.write(len(text).to_bytes(8, "little") + text)
-                for name, dtype, shape in rows:
-                    values = draw.random(shape, np.float32) + 2**-10 if dtype == "F32" else None
-                    out.write(draw.bytes(header[name]["data_offsets"][1] - out.tell() + 8 + len(text)) if values is None else values.tobytes())
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-
-    def model(self, works):
-        """A whole checkpoint to memory; its peer is the same checkpoint as if it had been released in BF16."""
-        seconds, measure = self.bench.programs.seconds, self.bench.programs.measure
-        source, plain = self.bench.directory / "fp8-model", self.bench.directory / "bf16-model"
-        self.make_model(source)
-        plain.mkdir(exist_ok=True)
-
-        def extract(target):
-            target.unlink(missing_ok=True)
-            begin = time.perf_counter()
-            subprocess.run([self.bench.programs.info, "extract", "--dequantize=bf16", "-o", target, source, "*"], check=True)
-            return time.perf_counter() - begin
-
-        def extract_to_memory():
-            target = pathlib.Path("/dev/shm") / f"stfs-bench-{os.getpid()}.safetensors"
-            try:
-                return extract(target)
-            finally:
-                target.unlink(missing_ok=True)
-
-        extract(plain / "model.safetensors")
-        with self.bench.mounted(source, "-o", "dequantize=bf16") as mount, \
-                self.bench.programs.mounted(plain, self.bench.directory / "plain") as released:
-            merged, copy = mount / ".stfs/merged.safetensors", released / ".stfs/merged.safetensors"
-            ours, theirs = [(0, merged.stat().st_size, merged)], [(0, copy.stat().st_size, copy)]
-
-            def fresh():
-                measure("drop", ours + theirs)
-
-            peer = "its BF16 checkpoint, mounted, to tmpfs"
-            self.table.speed(works[0], peer, "", lambda: seconds("tmpfs", ours), lambda: seconds("tmpfs", theirs), fresh)
-            self.table.speed(works[1], peer, "", extract_to_memory, lambda: seconds("tmpfs", theirs), fresh)
-        shutil.rmtree(source)
-        shutil.rmtree(plain)

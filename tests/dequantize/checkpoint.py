@@ -111,9 +111,6 @@ class Checkpoint:
         assert name not in self.results and values.dtype == np.float32, name
         self.results[name] = Computed(values, list(inputs))
 
-    def vanished(self):
-        return sorted(self.tensors.keys() - self.results.keys())
-
     def expected(self, word):
         """name -> Tensor of the mount with `-o dequantize=WORD`."""
         dtype = numbers.RESULTS[word]
@@ -160,20 +157,6 @@ class Checkpoint:
         for file, content in self.files.items():
             content = content if isinstance(content, bytes) else json.dumps(content, indent=2).encode()
             (directory / file).write_bytes(content)
-
-    def write_expected(self, directory):
-        """Writes {bf16,f16,f32}.safetensors and expected.json."""
-        directory = pathlib.Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        for word in numbers.RESULTS:
-            (directory / f"{word}.safetensors").write_bytes(safetensors(self.expected(word)))
-        about = {
-            "vanished": self.vanished(),
-            "passes": sorted(name for name, each in self.results.items() if isinstance(each, Tensor)),
-            "from": {name: each.inputs for name, each in self.results.items() if isinstance(each, Computed)},
-            "config": {word: self.expected_config(word) for word in numbers.RESULTS} if self.config else None,
-        }
-        (directory / "expected.json").write_text(json.dumps(about, indent=2))
 
 
 def blocks(count, size):

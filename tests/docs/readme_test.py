@@ -167,8 +167,9 @@ class Readme:
             HOME=str(work),
             PATH=f"{directory}:{os.environ['PATH']}",
             XDG_RUNTIME_DIR=str(work / "run"),
-            PYTHONPATH=str(source / "tools/gpu/library/python"),
+            PYTHONPATH=f"{source}/tools/gpu/library/python:{source}/tools/library/python",
             PYTHONDONTWRITEBYTECODE="1",
+            STFS_LIBRARY=str(build / "tools/library/libstfs.so"),
             STFS_GPU_LIBRARY=str(next((build / "tools/gpu").rglob("libstfs_gpu.so"))),
         )
         self.environment.pop("STFS_GPU_SOCKET", None)

@@ -98,35 +98,5 @@ TEST_P(IndexEntry, IsRefusedAtOnceInOneLine) {
   unmount_all(dir / "mnt");
 }
 
-class HubLayout : public MountTest {};
-
-TEST_F(HubLayout, OfLinksToBlobsWorks) {
-  const TempDir dir;
-  const fs::path repository = dir / "models--org--name";
-  const fs::path snapshot = repository / "snapshots/0123abc";
-  fs::create_directories(repository / "blobs");
-  fs::create_directories(snapshot);
-  fs::create_directories(repository / "refs");
-  const Tensor a = random_tensor("a", "U8", {100}, 1);
-  const Tensor b = random_tensor("b", "U8", {100}, 2);
-  write_safetensors(repository / "blobs/aaaa", {a});
-  write_safetensors(repository / "blobs/bbbb", {b});
-  write_index(repository / "blobs/cccc", {{"a", "1.safetensors"}, {"b", "2.safetensors"}}, 200);
-  write_file(repository / "refs/main", "0123abc");
-  for (const auto& [name, blob] :
-       {std::pair{"1.safetensors", "aaaa"}, std::pair{"2.safetensors", "bbbb"},
-        std::pair{"model.safetensors.index.json", "cccc"}}) {
-    fs::create_symlink(fs::path("../../blobs") / blob, snapshot / name);
-  }
-  fs::create_directory_symlink(snapshot, dir / "by-link");
-
-  for (const fs::path& source :
-       {snapshot, snapshot / "model.safetensors.index.json", fs::path(dir / "by-link")}) {
-    const Mounted mount({source});
-    EXPECT_EQ(read_file(mount / "a"), a.bytes) << source;
-    EXPECT_EQ(read_file(mount / "b"), b.bytes) << source;
-  }
-}
-
 }  // namespace
 }  // namespace stfs::test

@@ -588,20 +588,6 @@ TEST_F(SuperviseSlow, SigtermEndsAWorkerThatIsBusyAndItsReader) {
   expect_nothing_left(mount->path());
 }
 
-TEST_F(Supervise, AMountWhoseWorkersAllDieYoungIsNeverGivenUp) {
-  const auto mount = this->mount();
-  EXPECT_EQ(read_file(*mount / "w"), w());
-
-  for (int life = 0; life < 7; ++life) kill_worker(*mount);
-
-  EXPECT_EQ(names_in(mount->path()).size(), 3u);
-  EXPECT_EQ(read_file(*mount / "w"), w());
-  EXPECT_EQ(count_lines(mount->process().err(), "another one takes over"), 7);
-  mount->process().signal(SIGTERM);
-  EXPECT_EQ(mount->process().wait().status, 0);
-  expect_nothing_left(mount->path());
-}
-
 TEST_F(Supervise, AWorkerThatCannotStartIsFollowedByAnother) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer must be the first library";
@@ -656,28 +642,6 @@ TEST_F(Supervise, SignalsToTheSupervisorUnmountAndExitWith0) {
     EXPECT_EQ(result.err, "");
     expect_nothing_left(mount->path());
   }
-}
-
-TEST_F(Supervise, SigtermToTheWorkerUnmountsToo) {
-  const auto mount = this->mount();
-
-  signal(worker_of(*mount), SIGTERM);
-  const Outcome result = mount->process().wait();
-
-  EXPECT_EQ(result.status, 0) << result.err;
-  EXPECT_EQ(result.err, "");
-  expect_nothing_left(mount->path());
-}
-
-TEST_F(Supervise, SigtermEndsAWorkerThatIsStopped) {
-  const auto mount = this->mount();
-  signal(worker_of(*mount), SIGSTOP);
-
-  mount->process().signal(SIGTERM);
-  const Outcome result = mount->process().wait();
-
-  EXPECT_EQ(result.status, 0) << result.err;
-  expect_nothing_left(mount->path());
 }
 
 TEST_F(Supervise, AWorkerThatDoesNotEndIsKilled) {

@@ -1,6 +1,7 @@
 // Any bytes as a GGUF file: either a header that keeps its promises, or an stfs::Error in one
 // printable line. Each value of the metadata is written as JSON.
 #include "core/base/error.h"
+#include "core/checkpoint/metadata.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
 #include "core/source/local_file.h"
@@ -42,14 +43,12 @@ void check_metadata(const Header& header, const Source& source) {
     check(i == 0 || header.metadata[i - 1].first < key);
     const MetadataValue value = header.metadata.value(i);
     check(value.encoded.offset + value.encoded.length <= header.raw.length);
-    std::vector<std::byte> bytes(value.encoded.length);
-    check(source.read(bytes, value.encoded.offset) == 0);
-    std::string text;
-    TextWriter out(text);
-    TextWriter counted;
-    check(write_gguf_json(value, bytes, out));
-    check(write_gguf_json(value, bytes, counted));
-    check(counted.size() == text.size());
+    const MetadataItem item{
+        .key = key, .text = header.metadata[i].second, .value = value, .source = &source};
+    Content content;
+    check(make_text(item, content) == 0);
+    std::vector<std::byte> text(content.size());
+    check(content.copy(0, text) == 0);
   }
 }
 

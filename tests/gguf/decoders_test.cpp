@@ -1,7 +1,7 @@
 // The decoders of GGUF's blocks. tests/gguf/ggml_decoders_test.cpp compares them with ggml's; the
 // digests below are of values that agreed, so that a change is found without ggml too.
 #include "core/base/sha256.h"
-#include "core/format/block_decoders.h"
+#include "core/base/vectors.h"
 #include "core/format/codebooks.h"
 #include "core/format/types.h"
 #include "tests/gguf/blocks.h"
@@ -42,17 +42,17 @@ const std::map<std::string_view, std::string_view> kDigests{
     {"Q2_0", "75565992717dc88f"},
 };
 
-std::vector<float> decoded(BlockDecoder* decode, DType dtype, const std::string& blocks) {
+std::vector<float> decoded(DType dtype, const std::string& blocks) {
   const TypeInfo& info = type_info(dtype);
   std::vector<float> values(info.elements_in(blocks.size()));
-  decode(std::as_bytes(std::span(blocks)).data(), values.size(), values.data());
+  info.to_f32(std::as_bytes(std::span(blocks)).data(), values.size(), values.data());
   return values;
 }
 
 TEST(BlockDecoders, GiveEachTypeTheValuesOfGgml) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
-    const auto values = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    const auto values = comparable(decoded(dtype, blocks));
     const auto expected = kDigests.find(dtype_name(dtype));
     ASSERT_NE(expected, kDigests.end()) << dtype_name(dtype);
     EXPECT_EQ(digest(std::as_bytes(std::span(values))), expected->second) << dtype_name(dtype);
@@ -62,11 +62,11 @@ TEST(BlockDecoders, GiveEachTypeTheValuesOfGgml) {
 TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
-    const auto best = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
-    for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
-      ASSERT_EQ(comparable(decoded(decode, dtype, blocks)), best)
+    const auto best = comparable(decoded(dtype, blocks));
+    with_each_target([&](const char* vectors) {
+      ASSERT_EQ(comparable(decoded(dtype, blocks)), best)
           << dtype_name(dtype) << " with " << vectors;
-    }
+    });
   }
 }
 
@@ -74,20 +74,18 @@ TEST(BlockDecoders, GiveTheSameBitsWithAllVectors) {
 TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
   for (const DType dtype : block_types()) {
     const TypeInfo& info = type_info(dtype);
-    std::vector<VectorDecoder> decoders = all_block_decoders(info.gguf);
-    decoders.push_back({"the best", info.to_f32});
     for (const std::size_t count : {0U, 1U, 2U, 3U, 7U, 100U}) {
       const std::string random = random_blocks(dtype, count);
-      const auto expected = comparable(decoded(info.to_f32, dtype, random));
+      const auto expected = comparable(decoded(dtype, random));
       for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
         const Guarded blocks(std::as_bytes(std::span(random)), flush);
         const Guarded values(count * info.block_elements * sizeof(float), flush);
-        for (const auto& [vectors, decode] : decoders) {
+        with_each_target([&](const char* vectors) {
           auto* const out = reinterpret_cast<float*>(values.data());
-          decode(blocks.data(), count * info.block_elements, out);
+          info.to_f32(blocks.data(), count * info.block_elements, out);
           EXPECT_EQ(comparable({out, out + count * info.block_elements}), expected)
               << info.name << " with " << vectors;
-        }
+        });
       }
     }
   }
@@ -97,7 +95,7 @@ TEST(BlockDecoders, ReadAndWriteNothingOutsideOfTheBlocks) {
 TEST(BlockDecoders, GiveTheSameBitsHoweverTheThreadRounds) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 1000);
-    const auto expected = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    const auto expected = comparable(decoded(dtype, blocks));
     std::vector<float> values(expected.size());
     bool is_kept = false;
     {
@@ -115,14 +113,15 @@ TEST(BlockDecoders, GiveTheSameBitsHoweverTheThreadRounds) {
 TEST(BlockDecoders, NeedNoAlignment) {
   for (const DType dtype : block_types()) {
     const std::string blocks = random_blocks(dtype, 3);
-    const auto expected = comparable(decoded(type_info(dtype).to_f32, dtype, blocks));
+    const auto expected = comparable(decoded(dtype, blocks));
     for (std::size_t by = 1; by < 8; ++by) {
       const std::string moved = std::string(by, 'x') + blocks;
       std::vector<float> values(expected.size());
-      for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
-        decode(std::as_bytes(std::span(moved)).data() + by, values.size(), values.data());
+      with_each_target([&](const char* vectors) {
+        type_info(dtype).to_f32(std::as_bytes(std::span(moved)).data() + by, values.size(),
+                                values.data());
         EXPECT_EQ(comparable(values), expected) << dtype_name(dtype) << " with " << vectors;
-      }
+      });
     }
   }
 }

@@ -1,5 +1,5 @@
 // Every block type against ggml's own decoder, bit for bit.
-#include "core/format/block_decoders.h"
+#include "core/base/vectors.h"
 #include "tests/gguf/blocks.h"
 #include "tests/gguf/ggml.h"
 
@@ -31,8 +31,8 @@ class GgmlDecoders : public GgmlTest {
     const std::vector<float> theirs = expected(dtype, blocks);
     std::vector<float> ours(theirs.size());
     const std::size_t step = type_info(dtype).block_elements;
-    for (const auto& [vectors, decode] : all_block_decoders(type_info(dtype).gguf)) {
-      decode(std::as_bytes(std::span(blocks)).data(), ours.size(), ours.data());
+    with_each_target([&](const char* vectors) {
+      type_info(dtype).to_f32(std::as_bytes(std::span(blocks)).data(), ours.size(), ours.data());
       for (std::size_t at = 0; at < ours.size(); at += step) {
         if (std::memcmp(&ours[at], &theirs[at], step * sizeof(float)) == 0) continue;
         const std::span a = std::span(ours).subspan(at, step);
@@ -40,7 +40,7 @@ class GgmlDecoders : public GgmlTest {
         ASSERT_EQ(comparable({a.begin(), a.end()}), comparable({b.begin(), b.end()}))
             << dtype_name(dtype) << " block " << at / step << " with " << vectors;
       }
-    }
+    });
   }
 };
 
@@ -84,8 +84,10 @@ TEST(BlockDecoders, OfQ8_1MultiplyIntegersByTheScale) {
   }
   std::vector<float> values(32'000);
   std::vector<float> expected(32'000);
-  q8_1_to_f32(std::as_bytes(std::span(random)).data(), values.size(), values.data());
-  q8_0_to_f32(std::as_bytes(std::span(q8_0)).data(), values.size(), expected.data());
+  type_info(DType::kQ8_1)
+      .to_f32(std::as_bytes(std::span(random)).data(), values.size(), values.data());
+  type_info(DType::kQ8_0)
+      .to_f32(std::as_bytes(std::span(q8_0)).data(), values.size(), expected.data());
 
   EXPECT_EQ(comparable(values), comparable(expected));
 }

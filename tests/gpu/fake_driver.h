@@ -41,14 +41,8 @@ void stfs_fake_cuda_configure();
 // zero.
 void stfs_fake_cuda_report(char* text, std::size_t size);
 
-// Peak pinned memory since stfs_fake_cuda_configure(), bytes.
-std::size_t stfs_fake_cuda_peak_pinned();
-
-// Number of calls of a function since stfs_fake_cuda_configure().
-std::size_t stfs_fake_cuda_calls(const char* function);
-
-// The most copies to the host that were queued at a time, and waits that keep a processor busy,
-// since stfs_fake_cuda_configure().
-std::size_t stfs_fake_cuda_peak_reads_back();
-std::size_t stfs_fake_cuda_spinning_waits();
+// A number since stfs_fake_cuda_configure(): "peak reads back", the most copies to the host that
+// were queued at a time; "spinning waits", which keep a processor busy; else the calls of a
+// function.
+std::size_t stfs_fake_cuda_count(const char* what);
 }

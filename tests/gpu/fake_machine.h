@@ -224,7 +224,6 @@ class Machine {
   std::map<std::uint64_t, std::shared_ptr<LinearMemory>> linear;   // by address
   std::map<std::uint64_t, std::shared_ptr<Pinned>> pinned;         // by address
   std::size_t pinned_bytes = 0;
-  std::size_t peak_pinned_bytes = 0;
   std::map<std::uint64_t, std::shared_ptr<StreamThread>> streams;
   std::map<int, std::shared_ptr<StreamThread>> default_streams;  // by ordinal
   std::map<std::uint64_t, RecordedEvent> events;

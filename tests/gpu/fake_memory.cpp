@@ -219,7 +219,6 @@ CUresult cuMemHostAlloc(void** address, std::size_t size, unsigned int) {
   buffer->size = size;
   m.pinned[buffer->address] = std::move(buffer);
   m.pinned_bytes += size;
-  m.peak_pinned_bytes = std::max(m.peak_pinned_bytes, m.pinned_bytes);
   *address = memory;
   return CUDA_SUCCESS;
 }

@@ -1,5 +1,6 @@
 // Hostile clients of the holder: refused, bounded and logged, and other clients are still served.
 #include "tests/gpu/tool.h"
+#include "tests/gpu/wire.h"
 #include "tests/support/failing_calls.h"
 #include "tools/gpu/client/selection.h"
 
@@ -9,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,11 +37,8 @@ class GpuHolderFaults : public GpuToolTest {
   }
 
   UniqueFd connected() const {
-    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    socket().copy(address.sun_path, sizeof address.sun_path - 1);
-    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    UniqueFd fd = new_socket();
+    EXPECT_EQ(at_path(::connect, fd, socket()), 0);
     return fd;
   }
 
@@ -49,14 +46,6 @@ class GpuHolderFaults : public GpuToolTest {
     UniqueFd fd = connected();
     push(fd, frame(Json{{"request", "hello"}, {"version", kProtocolVersion}}.dump()));
     return fd;
-  }
-
-  static std::string frame(const std::string& body, std::uint32_t descriptors = 0) {
-    std::string bytes;
-    for (const std::size_t value : {body.size(), std::size_t{descriptors}}) {
-      for (unsigned i = 0; i < 4; ++i) bytes += static_cast<char>((value >> (8 * i)) & 0xff);
-    }
-    return bytes + body;
   }
 
   // Writes until the holder has read nothing for `patience`. Returns the bytes written.
@@ -168,38 +157,15 @@ TEST_F(GpuHolderFaults, HalfMessagesHoldUpNobodyAndAreBounded) {
       [&] { return running_->err().find("disconnected a client") != std::string::npos; }));
 }
 
-TEST_F(GpuHolderFaults, AMessageOfMillionsOfValuesIsRefused) {
-  std::string body = "{\"request\":\"load\",\"items\":[{}";
-  while (body.size() < (60 << 20)) body += ",{}";
-  const UniqueFd fd = connected();
-
-  push(fd, frame(body + "]}"));
-
-  EXPECT_TRUE(is_disconnected(fd));
-  expect_others_served();
-  EXPECT_LT(most_kilobytes(), kMostKilobytes);
-}
-
 TEST_F(GpuHolderFaults, DescriptorsThatAreSentAreNeverTaken) {
   const std::size_t before = holder_descriptors();
-  std::vector<int> descriptors(200, STDIN_FILENO);
   for (int i = 0; i < 50; ++i) {
-    const UniqueFd fd = connected();
-    std::string bytes = frame("{\"request\":\"list\"}", 200);
-    iovec piece{bytes.data(), bytes.size()};
-    std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
-    msghdr header{};
-    header.msg_iov = &piece;
-    header.msg_iovlen = 1;
-    header.msg_control = control.data();
-    header.msg_controllen = control.size();
-    cmsghdr* c = CMSG_FIRSTHDR(&header);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(c), descriptors.data(), descriptors.size() * sizeof(int));
-    ASSERT_GT(::sendmsg(fd.get(), &header, MSG_NOSIGNAL), 0);
-    EXPECT_TRUE(is_disconnected(fd));
+    Channel channel(connected(), {});
+    std::vector<UniqueFd> descriptors;
+    for (int j = 0; j < 200; ++j) descriptors.emplace_back(::dup(STDIN_FILENO));
+    channel.queue({{"request", "list"}}, std::move(descriptors));
+    ASSERT_TRUE(channel.send());
+    EXPECT_TRUE(eventually([&] { return !channel.receive(); }));
   }
 
   EXPECT_LE(holder_descriptors(), before + 2);
@@ -222,53 +188,6 @@ TEST_F(GpuHolderFaults, RequestsWhoseAnswersNobodyReadsArePutOff) {
   EXPECT_LT(taken, 16u << 20) << "bytes of requests";
   EXPECT_LT(most_kilobytes(), kMostKilobytes);
   expect_others_served();
-}
-
-TEST_F(GpuHolderFaults, LoadsThatAreNotWaitedForDoNotPileUp) {
-  std::string request =
-      R"({"request":"load","uuid":"GPU-0","device":"cuda:0","items":[{"path":"/x",)"
-      R"("tensor":"t","device":1,"inode":1,"size":9,"mtime":1,"mtime_ns":1,)"
-      R"("offset":0,"dtype":"U8","shape":[9],"slice":"","as":""}]})";
-  const UniqueFd fd = greeted();
-
-  // Until the socket is full: the holder serves one request and reads no other.
-  int taken = 0;
-  while (taken < 10'000 && push(fd, frame(request)) == frame(request).size()) ++taken;
-
-  EXPECT_LT(taken, 10'000);
-
-  expect_others_served();
-  EXPECT_LT(most_kilobytes(), kMostKilobytes);
-}
-
-TEST_F(GpuHolderFaults, AClientThatNeverReleasesKeepsOnlyWhatItHas) {
-  kill_and_wait(running_->pid());
-  running_ = std::make_unique<Process>(
-      std::vector<std::string>{STFS_GPU_BINARY, "holder", "--memory-limit", "4MiB"});
-  ASSERT_TRUE(eventually([&] { return holder() > 0; }));
-  {
-    std::optional<Client> hog = Client::connect("");
-    ASSERT_EQ(gpu({"load", "--device", device(), tensor_}).status, 0);
-    Selection selection;
-    const auto items = selection.resolve(tensor_);
-    LoadRequest request;
-    request.lease = true;
-    for (int i = 0; i < 100; ++i) hog->load(cpu_info(), items, request);
-    const std::string source = tensor_.substr(0, tensor_.size() - 1);
-
-    EXPECT_EQ(gpu({"load", "--device", device(), source + "b"}).status, 0)
-        << "there is room for one";
-    EXPECT_EQ(gpu({"load", "--device", device(), source + "layers.0.w"}).status, 0) << "b made way";
-    EXPECT_EQ(resident(), (std::vector<std::string>{"a", "layers.0.w"}));
-  }
-  // The client has ended, so its lease ends.
-  EXPECT_TRUE(eventually([&] {
-    std::optional<Client> client = Client::connect("");
-    for (const Resident& tensor : client->list()) {
-      if (!tensor.users.empty()) return false;
-    }
-    return true;
-  }));
 }
 
 TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
@@ -298,14 +217,6 @@ TEST_F(GpuHolderFaults, WithoutDescriptorsItRefusesAndGoesOn) {
   flood.clear();
 
   EXPECT_TRUE(eventually([&] { return holder() > 0; }));
-}
-
-TEST_F(GpuHolderFaults, ADeviceThatIsFullIsSaidAndWhatIsThereStays) {
-  expect_one_line(gpu({"load", "--device", device(), "--keep-free", "1000000GiB",
-                       tensor_.substr(0, tensor_.size() - 1) + "b"}),
-                  5, "out of memory");
-
-  expect_others_served();
 }
 
 TEST_F(GpuHolderFaults, ClientsBeyondTheMostAreRefusedAndLogged) {

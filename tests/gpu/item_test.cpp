@@ -74,18 +74,22 @@ TEST(GpuItem, KnowsItsSizeTypeAndShape) {
 TEST(GpuItem, KeysDifferInEachThingThatMakesOtherBytes) {
   const std::string key = Item(request()).key();
   const std::vector<std::function<void(ItemRequest&)>> changes{
-      [](ItemRequest& r) { r.version = "v2"; },      [](ItemRequest& r) { r.offset += 4; },
-      [](ItemRequest& r) { r.dtype = DType::kI32; }, [](ItemRequest& r) {
-        r.shape = {6, 4}; },
-      [](ItemRequest& r) { r.slice = "0:2"; },       [](ItemRequest& r) { r.slice = ":,0:2"; },
-      [](ItemRequest& r) { r.slice = "0"; },         [](ItemRequest& r) { r.slice = "0:1"; },
-      [](ItemRequest& r) { r.as = DType::kF16; },    [](ItemRequest& r) { r.as = DType::kBF16; }};
+      [](ItemRequest& r) { r.version = "v2"; }, [](ItemRequest& r) { r.offset += 4; },
+      [](ItemRequest& r) { r.dtype = DType::kI32; },
+      [](ItemRequest& r) {
+        r.shape = {6, 4};
+      },
+      [](ItemRequest& r) { r.slice = "0:2"; }, [](ItemRequest& r) { r.slice = ":,0:2"; },
+      [](ItemRequest& r) { r.slice = "0"; }, [](ItemRequest& r) { r.slice = "0:1"; },
+      [](ItemRequest& r) { r.as = DType::kF16; }, [](ItemRequest& r) { r.as = DType::kBF16; },
+      // Parts of a key do not run into each other.
+      [](ItemRequest& r) { r.version = "v+1", r.offset = 2; },
+      [](ItemRequest& r) { r.version = "v", r.offset = 12; }};
 
-  std::vector<std::string> keys{key};
-  for (const auto& change : changes) keys.push_back(with(change).key());
-
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]) << i << " and " << j;
+  std::set<std::string> keys{key};
+  for (const auto& change : changes) {
+    const std::string other = with(change).key();
+    EXPECT_TRUE(keys.insert(other).second) << other;
   }
 }
 
@@ -102,19 +106,6 @@ TEST(GpuItem, KeysAreEqualForTheSameBytesHoweverTheyAreNamed) {
   for (const char* same : {"1:3,:", "-3:-1", "1:3:1", "1:3,...", "+1:03"}) {
     EXPECT_EQ(with([&](ItemRequest& r) { r.slice = same; }).key(), part) << same;
   }
-}
-
-TEST(GpuItem, DoesNotLetPartsOfAKeyRunIntoEachOther) {
-  const Item a = with([](ItemRequest& r) {
-    r.version = "v+1";
-    r.offset = 2;
-  });
-  const Item b = with([](ItemRequest& r) {
-    r.version = "v";
-    r.offset = 12;
-  });
-
-  EXPECT_NE(a.key(), b.key());
 }
 
 TEST(GpuItem, RefusesWhatLiesOutsideItsFile) {

@@ -2,7 +2,7 @@
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/process.h"
 #include "tools/gpu/device/driver.h"
-#include "tools/gpu/library/dlpack.h"
+#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <dlfcn.h>
@@ -181,37 +181,34 @@ class Program {
   CUcontext context_ = nullptr;
 };
 
-TEST_F(LibraryCuda, ATensorThatIsReleasedWhileAKernelReadsItStaysUntilTheEndOfThat) {
-  const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
-  ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
-  const std::uint64_t pointer = info_of(tensors).pointer;
-  const Program program;
-  ASSERT_EQ(
-      program.cuda.cuMemcpyDtoHAsync(program.pinned, pointer, Program::kBytes, program.stream),
-      CUDA_SUCCESS);
+TEST_F(LibraryCuda, WhatEndsWhileAKernelReadsItStaysUntilTheEndOfThat) {
+  for (const bool is_exported : {false, true}) {
+    SCOPED_TRACE(is_exported);
+    const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
+    ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
+    DLManagedTensorVersioned* exported = nullptr;
+    ASSERT_EQ(stfs_gpu_export(tensors, 0, 0, &exported), STFS_GPU_OK) << stfs_gpu_last_error();
+    const std::uint64_t pointer = info_of(tensors).pointer;
+    if (is_exported) {
+      stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+    } else {
+      exported->deleter(exported);
+    }
+    const Program program;
+    ASSERT_EQ(
+        program.cuda.cuMemcpyDtoHAsync(program.pinned, pointer, Program::kBytes, program.stream),
+        CUDA_SUCCESS);
 
-  stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+    if (is_exported) {
+      exported->deleter(exported);
+    } else {
+      stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
+    }
 
-  EXPECT_EQ(program.cuda.cuStreamSynchronize(program.stream), CUDA_SUCCESS);
-  EXPECT_EQ(std::memcmp(program.pinned, kTensor.bytes.data(), Program::kBytes), 0);
-  EXPECT_FALSE(program.is_mapped(pointer));
-}
-
-TEST_F(LibraryCuda, AnExportThatEndsWhileAKernelReadsItDoesNotHarmTheProgram) {
-  const stfs_gpu_tensors* tensors = acquire({"w"}, "cuda:0");
-  ASSERT_NE(tensors, nullptr) << stfs_gpu_last_error();
-  DLManagedTensorVersioned* exported = nullptr;
-  ASSERT_EQ(stfs_gpu_export(tensors, 0, 0, &exported), STFS_GPU_OK) << stfs_gpu_last_error();
-  const std::uint64_t pointer = info_of(tensors).pointer;
-  stfs_gpu_release(std::exchange(acquired_.back(), nullptr));
-  const Program program;
-  ASSERT_EQ(
-      program.cuda.cuMemcpyDtoHAsync(program.pinned, pointer, Program::kBytes, program.stream),
-      CUDA_SUCCESS);
-
-  exported->deleter(exported);
-
-  EXPECT_EQ(program.cuda.cuStreamSynchronize(program.stream), CUDA_SUCCESS);
+    EXPECT_EQ(program.cuda.cuStreamSynchronize(program.stream), CUDA_SUCCESS);
+    EXPECT_EQ(std::memcmp(program.pinned, kTensor.bytes.data(), Program::kBytes), 0);
+    EXPECT_FALSE(program.is_mapped(pointer));
+  }
 }
 
 TEST_F(LibraryCuda, WhileAStreamCapturesWhatIsReleasedStaysMapped) {

@@ -1,10 +1,11 @@
 // libstfs_gpu with a holder: loads, shared segments, leases; on host memory.
 #include "core/base/posix.h"
 #include "tests/gpu/failing_new.h"
+#include "tests/gpu/wire.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/process.h"
-#include "tools/gpu/library/dlpack.h"
+#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 #include "tools/gpu/protocol/message.h"
 
@@ -14,7 +15,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,12 +124,33 @@ class LibraryHolder : public ::testing::Test {
     return static_cast<rlim_t>(lowest);
   }
 
+  // Lowers the limit of open files to what is open now and `more`, during a scope.
+  class FewFiles {
+   public:
+    explicit FewFiles(rlim_t more) {
+      EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+      const rlimit lowered{lowest_descriptor() + more, before_.rlim_max};
+      EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
+    }
+    ~FewFiles() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+    FewFiles(const FewFiles&) = delete;
+    FewFiles& operator=(const FewFiles&) = delete;
+
+   private:
+    rlimit before_{};
+  };
+
   // Processes with a lease on a tensor, from `stfs-gpu ls`; nothing if it is not resident.
   std::optional<std::vector<pid_t>> users(const std::string& tensor) const {
     for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out)) {
       if (row.at("label") == name(tensor)) return row.at("users").get<std::vector<pid_t>>();
     }
     return std::nullopt;
+  }
+
+  bool nothing_is_leased() const {
+    const auto rows = nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out);
+    return std::ranges::all_of(rows, [](const auto& row) { return row.at("users").empty(); });
   }
 
   TempDir dir_;
@@ -266,11 +287,9 @@ class Relay {
   Relay(const std::string& path, const std::string& holder,
         std::function<void(std::string_view)> before)
       : before_(std::move(before)), listener_(new_socket()), holder_(new_socket()) {
-    const sockaddr_un here = address_of(path);
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&here), sizeof here), 0);
+    EXPECT_EQ(at_path(::bind, listener_, path), 0);
     EXPECT_EQ(::listen(listener_.get(), 1), 0);
-    const sockaddr_un there = address_of(holder);
-    EXPECT_EQ(::connect(holder_.get(), reinterpret_cast<const sockaddr*>(&there), sizeof there), 0);
+    EXPECT_EQ(at_path(::connect, holder_, holder), 0);
     thread_ = std::thread([this] { pass_on(); });
   }
   ~Relay() {
@@ -282,16 +301,6 @@ class Relay {
   Relay& operator=(const Relay&) = delete;
 
  private:
-  static UniqueFd new_socket() {
-    return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  }
-  static sockaddr_un address_of(const std::string& path) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    return address;
-  }
-
   void pass_on() {
     const UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     std::array<pollfd, 2> polled{{{client.get(), POLLIN, 0}, {holder_.get(), POLLIN, 0}}};
@@ -418,7 +427,7 @@ std::string acquired_anew(const std::vector<std::string>& names) {
   return first_bytes;
 }
 
-TEST_F(LibraryHolder, MoreSegmentsThanFilesMayBeOpenAreAcquired) {
+TEST_F(LibraryHolder, MoreSegmentsThanFilesMayBeOpenAreAcquiredAndTheirLeasesEndWithTheProcess) {
 #ifdef STFS_SANITIZED
   GTEST_SKIP() << "the sanitizer needs descriptors";
 #endif
@@ -427,6 +436,8 @@ TEST_F(LibraryHolder, MoreSegmentsThanFilesMayBeOpenAreAcquired) {
   for (std::size_t i = 0; i < names.size(); ++i) expected += static_cast<char>(i + 1);
 
   EXPECT_EQ(with_few_files(kSegmentsAtOnce + 20, [&] { return acquired_anew(names); }), expected);
+
+  EXPECT_TRUE(eventually([&] { return nothing_is_leased(); }));
 }
 
 TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsRaisesTheLimit) {
@@ -438,22 +449,17 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsRaisesTheLimit) {
   for (const char* tensor : {"a.b", "c"}) {
     ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name(tensor)}).status, 0);
   }
-  const std::string others[] = {name("a.b"), name("c")};
-  const char* names[] = {others[0].c_str(), others[1].c_str()};
-  const stfs_gpu_acquire_options options = loading();
-  stfs_gpu_tensors* tensors = nullptr;
-  rlimit limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  rlimit lowered = limit;
-  lowered.rlim_cur = lowest_descriptor() + 1;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
-
-  const int status = stfs_gpu_acquire(connection_, names, 2, &options, &tensors);
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  stfs_gpu_tensors* first = std::exchange(acquired_, nullptr);
+  int status = STFS_GPU_USAGE;
+  {
+    const FewFiles one(1);
+    status = acquire({name("a.b"), name("c")}, loading());
+  }
 
   EXPECT_EQ(status, STFS_GPU_OK) << stfs_gpu_last_error();
-  EXPECT_EQ(bytes_of(tensors, 1), tensors_[2].bytes);
-  stfs_gpu_release(tensors);
+  EXPECT_EQ(bytes_of(acquired_, 1), tensors_[2].bytes);
+  release();
+  std::swap(first, acquired_);
   EXPECT_EQ(users("a.w"), std::vector<pid_t>{::getpid()});
 }
 
@@ -466,10 +472,7 @@ TEST_F(LibraryHolder, AnAcquireThatLacksDescriptorsForGoodSaysSoAndLeasesNothing
   const std::string error = with_few_files(30, [&] { return acquired_anew(names); });
 
   EXPECT_PRED_FORMAT2(IsSubstring, "too many open files: this process may have ", error);
-  EXPECT_TRUE(eventually([&] {
-    const auto rows = nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out);
-    return std::ranges::all_of(rows, [](const auto& row) { return row.at("users").empty(); });
-  }));
+  EXPECT_TRUE(eventually([&] { return nothing_is_leased(); }));
 }
 
 TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
@@ -478,85 +481,24 @@ TEST_F(LibraryHolder, AnAcquireThatCannotOpenAFileLoadsNothingASecondTime) {
 #endif
   ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   release();
-  rlimit limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  rlimit none = limit;
-  none.rlim_cur = lowest_descriptor();
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-
-  const int status = acquire({name("c")}, loading());
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  int status = STFS_GPU_OK;
+  {
+    const FewFiles none(0);
+    status = acquire({name("c")}, loading());
+  }
 
   EXPECT_EQ(status, STFS_GPU_DEVICE);
   EXPECT_PRED_FORMAT2(IsSubstring, "Too many open files", stfs_gpu_last_error());
   EXPECT_EQ(nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out).size(), 1U);
 }
 
-// A process that acquires a tensor, reports it, and waits to be killed.
-class Lessee {
- public:
-  explicit Lessee(const std::string& name) {
-    int ready[2];
-    EXPECT_EQ(::pipe(ready), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      const char* names[] = {name.c_str()};
-      stfs_gpu_connection* connection = nullptr;
-      stfs_gpu_tensors* tensors = nullptr;
-      const bool is_there =
-          stfs_gpu_connect(nullptr, 0, &connection) == STFS_GPU_OK &&
-          stfs_gpu_acquire(connection, names, 1, nullptr, &tensors) == STFS_GPU_OK;
-      if (::write(ready[1], is_there ? "y" : "n", 1) == 1) ::pause();
-      ::_exit(1);
-    }
-    char answer = 'n';
-    EXPECT_EQ(::read(ready[0], &answer, 1), 1);
-    EXPECT_EQ(answer, 'y');
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~Lessee() { kill(); }
-  Lessee(const Lessee&) = delete;
-  Lessee& operator=(const Lessee&) = delete;
-
-  pid_t pid() const { return pid_; }
-  void kill() {
-    if (pid_ < 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
-  }
-
- private:
-  pid_t pid_ = -1;
-};
-
-TEST_F(LibraryHolder, AKilledProcessGivesItsLeasesBack) {
-  ASSERT_EQ(run({STFS_GPU_BINARY, "load", "--device", "cpu", name("a.w")}).status, 0);
-  Lessee lessee(name("a.w"));
-  EXPECT_EQ(users("a.w"), std::vector<pid_t>{lessee.pid()});
-
-  lessee.kill();
-
-  EXPECT_TRUE(eventually([this] { return users("a.w") == kNobody; }));
-}
-
-TEST_F(LibraryHolder, WhatIsMappedStaysWhenTheHolderIsKilled) {
-  ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
-  stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
-
-  kill_holder();
-
-  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
-  EXPECT_EQ(acquire({name("c")}, loading()), STFS_GPU_DEVICE);
-  EXPECT_STRNE(stfs_gpu_last_error(), "");
-  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
-  stfs_gpu_release(kept);
-}
-
 TEST_F(LibraryHolder, AnAcquireAfterTheHoldersDeathFindsTheNextHolder) {
   ASSERT_EQ(acquire({name("a.w")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
   stfs_gpu_tensors* kept = std::exchange(acquired_, nullptr);
   kill_holder();
+  EXPECT_EQ(acquire({name("c")}, loading()), STFS_GPU_DEVICE);
+  EXPECT_STRNE(stfs_gpu_last_error(), "");
+  EXPECT_EQ(bytes_of(kept, 0), tensors_[0].bytes);
   start_holder();
 
   ASSERT_EQ(acquire({name("c")}, loading()), STFS_GPU_OK) << stfs_gpu_last_error();
@@ -608,8 +550,7 @@ TEST_F(LibraryHolder, ManyLeasesAreReleasedInOneCall) {
 
   release();
 
-  for (const auto& row : nlohmann::json::parse(run({STFS_GPU_BINARY, "ls", "--json"}).out))
-    EXPECT_TRUE(row.at("users").empty()) << row;
+  EXPECT_TRUE(nothing_is_leased());
 }
 
 TEST_F(LibraryHolder, AChangedSourceIsAnotherTensor) {

@@ -3,7 +3,7 @@
 #include "tests/gpu/failing_new.h"
 #include "tests/gpu/given.h"
 #include "tests/support/files.h"
-#include "tools/gpu/library/dlpack.h"
+#include "core/base/dlpack.h"
 #include "tools/gpu/library/include/stfs_gpu.h"
 
 #include <gtest/gtest.h>
@@ -226,29 +226,22 @@ TEST(Library, NamesHaveTheirLengthAndAreAnyBytes) {
   }
 }
 
-TEST(Library, OptionsOfAnEarlierProgramMeanTheirDefaults) {
+TEST(Library, OptionsOfAnotherVersionAreRefusedOnlyWhenTheyAreUnknownAndUsed) {
   const Given given(kTwo);
   Connection connection;
   Tensors tensors;
-  stfs_gpu_acquire_options options{};
-  options.size = offsetof(stfs_gpu_acquire_options, as);  // an earlier version with only `device`
-  options.device = "cpu";
-  options.as = "nonsense";
-
-  EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &options), STFS_GPU_OK)
-      << Connection::error();
-}
-
-TEST(Library, OptionsOfALaterProgramAreRefusedOnlyWhenTheyAreUsed) {
-  const Given given(kTwo);
-  Connection connection;
-  Tensors tensors;
+  stfs_gpu_acquire_options earlier{};
+  earlier.size = offsetof(stfs_gpu_acquire_options, as);  // it has only `device`
+  earlier.device = "cpu";
+  earlier.as = "nonsense";
   struct Later {
     stfs_gpu_acquire_options known;
     std::uint64_t unknown;
   } later{};
   later.known.size = sizeof later;
 
+  EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &earlier), STFS_GPU_OK)
+      << Connection::error();
   EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &later.known), STFS_GPU_OK);
   later.unknown = 1;
   EXPECT_EQ(tensors.acquire(connection.handle, {label("w")}, &later.known), STFS_GPU_USAGE);
@@ -428,75 +421,40 @@ TEST(Library, AnUnversionedExportOfReadOnlyMemoryIsRefused) {
   exported->deleter(exported);
 }
 
-struct DLPackType {
-  const char* dtype;
-  unsigned code;
-  unsigned bits;
-};
-
-void PrintTo(const DLPackType& type, std::ostream* out) { *out << type.dtype; }
-
-class LibraryDtypes : public ::testing::TestWithParam<DLPackType> {};
-
 // The codes as numbers from DLPack's specification, independent of our header.
-INSTANTIATE_TEST_SUITE_P(
-    All, LibraryDtypes,
-    ::testing::Values(DLPackType{"BOOL", 6, 8}, DLPackType{"F4", 17, 4},
-                      DLPackType{"F6_E2M3", 15, 6}, DLPackType{"F6_E3M2", 16, 6},
-                      DLPackType{"U8", 1, 8}, DLPackType{"I8", 0, 8}, DLPackType{"F8_E5M2", 12, 8},
-                      DLPackType{"F8_E4M3", 10, 8}, DLPackType{"F8_E8M0", 14, 8},
-                      DLPackType{"F8_E4M3FNUZ", 11, 8}, DLPackType{"F8_E5M2FNUZ", 13, 8},
-                      DLPackType{"I16", 0, 16}, DLPackType{"U16", 1, 16}, DLPackType{"F16", 2, 16},
-                      DLPackType{"BF16", 4, 16}, DLPackType{"I32", 0, 32}, DLPackType{"U32", 1, 32},
-                      DLPackType{"F32", 2, 32}, DLPackType{"C64", 5, 64}, DLPackType{"F64", 2, 64},
-                      DLPackType{"I64", 0, 64}, DLPackType{"U64", 1, 64}),
-    [](const auto& type) { return std::string(type.param.dtype); });
-
-TEST_P(LibraryDtypes, HasTheCodeOfDLPack) {
-  const DLPackType& type = GetParam();
-  const Given given(
-      {{.name = "w", .dtype = type.dtype, .shape = {8}, .bytes = std::string(type.bits, 'x')}});
+TEST(Library, TypesHaveTheCodesOfDLPack) {
+  struct Row {
+    const char* dtype;
+    unsigned code;
+    unsigned bits;
+  };
+  constexpr Row kRows[] = {
+      {"BOOL", 6, 8},         {"F4", 17, 4},          {"F6_E2M3", 15, 6}, {"F6_E3M2", 16, 6},
+      {"U8", 1, 8},           {"I8", 0, 8},           {"F8_E5M2", 12, 8}, {"F8_E4M3", 10, 8},
+      {"F8_E8M0", 14, 8},     {"F8_E4M3FNUZ", 11, 8}, {"I16", 0, 16},     {"U16", 1, 16},
+      {"F8_E5M2FNUZ", 13, 8}, {"F16", 2, 16},         {"BF16", 4, 16},    {"I32", 0, 32},
+      {"U32", 1, 32},         {"F32", 2, 32},         {"C64", 5, 64},     {"F64", 2, 64},
+      {"I64", 0, 64},         {"U64", 1, 64}};
+  std::vector<GivenTensor> all;
+  for (const Row& row : kRows) {
+    all.push_back(
+        {.name = row.dtype, .dtype = row.dtype, .shape = {8}, .bytes = std::string(row.bits, 'x')});
+  }
+  const Given given(all);
   Connection connection;
   Tensors tensors;
   ASSERT_EQ(tensors.acquire(connection.handle, {}), STFS_GPU_OK) << Connection::error();
-  DLManagedTensorVersioned* exported = nullptr;
 
-  ASSERT_EQ(stfs_gpu_export(tensors.handle, 0, 0, &exported), STFS_GPU_OK);
-
-  EXPECT_STREQ(tensors.info(0).dtype, type.dtype);
-  EXPECT_EQ(exported->dl_tensor.dtype.code, type.code);
-  EXPECT_EQ(exported->dl_tensor.dtype.bits, type.bits);
-  EXPECT_EQ(exported->dl_tensor.dtype.lanes, 1U);
-  exported->deleter(exported);
-}
-
-TEST(Library, ManyThreadsShareAConnection) {
-  const Given given(kTwo);
-  Connection connection;
-  std::atomic<int> failures = 0;
-  std::vector<std::thread> threads;
-
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&connection, &failures] {
-      for (int round = 0; round < 50; ++round) {
-        Tensors tensors;
-        DLManagedTensorVersioned* exported = nullptr;
-        if (tensors.acquire(connection.handle, {label("w"), label("b")}) != STFS_GPU_OK ||
-            stfs_gpu_export(tensors.handle, 1, 0, &exported) != STFS_GPU_OK) {
-          ++failures;
-          continue;
-        }
-        if (tensors.bytes(0) != kTwo[0].bytes) ++failures;
-        tensors.release();
-        if (std::memcmp(exported->dl_tensor.data, "abcd", 4) != 0) ++failures;
-        exported->deleter(exported);
-      }
-    });
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(kRows[i].dtype);
+    DLManagedTensorVersioned* exported = nullptr;
+    ASSERT_EQ(stfs_gpu_export(tensors.handle, i, 0, &exported), STFS_GPU_OK);
+    EXPECT_STREQ(tensors.info(i).dtype, kRows[i].dtype);
+    EXPECT_EQ(exported->dl_tensor.dtype.code, kRows[i].code);
+    EXPECT_EQ(exported->dl_tensor.dtype.bits, kRows[i].bits);
+    EXPECT_EQ(exported->dl_tensor.dtype.lanes, 1U);
+    exported->deleter(exported);
   }
-  for (std::thread& thread : threads) thread.join();
-
-  EXPECT_EQ(failures, 0);
-  EXPECT_EQ(mappings(), 0U);
 }
 
 TEST(Library, InAForkedChildHandlesAreUselessAndHarmless) {

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import unittest
 
@@ -267,20 +266,6 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(stfs_gpu.Error):
             tensors["f32"].numpy(as_="f32")
 
-    def test_a_bare_checkpoint_is_all_of_its_tensors(self):
-        tensors = self.connection.acquire(self.source, device="cpu", load_if_missing=True)
-        self.assertEqual(sorted(tensors.names()), sorted([*ARRAYS, *RAW]))
-        self.assertEqual(tensors["f32"].label, f"{self.source}::f32")
-
-    def test_of_many_tensors_options_leave_out_those_they_cannot_apply_to(self):
-        tensors = self.acquire("f32", "f64", shard="0/2@1")
-        self.assertEqual((tensors["f32"].shape, tensors["f64"].shape), ((3, 2), (2,)))
-        tensors = self.acquire("f32", "i64", as_="bf16")
-        self.assertEqual((tensors["f32"].dtype, tensors["i64"].dtype), ("BF16", "I64"))
-        for name, options in (("f64", {"shard": "0/2@1"}), ("i64", {"as_": "f16"})):
-            with self.assertRaisesRegex(stfs_gpu.Error, "load it"):
-                self.acquire(name, **options)
-
     def test_without_the_library_the_error_says_what_to_do(self):
         for library in ("/nowhere/libstfs_gpu.so", "libc.so.6"):
             done = subprocess.run([sys.executable, "-c", "import stfs_gpu"], capture_output=True,
@@ -290,10 +275,6 @@ class PythonTest(unittest.TestCase):
             self.assertTrue(last.startswith("ImportError: "), done.stderr)
             self.assertIn("STFS_GPU_LIBRARY", last)
             self.assertIn("nstall stfs", last)
-
-    def test_a_wrong_name_says_which_is_meant(self):
-        with self.assertRaisesRegex(stfs_gpu.Error, 'did you mean "scalar"'):
-            self.acquire("scala")
 
     def test_no_elements(self):
         tensor = self.acquire("empty")[0]
@@ -326,11 +307,6 @@ class PythonTest(unittest.TestCase):
         self.assertEqual(mappings(), 1)
         del by_interface
         self.assertEqual(mappings(), 0)
-
-    def test_a_tensor_keeps_what_it_came_from(self):
-        tensor = self.acquire("f32")[0]
-        gc.collect()
-        numpy.testing.assert_array_equal(tensor.numpy(), ARRAYS["f32"][1])
 
     def test_with_blocks(self):
         with stfs_gpu.connect(start_holder=False) as connection:
@@ -495,22 +471,6 @@ class PythonTest(unittest.TestCase):
         with self.assertRaises(BufferError):
             tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0))
         tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
-
-    def test_threads(self):
-        failures = []
-
-        def work(name):
-            for _ in range(20):
-                with self.acquire(name) as tensors:
-                    if not numpy.array_equal(tensors[0].numpy(), ARRAYS[name][1]):
-                        failures.append(name)
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in ("f32", "i64", "u8")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
 
     def test_in_a_forked_child_nothing_waits_for_a_thread_of_the_parent(self):
         tensors = self.acquire("f32")

@@ -53,27 +53,17 @@ TEST_F(GpuOnATerminal, RunShowsABarThatGoesBeforeTheCommand) {
   }
 }
 
-TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwice) {
+TEST_F(GpuOnATerminal, RunVerifyingCountsEachByteTwiceAndWhyACommandDoesNotStartIsALineOfItsOwn) {
   const std::string tensors = many_small();
   const Outcome result =
-      gpu({"run", "--device", "cpu", "--verify", tensors, "--", "true"}, {.terminal_columns = 80});
+      gpu({"run", "--device", "cpu", "--verify", tensors, "--", "/no/such/command"},
+          {.terminal_columns = 80});
 
-  EXPECT_EQ(result.status, 0) << result.out;
+  EXPECT_EQ(result.status, 127) << result.out;
   ASSERT_FALSE(progress_texts(result.out).empty()) << result.out;
   // One tile holds all tensors, so the first half of the progress is the copy.
   EXPECT_NE(progress_texts(result.out)[0].find(" 50%  64 B of 128 B"), std::string::npos)
       << result.out;
-  EXPECT_TRUE(screen(result.out, 80).empty()) << result.out;
-}
-
-TEST_F(GpuOnATerminal, RunSaysWhyACommandDoesNotStartOnALineOfItsOwn) {
-  const std::string tensors = many_small();
-
-  const Outcome result =
-      gpu({"run", "--device", "cpu", tensors, "--", "/no/such/command"}, {.terminal_columns = 80});
-
-  EXPECT_EQ(result.status, 127);
-  expect_whole(result.out);
   EXPECT_EQ(screen(result.out, 80), Words{"stfs-gpu: /no/such/command: No such file or directory"});
 }
 
@@ -102,17 +92,6 @@ TEST_F(GpuOnATerminal, LoadShowsABarThatGoes) {
     EXPECT_EQ(screen(result.out, columns), screen(rows[0] + "\n" + rows[1] + "\n", columns));
     EXPECT_EQ(gpu({"evict", "--all"}).status, 0);
   }
-}
-
-TEST_F(GpuOnATerminal, BenchShowsNoBar) {
-  const std::string tensors = small().string() + "::*";
-
-  const Outcome result =
-      gpu({"bench", "--device", "cpu", "--rounds", "1", tensors}, {.terminal_columns = 80});
-
-  EXPECT_EQ(result.status, 0) << result.out;
-  EXPECT_TRUE(progress_texts(result.out).empty()) << result.out;
-  EXPECT_EQ(screen(result.out, 80).size(), 3u) << result.out;
 }
 
 }  // namespace

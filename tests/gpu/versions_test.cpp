@@ -1,13 +1,13 @@
 // Holder, copier and client of different versions, as after an upgrade in place: one line names the
 // versions and what to do.
 #include "tests/gpu/tool.h"
+#include "tests/gpu/wire.h"
 #include "tools/gpu/protocol/message.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -23,12 +23,6 @@ namespace {
 
 const std::string kOurs = std::to_string(kProtocolVersion);
 
-std::string frame(const std::string& body) {
-  std::string bytes;
-  for (unsigned i = 0; i < 4; ++i) bytes += static_cast<char>((body.size() >> (8 * i)) & 0xff);
-  return bytes + std::string(4, '\0') + body;
-}
-
 // A holder's answers, by request.
 using Answers = std::map<std::string, Json>;
 
@@ -36,11 +30,7 @@ using Answers = std::map<std::string, Json>;
 class OtherHolder {
  public:
   OtherHolder(const std::string& path, Answers answers) : answers_(std::move(answers)) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
-              0);
+    EXPECT_EQ(at_path(::bind, listener_, path), 0);
     EXPECT_EQ(::listen(listener_.get(), 1), 0);
     thread_ = std::thread([this] { serve(); });
   }
@@ -62,7 +52,7 @@ class OtherHolder {
     }
   }
 
-  UniqueFd listener_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  UniqueFd listener_ = new_socket();
   const Answers answers_;
   std::thread thread_;
 };
@@ -128,44 +118,21 @@ TEST_F(GpuVersions, AHolderThatCannotAnswerAHelloNowIsNotCalledOld) {
   expect_one_line(gpu({"ls"}), 5, "stfs-gpu: the holder is out of memory");
 }
 
-TEST_F(GpuVersions, AnOlderClientIsTold) {
-  start_holder({});
-  const pid_t pid = holder();
-  Client::connect("");  // this version is served
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  socket().copy(address.sun_path, sizeof address.sun_path - 1);
-  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  Channel older(std::move(fd), {});
+TEST_F(GpuVersions, ACopierOfAnotherVersionFailsTheLoadAndNotTheHolder) {
+  for (const auto& [version, says] :
+       {std::pair{"99", R"({"load":0,"hello":99})"},
+        {"1", R"({"load":1,"error":{"status":5,"message":"it says no hello"}})"}}) {
+    const Outcome loaded = load_with_copier(says);
 
-  older.send_now({{"request", "list"}});
-
-  const Message answer = older.wait();
-  const Json& error = answer.body().at("error");
-  EXPECT_EQ(error.at("status"), 5);
-  EXPECT_EQ(error.at("message"), line(kOurs, pid, "this program version 1") +
-                                     ": start this program again, with the newer stfs");
-}
-
-TEST_F(GpuVersions, ANewerCopierFailsTheLoadAndNotTheHolder) {
-  const Outcome loaded = load_with_copier(R"({"load":0,"hello":99})");
-
-  const pid_t pid = holding_->pid();
-  expect_one_line(
-      loaded, 5,
-      line(kOurs, pid, "the stfs-gpu that is installed version 99") + kill_and_load(pid));
-  EXPECT_EQ(holder(), pid);
-}
-
-TEST_F(GpuVersions, AnOlderCopierFailsTheLoadAndNotTheHolder) {
-  const Outcome loaded =
-      load_with_copier(R"({"load":1,"error":{"status":5,"message":"it says no hello"}})");
-
-  const pid_t pid = holding_->pid();
-  expect_one_line(
-      loaded, 5, line(kOurs, pid, "the stfs-gpu that is installed version 1") + kill_and_load(pid));
-  EXPECT_EQ(holder(), pid);
+    const pid_t pid = holding_->pid();
+    expect_one_line(
+        loaded, 5,
+        line(kOurs, pid, std::string("the stfs-gpu that is installed version ") + version) +
+            kill_and_load(pid));
+    EXPECT_EQ(holder(), pid) << version;
+    kill_and_wait(pid);
+    std::filesystem::remove(file("stfs-gpu-copy"));
+  }
 }
 
 // This process plays the holder.

@@ -119,15 +119,6 @@ TEST_F(GgufSources, TheFirstPartIsFoundThroughTheLinksOfTheHubsCache) {
   EXPECT_EQ(names_in(directory.path()), (GgufNames{"a", "b", "c"}));
 }
 
-TEST_F(GgufSources, AMountOfASplitFileIsASource) {
-  const Mounted mount({write_split()});
-
-  const Outcome listed = list(mount.path());
-
-  EXPECT_EQ(listed.status, 0) << listed.err;
-  EXPECT_NE(listed.out.find("\nc "), std::string::npos) << listed.out;
-}
-
 TEST_F(GgufSources, NoPartOfAMountedSplitFileIsReplacedByWhatIsMadeOfIt) {
   const std::filesystem::path first = write_split();
   const std::string other = write_one(part_name(2, 3, "n"), "other");
@@ -248,44 +239,19 @@ TEST_F(GgufSources, AllowMissingMountsTheOtherPartsAndListsThoseThatAreMissing) 
       << info.out;
 }
 
-TEST_F(GgufSources, PartsThatDoNotBelongTogetherAreRefused) {
-  const std::filesystem::path first = write_split();
-  GgufFile third;
-  add_split_keys(third, 3, 3, 3);
-  third.tensor("a", {3}, kI8Id, "ccc");
-  write(part_name(3, 3), third);
-  expect_one_line(list(first), 1,
-                  part_name(3, 3) + ": tensor \"a\": a part before has it too (DuplicateTensor)");
-  third.tensor("d", {3}, kI8Id, "ddd");
-  write(part_name(3, 3), third);
-  expect_one_line(list(first), 1, "the parts have 4 tensors, split.tensors.count is 3");
-  std::filesystem::copy_file(dir_ / part_name(2, 3), dir_ / part_name(3, 3),
-                             std::filesystem::copy_options::overwrite_existing);
-  expect_one_line(list(first), 1, part_name(3, 3) + ": key \"split.no\": 1 in the file of part 3");
-  write_file(dir_ / part_name(3, 3), "GGUF");
-  expect_one_line(list(first), 1, part_name(3, 3) + ": header: the file ends here");
-}
-
 // Directories
 
-TEST_F(GgufSources, ADirectoryWithALoneFileTakesIt) {
+TEST_F(GgufSources, ADirectoryMeansItsOnlyCheckpointAndSafetensorsBeforeGguf) {
   write_one("d/x.gguf", "w");
   write_file(dir_ / "d/config.json", "{}");
-  const Mounted mount({dir_ / "d"});
-  EXPECT_EQ(names_in(mount.path()), GgufNames{"w"});
-}
-
-TEST_F(GgufSources, ADirectoryWithTheThreePartsOfOneTakesThem) {
+  const Mounted alone({dir_ / "d"});
+  EXPECT_EQ(names_in(alone.path()), GgufNames{"w"});
   write_split();
-  const Mounted mount({dir_.path()});
-  EXPECT_EQ(names_in(mount.path()), (GgufNames{"a", "b", "c"}));
-}
-
-TEST_F(GgufSources, ADirectoryWithSafetensorsTakesThat) {
-  write_one("x.gguf", "not this");
+  const Mounted split({dir_.path()});
+  EXPECT_EQ(names_in(split.path()), (GgufNames{"a", "b", "c"}));
   write_safetensors(dir_ / "adapter.safetensors", {random_tensor("this", "U8", {1})});
-  const Mounted mount({dir_.path()});
-  EXPECT_EQ(names_in(mount.path()), GgufNames{"this"});
+  const Mounted safetensors({dir_.path()});
+  EXPECT_EQ(names_in(safetensors.path()), GgufNames{"this"});
 }
 
 TEST_F(GgufSources, ADirectoryWithSeveralIsRefusedAndListsThem) {
@@ -319,53 +285,6 @@ TEST_F(GgufSources, AnIndexMayMapTensorsToOne) {
 }
 
 // Metadata
-
-TEST_F(GgufSources, MetadataHasEachValueAsTextOfItsExactSize) {
-  const float tenth = 0.1F;
-  const double huge = std::numeric_limits<double>::infinity();
-  GgufFile file;
-  file.key("string", "a\n\xFF");
-  file.key("u64", ValueType::kU64, little(std::numeric_limits<std::uint64_t>::max()));
-  file.key("i8", ValueType::kI8, little<std::int8_t>(-3));
-  file.key("f32", ValueType::kF32, little(tenth));
-  file.key("f64", ValueType::kF64, little(huge));
-  file.key("bool", ValueType::kBool, little<std::uint8_t>(2));
-  file.key("array/f32", ValueType::kArray,
-           gguf_array(ValueType::kF32, 2, little(tenth) + little<float>(-2)));
-  file.key("array/bool", ValueType::kArray,
-           gguf_array(ValueType::kBool, 2, little<std::uint8_t>(0) + little<std::uint8_t>(1)));
-  file.key("array/string", ValueType::kArray,
-           gguf_array(ValueType::kString, 3,
-                      gguf_string("a\"b") + gguf_string("") + gguf_string("\xFF")));
-  file.key("array/empty", ValueType::kArray, gguf_array(ValueType::kU8, 0, ""));
-  const Mounted mount({write("m.gguf", file)});
-
-  const std::vector<std::pair<std::string, std::string>> expected{
-      {"array%2Fbool", "[false,true]"},
-      {"array%2Fempty", "[]"},
-      {"array%2Ff32", "[0.1,-2]"},
-      {"array%2Fstring", "[\"a\\\"b\",\"\",\"\xEF\xBF\xBD\"]"},
-      {"bool", "true"},
-      {"f32", "0.1"},
-      {"f64", "inf"},
-      {"i8", "-3"},
-      {"string", "a\n\xFF"},
-      {"u64", "18446744073709551615"}};
-  GgufNames names;
-  for (const auto& [name, text] : expected) {
-    names.push_back(name);
-    EXPECT_EQ(stat_size(mount / ".stfs/metadata" / name), text.size()) << name;
-    EXPECT_EQ(read_file(mount / ".stfs/metadata" / name), text) << name;
-  }
-  EXPECT_EQ(names_in(mount / ".stfs/metadata"), names);
-  const Json metadata = info_json(mount).at("metadata");
-  EXPECT_EQ(metadata.at("u64"), std::numeric_limits<std::uint64_t>::max());
-  EXPECT_EQ(metadata.at("i8"), -3);
-  EXPECT_EQ(metadata.at("bool"), true);
-  EXPECT_EQ(metadata.at("f32"), 0.1);
-  EXPECT_EQ(metadata.at("f64"), nullptr);
-  EXPECT_EQ(metadata.at("array/string"), (Json{{"array", "string"}, {"length", 3}}));
-}
 
 TEST_F(GgufSources, ALongArrayIsReadInPieces) {
   std::string elements;

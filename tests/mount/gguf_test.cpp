@@ -63,35 +63,6 @@ TEST_F(GgufMount, ShowsQuantisedTensorsAndTheirValues) {
   }
 }
 
-TEST_F(GgufMount, MultipliesTheIntegersOfABlockByItsScale) {
-  std::string file = "GGUF";
-  const auto add = [&file](auto value) {
-    file.append(reinterpret_cast<const char*>(&value), sizeof value);
-  };
-  add(std::uint32_t{3});
-  add(std::uint64_t{1});  // tensors
-  add(std::uint64_t{0});  // keys
-  add(std::uint64_t{1});
-  file += "w";
-  add(std::uint32_t{1});
-  add(std::uint64_t{32});
-  add(std::uint32_t{8});  // Q8_0
-  add(std::uint64_t{0});
-  file.resize(64);
-  add(std::uint16_t{0x3800});  // 0.5
-  std::string expected;
-  for (int i = 0; i < 32; ++i) {
-    add(static_cast<std::int8_t>(5 * i - 80));
-    const float value = 0.5F * static_cast<float>(5 * i - 80);
-    expected.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  const TempDir dir;
-  write_file(dir / "sha256-0123", file);
-  const Mounted mount({dir / "sha256-0123"});
-
-  EXPECT_EQ(read_file(mount / ".stfs/f32/w"), expected);
-}
-
 // GGUF files that a test writes, and the mounts of them.
 class GgufFiles : public MountTest {
  protected:
@@ -144,24 +115,6 @@ TEST_F(GgufFiles, MergedOfOneFileIsThatFile) {
 
   EXPECT_EQ(read_file(mount / ".stfs/merged.gguf"), read_file(dir_ / "m.gguf"));
   EXPECT_EQ(read_file(mount / ".stfs/subset/*.gguf").substr(4, 1), "\3");
-}
-
-TEST_F(GgufFiles, MergedOfAPartAloneIsAWholeFile) {
-  GgufFile part, whole;
-  part.key("split.no", ValueType::kU16, little<std::uint16_t>(0));
-  part.key("split.count", ValueType::kU16, little<std::uint16_t>(2));
-  part.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(2));
-  for (GgufFile* file : {&part, &whole}) file->tensor("w", {1}, kF32, "wwww");
-  GgufFile second;
-  second.key("split.no", ValueType::kU16, little<std::uint16_t>(1));
-  second.key("split.count", ValueType::kU16, little<std::uint16_t>(2));
-  second.key("split.tensors.count", ValueType::kI32, little<std::int32_t>(2));
-  second.tensor("x", {1}, kF32, "xxxx");
-  write("m-00002-of-00002.gguf", second);
-  const Mounted mount({write("m-00001-of-00002.gguf", part)});
-
-  EXPECT_EQ(read_file(mount / ".stfs/subset/w.gguf"), whole.bytes());
-  EXPECT_EQ(read_file(mount / ".stfs/merged.gguf").find("split."), std::string::npos);
 }
 
 TEST_F(GgufFiles, ASourceReplacedByRenameIsAnErrorThatNamesTheMergedFile) {
@@ -237,50 +190,6 @@ TEST_F(GgufFiles, ASubsetHoldsWhatItsGlobMatches) {
   EXPECT_EQ(names_in(subset / ".stfs/metadata"), names_in(mount / ".stfs/metadata"));
 }
 
-TEST_F(GgufFiles, AConflictOfKeysIsLeftOutAndReported) {
-  GgufFile a, b;
-  for (GgufFile* file : {&a, &b}) {
-    const std::string own = file == &a ? "a" : "b";
-    file->key("tokenizer.words", ValueType::kArray,
-              gguf_array(ValueType::kString, 1, gguf_string(own)));
-    file->key("kept", "same");
-    file->tensor(own, {1}, kF32, "1234");
-  }
-  const Mounted mount({write("a.gguf", a), write("b.gguf", b)});
-
-  const std::string bytes = read_file(mount / ".stfs/merged.gguf");
-
-  EXPECT_EQ(bytes.find("tokenizer.words"), std::string::npos);
-  EXPECT_NE(bytes.find("kept"), std::string::npos);
-  const auto info_json = nlohmann::json::parse(read_file(mount / ".stfs/info.json"));
-  EXPECT_EQ(info_json.at("metadata_conflicts"), nlohmann::json{"tokenizer.words"});
-}
-
-TEST_F(GgufFiles, AsSafetensorsHaveTheValuesOfQuantisedTensors) {
-  const Mounted mount({two()});
-  const std::filesystem::path merged = mount / ".stfs/merged.safetensors";
-  const auto entries = entries_of(merged);
-  ASSERT_EQ(entries.size(), 4U);
-  for (const char* name : {"blk.0.conv", "blk.1.q"}) {
-    EXPECT_EQ(entries.at(name).dtype, "F32");
-    EXPECT_TRUE(entries.at(name).bytes() == read_file(mount / ".stfs/f32" / name)) << name;
-    const auto alone = mount / ".stfs/safetensors" / (std::string(name) + ".safetensors");
-    EXPECT_TRUE(entries_of(alone).at(name).bytes() == entries.at(name).bytes());
-    EXPECT_EQ(xattr(alone, "user.stfs.as"), "F32");
-    EXPECT_EQ(run({STFS_INFO_BINARY, "check", alone}).status, 0);
-  }
-  EXPECT_EQ(entries.at("blk.0.conv").shape, (Shape{2, 1, 4, 2, 4}));
-  EXPECT_EQ(entries.at("blk.1.ints").dtype, "I8");
-  EXPECT_EQ(entries.at("blk.1.ints").bytes(), "hello");
-  EXPECT_EQ(xattr(mount / ".stfs/safetensors/blk.1.ints.safetensors", "user.stfs.as"),
-            std::nullopt);
-  EXPECT_EQ(entries_of(mount / ".stfs/subset/blk.1.*.safetensors").size(), 2U);
-  const auto header = nlohmann::json::parse(header_text(merged));
-  EXPECT_EQ(header.at("__metadata__"),
-            (nlohmann::json{{"general.name", "two"}, {"a.count", "5"}, {"b.only", "true"}}));
-  EXPECT_EQ(read_file(merged).size(), std::filesystem::file_size(merged));
-}
-
 TEST_F(GgufFiles, OfANameThatIsNotUtf8ThereIsNoSafetensorsFile) {
   GgufFile file;
   file.tensor("\xFFname", {1}, kF32, "1234");
@@ -339,29 +248,6 @@ TEST_F(GgufFiles, ManyStringsCostTheDaemonNoMemory) {
 #ifndef STFS_SANITIZED
   EXPECT_LT(DaemonFigures(mount.daemon()).resident, words.size() / 2);
 #endif
-}
-
-TEST_F(GgufFiles, ReadersOfAnyOffsetsAgree) {
-  const Mounted mount({two()}, {"-o", "cache=direct"});
-  for (const char* path :
-       {".stfs/merged.gguf", ".stfs/subset/blk*.gguf", ".stfs/merged.safetensors"}) {
-    const std::string whole = read_file(mount / path);
-    std::atomic<int> wrong = 0;
-    std::vector<std::jthread> readers;
-    for (std::size_t reader = 0; reader < 8; ++reader) {
-      readers.emplace_back([&, reader] {
-        std::string out;
-        for (std::size_t at = reader; at < whole.size(); at += 37 + reader) {
-          const std::size_t length = std::min<std::size_t>(1 + at % 600, whole.size() - at);
-          if (read_range(mount / path, at, length, out) != 0 || out != whole.substr(at, length)) {
-            ++wrong;
-          }
-        }
-      });
-    }
-    readers.clear();
-    EXPECT_EQ(wrong, 0) << path;
-  }
 }
 
 TEST_F(GgufFiles, APartThatIsRewrittenIsESTALE) {

@@ -202,7 +202,9 @@ TEST_F(HandOver, AMountThatIsGoneIsRefused) {
   expect_refusal(run(command()), 4, "the mount is gone");
 }
 
-TEST_F(HandOver, AMountThatIsServedAlreadyIsRefusedAndGoesOn) {
+using ServedMount = HandOver;
+
+TEST_F(ServedMount, IsRefusedToAnotherServerAndGoesOn) {
   mount();
   const Process server = serve();
   expect_served();

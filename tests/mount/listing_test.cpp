@@ -26,19 +26,19 @@ Directory open_directory(const std::filesystem::path& path) {
 }
 
 // 20,000 tensors; with STFS_LONG=1 in the environment 760,000, for a header at the format's
-// limit.
+// limit. The tests share the checkpoint; each has a mount of its own.
 class Listing : public MountTest {
  protected:
   void SetUp() override {
     MountTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    const char* long_tests = std::getenv("STFS_LONG");
-    const bool all = long_tests != nullptr && std::strcmp(long_tests, "1") == 0;
-    const Outcome result = run({STFS_MAKE_CHECKPOINT, dir_.path(), "--preset", "wide", "--tensors",
-                                all ? "760000" : "20000"});
-    ASSERT_EQ(result.status, 0) << result.err;
-    for (const auto& [name, entry] : entries_of(dir_ / "model.safetensors")) names_.push_back(name);
-    mount_ = std::make_unique<Mounted>(std::vector<std::string>{dir_ / "model.safetensors"});
+    if (names_.empty()) make_checkpoint();
+    mount_ = std::make_unique<Mounted>(std::vector<std::string>{checkpoint()});
+  }
+
+  static std::filesystem::path checkpoint() {
+    static const TempDir dir;
+    return dir / "model.safetensors";
   }
 
   // Compares two listings without printing a million names.
@@ -49,9 +49,18 @@ class Listing : public MountTest {
     EXPECT_TRUE(listed == names_);
   }
 
-  TempDir dir_;
-  std::vector<std::string> names_;  // sorted
+  static inline std::vector<std::string> names_;  // sorted
   std::unique_ptr<Mounted> mount_;
+
+ private:
+  static void make_checkpoint() {
+    const char* long_tests = std::getenv("STFS_LONG");
+    const bool all = long_tests != nullptr && std::strcmp(long_tests, "1") == 0;
+    const Outcome result = run({STFS_MAKE_CHECKPOINT, checkpoint().parent_path(), "--preset",
+                                "wide", "--tensors", all ? "760000" : "20000"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    for (const auto& [name, entry] : entries_of(checkpoint())) names_.push_back(name);
+  }
 };
 
 TEST_F(Listing, IsCompleteAndTheSameAgainFromTheKernelsCache) {
@@ -150,7 +159,7 @@ TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
       entries.emplace_back(position, entry->d_name);
     }
   }
-  const Mounted fresh({dir_ / "model.safetensors"});
+  const Mounted fresh({checkpoint()});
 
   const Directory directory = open_directory(fresh.path());
   const auto& [position, name] = entries[entries.size() / 2];
@@ -166,7 +175,7 @@ TEST_F(Listing, SeekdirIntoAnUncachedListingGoesOnFromThere) {
 
 TEST_F(Listing, EveryTensorIsFoundByItsName) {
   RandomBytes random(8);
-  const auto entries = entries_of(dir_ / "model.safetensors");
+  const auto entries = entries_of(checkpoint());
 
   for (int i = 0; i < 3000; ++i) {
     const std::string& name = names_[random.next() % names_.size()];
@@ -193,7 +202,7 @@ TEST_F(Listing, LeavesTheDaemonUnderFourTimesTheHeaderInMemory) {
   ASSERT_NE(line, std::string::npos);
   const std::uint64_t resident = std::strtoull(status.c_str() + line + 6, nullptr, 10) << 10;
   const std::uint64_t program = 16 << 20;  // the binary, its libraries and its threads' stacks
-  EXPECT_LT(resident, program + 4 * header_text(dir_ / "model.safetensors").size());
+  EXPECT_LT(resident, program + 4 * header_text(checkpoint()).size());
 }
 
 }  // namespace

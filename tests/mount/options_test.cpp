@@ -70,13 +70,6 @@ TEST_F(Options, FsnameReplacesTheName) {
   EXPECT_EQ(entry_of(mount).source, "llama");
 }
 
-TEST_F(Options, ThoseOfAnFstabLineAreAccepted) {
-  const Mounted mount({source()},
-                      {"-o", "ro,nosuid,nodev,noauto,user,x-systemd.automount,_netdev"});
-
-  EXPECT_EQ(names_in(mount.path()).size(), 2u);
-}
-
 TEST_F(Options, ThoseThatMountPassesOnAreAccepted) {
   const Mounted mount(
       {source()},
@@ -125,13 +118,6 @@ TEST_F(Options, TheUmaskOfTheCallerChangesNothing) {
          {STFS_BINARY, source(), make_mountpoint()});
 
   EXPECT_EQ(result.out, "555\n444\n") << result.err;
-}
-
-TEST_F(Options, ThreadsAreAccepted) {
-  for (const char* option : {"threads=1", "threads=4", "threads=32"}) {
-    const Mounted mount({source()}, {"-o", option});
-    EXPECT_EQ(read_file(mount / "mask").size(), 32406u) << option;
-  }
 }
 
 TEST_F(Options, MaxReadIsKept) {
@@ -184,17 +170,6 @@ class MountCommand : public Options {
                 "sh", source_path, make_mountpoint(), dir_ / "file"});
   }
 };
-
-TEST_F(MountCommand, MountsReadOnlyNosuidNodev) {
-  const Outcome result = in_namespace(R"sh(
-    mount -t fuse.stfs "$1" "$2" -o ro && ls "$2" && grep " $2 " /proc/self/mountinfo)sh",
-                                      source());
-
-  EXPECT_EQ(result.status, 0) << result.err;
-  EXPECT_TRUE(result.out.starts_with("mask\ntokens\n")) << result.out;
-  EXPECT_NE(result.out.find(" ro,nosuid,nodev,relatime "), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find(" - fuse.stfs "), std::string::npos) << result.out;
-}
 
 TEST_F(MountCommand, PassesOurOptionsOn) {
   const Outcome result = in_namespace(R"sh(

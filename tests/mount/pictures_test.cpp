@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -93,33 +94,38 @@ void compare(const char* what, const Mounted& mount) {
   EXPECT_NE(result.out, "ok 0\n");
 }
 
+// The tests share a mount of kinds().
 class Compared : public Pictures {
  protected:
-  // A checkpoint of kinds(), mounted.
-  static std::string checkpoint(const TempDir& dir) {
-    const std::string path = (dir / "kinds.safetensors").string();
-    write_safetensors(path, kinds());
-    return path;
+  static const Mounted& shared() {
+    if (!mount_) {
+      static const TempDir dir;
+      const std::string path = (dir / "kinds.safetensors").string();
+      write_safetensors(path, kinds());
+      mount_ = std::make_unique<const Mounted>(std::vector<std::string>{path});
+    }
+    return *mount_;
   }
+  static void TearDownTestSuite() { mount_.reset(); }
+
+ private:
+  static inline std::unique_ptr<const Mounted> mount_;
 };
 
 TEST_F(Compared, PngsAreThePicturesOfNumpy) {
   REQUIRE_PILLOW();
-  const TempDir dir;
-  compare("png", Mounted({checkpoint(dir)}));
+  compare("png", shared());
   compare("png", Mounted({test_data("gguf/llama-2-tiny-random.gguf")}));
 }
 
 TEST_F(Compared, PngsOfPartsHaveTheScaleOfTheWholeTensor) {
   REQUIRE_PILLOW();
-  const TempDir dir;
-  compare("slices", Mounted({checkpoint(dir)}));
+  compare("slices", shared());
 }
 
 TEST_F(Compared, HistogramsHaveTheCountsOfNumpy) {
   REQUIRE_PILLOW();
-  const TempDir dir;
-  compare("histograms", Mounted({checkpoint(dir)}));
+  compare("histograms", shared());
 }
 
 TEST_F(Compared, MeanAndDeviationKeepTheirBoundAgainstExactArithmetic) {
@@ -133,8 +139,7 @@ TEST_F(Compared, MeanAndDeviationKeepTheirBoundAgainstExactArithmetic) {
 
 TEST_F(Compared, ColorsDifferForThosePeopleWhoSeeTwoOfThem) {
   REQUIRE_PILLOW();
-  const TempDir dir;
-  compare("palette", Mounted({checkpoint(dir)}));
+  compare("palette", shared());
 }
 
 // The view's files are png/PATH.png, png-slice/PATH/EXPR.png and hist/PATH.svg.

@@ -61,11 +61,6 @@ TEST_F(InfoCatOptions, ABadSliceIsExit2AndOneLine) {
   for (const char* bad : {"x", "0,0,0", "::-1", "3", "0,4", "1:2:3:4"}) {
     expect_one_line(info({"cat", file, "w", "--slice="s + bad}), 2, "shape is [3,4]");
   }
-}
-
-TEST_F(InfoCatOptions, AnEmptySliceIsABadOne) {
-  const std::string file = write("m", {random_tensor("w", "U8", {3, 4})});
-
   EXPECT_EQ(info({"cat", file, "w", "--slice="}).status, 2);
 }
 

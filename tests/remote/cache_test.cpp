@@ -2,6 +2,7 @@
 #include "core/remote/cache/cache.h"
 
 #include "core/base/text.h"
+#include "tests/remote/remote_support.h"
 #include "tests/support/files.h"
 
 #include <fcntl.h>
@@ -19,10 +20,10 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -180,6 +181,7 @@ TEST_F(CacheTest, FilesOfAnotherUserAreNotBelieved) {
     fill_all(*open().open(version));
     const fs::path theirs = entry_of(version) / name;
     if (::lchown(theirs.c_str(), 12345, 12345) != 0) GTEST_SKIP() << "this process may not chown";
+    EXPECT_TRUE(open().list().empty());
     const auto entry = open().open(version);
     ASSERT_TRUE(entry);
     EXPECT_FALSE(entry->is_there(0));
@@ -676,40 +678,29 @@ TEST_F(CacheTest, AFileOrALoopInItsPlaceIsRefused) {
 
 TEST_F(CacheTest, ADirectoryOfAnotherUserIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
-  const RemoteVersion version = version_of("m", kBlock);
-  fill_all(*open().open(version));
-  // An entry of another user is not used, but replaced.
-  ASSERT_EQ(::chown((entry_of(version) / "data").c_str(), 1, 1), 0);
-  EXPECT_TRUE(open().list().empty());
-  EXPECT_FALSE(open().open(version)->is_there(0));
+  open();
   ASSERT_EQ(::chown(directory.c_str(), 1, 1), 0);
   EXPECT_NE(open().unusable().find("belongs to another user"), std::string::npos);
 }
 
 TEST_F(CacheTest, TheDefaultDirectoryIsThatOfTheEnvironment) {
-  const auto with = [](const char* stfs, const char* xdg, const char* home) {
-    const pid_t child = in_child([&] {
-      stfs != nullptr ? ::setenv("STFS_CACHE", stfs, 1) : ::unsetenv("STFS_CACHE");
-      xdg != nullptr ? ::setenv("XDG_CACHE_HOME", xdg, 1) : ::unsetenv("XDG_CACHE_HOME");
-      home != nullptr ? ::setenv("HOME", home, 1) : ::unsetenv("HOME");
-      const std::string expected = stfs != nullptr && *stfs != '\0' ? stfs
-                                   : xdg != nullptr && *xdg == '/'  ? std::string(xdg) + "/stfs"
-                                   : home != nullptr && *home == '/'
-                                       ? std::string(home) + "/.cache/stfs"
-                                       : "";
-      if (expected.empty()) {
-        EXPECT_TRUE(Cache::default_directory().ends_with("/.cache/stfs"));
-      } else {
-        EXPECT_EQ(Cache::default_directory(), expected);
-      }
-    });
-    EXPECT_EQ(ended(child), 0);
+  using Value = std::optional<std::string>;
+  struct Row {
+    Value stfs, xdg, home;
+    std::string directory;
   };
-  with("/s", "/x", "/h");
-  with("", "/x", "/h");
-  with(nullptr, "x", "/h");
-  with(nullptr, nullptr, "/h");
-  with(nullptr, nullptr, nullptr);
+  test::Environment environment;
+  for (const auto& [stfs, xdg, home, expected] : std::vector<Row>{{"/s", "/x", "/h", "/s"},
+                                                                  {"", "/x", "/h", "/x/stfs"},
+                                                                  {{}, "x", "/h", "/h/.cache/stfs"},
+                                                                  {{}, {}, "/h", "/h/.cache/stfs"},
+                                                                  {{}, {}, {}, "/.cache/stfs"}}) {
+    environment.set("STFS_CACHE", stfs);
+    environment.set("XDG_CACHE_HOME", xdg);
+    environment.set("HOME", home);
+    const std::string found = Cache::default_directory();
+    EXPECT_TRUE(home ? found == expected : found.ends_with(expected)) << found;
+  }
 }
 
 // --- names ---
@@ -746,29 +737,6 @@ TEST_F(CacheTest, RemembersWhatANameMeant) {
 
 // --- disks ---
 
-// A small disk of its own for the cache. `mounted` is false where this process may not mount.
-struct SmallDisk {
-  SmallDisk(const fs::path& path, const char* options) : place(path) {
-    fs::create_directories(place);
-    mounted = ::mount("tmpfs", place.c_str(), "tmpfs", 0, options) == 0;
-  }
-  ~SmallDisk() {
-    if (mounted) ::umount2(place.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-
-  fs::path place;
-  bool mounted;
-};
-
-#define SKIP_WITHOUT(disk)                                                        \
-  if (!(disk).mounted) {                                                          \
-    if (std::getenv("STFS_REQUIRE_MOUNT") != nullptr) FAIL() << "mounting tmpfs"; \
-    GTEST_SKIP() << "this process may not mount";                                 \
-  }                                                                               \
-  static_assert(true)
-
 TEST_F(CacheTest, ADirectoryThatIsRemovedIsMadeAgain) {
   Cache cache = open();
   const auto entry = cache.open(version_of("a", 2 * kBlock));
@@ -801,7 +769,7 @@ TEST_F(CacheTest, PruningForgetsTheNamesOfWhatIsGone) {
 }
 
 TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
-  const SmallDisk disk(directory, "size=2m,mode=700");
+  const test::SmallDisk disk(directory, "size=2m,mode=700");
   SKIP_WITHOUT(disk);
   Cache cache = open();
   fill_all(*cache.open(version_of("old", 4 * kBlock)));
@@ -819,7 +787,7 @@ TEST_F(CacheTest, AFullDiskIsSeenBeforeAByteIsWritten) {
 }
 
 TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
-  const SmallDisk disk(directory, "size=2m,mode=700");
+  const test::SmallDisk disk(directory, "size=2m,mode=700");
   SKIP_WITHOUT(disk);
   constexpr std::uint64_t kFar = 1000;  // in a page of the map of its own
   const auto entry = open().open(version_of("m", 2000 * kBlock));
@@ -838,7 +806,7 @@ TEST_F(CacheTest, WhatWasReservedCanBePublishedOnADiskThatIsFullSince) {
 }
 
 TEST_F(CacheTest, RoomIsOfBlocksAndTheirMapWithinTheFreePartOfTheDisk) {
-  const SmallDisk disk(directory, "size=4m,mode=700");
+  const test::SmallDisk disk(directory, "size=4m,mode=700");
   SKIP_WITHOUT(disk);
   const auto left = [&] {
     struct statvfs room {};
@@ -854,7 +822,7 @@ TEST_F(CacheTest, RoomIsOfBlocksAndTheirMapWithinTheFreePartOfTheDisk) {
 }
 
 TEST_F(CacheTest, AReadOnlyDiskGivesWhatItHas) {
-  const SmallDisk disk(directory, "size=4m,mode=700");
+  const test::SmallDisk disk(directory, "size=4m,mode=700");
   SKIP_WITHOUT(disk);
   const RemoteVersion version = version_of("m", 2 * kBlock);
   ASSERT_EQ(fill(*open().open(version), 1), 0);

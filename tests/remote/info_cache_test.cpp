@@ -61,9 +61,8 @@ class InfoCache : public testing::Test {
     return entry;
   }
   std::string digest_of(std::uint64_t size) const {
-    Sha256 sum;
-    sum.add(bytes_of(size));
-    return sum.hex();
+    const std::vector<std::byte> bytes = bytes_of(size);
+    return sha256_hex({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
 
   Outcome cache(std::vector<std::string> words, const test::RunOptions& options = {}) const {

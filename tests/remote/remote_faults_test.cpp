@@ -33,6 +33,13 @@ class FailingServer : public ScriptedMount {
     return std::async(std::launch::async,
                       [=] { return read_part(path, offset, length, nullptr, flags); });
   }
+  // Readers of one page of a file each, so many bytes apart.
+  static std::vector<std::future<int>> readers(const std::filesystem::path& path, unsigned count,
+                                               std::uint64_t apart) {
+    std::vector<std::future<int>> all;
+    for (unsigned i = 0; i < count; ++i) all.push_back(reader(path, i * apart));
+    return all;
+  }
   static bool is_waiting(const std::future<int>& reader) {
     return reader.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   }
@@ -112,8 +119,7 @@ TEST_F(FailingServer, WithTrailersForEverServesTheNextReadOnceItHasRecovered) {
     answer.endless = "X-Trailer: 1\r\n";
     answer.drip = std::chrono::milliseconds(50);
   });
-  std::vector<std::future<int>> stuck;
-  for (std::uint64_t i = 0; i < 4; ++i) stuck.push_back(reader(mount / "w", i * kFetchBlock));
+  auto stuck = readers(mount / "w", 4, kFetchBlock);
   for (std::future<int>& one : stuck) EXPECT_EQ(one.get(), EIO);
   mend();
 
@@ -185,8 +191,7 @@ TEST_F(FailingServer, ThatNeverAnswersDelaysNobodyWhoReadsWhatIsHere) {
 TEST_F(FailingServer, ThatNeverAnswersIsEIOAtTheDeadline) {
   const Mounted mount({url()}, options("timeout=1"));
   fall_silent();
-  std::vector<std::future<int>> stuck;
-  for (std::uint64_t i = 0; i < 32; ++i) stuck.push_back(reader(mount / "w", i * (64 << 10)));
+  auto stuck = readers(mount / "w", 32, 64 << 10);
 
   for (std::future<int>& one : stuck) EXPECT_EQ(one.get(), EIO);
   mend();
@@ -206,8 +211,7 @@ TEST_F(FailingServer, ThatNeverAnsweredHoldsUpNoTensorOfAnotherServer) {
   const Mounted mount({url(), healthy.url("/o.safetensors")}, options("connections=2"));
   fall_silent();
   server_.forget_requests();
-  std::vector<std::future<int>> stuck;
-  for (std::uint64_t i = 0; i < 4; ++i) stuck.push_back(reader(mount / "w", i * (512 << 10)));
+  auto stuck = readers(mount / "w", 4, 512 << 10);
   stuck.push_back(reader(mount / "x", 0));
   ASSERT_TRUE(was_asked(2));
 
@@ -353,6 +357,11 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
   const auto content_range = [](const std::string& value) {
     return [value](WebAnswer& answer) { set_header(answer, "Content-Range", value); };
   };
+  const auto without = [](const std::string& name) {
+    return [name](WebAnswer& answer) {
+      std::erase_if(answer.headers, [&](const auto& header) { return header.first == name; });
+    };
+  };
   const std::vector<Lie> lies{
       {"ignores ranges", [](WebAnswer& answer) { answer.status = 200; }},
       {"gzips", [](WebAnswer& answer) { set_header(answer, "Content-Encoding", "gzip"); }},
@@ -363,16 +372,10 @@ TEST_F(FailingServer, ThatLiesIsEIOAndNoByteOfItIsKept) {
       {"another range", content_range("bytes 0-262143/" + size)},
       {"garbage", content_range("bytes \x1b[31m")},
       {"no size", content_range("bytes 0-262143/*")},
-      {"no range",
-       [](WebAnswer& answer) {
-         std::erase_if(answer.headers, [](const auto& h) { return h.first == "Content-Range"; });
-       }},
+      {"no range", without("Content-Range")},
       {"too much", [](WebAnswer& answer) { answer.body += std::string(1000, '\xee'); }},
       {"too little", [](WebAnswer& answer) { answer.body.resize(answer.body.size() - 1); }},
-      {"no validator",
-       [](WebAnswer& answer) {
-         std::erase_if(answer.headers, [](const auto& h) { return h.first == "ETag"; });
-       }},
+      {"no validator", without("ETag")},
       {"too many headers",
        [](WebAnswer& answer) {
          for (int i = 0; i < 100; ++i) {

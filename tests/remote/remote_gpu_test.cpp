@@ -348,10 +348,6 @@ TEST_F(RemoteGpu, WhereTheHolderLacksATokenTheErrorSaysToStartItAnew) {
   expect_one_line(load({url()}), 3, "(kill " + std::to_string(holder()) + "), and load again");
 }
 
-TEST_F(RemoteGpu, BenchSaysThatItMeasuresFilesOfThisMachine) {
-  expect_one_line(gpu({"bench", "-d", "cpu", url()}), 2, "download it first");
-}
-
 TEST_F(RemoteGpu, AProcessAcquiresAUrlAndItsNextVersionAfterAFailure) {
   const auto leases = TensorLeases::connect("", "");
   AcquireRequest request;
@@ -361,7 +357,7 @@ TEST_F(RemoteGpu, AProcessAcquiresAUrlAndItsNextVersionAfterAFailure) {
   const auto bytes = [&] {
     const auto tensors = leases->acquire(request);
     return std::string(reinterpret_cast<const char*>(tensors.front()->address()),
-                       tensors.front()->bytes());
+                       tensors.front()->bytes);
   };
   EXPECT_EQ(bytes(), tensors_[1].bytes);
   EXPECT_EQ(gpu({"evict", "--all"}).status, 0);

@@ -4,6 +4,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/remote/cache/cache.h"
 #include "core/remote/sources.h"
+#include "tests/remote/remote_support.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/http_server.h"
@@ -66,6 +67,14 @@ class RemoteSources : public ::testing::Test {
             .warn = [this](const std::string& line) { warnings_.push_back(line); }};
   }
   std::string url(const std::string& path) const { return server_.url("/" + path); }
+  static Checkpoint load(const Names& names, Sources& sources) {
+    return Checkpoint(names, {.sources = &sources});
+  }
+
+  WebAnswer right(const WebRequest& request) {
+    const std::lock_guard lock(mutex_);
+    return answer_object(request, objects_);
+  }
 
   // The error of loading, as one line; "" for none.
   static std::string refusal(const std::string& name, const LoadOptions& load) {
@@ -82,10 +91,7 @@ class RemoteSources : public ::testing::Test {
   std::map<std::string, WebObject> objects_;
   unsigned versions_ = 0;
   std::vector<std::string> warnings_;
-  HttpServer server_{[this](const WebRequest& request) {
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
-  }};
+  HttpServer server_{[this](const WebRequest& request) { return right(request); }};
 };
 
 Names names_of(const Checkpoint& checkpoint) {
@@ -115,8 +121,7 @@ TEST_F(RemoteSources, WhyAHeaderDoesNotComeIsSaid) {
   set("long.safetensors", safetensors_bytes("{" + more + "}", ""));
   server_.set([this](const WebRequest& request) {
     if (request.header("range") != "bytes=0-262143") return WebAnswer{.status = 403};
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
+    return right(request);
   });
   Sources sources(options());
 
@@ -363,8 +368,7 @@ TEST_F(RemoteSources, LongHeadersOfShardsComeAtTheSameTime) {
   server_.set([&](const WebRequest& request) {
     const bool is_shard = request.target.find("index") == std::string::npos;
     EXPECT_TRUE(!is_shard || !is_of_a_later_block(request) || gate.arrive());
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
+    return right(request);
   });
   Sources sources(options());
 
@@ -389,8 +393,7 @@ TEST_F(RemoteSources, AHeaderThatBreaksOffSaysWhy) {
   int status = 403;
   server_.set([&](const WebRequest& request) {
     if (is_of_a_later_block(request)) return WebAnswer{.status = status};
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
+    return right(request);
   });
   const std::string place = url("long.safetensors") + ": header: ";
 
@@ -421,8 +424,7 @@ TEST_F(RemoteSources, ShardsThatNobodyAnswersForCostOneTimeout) {
     if (request.target.find("index") == std::string::npos) {
       return WebAnswer{.delay = std::chrono::hours(1)};
     }
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
+    return right(request);
   });
   SourceOptions brief = options();
   brief.timeout = 1;
@@ -473,20 +475,8 @@ class ManyShards : public RemoteSources {
     }
     add_index("model.safetensors.index.json", shards);
     hub_.set([this](const WebRequest& request) { return answer_hub(request); });
-    server_.set([this](const WebRequest& request) { return answer_cdn(request); });
-    ::setenv("HF_ENDPOINT", hub_.url("").c_str(), 1);
-    ::setenv("HF_HOME", dir_.path().c_str(), 1);
-  }
-  ~ManyShards() override {
-    ::unsetenv("HF_ENDPOINT");
-    ::unsetenv("HF_HOME");
-  }
-
-  // A digest that differs for each file.
-  static std::string digest_of(const std::string& file) {
-    Sha256 hash;
-    hash.add(std::as_bytes(std::span(file)));
-    return hash.hex();
+    environment_.set("HF_ENDPOINT", hub_.url(""));
+    environment_.set("HF_HOME", dir_.path().string());
   }
 
   WebAnswer answer_hub(const WebRequest& request) {
@@ -497,7 +487,7 @@ class ManyShards : public RemoteSources {
         const std::string size = std::to_string(object.bytes.size());
         siblings += (siblings.empty() ? "" : ",") + (R"({"rfilename":")" + path.substr(1)) +
                     R"(","size":)" + size + R"(,"blobId":")" + std::string(40, 'b') +
-                    R"(","lfs":{"size":)" + size + R"(,"sha256":")" + digest_of(path) + R"("}})";
+                    R"(","lfs":{"size":)" + size + R"(,"sha256":")" + sha256_hex(path) + R"("}})";
       }
       return {.body = R"({"id":"org/name","sha":")" + kCommit +
                       R"(","lastModified":"2025-02-01T10:00:00.000Z","siblings":[)" + siblings +
@@ -507,15 +497,12 @@ class ManyShards : public RemoteSources {
     return {.status = 302,
             .headers = {{"Location", server_.url(path)},
                         {"X-Repo-Commit", kCommit},
-                        {"X-Linked-Etag", "\"" + digest_of(path) + "\""},
+                        {"X-Linked-Etag", "\"" + sha256_hex(path) + "\""},
                         {"X-Linked-Size", std::to_string(objects_[path].bytes.size())}}};
-  }
-  WebAnswer answer_cdn(const WebRequest& request) {
-    const std::lock_guard lock(mutex_);
-    return answer_object(request, objects_);
   }
 
   const std::string kCommit = std::string(40, 'c');
+  Environment environment_;
   HttpServer hub_{[](const WebRequest&) { return WebAnswer{.status = 500}; }};
 };
 
@@ -534,7 +521,7 @@ TEST_F(ManyShards, OfTheHubCostOneRoundTripForEightOfThem) {
   });
   server_.set([&](const WebRequest& request) {
     EXPECT_TRUE(!is_shard(request) || (fetched++ < 8 ? both : last).arrive());
-    return answer_cdn(request);
+    return right(request);
   });
   Sources sources(options());
 

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stfs::test {
@@ -131,80 +132,68 @@ TEST_F(CheckpointTest, OfNoTensorsIsEmpty) {
 
 // Directories.
 
-TEST_F(CheckpointTest, OfADirectoryIsTheUsualIndexFirst) {
-  write("model.safetensors", {"single"});
-  write("s.safetensors", {"a"});
-  write_index(dir_ / "model.safetensors.index.json", {{"a", "s.safetensors"}}, 1);
-  write_index(dir_ / "other.safetensors.index.json", {{"single", "model.safetensors"}}, 1);
-
-  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
-}
-
-TEST_F(CheckpointTest, OfADirectoryIsALoneIndexBeforeTheUsualFile) {
-  write("model.safetensors", {"single"});
-  write("s.safetensors", {"a"});
-  write_index(dir_ / "other.safetensors.index.json", {{"a", "s.safetensors"}}, 1);
-
-  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"a"});
-}
-
-TEST_F(CheckpointTest, OfADirectoryIsTheUsualFileBeforeOthers) {
-  write("model.safetensors", {"single"});
-  write("another.safetensors", {"a"});
-
-  EXPECT_EQ(names_of(Checkpoint(Strings{dir_.path()})), Strings{"single"});
-}
-
-TEST_F(CheckpointTest, OfADirectoryIsALoneFile) {
-  write("d/whatever.safetensors", {"a"});
-  write_file(dir_ / "d/config.json", "{}");
-
-  EXPECT_EQ(names_of(Checkpoint(Strings{at("d")})), Strings{"a"});
-  EXPECT_EQ(names_of(Checkpoint(Strings{at("d/")})), Strings{"a"});
-}
-
-TEST_F(CheckpointTest, OfADirectoryWithNothingIsUnreadable) {
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
-                 "no .safetensors file, no .gguf file and no index in this directory");
-}
-
-TEST_F(CheckpointTest, OfADirectoryWithSeveralFilesListsThem) {
-  write("b.safetensors", {"a"});
-  write("a.safetensors", {"b"});
-
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "a.safetensors, b.safetensors");
-}
-
-TEST_F(CheckpointTest, OfADirectoryWithSeveralIndexesListsThem) {
-  write("model.safetensors", {"a"});
-  write_index(dir_ / "x.safetensors.index.json", {});
-  write_index(dir_ / "y.safetensors.index.json", {});
-
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
-                 "x.safetensors.index.json, y.safetensors.index.json");
+// A file `x.safetensors` has the tensor "x"; an index maps the tensor of one file.
+TEST_F(CheckpointTest, OfADirectoryIsTheUsualOrTheOnlyIndexAndElseFile) {
+  const struct {
+    Strings files;
+    std::vector<std::pair<std::string, std::string>> indexes;
+    std::string expected;  // the tensor; with a space: the message
+  } kRows[] = {
+      {{"model", "s"}, {{"model", "s"}, {"other", "model"}}, "s"},
+      {{"model", "s"}, {{"other", "s"}}, "s"},
+      {{"model", "another"}, {}, "model"},
+      {{"whatever"}, {}, "whatever"},
+      {{}, {}, "no .safetensors file, no .gguf file and no index in this directory"},
+      {{"b", "a"}, {}, "a.safetensors, b.safetensors"},
+      {{"model"},
+       {{"x", "model"}, {"y", "model"}},
+       "x.safetensors.index.json, y.safetensors.index.json"},
+  };
+  for (const auto& [files, indexes, expected] : kRows) {
+    SCOPED_TRACE(expected);
+    fs::remove_all(dir_ / "d");
+    fs::create_directory(dir_ / "d");
+    write_file(dir_ / "d/config.json", "{}");
+    for (const std::string& name : files) write("d/" + name + ".safetensors", {name});
+    for (const auto& [name, file] : indexes) {
+      write_index(dir_ / ("d/" + name + ".safetensors.index.json"), {{file, file + ".safetensors"}},
+                  1);
+    }
+    if (expected.find(' ') != std::string::npos) {
+      expect_refused({at("d")}, ErrorCode::kUnreadable, 3, expected);
+      continue;
+    }
+    EXPECT_EQ(names_of(Checkpoint(Strings{at("d")})), Strings{expected});
+    EXPECT_EQ(names_of(Checkpoint(Strings{at("d/")})), Strings{expected});
+  }
 }
 
 // Unreadable sources.
 
-TEST_F(CheckpointTest, OfNothingIsAbsent) {
-  expect_refused({at("absent.safetensors")}, ErrorCode::kAbsent, 3,
-                 "absent.safetensors: No such file");
-  expect_refused({at("absent.safetensors.index.json")}, ErrorCode::kAbsent, 3, "No such file");
-  expect_refused({""}, ErrorCode::kAbsent, 3, "No such file");
-}
-
-TEST_F(CheckpointTest, OfAFifoIsRefusedAndDoesNotHang) {
-  ASSERT_EQ(::mkfifo(at("m.safetensors").c_str(), 0600), 0);
-
-  expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "not a regular file");
-  expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3, "not a regular file");
-}
-
-TEST_F(CheckpointTest, OfAFifoForAnIndexIsRefusedAndDoesNotHang) {
-  ASSERT_EQ(::mkfifo(at("model.safetensors.index.json").c_str(), 0600), 0);
-
-  expect_refused({at("model.safetensors.index.json")}, ErrorCode::kUnreadable, 3,
-                 "not a regular file");
+TEST_F(CheckpointTest, OfWhatIsNoRegularFileIsRefusedAndDoesNotHang) {
+  for (const char* const name : {"d/m.safetensors", "e/model.safetensors.index.json"}) {
+    fs::create_directory((dir_ / name).parent_path());
+    ASSERT_EQ(::mkfifo(at(name).c_str(), 0600), 0);
+  }
+  fs::create_symlink("link.safetensors", dir_ / "link.safetensors");
+  const struct {
+    std::string source;
+    ErrorCode code;
+    const char* message;
+  } kRows[] = {
+      {at("absent.safetensors"), ErrorCode::kAbsent, "absent.safetensors: No such file"},
+      {at("absent.safetensors.index.json"), ErrorCode::kAbsent, "No such file"},
+      {"", ErrorCode::kAbsent, "No such file"},
+      {at("d/m.safetensors"), ErrorCode::kUnreadable, "not a regular file"},
+      {at("d"), ErrorCode::kUnreadable, "not a regular file"},
+      {at("e/model.safetensors.index.json"), ErrorCode::kUnreadable, "not a regular file"},
+      {"/dev/zero", ErrorCode::kUnreadable, "not a regular file"},
+      {at("link.safetensors"), ErrorCode::kUnreadable, "link.safetensors: "},
+  };
+  for (const auto& [source, code, message] : kRows) {
+    SCOPED_TRACE(source);
+    expect_refused({source}, code, 3, message);
+  }
 }
 
 TEST_F(CheckpointTest, RefusesAnIndexLargerThanAHeaderMayBeUnread) {
@@ -213,16 +202,6 @@ TEST_F(CheckpointTest, RefusesAnIndexLargerThanAHeaderMayBeUnread) {
 
   expect_refused({dir_.path()}, ErrorCode::kUnreadable, 3,
                  "model.safetensors.index.json: larger than the limit of 100000000 bytes");
-}
-
-TEST_F(CheckpointTest, OfADeviceIsRefused) {
-  expect_refused({"/dev/zero"}, ErrorCode::kUnreadable, 3, "not a regular file");
-}
-
-TEST_F(CheckpointTest, OfALinkToItselfIsUnreadable) {
-  fs::create_symlink("m.safetensors", dir_ / "m.safetensors");
-
-  expect_refused({at("m.safetensors")}, ErrorCode::kUnreadable, 3, "m.safetensors: ");
 }
 
 TEST_F(CheckpointTest, OfAFileThatBreaksTheFormatNamesPlaceSubjectAndRule) {

@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -229,45 +230,37 @@ TEST_F(ContentTest, PassesOnTheErrorOfAProducer) {
   EXPECT_EQ(error_of_copy(content), EIO);
 }
 
-TEST_F(ContentTest, IsStaleWhenTheSourceWasTruncated) {
-  Content content;
-  content.extent(*source_, 0, bytes_.size());
-  std::filesystem::resize_file(path_, 10);
+TEST_F(ContentTest, IsStaleAfterAnyChangeOfTheSource) {
+  const struct {
+    const char* name;
+    std::function<void()> change;
+  } rows[] = {
+      {"truncated to some", [&] { std::filesystem::resize_file(path_, 10); }},
+      {"truncated to nothing", [&] { std::filesystem::resize_file(path_, 0); }},
+      {"rewritten", [&] { write_file(path_, RandomBytes(4).bytes(bytes_.size())); }},
+      {"a nanosecond later", [&] { set_mtime(1'000'000'000, 6); }},
+      {"grown", [&] { std::filesystem::resize_file(path_, bytes_.size() + 1); }},
+  };
+  for (const auto& [name, change] : rows) {
+    SCOPED_TRACE(name);
+    write_file(path_, bytes_);
+    set_mtime(1'000'000'000, 5);
+    const LocalFile source(path_);
+    Content content;
+    content.extent(source, 0, bytes_.size());
 
-  EXPECT_EQ(error_of_read(content), ESTALE);
-  EXPECT_EQ(content.verify(), ESTALE);
-  EXPECT_EQ(error_of_copy(content), ESTALE) << "and not SIGBUS";
-}
+    change();
 
-TEST_F(ContentTest, IsStaleWhenTheSourceWasTruncatedBeforeItIsCopied) {
-  Content content;
-  content.extent(*source_, 0, bytes_.size());
-  std::filesystem::resize_file(path_, 0);
-
-  EXPECT_EQ(error_of_copy(content), ESTALE);
+    EXPECT_EQ(error_of_read(content), ESTALE);
+    EXPECT_EQ(content.verify(), ESTALE);
+    EXPECT_EQ(error_of_copy(content), ESTALE) << "and not SIGBUS";
+  }
 }
 
 TEST_F(ContentTest, OfManySmallSpansIsStaleWhenTheSourceWasTruncated) {
   Content content;
   for (std::uint64_t i = 0; i < 2000; ++i) content.extent(*source_, i * 7, 3);
   std::filesystem::resize_file(path_, 10);
-
-  EXPECT_EQ(error_of_read(content), ESTALE);
-}
-
-TEST_F(ContentTest, IsStaleWhenTheSourceWasRewritten) {
-  Content content;
-  content.extent(*source_, 0, 100);
-  write_file(path_, RandomBytes(4).bytes(bytes_.size()));
-
-  EXPECT_EQ(error_of_read(content), ESTALE);
-  EXPECT_EQ(error_of_copy(content), ESTALE);
-}
-
-TEST_F(ContentTest, IsStaleWhenANanosecondOfTheTimeDiffers) {
-  Content content;
-  content.extent(*source_, 0, 100);
-  set_mtime(1'000'000'000, 6);
 
   EXPECT_EQ(error_of_read(content), ESTALE);
 }
@@ -282,14 +275,6 @@ TEST_F(ContentTest, StaysStaleWhenTheTimeIsSetBack) {
   EXPECT_EQ(error_of_read(content), ESTALE);
   EXPECT_EQ(error_of_copy(content), ESTALE);
   EXPECT_TRUE(source_->has_changed());
-}
-
-TEST_F(ContentTest, IsStaleWhenTheSourceHasGrown) {
-  Content content;
-  content.extent(*source_, 0, 100);
-  std::filesystem::resize_file(path_, bytes_.size() + 1);
-
-  EXPECT_EQ(error_of_read(content), ESTALE);
 }
 
 TEST_F(ContentTest, GoesOnWithTheOldBytesWhenTheSourceIsReplacedOrRemoved) {

@@ -1,8 +1,9 @@
 // Conversion against a reference written from the definitions: sign, exponent and significand by
 // ldexp, special values by name. Values are compared as bits.
-#include "core/recipe/convert.h"
-
+#include "core/base/vectors.h"
 #include "core/format/to_f32.h"
+#include "core/format/types.h"
+#include "core/recipe/elements.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/guarded.h"
 
@@ -105,16 +106,9 @@ std::string packed(const std::vector<std::uint32_t>& codes, unsigned bits) {
   return out;
 }
 
-// That of each set of instructions, and first the one that is used.
-std::vector<ToF32*> converters(DType dtype) {
-  std::vector<ToF32*> all = all_to_f32(dtype);
-  all.insert(all.begin(), type_info(dtype).to_f32);
-  return all;
-}
-
-std::vector<Bits> converted(ToF32* convert, std::string_view bytes, std::size_t count) {
+std::vector<Bits> converted(DType dtype, std::string_view bytes, std::size_t count) {
   std::vector<float> out(count);
-  convert(std::as_bytes(std::span(bytes)).data(), count, out.data());
+  type_info(dtype).to_f32(std::as_bytes(std::span(bytes)).data(), count, out.data());
   std::vector<Bits> bits(count);
   if (count > 0) std::memcpy(bits.data(), out.data(), count * sizeof(float));
   return bits;
@@ -134,13 +128,13 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
   for (const DType dtype : kSmall) {
     const std::vector<std::uint32_t> codes = all_codes(dtype);
     const std::string bytes = packed(codes, type_info(dtype).bits());
-    for (ToF32* const convert : converters(dtype)) {
-      const std::vector<Bits> values = converted(convert, bytes, codes.size());
+    with_each_target([&](const char* vectors) {
+      const std::vector<Bits> values = converted(dtype, bytes, codes.size());
       for (const std::uint32_t code : codes) {
         ASSERT_EQ(values[code], reference(dtype, code))
-            << dtype_name(dtype) << " code " << std::hex << code;
+            << dtype_name(dtype) << " code " << std::hex << code << " with " << vectors;
       }
-    }
+    });
   }
 }
 
@@ -148,7 +142,7 @@ TEST(Convert, GivesEveryCodeOfEverySmallTypeTheValueOfItsDefinition) {
 TEST(Convert, AgreesWithTheValuesThatTheSpecificationsPrint) {
   const auto value = [](DType dtype, std::uint32_t code) {
     const std::string bytes = packed({code, 0, 0, 0}, type_info(dtype).bits());
-    return std::bit_cast<float>(converted(type_info(dtype).to_f32, bytes, 4)[0]);
+    return std::bit_cast<float>(converted(dtype, bytes, 4)[0]);
   };
   const std::vector<float> fours{0, 0.5, 1, 1.5, 2, 3, 4, 6};
   for (std::uint32_t code = 0; code < 8; ++code) {
@@ -189,7 +183,7 @@ TEST(Convert, LeavesTheBitsOfF32AsTheyAre) {
                                0x3F800000, 0x12345678, 0xDEADBEEF};
   const std::string bytes(reinterpret_cast<const char*>(bits.data()), bits.size() * 4);
 
-  EXPECT_EQ(converted(f32_to_f32, bytes, bits.size()), bits);
+  EXPECT_EQ(converted(DType::kF32, bytes, bits.size()), bits);
 }
 
 // F64: the language rounds as IEEE 754 does.
@@ -234,23 +228,23 @@ TEST(Convert, RoundsF64ToNearestTiesToEven) {
   const std::vector<std::uint64_t> in = doubles();
   const std::string bytes(reinterpret_cast<const char*>(in.data()), in.size() * 8);
 
-  for (ToF32* const convert : converters(DType::kF64)) {
-    const std::vector<Bits> values = converted(convert, bytes, in.size());
+  with_each_target([&](const char* vectors) {
+    const std::vector<Bits> values = converted(DType::kF64, bytes, in.size());
     for (std::size_t i = 0; i < in.size(); ++i) {
       Bits expected = std::bit_cast<Bits>(static_cast<float>(std::bit_cast<double>(in[i])));
       if (std::isnan(std::bit_cast<double>(in[i]))) {  // the sign, and the payload's upper bits
         const auto payload = static_cast<Bits>(in[i] >> 29 & 0x3FFFFF);
         expected = static_cast<Bits>(in[i] >> 32 & kSign) | kQuietNan | payload;
       }
-      ASSERT_EQ(values[i], expected) << std::hex << in[i];
+      ASSERT_EQ(values[i], expected) << std::hex << in[i] << " with " << vectors;
     }
-  }
+  });
 }
 
 TEST(Convert, RoundsTheBoundariesOfF64AsIeee754Says) {
   const auto value = [](double wide) {
     const std::string bytes(reinterpret_cast<const char*>(&wide), 8);
-    return std::bit_cast<float>(converted(f64_to_f32, bytes, 1)[0]);
+    return std::bit_cast<float>(converted(DType::kF64, bytes, 1)[0]);
   };
   EXPECT_EQ(value(0x1.ffffffp127), std::numeric_limits<float>::infinity()) << "a tie goes up";
   EXPECT_EQ(value(std::nextafter(0x1.ffffffp127, 0)), FLT_MAX);
@@ -281,19 +275,20 @@ TEST(Convert, TakesAnyLengthAndAlignmentAndWritesNothingElse) {
     for (std::size_t length = 0; length <= 70; ++length) {
       const std::size_t bytes = (length * bits + 7) / 8;
       const std::string data = random.bytes(bytes);
-      const std::vector<Bits> expected = converted(converters(dtype).back(), data, length);
+      const std::vector<Bits> expected = converted(dtype, data, length);
       for (std::size_t alignment = 0; alignment < 9; ++alignment) {
         // Exactly as large as needed, so that a sanitizer finds an overrun.
         std::vector<char> in(alignment + bytes);
         std::copy(data.begin(), data.end(), in.begin() + static_cast<std::ptrdiff_t>(alignment));
-        for (ToF32* const convert : converters(dtype)) {
+        with_each_target([&](const char*) {
           std::vector<float> out(length + 2, 77.0F);
-          convert(std::as_bytes(std::span(in)).data() + alignment, length, out.data() + 1);
+          type_info(dtype).to_f32(std::as_bytes(std::span(in)).data() + alignment, length,
+                                  out.data() + 1);
           ASSERT_EQ(out.front(), 77.0F);
           ASSERT_EQ(out.back(), 77.0F);
           ASSERT_TRUE(length == 0 || std::memcmp(out.data() + 1, expected.data(), length * 4) == 0)
               << dtype_name(dtype) << " length " << length << " alignment " << alignment;
-        }
+        });
       }
     }
   }
@@ -305,15 +300,15 @@ TEST(Convert, ReadsNothingOutsideOfTheElements) {
     for (const std::size_t length : {0U, 1U, 2U, 15U, 16U, 17U, 33U, 1000U}) {
       const std::size_t bytes = (length * type_info(dtype).bits() + 7) / 8;
       const std::string data = random.bytes(bytes);
-      const std::vector<Bits> expected = converted(type_info(dtype).to_f32, data, length);
+      const std::vector<Bits> expected = converted(dtype, data, length);
       for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
         const Guarded in(std::as_bytes(std::span(data)), flush);
         const Guarded out(length * sizeof(float), flush);
-        for (ToF32* const convert : converters(dtype)) {
-          convert(in.data(), length, reinterpret_cast<float*>(out.data()));
+        with_each_target([&](const char*) {
+          type_info(dtype).to_f32(in.data(), length, reinterpret_cast<float*>(out.data()));
           EXPECT_TRUE(length == 0 || std::memcmp(out.data(), expected.data(), length * 4) == 0)
               << dtype_name(dtype) << " length " << length;
-        }
+        });
       }
     }
   }
@@ -325,7 +320,7 @@ TEST(Convert, GivesTheSameBitsHoweverTheThreadRounds) {
   for (const DType dtype : kFloatingTypes) {
     const std::size_t count = 100'008;  // every code of 16 bits, of small types with every other
     const std::string data = random.bytes(count * type_info(dtype).bits() / 8);
-    const std::vector<Bits> expected = converted(type_info(dtype).to_f32, data, count);
+    const std::vector<Bits> expected = converted(dtype, data, count);
     std::vector<float> values(count);
     {
       const OtherArithmetic other;
@@ -341,7 +336,7 @@ void check_parts(const TypeInfo& type, const std::string& data, std::uint64_t co
                  RandomBytes& random) {
   Content raw;
   raw.literal(data);
-  const std::unique_ptr<const Producer> producer = as_f32(std::move(raw), type, count);
+  const std::unique_ptr<const Producer> producer = as_f32(std::move(raw), type, whole_run(count));
   std::string whole(count * sizeof(float), '\0');
   std::vector<float> values(count);
   type.to_f32(std::as_bytes(std::span(data)).data(), count, values.data());
@@ -365,7 +360,8 @@ TEST(AsF32, GivesAnyPartInAnyOrder) {
     for (const std::uint64_t count :
          {0ULL, 1ULL, 2ULL, 3ULL, 5ULL, 7ULL, 63ULL, 1001ULL, 32767ULL, 32769ULL, 100'003ULL}) {
       const TypeInfo& type = type_info(dtype);
-      check_parts(type, random.bytes((count * type.bits() + 7) / 8), count, random);
+      const std::uint64_t in_blocks = count / type.block_elements * type.block_elements;
+      check_parts(type, random.bytes(type.offset_of(in_blocks)), in_blocks, random);
     }
   }
 }
@@ -403,7 +399,7 @@ class FailingProducer : public Producer {
 TEST(AsF32, PassesOnTheErrorOfItsSource) {
   Content raw;
   raw.production(std::make_unique<FailingProducer>());
-  const auto producer = as_f32(std::move(raw), type_info(DType::kBF16), 50);
+  const auto producer = as_f32(std::move(raw), type_info(DType::kBF16), whole_run(50));
   std::vector<std::byte> out(4);
 
   EXPECT_EQ(producer->produce(0, out), EIO);

@@ -3,6 +3,7 @@
 #include "core/layer/quantised/dequantize.h"
 
 #include "core/base/error.h"
+#include "core/base/vectors.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/mounted.h"
 #include "core/layer/quantised/quantised_layer.h"
@@ -581,7 +582,7 @@ class MixedTest : public DequantizeTest {
 TEST_F(MixedTest, ValuesDoNotDependOnTheVectorsOfTheProcessor) {
   for (std::uint32_t i = 0; i < 3; ++i) {
     std::set<std::vector<std::byte>> found;
-    with_each_target([&] {
+    with_each_target([&](const char*) {
       const auto checkpoint = load(DType::kF32);
       ASSERT_EQ(checkpoint->tensor_count(), 3U);
       const Content content = checkpoint->tensor(i).content();

@@ -59,16 +59,6 @@ TEST(FileSystem, GivesATensorModeSizeTimeAndOwner) {
   EXPECT_EQ(file->mtime.tv_nsec, 7);
 }
 
-TEST(FileSystem, GivesTheRootInodeOneAndADirectorysMode) {
-  const ServedCheckpoint mounted(many());
-
-  const auto root = mounted->attributes(kRoot);
-
-  ASSERT_TRUE(root);
-  EXPECT_EQ(root->inode, kRoot);
-  EXPECT_EQ(root->mode, static_cast<mode_t>(S_IFDIR | 0555));
-}
-
 TEST(FileSystem, TakesTheUmaskFromEveryMode) {
   const ServedCheckpoint mounted(many(), {.umask = 0077});
 
@@ -122,15 +112,6 @@ TEST(FileSystem, GivesEveryFileAnInodeOfItsOwnAndTheSameEveryTime) {
     EXPECT_EQ(again->inode, attributes.inode);
     EXPECT_EQ(again->mode, attributes.mode);
     EXPECT_EQ(again->size, attributes.size);
-  });
-}
-
-TEST(FileSystem, GivesTheSameInodesInAnotherMount) {
-  const ServedCheckpoint first(many());
-  const ServedCheckpoint second(many());
-
-  first.walk_all([&](const std::string& path, const Attributes& attributes) {
-    EXPECT_EQ(second.at(path)->inode, attributes.inode) << path;
   });
 }
 
@@ -244,14 +225,6 @@ TEST(FileSystem, FindsEverythingThatItLists) {
 }
 
 // .stfs
-
-TEST(FileSystem, HidesTheControlDirectoryFromTheListingOnly) {
-  const ServedCheckpoint mounted(many());
-
-  const std::vector<std::string> names = mounted.names("");
-  EXPECT_EQ(std::ranges::count(names, ".stfs"), 0);
-  EXPECT_TRUE(mounted.at(".stfs"));
-}
 
 TEST(FileSystem, ListsTheControlDirectoryOnceWhenVisible) {
   for (const std::vector<Tensor>& tensors : {many(), std::vector<Tensor>{}}) {

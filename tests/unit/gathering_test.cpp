@@ -4,7 +4,7 @@
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/recipe/arrival.h"
-#include "core/recipe/convert.h"
+#include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
 #include "core/values/digest.h"
 #include "tests/support/files.h"
@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,32 +63,31 @@ class Column {
   std::string bytes_;
 };
 
-// A read of a slice through a Gathering.
+// A read of a recipe through a Gathering.
 struct Gathered {
-  Gathered(Column& column, const char* expression, std::uint64_t length) {
-    ticket = computed->ticket();
-    gathering = std::make_shared<Gathering>(
-        computed, ticket,
-        [&column, expression](Recipe& recipe) {
-          recipe.own = column.slice(expression);
+  Gathered(Column& column, const char* expression, std::uint64_t length)
+      : Gathered([&column, expression] { return column.slice(expression); }, 0, length) {}
+  Gathered(std::function<Content()> make, std::uint64_t begin, std::uint64_t length) {
+    ticket = waiting->wait([](Waiting::Ticket) {},
+                           [this](int result, const Reply& reply) {
+                             error = result;
+                             for (const iovec& piece : reply.pieces()) {
+                               text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+                             }
+                           });
+    std::make_shared<Gathering>(
+        waiting, ticket,
+        [make = std::move(make)](Recipe& recipe) {
+          recipe.own = make();
           return 0;
         },
-        0, length);
-    computed->wait(ticket, [this](int result, const std::string&) {
-      error = result;
-      if (result != 0) return;
-      for (const iovec& piece : gathering->reply().pieces()) {
-        text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-      }
-    });
-    gathering->go_on();
+        begin, length)
+        ->go_on();
   }
-  ~Gathered() { computed->stop(); }
+  ~Gathered() { waiting->stop(); }
 
-  std::shared_ptr<Computed> computed = std::make_shared<Computed>(
-      1, [](Computed::Key, const std::atomic<bool>&, std::string&) { return 0; });
-  Computed::Ticket ticket = 0;
-  std::shared_ptr<Gathering> gathering;
+  std::shared_ptr<Waiting> waiting = std::make_shared<Waiting>();
+  Waiting::Ticket ticket = 0;
   int error = -1;
   std::string text;
 };
@@ -178,39 +178,20 @@ TEST(Gathering, AHalvedStepMayEndInsideAnElement) {
   const auto values = [&column] {
     return f32_content(column.slice(":,0:1000"), DType::kBF16, 1500);
   };
-  const auto computed = std::make_shared<Computed>(
-      1, [](Computed::Key, const std::atomic<bool>&, std::string&) { return 0; });
-  const Computed::Ticket ticket = computed->ticket();
   constexpr std::uint64_t kBegin = 1;
   constexpr std::uint64_t kLength = 5999;
-  const auto gathering = std::make_shared<Gathering>(
-      computed, ticket,
-      [&](Recipe& recipe) {
-        recipe.own = values();
-        return 0;
-      },
-      kBegin, kLength);
-  int error = -1;
-  std::string text;
-  computed->wait(ticket, [&](int result, const std::string&) {
-    error = result;
-    for (const iovec& piece : gathering->reply().pieces()) {
-      text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-    }
-  });
-  gathering->go_on();
+  Gathered gathered(values, kBegin, kLength);
 
-  for (int i = 0; error == -1 && i < 1000; ++i) {
+  for (int i = 0; gathered.error == -1 && i < 1000; ++i) {
     if (i < 8) column.source->lose_next();
     column.source->deliver(0);
   }
-  computed->stop();
 
-  EXPECT_EQ(error, 0);
+  EXPECT_EQ(gathered.error, 0);
   column.source->bring_all_back();
   std::string expected(kLength, '\0');
   EXPECT_EQ(values().copy(kBegin, std::as_writable_bytes(std::span(expected))), 0);
-  EXPECT_EQ(text, expected);
+  EXPECT_EQ(gathered.text, expected);
 }
 
 TEST(Gathering, WantsNothingForAReaderWhoLeft) {
@@ -218,11 +199,11 @@ TEST(Gathering, WantsNothingForAReaderWhoLeft) {
   Gathered gathered(column, ":,0:100", kMiB);
   const std::size_t wants = column.source->wants();
 
-  gathered.computed->cancel(gathered.ticket);
+  gathered.waiting->cancel(gathered.ticket);
   while (!column.source->wanted().empty()) column.source->deliver(0);
 
   EXPECT_EQ(column.source->wants(), wants);
-  gathered.computed->stop();
+  gathered.waiting->stop();
   EXPECT_EQ(gathered.error, EINTR);
 }
 

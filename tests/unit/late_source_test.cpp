@@ -294,8 +294,8 @@ TEST(LateSource, AReportIsKeptAsLongAsItIsOpen) {
   const TempDir dir;
   const std::string path = (dir / "m.safetensors").string();
   std::vector<Tensor> tensors;
-  constexpr std::uint64_t kEdge = 2048;  // the pictures of all take more than Computed keeps
-  for (std::size_t i = 0; i <= Computed::kMaxBytes / (kEdge * kEdge); ++i) {
+  constexpr std::uint64_t kEdge = 2048;  // the pictures of all take more than Texts keeps
+  for (std::size_t i = 0; i <= Texts::kMaxBytes / (kEdge * kEdge); ++i) {
     tensors.push_back({"t" + std::to_string(i),
                        "F8_E4M3",
                        {kEdge, kEdge},

@@ -2,6 +2,7 @@
 // of many with all vectors, compared with rounding of one.
 #include "core/format/narrow.h"
 
+#include "core/base/vectors.h"
 #include "core/format/from_f32.h"
 #include "tests/support/guarded.h"
 
@@ -256,12 +257,10 @@ TEST(Narrow, ManyValuesAreRoundedAsOneIsWithAllVectors) {
     bf16.push_back(to_bf16(value));
   }
   ASSERT_GT(bits.size(), 2'000'000U);
-  std::vector<Roundings> all = all_roundings();
-  all.push_back({f32_to_f16, f32_to_bf16});
-  for (const Roundings& with : all) {
-    EXPECT_TRUE(rounded(with.f16, bits) == f16);
-    EXPECT_TRUE(rounded(with.bf16, bits) == bf16);
-  }
+  with_each_target([&](const char* vectors) {
+    EXPECT_TRUE(rounded(f32_to_f16, bits) == f16) << vectors;
+    EXPECT_TRUE(rounded(f32_to_bf16, bits) == bf16) << vectors;
+  });
 }
 
 TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
@@ -272,18 +271,18 @@ TEST(Narrow, AnyNumberOfValuesIsRoundedAtAnyAddressAndInPlace) {
     std::vector<std::uint16_t> bf16(count);
     std::ranges::transform(some, f16.begin(), to_f16);
     std::ranges::transform(some, bf16.begin(), to_bf16);
-    for (const Roundings& with : all_roundings()) {
-      EXPECT_EQ(rounded(with.f16, some), f16);
-      EXPECT_EQ(rounded(with.bf16, some), bf16);
-      if (count == 0) continue;
+    with_each_target([&](const char* vectors) {
+      EXPECT_EQ(rounded(f32_to_f16, some), f16) << vectors;
+      EXPECT_EQ(rounded(f32_to_bf16, some), bf16) << vectors;
+      if (count == 0) return;
       std::vector<float> values(count + 1);
       std::vector<char> odd(2 * count + 1);
       std::memcpy(values.data(), some.data(), some.size_bytes());
-      with.f16(values.data(), count, std::as_writable_bytes(std::span(odd)).data() + 1);
+      f32_to_f16(values.data(), count, std::as_writable_bytes(std::span(odd)).data() + 1);
       EXPECT_EQ(std::memcmp(odd.data() + 1, f16.data(), 2 * count), 0);
-      with.bf16(values.data(), count, std::as_writable_bytes(std::span(values)).data());
+      f32_to_bf16(values.data(), count, std::as_writable_bytes(std::span(values)).data());
       EXPECT_EQ(std::memcmp(values.data(), bf16.data(), 2 * count), 0);
-    }
+    });
   }
 }
 
@@ -292,10 +291,10 @@ TEST(Narrow, NothingOutsideOfTheValuesIsRead) {
     for (const auto flush : {Guarded::Flush::kBegin, Guarded::Flush::kEnd}) {
       const Guarded in(count * sizeof(float), flush);
       const Guarded out(count * 2, flush);
-      for (const Roundings& with : all_roundings()) {
-        with.f16(reinterpret_cast<const float*>(in.data()), count, out.data());
-        with.bf16(reinterpret_cast<const float*>(in.data()), count, out.data());
-      }
+      with_each_target([&](const char*) {
+        f32_to_f16(reinterpret_cast<const float*>(in.data()), count, out.data());
+        f32_to_bf16(reinterpret_cast<const float*>(in.data()), count, out.data());
+      });
     }
   }
 }

@@ -19,15 +19,18 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kGiB = 1 << 30;
 
 // Files 0, 1, 2, ... of given sizes; all files are followed by the next.
-class SomeFiles : public ReadAhead::Files {
+class SomeFiles {
  public:
   explicit SomeFiles(std::vector<std::uint64_t> sizes) : sizes_(std::move(sizes)) {}
 
-  std::uint64_t size(std::uint64_t file) const override { return sizes_.at(file); }
-  std::optional<std::uint64_t> next(std::uint64_t file) const override {
-    return file + 1 < sizes_.size() ? std::optional(file + 1) : std::nullopt;
+  ReadAhead::Files functions() {
+    return {.size = [this](std::uint64_t file) { return sizes_.at(file); },
+            .next =
+                [this](std::uint64_t file) {
+                  return file + 1 < sizes_.size() ? std::optional(file + 1) : std::nullopt;
+                },
+            .prefetch = [this](const ReadAhead::Piece& piece) { asked.push_back(piece); }};
   }
-  void prefetch(const ReadAhead::Piece& piece) const override { asked.push_back(piece); }
 
   // The pieces since the last call.
   std::vector<std::vector<std::uint64_t>> take() {
@@ -42,7 +45,7 @@ class SomeFiles : public ReadAhead::Files {
     return bytes;
   }
 
-  mutable std::vector<ReadAhead::Piece> asked;
+  std::vector<ReadAhead::Piece> asked;
 
  private:
   std::vector<std::uint64_t> sizes_;
@@ -52,7 +55,7 @@ using Pieces = std::vector<std::vector<std::uint64_t>>;
 
 TEST(ReadAhead, DoublesItsWindowForAReaderInSequence) {
   SomeFiles files({kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
 
   read_ahead.see(0, 0, 128 * kKiB);
   EXPECT_EQ(files.take(), Pieces{}) << "one read is no sequence";
@@ -80,7 +83,7 @@ TEST(ReadAhead, DoublesItsWindowForAReaderInSequence) {
 
 TEST(ReadAhead, EndsAtTheEndOfTheFile) {
   SomeFiles files({3 * kMiB, kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
 
   for (std::uint64_t at = 0; at < 3 * kMiB; at += kMiB) read_ahead.see(0, at, kMiB);
   read_ahead.see(0, 3 * kMiB, kMiB);
@@ -90,7 +93,7 @@ TEST(ReadAhead, EndsAtTheEndOfTheFile) {
 
 TEST(ReadAhead, AsksNothingForRandomReaders) {
   SomeFiles files({64 * kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
   std::uint64_t place = 1;
 
   for (int i = 0; i < 2000; ++i) {
@@ -103,7 +106,7 @@ TEST(ReadAhead, AsksNothingForRandomReaders) {
 
 TEST(ReadAhead, AsksNothingBeyondTensorsThatAreReadInRandomOrder) {
   SomeFiles files(std::vector<std::uint64_t>(1024, 8 * kMiB));
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
 
   for (std::uint64_t i = 0; i < 64; ++i) {
     const std::uint64_t file = i * 373 % 1024;
@@ -118,7 +121,7 @@ TEST(ReadAhead, AsksNothingBeyondTensorsThatAreReadInRandomOrder) {
 
 TEST(ReadAhead, TellsTwoReadersOfAFileApart) {
   SomeFiles files({kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
 
   for (std::uint64_t at = 0; at < 2 * kMiB; at += kMiB) {
     read_ahead.see(0, at, kMiB);
@@ -130,7 +133,7 @@ TEST(ReadAhead, TellsTwoReadersOfAFileApart) {
 
 TEST(ReadAhead, TakesRequestsThatAreSlightlyOutOfOrderAsOneSequence) {
   SomeFiles files({kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
   std::uint64_t asked = 0;
 
   for (std::uint64_t at = 0; at < 16 * kMiB; at += 512 * kKiB) {
@@ -150,7 +153,7 @@ TEST(ReadAhead, TakesRequestsThatAreSlightlyOutOfOrderAsOneSequence) {
 
 TEST(ReadAhead, GoesOnInTheNextTensorForAReaderWhoCameFromTheOneBefore) {
   SomeFiles files({4 * kMiB, 4 * kMiB, 4 * kMiB, kGiB});
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
   for (std::uint64_t at = 0; at < 4 * kMiB; at += kMiB) read_ahead.see(0, at, kMiB);
   EXPECT_EQ(files.bytes_of(1), 0U);
   files.take();
@@ -163,7 +166,7 @@ TEST(ReadAhead, GoesOnInTheNextTensorForAReaderWhoCameFromTheOneBefore) {
 
 TEST(ReadAhead, OfSmallTensorsInARowAsksForManyAtOnce) {
   SomeFiles files(std::vector<std::uint64_t>(100, 4 * kKiB));
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
 
   for (std::uint64_t file = 0; file < 100; ++file) read_ahead.see(file, 0, 128 * kKiB);
 
@@ -174,7 +177,7 @@ TEST(ReadAhead, OfSmallTensorsInARowAsksForManyAtOnce) {
 
 TEST(ReadAhead, ForgetsTheStreamThatWasUsedLeastRecently) {
   SomeFiles files(std::vector<std::uint64_t>(1000, kGiB));
-  ReadAhead read_ahead(files);
+  ReadAhead read_ahead(files.functions());
   read_ahead.see(0, 0, kMiB);
 
   for (std::uint64_t i = 1; i <= ReadAhead::kStreams; ++i) read_ahead.see(10 * i, 0, kMiB);

@@ -1,6 +1,7 @@
 // Statistics against sums in long double.
 #include "core/values/stats.h"
 
+#include "core/base/vectors.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/format/types.h"
 #include "core/values/moments.h"
@@ -406,7 +407,7 @@ TEST(ValueStats, DoNotDependOnTheVectorsOfTheProcessor) {
     for (const std::uint64_t count : {1U, 63U, 64U, 79U, 4095U, 300'001U}) {
       const LoadedTensor loaded(random_tensor("t", dtype, {count}, count));
       std::set<std::string> found;
-      with_each_target([&] {
+      with_each_target([&](const char*) {
         ValueStats stats;
         EXPECT_EQ(value_stats(loaded.tensor().content(), loaded.tensor().dtype,
                               {std::atomic<bool>(false)}, stats),

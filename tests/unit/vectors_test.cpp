@@ -2,6 +2,7 @@
 #include "core/base/vectors.h"
 
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <fstream>
 #include <initializer_list>

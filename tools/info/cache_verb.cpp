@@ -5,7 +5,10 @@
 #include "core/base/text.h"
 #include "core/command/terminal.h"
 #include "core/remote/cache/cache.h"
+#include "tools/info/json.h"
 #include "tools/info/verbs.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -74,31 +77,22 @@ std::string share_of(const Listed& listed) {
 }
 
 std::string json_of(const Listed& listed) {
-  std::string out;
-  TextWriter text(out);
-  text.add("{\"id\":").json(listed.id).add(",\"name\":").json(listed.version.name);
-  text.add(",\"size\":").number(listed.version.size);
-  text.add(",\"bytes_on_disk\":").number(listed.bytes);
-  text.add(",\"blocks\":").number(blocks_of(listed));
-  text.add(",\"blocks_there\":").number(listed.blocks_there);
-  text.add(",\"used\":").json(time_of(listed));
-  text.add(",\"in_use\":").add(listed.in_use ? "true" : "false").add("}");
-  return out;
-}
-
-void print_json(const std::vector<std::string>& objects) {
-  if (objects.empty()) return print("[]\n");
-  for (std::size_t i = 0; i < objects.size(); ++i) print((i == 0 ? "[\n" : ",\n") + objects[i]);
-  print("\n]\n");
+  return json_line({{"id", listed.id},
+                    {"name", listed.version.name},
+                    {"size", listed.version.size},
+                    {"bytes_on_disk", listed.bytes},
+                    {"blocks", blocks_of(listed)},
+                    {"blocks_there", listed.blocks_there},
+                    {"used", time_of(listed)},
+                    {"in_use", listed.in_use}});
 }
 
 int list_entries(const Arguments& arguments, const std::vector<Listed>& entries,
                  const std::string& directory) {
   if (arguments.json) {
-    std::vector<std::string> objects(entries.size());
-    std::ranges::transform(entries, objects.begin(),
-                           [](const Listed& listed) { return json_of(listed); });
-    print_json(objects);
+    JsonArray objects;
+    for (const Listed& listed : entries) objects.add(json_of(listed));
+    objects.end();
     return 0;
   }
   const Terminal terminal;
@@ -146,8 +140,7 @@ int prune_entries(const Arguments& arguments, Cache& cache, const std::vector<Li
     in_use += listed.in_use ? listed.bytes : 0;
   }
   if (arguments.json) {
-    print("{\"freed\":" + std::to_string(freed) + ",\"left\":" + std::to_string(left) +
-          ",\"in_use\":" + std::to_string(in_use) + "}\n");
+    print(json_line({{"freed", freed}, {"left", left}, {"in_use", in_use}}) + "\n");
   } else {
     print(human_bytes(freed) + " freed, " + human_bytes(left) + " left" +
           (in_use > 0 ? ", of which " + human_bytes(in_use) + " in use" : "") + "\n");
@@ -168,7 +161,7 @@ struct Verified {
 void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Verified& verified) {
   std::atomic<std::uint64_t> next = 0, good = 0, bad = 0;
   const std::uint64_t blocks = entry.blocks();
-  const auto work = [&] {
+  const auto work = [&](std::size_t) {
     const auto buffer = std::make_unique<std::array<std::byte, CacheEntry::kBlock>>();
     for (std::uint64_t block; (block = next++) < blocks;) {
       if (!entry.is_there(block)) continue;
@@ -177,16 +170,7 @@ void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Veri
       bar.add(entry.range_of(block).length);
     }
   };
-  std::vector<std::thread> threads;
-  try {
-    // This thread takes the signals, and works only if there is no other.
-    for (std::uint64_t i = 0; i < std::min<std::uint64_t>(jobs, blocks); ++i) {
-      threads.push_back(start_thread(work));
-    }
-  } catch (const Error&) {
-    if (threads.empty()) work();
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_beside([&] { on_threads(std::min<std::uint64_t>(jobs, blocks), work); });
   verified.good = good;
   verified.bad = bad;
 }
@@ -194,7 +178,7 @@ void check_blocks(const CacheEntry& entry, unsigned jobs, ProgressBar& bar, Veri
 // The SHA-256 of all bytes; "" when a read fails.
 std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
   std::string hex;
-  const auto read = [&] {
+  run_beside([&] {
     const auto buffer = std::make_unique<std::array<std::byte, CacheEntry::kBlock>>();
     Sha256 sum;
     for (std::uint64_t block = 0; block < entry.blocks(); ++block) {
@@ -205,12 +189,7 @@ std::string digest_of(const CacheEntry& entry, ProgressBar& bar) {
       bar.add(range.length);
     }
     hex = sum.hex();
-  };
-  try {
-    start_thread(read).join();  // this thread takes the signals
-  } catch (const Error&) {
-    read();  // no more threads
-  }
+  });
   return hex;
 }
 
@@ -253,23 +232,16 @@ std::string text_of(const Verified& verified, const Listed& listed) {
 }
 
 std::string json_of(const Verified& verified, const Listed& listed) {
-  std::string out;
-  TextWriter text(out);
-  text.add("{\"id\":").json(listed.id).add(",\"name\":").json(listed.version.name);
-  text.add(",\"ok\":").add(verified.is_ok() ? "true" : "false");
-  text.add(",\"blocks\":").number(blocks_of(listed));
-  text.add(",\"good\":").number(verified.good).add(",\"bad\":").number(verified.bad);
+  Json object{{"id", listed.id},        {"name", listed.version.name},
+              {"ok", verified.is_ok()}, {"blocks", blocks_of(listed)},
+              {"good", verified.good},  {"bad", verified.bad}};
   if (verified.digest != Verified::Digest::kUnknown) {
-    text.add(",\"sha256_matches\":")
-        .add(verified.digest == Verified::Digest::kEqual ? "true" : "false");
+    object["sha256_matches"] = verified.digest == Verified::Digest::kEqual;
   }
-  text.add("}");
-  return out;
+  return json_line(object);
 }
 
 int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed> entries) {
-  const unsigned jobs =
-      arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
   std::uint64_t bytes = 0;
   for (const Listed& listed : entries) {
     const std::uint64_t size = listed.version.size;
@@ -278,12 +250,12 @@ int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed>
     if (is_whole && !listed.version.sha256.empty()) bytes += size;
   }
   ProgressBar bar(bytes);
-  std::vector<std::string> objects;
+  std::vector<std::string> objects;  // printed when the bar has gone
   bool is_any_bad = false;
   // Opening an entry notes its use: in this order, what was used last stays last.
   std::ranges::reverse(entries);
   for (const Listed& listed : entries) {
-    const Verified verified = verify_entry(cache, listed, jobs, bar);
+    const Verified verified = verify_entry(cache, listed, arguments.threads(), bar);
     is_any_bad = is_any_bad || !verified.is_ok();
     if (arguments.json) {
       objects.push_back(json_of(verified, listed));
@@ -292,7 +264,11 @@ int verify_entries(const Arguments& arguments, Cache& cache, std::vector<Listed>
     }
   }
   bar.end();
-  if (arguments.json) print_json(objects);
+  if (arguments.json) {
+    JsonArray array;
+    for (const std::string& object : objects) array.add(object);
+    array.end();
+  }
   return is_any_bad ? 1 : 0;
 }
 

@@ -8,9 +8,12 @@
 #include "core/command/terminal.h"
 #include "core/remote/http/url.h"
 #include "core/stored/directory.h"
+#include "tools/info/json.h"
 #include "tools/info/output.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -71,20 +74,6 @@ void print_table(const std::vector<Tensor>& tensors) {
   }
 }
 
-// Prints the elements of an array of JSON, one a line.
-class JsonArray {
- public:
-  void add(std::string_view object) {
-    print(is_empty_ ? "[\n" : ",\n");
-    print(object);
-    is_empty_ = false;
-  }
-  void end() const { print(is_empty_ ? "[]\n" : "\n]\n"); }
-
- private:
-  bool is_empty_ = true;
-};
-
 void print_properties(const Terminal& terminal, const Tensor& tensor) {
   const auto line = [&](const char* key, const std::string& value) {
     print(terminal.dim(padded(key, 10)) + value + "\n");
@@ -117,8 +106,7 @@ class Verdicts {
   void check(const std::string& path, const LoadOptions& options) {
     try {
       const std::uint32_t count = Checkpoint(std::span(&path, 1), options).tensor_count();
-      add(path, "ok\t" + std::to_string(count) + " tensors",
-          "\"ok\":true,\"tensors\":" + std::to_string(count));
+      add(path, "ok\t" + std::to_string(count) + " tensors", {{"ok", true}, {"tensors", count}});
     } catch (const Error& error) {
       if (error.place() == kStandardOutput && error.code() == ErrorCode::kUsage) throw;
       add_error(path, error);
@@ -138,7 +126,7 @@ class Verdicts {
     }
     const std::string name(error_name(error.code()));
     add(path, "error\t" + name + "\t" + message,
-        "\"ok\":false,\"error\":\"" + name + "\",\"message\":" + json_string(message));
+        {{"ok", false}, {"error", name}, {"message", message}});
   }
   int end() {
     for (const std::string& text : held_) emit(text);
@@ -147,10 +135,11 @@ class Verdicts {
   }
 
  private:
-  void add(const std::string& source, const std::string& columns, const std::string& members) {
+  void add(const std::string& source, const std::string& columns, const Json& members) {
     const std::string path = public_name(source);
-    const std::string text = json_ ? "{\"path\":" + json_string(path) + "," + members + "}"
-                                   : printable(path) + "\t" + columns + "\n";
+    Json object{{"path", path}};
+    object.update(members);
+    const std::string text = json_ ? json_line(object) : printable(path) + "\t" + columns + "\n";
     if (holds_) {
       held_.push_back(text);
     } else {
@@ -185,11 +174,36 @@ std::vector<std::string> checkpoints_at(const std::string& source, Sources& sour
   return *std::move(names);
 }
 
-// Where the bytes of a mounted file are, as its attributes tell.
+// Where the bytes of a mounted file are, as its attributes tell. Offset, length and shape are JSON.
 struct Place {
   std::string source = {}, offset = {}, length = {}, dtype = {}, shape = {};
   std::string name = {};           // of an input
   std::vector<Place> inputs = {};  // of a computed tensor, which has no place itself
+
+  Json json() const {
+    Json from = Json::array();
+    for (const Place& input : inputs) {
+      from.push_back({{"name", input.name}});
+      from.back().update(input.json());
+    }
+    Json object =
+        inputs.empty()
+            ? Json{{"source", source}, {"offset", parsed(offset)}, {"length", parsed(length)}}
+            : Json{{"source", nullptr}, {"offset", nullptr}, {"from", from}};
+    object["dtype"] = dtype;
+    object["shape"] = parsed(shape);
+    return object;
+  }
+
+ private:
+  // A number or a flat array of numbers. Anybody may have set the attributes of a file: any other
+  // text stays one.
+  static Json parsed(const std::string& text) {
+    const bool is_flat = text.find_first_not_of("0123456789,[]") == std::string::npos &&
+                         text.find('[', 1) == std::string::npos;
+    Json value = is_flat ? Json::parse(text, nullptr, false) : Json();
+    return is_flat && !value.is_discarded() ? value : Json(text);
+  }
 };
 
 // The places of the tensors that a computed one is made of.
@@ -237,20 +251,9 @@ Place place_of(const std::string& path) {
 }
 
 std::string place_json(const std::string& path, const Place& place) {
-  if (!place.inputs.empty()) {
-    std::string from;
-    for (const Place& input : place.inputs) {
-      from += (from.empty() ? "{\"name\":" : ",{\"name\":") + json_string(input.name) +
-              ",\"source\":" + json_string(input.source) + ",\"offset\":" + input.offset +
-              ",\"length\":" + input.length + ",\"dtype\":" + json_string(input.dtype) +
-              ",\"shape\":" + input.shape + "}";
-    }
-    return "{\"path\":" + json_string(path) + ",\"source\":null,\"offset\":null,\"from\":[" + from +
-           "],\"dtype\":" + json_string(place.dtype) + ",\"shape\":" + place.shape + "}";
-  }
-  return "{\"path\":" + json_string(path) + ",\"source\":" + json_string(place.source) +
-         ",\"offset\":" + place.offset + ",\"length\":" + place.length +
-         ",\"dtype\":" + json_string(place.dtype) + ",\"shape\":" + place.shape + "}";
+  Json object{{"path", path}};
+  object.update(place.json());
+  return json_line(object);
 }
 
 }  // namespace

@@ -9,10 +9,9 @@
 #include "core/command/terminal.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
-#include "core/recipe/convert.h"
+#include "core/recipe/elements.h"
 #include "core/recipe/npy.h"
 #include "core/recipe/slice.h"
-#include "core/recipe/slice_f32.h"
 #include "tools/info/output.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
@@ -23,12 +22,9 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <exception>
 #include <optional>
 #include <span>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -67,26 +63,6 @@ void write_content(const Checkpoint& checkpoint, const Content& content, int fd,
     if (bar != nullptr) bar->add(length);
     offset += length;
   }
-}
-
-// Writes in a thread, since a read may never return: this thread can still take a signal.
-void write_with_bar(const Checkpoint& checkpoint, const Content& content, int fd,
-                    const std::string& source, const std::string& to) {
-  ProgressBar bar(content.size());
-  std::exception_ptr failure;
-  const auto write = [&] {
-    try {
-      write_content(checkpoint, content, fd, source, to, &bar);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  };
-  try {
-    std::thread(write).join();
-  } catch (const std::system_error&) {
-    write();  // no more threads
-  }
-  if (failure) std::rethrow_exception(failure);
 }
 
 [[noreturn]] void refuse_tensor(const Arguments& arguments, const Tensor& tensor,
@@ -135,10 +111,7 @@ int cat(const Arguments& arguments) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
   const Tensor tensor = find_tensor(checkpoint, arguments.source, arguments.tensor);
-  const auto refuse = [&](const std::string& rule) {
-    throw Error(ErrorCode::kUsage, public_name(arguments.source),
-                "tensor " + in_quotes(tensor.name) + ": " + rule);
-  };
+  const auto refuse = [&](const std::string& rule) { refuse_tensor(arguments, tensor, rule); };
   DType dtype = tensor.dtype;
   if (arguments.as_f32 && type_info(dtype).to_f32 == nullptr) {
     refuse(std::string(dtype_name(dtype)) + " is not a floating type: leave --as out");
@@ -201,7 +174,12 @@ int extract(const Arguments& arguments) {
                               ? new_gguf(checkpoint, gguf_files, tensors, arguments)
                               : new_safetensors(checkpoint, safetensors_files, tensors, arguments);
   Output output(arguments, std::array{&checkpoint}, sources);
-  write_with_bar(checkpoint, content, output.fd(), arguments.source, output.name());
+  {
+    ProgressBar bar(content.size());
+    run_beside([&] {
+      write_content(checkpoint, content, output.fd(), arguments.source, output.name(), &bar);
+    });
+  }
   output.commit();
   if (output.is_new_file() && Terminal().is_terminal) {
     print(printable(arguments.output) + ": " + std::to_string(tensors.size()) +

@@ -6,7 +6,10 @@
 #include "core/command/terminal.h"
 #include "core/remote/http/url.h"
 #include "core/source/source.h"
+#include "tools/info/json.h"
 #include "tools/info/verbs.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -157,21 +160,16 @@ std::string summary_json(const Checkpoint& checkpoint) {
   std::string text;
   TextWriter out(text);
   write_info_json(checkpoint, out);
-  text.erase(text.rfind("\n}"));
-  const char* separator = ",\n  \"tensors_per_dtype\": {";
-  const Totals totals = totals_of(checkpoint);
-  if (totals.by_dtype.empty()) out.add(separator);
-  for (const auto& [dtype, total] : totals.by_dtype) {
-    out.add(std::exchange(separator, ", ")).json(dtype_name(dtype)).add(": ").number(total.tensors);
+  Json more{{"tensors_per_dtype", Json::object()},
+            {"empty", names_of_empty(checkpoint)},
+            {"warnings", checkpoint.warnings()}};
+  for (const auto& [dtype, total] : totals_of(checkpoint).by_dtype) {
+    more["tensors_per_dtype"][std::string(dtype_name(dtype))] = total.tensors;
   }
-  out.add("}");
-  const auto add_texts = [&](const char* key, const std::vector<std::string>& texts) {
-    out.add(",\n  ").json(key).add(": [");
-    for (const std::string& value : texts) out.add(&value == texts.data() ? "" : ", ").json(value);
-    out.add("]");
-  };
-  add_texts("empty", names_of_empty(checkpoint));
-  add_texts("warnings", checkpoint.warnings());
+  text.erase(text.rfind("\n}"));
+  for (const auto& [key, value] : more.items()) {
+    text += ",\n  \"" + key + "\": " + json_line(value);
+  }
   return text + "\n}\n";
 }
 

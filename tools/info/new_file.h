@@ -26,7 +26,7 @@ class NewFile {
   enum class Begin { kUnnamed, kNamed };
   enum class Existing { kKeep, kReplace };
 
-  // Of a symbolic link, the file that it leads to is meant. kNamed: does not use O_TMPFILE (for
+  // A symbolic link stands for the file that it leads to. kNamed: does not use O_TMPFILE (for
   // tests). Throws Error kUsage when there is a file and it is to be kept; kUnreadable, also when
   // `path` exists and is not a regular file.
   NewFile(const std::string& path, Existing existing, Begin begin = Begin::kUnnamed);

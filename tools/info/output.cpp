@@ -54,7 +54,7 @@ class ReadFiles {
       for (const Origin& origin : checkpoint->origins()) add(origin);
       for (const Part& part : checkpoint->parts()) {
         add(part.source->path());
-        // Of an object of the Hub, its copy in the Hub's own cache.
+        // The bytes of an object of the Hub may be those of a copy in the Hub's own cache.
         if (const LocalFile* const file = part.source->local_file()) add(file->path());
         for (const char* const name : kConfigs) add_beside(child_name(part.directory, name));
       }
@@ -154,7 +154,7 @@ class ReadFiles {
         paths_.push_back(child_name(parent_name(index), shard));
       }
     } catch (const Error&) {
-      // It cannot be read: the mount is not made of it.
+      // The index cannot be read: the mount is not made of it.
     }
   }
 
@@ -198,7 +198,7 @@ Output::Output(const Arguments& arguments, std::span<const Checkpoint* const> re
   if (exists && (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode) || S_ISFIFO(status.st_mode))) {
     stream_ = UniqueFd(::open(name_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
     if (!stream_) throw_errno(ErrorCode::kUnreadable, name_, "", errno);
-    // It would obey control sequences in the bytes.
+    // A terminal would obey control sequences in the bytes.
     if (::isatty(stream_.get()) == 1) {
       throw Error(ErrorCode::kUsage, name_, "a terminal: name a file");
     }

@@ -22,7 +22,8 @@ bool prints_to_file();
 
 // Throws Error kUsage when the standard output is the file with this name.
 void refuse_source_as_output(const std::string& path);
-// The same for each file that is read for one of the checkpoints, which `sources` opened.
+// Throws Error kUsage when the standard output is a file that is read for one of the checkpoints,
+// which `sources` opened.
 void refuse_source_as_output(std::span<const Checkpoint* const> read, const Sources& sources);
 
 class Output {

@@ -16,12 +16,9 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <span>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -38,30 +35,17 @@ std::uint64_t bytes_to_read(const Checkpoint& checkpoint, const Checkpoint* agai
   return bytes;
 }
 
-// Reads in a thread, since a read may never return: this thread can still take a signal.
 std::string page_of(const Arguments& arguments, const Checkpoint& checkpoint,
                     const Checkpoint* against, Report& report) {
   ProgressBar bar(bytes_to_read(checkpoint, against));
   const std::atomic<bool> stop = false;
-  const unsigned threads =
-      arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
   std::string page;
-  std::exception_ptr failure;
-  const auto read = [&] {
-    try {
-      collect_report(checkpoint, against, arguments.paths,
-                     {stop, [&bar](std::uint64_t bytes) { bar.add(bytes); }, threads}, report);
-      page = report_page(report);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  };
-  try {
-    std::thread(read).join();
-  } catch (const std::system_error&) {
-    read();  // no more threads
-  }
-  if (failure) std::rethrow_exception(failure);
+  run_beside([&] {
+    collect_report(checkpoint, against, arguments.paths,
+                   {stop, [&bar](std::uint64_t bytes) { bar.add(bytes); }, arguments.threads()},
+                   report);
+    page = report_page(report);
+  });
   return page;
 }
 
@@ -72,7 +56,7 @@ void write_page(int fd, const std::string& page, const std::string& to) {
   }
 }
 
-// What a user would look for first on the page.
+// Prints what a user would look for first on the page.
 void print_findings(const Arguments& arguments, const Report& report, std::size_t bytes) {
   constexpr std::size_t kMost = 10;
   if (!Terminal().is_terminal) return;

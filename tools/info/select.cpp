@@ -1,6 +1,7 @@
 #include "tools/info/select.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/sort.h"
 #include "core/base/text.h"
 #include "core/checkpoint/select.h"
@@ -11,11 +12,13 @@
 #include <algorithm>
 #include <compare>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace stfs {
@@ -53,6 +56,25 @@ bool is_absent(const std::string& path) {
 
 void print_warning(const std::string& line) {
   std::fprintf(stderr, "stfs-info: warning: %s\n", line.c_str());
+}
+
+void run_beside(const std::function<void()>& work) {
+  std::exception_ptr failure;
+  const auto run = [&] {
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  std::thread other;
+  try {
+    other = start_thread(run);
+  } catch (const Error&) {
+    run();
+  }
+  if (other.joinable()) other.join();
+  if (failure) std::rethrow_exception(failure);
 }
 
 VerbSources::VerbSources(const Arguments& arguments)

@@ -5,13 +5,15 @@
 #include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/command/terminal.h"
-#include "core/values/difference.h"
+#include "core/values/compare.h"
 #include "core/values/digest.h"
 #include "core/values/stats.h"
+#include "tools/info/json.h"
 #include "tools/info/select.h"
 #include "tools/info/stats_rows.h"
 #include "tools/info/verbs.h"
 
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,11 +67,6 @@ class Lines {
   std::string heading_;
   std::optional<std::string> last_;
 };
-
-// The number of threads.
-unsigned jobs_of(const Arguments& arguments) {
-  return arguments.jobs != 0 ? arguments.jobs : std::max(1U, std::thread::hardware_concurrency());
-}
 
 // Calls `make` for the numbers 0 to count-1 on `jobs` threads and adds the lines in the order of
 // the numbers. When a call throws, sets `stop` for the others, adds the lines up to the first that
@@ -149,7 +146,7 @@ int for_selected(
   ProgressBar bar(bytes_of(checkpoint, tensors));
   const std::vector<std::uint32_t> order = stats ? stats->begin(checkpoint, tensors) : tensors;
   Lines out(arguments.json, bar, stats ? stats->heading() : "");
-  add_in_order(out, order.size(), jobs_of(arguments),
+  add_in_order(out, order.size(), arguments.threads(),
                [&](std::size_t i, const std::atomic<bool>& stop) {
                  return line_of(i, checkpoint.tensor(order[i]), stop,
                                 [&bar](std::uint64_t bytes) { bar.add(bytes); });
@@ -166,18 +163,9 @@ int for_selected(
 // soon after `stop` was set.
 std::optional<std::uint64_t> first_difference_of(const Tensor& a, const Tensor& b,
                                                  const PassOptions& options) {
-  const auto are_same_bytes = [](const Extent& x, const Extent& y) {
-    return x.source->token() == y.source->token() && x.offset == y.offset;
-  };
-  if (a.locator && b.locator && are_same_bytes(*a.locator, *b.locator)) {
-    options.progress(a.length);
-    return std::nullopt;
-  }
-  std::optional<std::uint64_t> at;
-  bool is_in_b = false;
-  const int error = first_difference(a.content(), b.content(), options, at, is_in_b);
-  if (error != 0 && !options.stop) fail(is_in_b ? b : a, error);
-  return at;
+  const Comparison found = compare_tensors(a, b, CompareBy::kBytes, options);
+  if (found.error != 0 && !options.stop) fail(found.is_in_before ? a : b, found.error);
+  return found.first_byte;
 }
 
 // A tensor that `diff` compares.
@@ -217,27 +205,19 @@ bool is_compared_by_value(const Pair& pair, bool wants_values) {
 
 ValueDifference value_difference(const Tensor& a, const Tensor& b, const std::atomic<bool>& stop,
                                  const Progress& progress) {
-  // The distance is relative to A: what was there before.
-  const Content content_a = a.content();
-  const PassOptions counting_a{stop, progress};
-  DifferenceSink differences(content_a, a.dtype, counting_a);
-  ValueDifference values;
-  if (const int error = see_values(b.content(), b.dtype, {.stop = stop}, {&differences})) {
-    if (!stop) fail(b, error);
-  } else if (const int error_a = differences.result(values)) {
-    if (!stop) fail(a, error_a);
-  }
-  return values;
+  const Comparison found = compare_tensors(a, b, CompareBy::kValues, {stop, progress});
+  if (found.error != 0 && !stop) fail(found.is_in_before ? a : b, found.error);
+  return found.values.value_or(ValueDifference{});
 }
 
-// The position of an element: "[3,17]".
-std::string position_json(std::uint64_t element, std::span<const std::uint64_t> shape) {
+std::vector<std::uint64_t> position_of(std::uint64_t element,
+                                       std::span<const std::uint64_t> shape) {
   std::vector<std::uint64_t> position(shape.size());
   for (std::size_t i = shape.size(); i-- > 0;) {
     position[i] = element % shape[i];
     element /= shape[i];
   }
-  return shape_json(position);
+  return position;
 }
 
 // "0.0625", as short as it stands for this number alone; "inf".
@@ -245,11 +225,6 @@ std::string number_text(double number) {
   std::array<char, 32> text{};
   const char* const end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
   return {text.data(), static_cast<std::size_t>(end - text.data())};
-}
-
-std::string distance_text(const ValueDifference& values, const char* none) {
-  const std::optional<double> distance = values.distance();
-  return distance ? number_text(*distance) : none;
 }
 
 // The difference that the headers show; nullopt where the bytes must be compared. Two formats have
@@ -300,8 +275,9 @@ class DiffRows {
     const auto& [kind, in_a, in_b, first_byte, values] = difference;
     const double largest = values ? largest_of(*values) : 0;
     const bool has_place = largest > 0;
-    const std::string place =
-        has_place ? position_json(place_of_largest(*values), pair.a->shape) : "";
+    const std::vector<std::uint64_t> place =
+        has_place ? position_of(place_of_largest(*values), pair.a->shape)
+                  : std::vector<std::uint64_t>();
     const bool is_bytes = std::string_view(kind) == "bytes";
     if (table_)
       return without_end(table_->line(std::vector{printable(name), words(pair, difference)}));
@@ -310,30 +286,29 @@ class DiffRows {
       if (is_bytes) line += "\t" + std::to_string(first_byte);
       if (!in_a.empty()) line += "\t" + in_a + "\t" + in_b;
       if (values) line += "\t" + number_text(largest);
-      if (has_place) line += "\t" + place;
+      if (has_place) line += "\t" + shape_json(place);
       if (values && with_values_) {
-        line += (has_place ? "\t" : "\t-\t") + distance_text(*values, "-") + "\t" +
+        const std::optional<double> distance = values->distance();
+        line += (has_place ? "\t" : "\t-\t") + (distance ? number_text(*distance) : "-") + "\t" +
                 number_text(values->equal_share());
       }
       return line;
     }
-    std::string object = "{\"change\":\"" + std::string(kind) + "\",\"name\":" + json_string(name);
-    if (is_bytes) object += ",\"first_difference\":" + std::to_string(first_byte);
+    Json object{{"change", kind}, {"name", name}};
+    if (is_bytes) object["first_difference"] = first_byte;
     if (!in_a.empty()) {
       const bool is_shape = std::string_view(kind) == "shape";
-      object += ",\"a\":" + (is_shape ? in_a : json_string(in_a));
-      object += ",\"b\":" + (is_shape ? in_b : json_string(in_b));
+      object["a"] = is_shape ? Json(pair.a->shape) : Json(in_a);
+      object["b"] = is_shape ? Json(pair.b->shape) : Json(in_b);
     }
-    if (values) {
-      object +=
-          ",\"largest_difference\":" + (std::isfinite(largest) ? number_text(largest) : "null");
-    }
-    if (has_place) object += ",\"at\":" + place;
+    if (values) object["largest_difference"] = largest;  // infinity is null
+    if (has_place) object["at"] = place;
     if (values && with_values_) {
-      object += ",\"relative_distance\":" + distance_text(*values, "null") +
-                ",\"equal_share\":" + number_text(values->equal_share());
+      const std::optional<double> distance = values->distance();
+      object["relative_distance"] = distance ? Json(*distance) : Json();
+      object["equal_share"] = values->equal_share();
     }
-    return object + "}";
+    return json_line(object);
   }
 
  private:
@@ -361,7 +336,7 @@ class DiffRows {
     if (largest == 0) return text + (is_narrow() ? ", same" : ", equal values");
     text += (is_narrow() ? ", " : ", up to ") + three_digits(largest);
     if (is_narrow()) return text;
-    text += " at " + position_json(place_of_largest(values), pair.a->shape);
+    text += " at " + shape_json(position_of(place_of_largest(values), pair.a->shape));
     if (!with_values_) return text;
     if (const auto distance = values.distance()) text += ", distance " + three_digits(*distance);
     // Cut, not rounded: 100% are all.
@@ -435,7 +410,7 @@ std::vector<Pair> pairs_of(const Checkpoint& a, const Checkpoint& b, Less is_les
 
 int stats(const Arguments& arguments) {
   StatsRows rows(arguments);
-  const std::size_t jobs = jobs_of(arguments);
+  const std::size_t jobs = arguments.threads();
   return for_selected(
       arguments,
       [&](std::size_t position, const Tensor& tensor, const std::atomic<bool>& stop,
@@ -465,8 +440,7 @@ int hash(const Arguments& arguments) {
       line.pop_back();  // the line end
       return line;
     }
-    return "{\"name\":" + json_string(tensor.name) + ",\"path\":" + json_string(tensor.path) +
-           ",\"sha256\":\"" + hex + "\"}";
+    return json_line({{"name", tensor.name}, {"path", tensor.path}, {"sha256", hex}});
   });
 }
 
@@ -487,7 +461,7 @@ int diff(const Arguments& arguments) {
   std::array<std::atomic<std::size_t>, 3> found = {};  // changed, only in A, only in B
   ProgressBar bar(bytes);
   Lines out(arguments.json, bar, rows.heading());
-  add_in_order(out, pairs.size(), jobs_of(arguments),
+  add_in_order(out, pairs.size(), arguments.threads(),
                [&](std::size_t i, const std::atomic<bool>& stop) -> std::string {
                  const Pair& pair = pairs[i];
                  // Counts bytes that are read twice once.

@@ -10,11 +10,14 @@
 #include "core/remote/http/url.h"
 #include "core/remote/sources.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace stfs {
@@ -46,6 +49,10 @@ struct Arguments {
   SourceOptions sources = {};
   std::string action;          // of cache: list, prune, verify
   std::uint64_t prune_to = 0;  // bytes
+
+  unsigned threads() const {
+    return jobs != 0 ? jobs : std::max(1U, std::thread::hardware_concurrency());
+  }
 };
 
 // Sources that warn the user on standard error. Throws Error kUsage for one that the standard
@@ -65,7 +72,7 @@ inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
           .layers = arguments.layers,
           .missing_hint = "--allow-missing reads the rest",
-          // What is wrong with values; `info` shows the others.
+          // Warnings of layers are about values; `info` shows the others.
           .warn = arguments.layers.empty() ? nullptr : print_warning,
           .sources = &sources};
 }
@@ -82,6 +89,10 @@ inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   throw Error(ErrorCode::kUnreadable, place,
               "changed while it was read: run the command again when no program writes to it");
 }
+
+// Runs `work` in another thread, since a read may never return and this thread can still take a
+// signal; in this one where the system refuses threads. Throws the exception of `work`.
+void run_beside(const std::function<void()>& work);
 
 // These read headers alone, and no tensor's bytes.
 int info(const Arguments& arguments);

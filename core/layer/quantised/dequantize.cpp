@@ -4,6 +4,7 @@
 #include "core/format/ieee.h"
 #include "core/layer/quantised/quantized_part.h"
 #include "core/layer/quantised/transposed.h"
+#include "core/recipe/elements.h"
 
 #include <algorithm>
 #include <array>
@@ -83,26 +84,10 @@ class Dequantized : public Producer {
     if (const int error = load_index(work)) return error;
     if (transposed_) return transposed_->copy(work.decoder, work.index, offset, out);
     work.run.resize(kRun + 256);  // and a block more
-    while (!out.empty()) {
-      const std::uint64_t first = offset / width_;
-      const std::uint64_t skip = offset % width_;
-      const std::uint64_t whole = out.size() / width_;
-      std::size_t take = 0;
-      if (skip == 0 && whole > 0) {
-        std::uint64_t elements = whole;
-        if (const int error = some_elements(work, first, elements, out.data())) return error;
-        take = static_cast<std::size_t>(elements * width_);
-      } else {  // a part of one
-        std::array<std::byte, sizeof(float)> edge{};
-        std::uint64_t elements = 1;
-        if (const int error = some_elements(work, first, elements, edge.data())) return error;
-        take = std::min<std::size_t>(out.size(), width_ - skip);
-        std::memcpy(out.data(), edge.data() + skip, take);
-      }
-      out = out.subspan(take);
-      offset += take;
-    }
-    return 0;
+    return fill_elements(offset, out, width_,
+                         [&](std::uint64_t first, std::uint64_t& count, std::byte* to) {
+                           return some_elements(work, first, count, to);
+                         });
   }
 
  private:

@@ -1,7 +1,7 @@
 #include "core/layer/quantised/layer_texts.h"
 
+#include "core/base/json_text.h"
 #include "core/base/text.h"
-#include "core/layer/quantised/quantization_config.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
-// What libraries write about single weights beside them or in a header, as JSON: ComfyUI a format
-// for each layer, torchao the class of each tensor and its attributes.
+// JSON that libraries store for single weights, beside them or in a header: ComfyUI a format for
+// each layer, torchao the class of each tensor and its attributes.
 //
 // Nothing here is trusted: who uses a value checks it against the tensors. Thread safety: pure
 // functions.

@@ -158,7 +158,7 @@ bool is_decodable(const Packing& packing) {
     case Codes::kCarried:
       return packing.bits == 2 || packing.bits == 4 || packing.bits == 8;
     case Codes::kTiles:
-    case Codes::kTurned:
+    case Codes::kByColumn:
       return false;  // of grids alone
     default:
       return true;
@@ -171,7 +171,7 @@ bool is_single(const TypeInfo& type) { return type.to_f32 != nullptr && type.blo
 bool is_decodable_as_grid(const Packing& packing) {
   const TypeInfo& type = type_info(packing.type);
   if (packing.codes == Codes::kTiles) return is_single(type) && type.block_bytes == 1;
-  if (packing.codes == Codes::kTurned) return is_single(type);
+  if (packing.codes == Codes::kByColumn) return is_single(type);
   if (!is_decodable(packing)) return false;
   if (packing.codes == Codes::kTyped) return is_single(type);
   return packing.codes != Codes::kWords || 32U % (32U / packing.bits) == 0;
@@ -180,7 +180,7 @@ bool is_decodable_as_grid(const Packing& packing) {
 // Whether its values are indices below 2^bits.
 bool is_of_indices(const Packing& packing, unsigned bits) {
   constexpr Codes kNumbers[] = {Codes::kTyped,       Codes::kSigned, Codes::kF4Down,
-                                Codes::kF4HighFirst, Codes::kTiles,  Codes::kTurned};
+                                Codes::kF4HighFirst, Codes::kTiles,  Codes::kByColumn};
   return std::ranges::find(kNumbers, packing.codes) == std::end(kNumbers) && packing.bits <= bits &&
          packing.offset == 0;
 }

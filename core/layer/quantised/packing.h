@@ -28,7 +28,7 @@ enum class Codes : std::uint8_t {
   kNibblesDown,  // two fields of 4 bits in a byte, of neighbouring rows, the first in the low bits
   kTiles,        // bytes of Packing::type in tiles of 128 rows and 4 columns: row r of a tile is at
                  // byte r % 32 * 16 + r / 32 * 4 (the order of cuBLAS); the last tiles are padded
-  kTurned,       // elements of Packing::type, column after column
+  kByColumn,     // elements of Packing::type, column after column
   kCarried,      // kFields of 2, 4 or 8 bits; Packing::added was taken from all fields of a word of
                  // 32 bits by one subtraction, which borrowed from the next field where one was 0
 };
@@ -36,18 +36,18 @@ enum class Codes : std::uint8_t {
 // A packed matrix of one or more matrices that lie one behind the other.
 struct Packing {
   Codes codes = Codes::kTyped;
-  DType type = DType::kF32;  // of kTyped, kTiles and kTurned
+  DType type = DType::kF32;  // of kTyped, kTiles and kByColumn
   std::uint8_t bits = 0;     // of a field
   std::uint8_t added = 0;    // added to a field, modulo 2^bits (zeros of GPTQ's first version)
   std::int32_t offset = 0;   // taken from a field
   std::uint64_t pitch = 0;   // bytes from a row of elements, words or tiles to the next; of
-                             // kTurned from a column to the next
+                             // kByColumn from a column to the next
   std::uint64_t matrix = 0;  // bytes of one matrix; 0: all matrices of the layout share one
 
   bool operator==(const Packing&) const = default;
 };
 
-// The bytes of a row, of kTurned a column, and of a matrix, in a packing that is dense. nullopt:
+// The bytes of a row, of kByColumn a column, and of a matrix, in a packing that is dense. nullopt:
 // overflow, or a row that does not end where a byte, word or block does.
 std::optional<std::uint64_t> row_bytes(const Packing& packing, std::uint64_t rows,
                                        std::uint64_t columns);
@@ -65,7 +65,7 @@ std::uint64_t alignment(const Packing& packing);
 std::uint64_t lead(const Packing& packing, std::uint64_t column);
 // The bytes of the first `columns` elements of a row: of whole bytes, blocks or words.
 std::uint64_t tail(const Packing& packing, std::uint64_t columns);
-// The rows of bytes, words or tiles that hold the rows [begin, end) of elements. Not of kTurned,
+// The rows of bytes, words or tiles that hold the rows [begin, end) of elements. Not of kByColumn,
 // whose functions above take rows for columns.
 std::pair<std::uint64_t, std::uint64_t> stored_rows(const Packing& packing, std::uint64_t begin,
                                                     std::uint64_t end);

@@ -7,13 +7,11 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
-#include <functional>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <set>
-#include <span>
 #include <unordered_set>
 #include <utility>
 
@@ -25,148 +23,106 @@ constexpr std::array<std::pair<std::string_view, DType>, 3> kTypeWords{
 
 // A stored tensor: a record of a part's header.
 struct Input {
-  const Part* part = nullptr;
-  std::uint32_t record = 0;
+  Role role;
+  const Part* part;
+  std::uint32_t record;
 
   Tensor tensor() const { return part->tensor(record); }
 };
 
-// The computed tensors of a list: a record each, and layouts that experts share. A checkpoint may
-// have a hundred thousand.
-class QuantizedTensors : public ComputedTensors {
+class QuantizedTensors;
+
+// A weight whose values are computed. A list may have a hundred thousand.
+class QuantizedTensor : public ComputedTensor {
  public:
-  explicit QuantizedTensors(DType type) : type_(type) {}
+  QuantizedTensor(const QuantizedTensors& all, std::uint32_t number, const Scheme& scheme,
+                  const QuantizedLayout& layout, QuantizedWeight&& found, std::vector<Input> inputs,
+                  std::uint64_t length)
+      : all_(all),
+        number_(number),
+        scheme_(scheme),
+        layout_(layout),
+        name_(std::move(found.name)),
+        shape_(std::move(found.shape)),
+        inputs_(std::move(inputs)),
+        length_(length) {}
 
-  // By role; no part: the weight has no tensor for it.
-  using Inputs = std::array<Input, kRoles>;
-
-  std::uint32_t add(const QuantizedWeight& weight, const Scheme& scheme, const Inputs& inputs,
-                    std::uint64_t length) {
-    const std::size_t first = inputs_.size();
-    for (std::uint8_t role = 0; role < kRoles; ++role) {
-      if (inputs[role].part != nullptr) inputs_.push_back({inputs[role], role});
-    }
-    records_.push_back({.name_begin = names_.size(),
-                        .shape_begin = dims_.size(),
-                        .inputs_begin = first,
-                        .length = length,
-                        .scheme = &scheme,
-                        .layout = layout_number(weight.layout),
-                        .name_length = static_cast<std::uint32_t>(weight.name.size()),
-                        .rank = static_cast<std::uint32_t>(weight.shape.size()),
-                        .input_count = static_cast<std::uint32_t>(inputs_.size() - first)});
-    names_ += weight.name;
-    dims_.insert(dims_.end(), weight.shape.begin(), weight.shape.end());
-    return static_cast<std::uint32_t>(records_.size() - 1);
+  Tensor tensor() const override;
+  Content content() const override;
+  std::vector<Tensor> inputs() const override {
+    std::vector<Tensor> inputs;
+    for (const Input& input : inputs_) inputs.push_back(input.tensor());
+    return inputs;
   }
-
-  // Call it once all are added.
-  void finish() {
-    names_.shrink_to_fit();
-    dims_.shrink_to_fit();
-    records_.shrink_to_fit();
-    inputs_.shrink_to_fit();
-    tensors_ = std::make_unique<One[]>(records_.size());
-    for (std::uint32_t i = 0; i < records_.size(); ++i) tensors_[i].set(*this, i);
-  }
-
-  bool is_empty() const { return records_.empty(); }
-  const ComputedTensor& tensor(std::uint32_t i) const { return tensors_[i]; }
-
- private:
-  class One : public ComputedTensor {
-   public:
-    void set(const QuantizedTensors& of, std::uint32_t number) {
-      of_ = &of;
-      number_ = number;
-    }
-    Tensor tensor() const override { return of_->describe(number_); }
-    Content content() const override { return of_->content(number_); }
-    std::vector<Tensor> inputs() const override { return of_->inputs(number_); }
-    std::string_view scheme() const override { return of_->records_[number_].scheme->name; }
-    std::optional<QuantizedRecipe> recipe() const override { return of_->recipe(number_); }
-
-   private:
-    const QuantizedTensors* of_ = nullptr;
-    std::uint32_t number_ = 0;
-  };
-
-  struct InputOfRole {
-    Input input;
-    std::uint8_t role;
-  };
-
-  struct Record {
-    std::uint64_t name_begin;    // in names_
-    std::uint64_t shape_begin;   // in dims_
-    std::uint64_t inputs_begin;  // in inputs_
-    std::uint64_t length;        // bytes
-    const Scheme* scheme;
-    std::uint32_t layout;       // in layouts_
-    std::uint32_t name_length;  // bytes
-    std::uint32_t rank;
-    std::uint32_t input_count;
-  };
-
-  // The layouts of the experts of a layer are the same: looks at the last few.
-  std::uint32_t layout_number(const QuantizedLayout& layout) {
-    constexpr std::size_t kLast = 16;
-    const std::size_t first = layouts_.size() - std::min(layouts_.size(), kLast);
-    const auto known = std::find_if(layouts_.begin() + static_cast<std::ptrdiff_t>(first),
-                                    layouts_.end(), [&](const auto& l) { return *l == layout; });
-    if (known == layouts_.end()) {
-      layouts_.push_back(std::make_unique<const QuantizedLayout>(layout));
-      return static_cast<std::uint32_t>(layouts_.size() - 1);
-    }
-    return static_cast<std::uint32_t>(known - layouts_.begin());
-  }
-
-  std::span<const InputOfRole> inputs_of(const Record& record) const {
-    return std::span(inputs_).subspan(record.inputs_begin, record.input_count);
-  }
-
-  Tensor describe(std::uint32_t i) const {
-    const Record& record = records_[i];
-    return {.name = std::string_view(names_).substr(record.name_begin, record.name_length),
-            .path = {},
-            .dtype = type_,
-            .shape = std::span(dims_).subspan(record.shape_begin, record.rank),
-            .length = record.length,
-            .locator = std::nullopt,
-            .computed = &tensors_[i]};
-  }
-
-  QuantizedRecipe recipe(std::uint32_t i) const {
-    const Record& record = records_[i];
-    QuantizedRecipe recipe{.layout = layouts_[record.layout].get(), .inputs = {}};
-    for (const InputOfRole& input : inputs_of(record)) {
-      recipe.inputs[input.role] = *input.input.tensor().locator;
+  std::string_view scheme() const override { return scheme_.name; }
+  std::optional<QuantizedRecipe> recipe() const override {
+    QuantizedRecipe recipe{.layout = &layout_, .inputs = {}};
+    for (const Input& input : inputs_) {
+      recipe.inputs[static_cast<std::size_t>(input.role)] = *input.tensor().locator;
     }
     return recipe;
   }
 
-  Content content(std::uint32_t i) const {
-    const QuantizedRecipe recipe = this->recipe(i);
-    Content content;
-    content.production(dequantized(*recipe.layout, recipe.inputs, type_, tiles_, i));
-    return content;
-  }
-
-  std::vector<Tensor> inputs(std::uint32_t i) const {
-    std::vector<Tensor> inputs;
-    for (const InputOfRole& input : inputs_of(records_[i])) inputs.push_back(input.input.tensor());
-    return inputs;
-  }
-
-  DType type_;
-  std::vector<Record> records_;
-  std::string names_;
-  std::vector<std::uint64_t> dims_;
-  std::vector<InputOfRole> inputs_;
-  std::vector<std::unique_ptr<const QuantizedLayout>> layouts_;
-  std::unique_ptr<One[]> tensors_;
-  mutable TileCache tiles_;
+ private:
+  const QuantizedTensors& all_;
+  std::uint32_t number_;
+  const Scheme& scheme_;
+  const QuantizedLayout& layout_;
+  std::string name_;
+  std::vector<std::uint64_t> shape_;
+  std::vector<Input> inputs_;  // by role
+  std::uint64_t length_;       // bytes
 };
+
+// The computed tensors of a list, the layouts that experts share, and the tiles of transposed ones.
+class QuantizedTensors : public ComputedTensors {
+ public:
+  explicit QuantizedTensors(DType dtype) : type(dtype) {}
+
+  const DType type;
+  mutable TileCache tiles;
+
+  std::uint32_t add(QuantizedWeight found, const Scheme& scheme, std::vector<Input> inputs,
+                    std::uint64_t length) {
+    const auto number = static_cast<std::uint32_t>(tensors_.size());
+    const QuantizedLayout& layout = kept(found.layout);
+    tensors_.emplace_back(*this, number, scheme, layout, std::move(found), std::move(inputs),
+                          length);
+    return number;
+  }
+
+  bool is_empty() const { return tensors_.empty(); }
+  const ComputedTensor& tensor(std::uint32_t i) const { return tensors_[i]; }
+
+ private:
+  // The layouts of the experts of a layer are the same: looks at the last few.
+  const QuantizedLayout& kept(const QuantizedLayout& layout) {
+    constexpr std::ptrdiff_t kLast = 16;
+    const auto last = layouts_.end() - std::min(std::ssize(layouts_), kLast);
+    const auto known = std::find(last, layouts_.end(), layout);
+    if (known != layouts_.end()) return *known;
+    return layouts_.emplace_back(layout);
+  }
+
+  std::deque<QuantizedTensor> tensors_;
+  std::deque<QuantizedLayout> layouts_;
+};
+
+Tensor QuantizedTensor::tensor() const {
+  return {.name = name_,
+          .path = {},
+          .dtype = all_.type,
+          .shape = shape_,
+          .length = length_,
+          .locator = std::nullopt,
+          .computed = this};
+}
+
+Content QuantizedTensor::content() const {
+  Content content;
+  content.production(dequantized(layout_, recipe()->inputs, all_.type, all_.tiles, number_));
+  return content;
+}
 
 // The fate of a tensor of the list below: one of these, or the number of the computed tensor in its
 // place.
@@ -201,7 +157,6 @@ class Dequantizer {
       if (!shows_values()) finder_.refuse_any_method();
       return;
     }
-    tensors_->finish();
     for (std::string& line : finder_.warnings()) list.add_warning(std::move(line));
     std::string text(kDequantizeOption);
     text.append("=").append(dequantized_word(to_)).push_back('\0');
@@ -317,69 +272,67 @@ class Dequantizer {
       fates_[number] = kGone;
       return;
     }
-    QuantizedWeight found;
+    Candidate weight(finder_, number, tensor);
     for (const Scheme& scheme : schemes()) {
-      if (!scheme.find(finder_, number, tensor, found)) continue;
-      add(scheme, number, tensor, found);
-      return;
+      if (scheme.find(weight)) return add(scheme, std::move(weight));
     }
   }
 
   // The types of GGUF need no config.
-  void refuse_transformed(std::uint32_t number, const Tensor& tensor) const {
-    if (type_info(tensor.dtype).kind == TypeKind::kQuantized) return;
-    const QuantizationConfig& config = finder_.config(number);
+  static void refuse_transformed(const Candidate& weight) {
+    if (type_info(weight.tensor.dtype).kind == TypeKind::kQuantized) return;
+    const QuantizationConfig& config = weight.config();
     if (config.refused.empty()) return;
-    Finder::refuse(tensor, printable(config.file) + " has " + in_quotes(config.refused) +
-                               ", which is not supported: the weights would have to be "
-                               "transformed");
+    weight.refuse(printable(config.file) + " has " + in_quotes(config.refused) +
+                  ", which is not supported: the weights would have to be transformed");
   }
 
-  void add(const Scheme& scheme, std::uint32_t number, const Tensor& tensor,
-           const QuantizedWeight& found) {
-    refuse_transformed(number, tensor);
-    QuantizedTensors::Inputs stored;
+  void add(const Scheme& scheme, Candidate weight) {
+    const Tensor& tensor = weight.tensor;
+    refuse_transformed(weight);
+    std::vector<Input> stored;
     QuantizedInputs extents;
+    QuantizedWeight& found = weight.found;
     std::vector<std::uint32_t> gone = found.others;
-    for (std::size_t role = 0; role < kRoles; ++role) {
-      const std::uint32_t input = found.inputs[role];
+    for (std::size_t i = 0; i < kRoles; ++i) {
+      const std::uint32_t input = found.inputs[i];
       if (input == QuantizedWeight::kNone) continue;
       const Tensor part = list_.tensor(input);
-      if (!is_stored(part)) Finder::refuse(tensor, in_quotes(part.name) + " is itself computed");
-      stored[role] = {&list_.part_of(input), list_.row(input).record};
-      extents[role] = *part.locator;
+      if (!is_stored(part)) weight.refuse(in_quotes(part.name) + " is itself computed");
+      stored.push_back({static_cast<Role>(i), &list_.part_of(input), list_.row(input).record});
+      extents[i] = *part.locator;
       gone.push_back(input);
     }
     if (const auto role = misfit(found.layout, extents)) {
-      const std::uint32_t input = found.inputs[static_cast<std::size_t>(*role)];
-      if (input == QuantizedWeight::kNone || input == number) {
-        Finder::refuse(tensor, "its size does not fit its shape");
+      const std::uint32_t input = found.input(*role);
+      if (input == QuantizedWeight::kNone || input == weight.number) {
+        weight.refuse("its size does not fit its shape");
       }
-      refuse_companion(tensor, list_.tensor(input));
+      weight.refuse(list_.tensor(input));
     }
     std::uint64_t elements = 1;
     for (const std::uint64_t dim : found.shape) elements *= dim;  // misfit() excludes overflow
     const auto length = type_info(to_).bytes_of(elements);
-    if (!length) Finder::refuse(tensor, "its size overflows");
-    const auto same = list_.find(found.name);
+    if (!length) weight.refuse("its size overflows");
     for (const std::uint32_t other : gone) {
       if (fates_[other] != kKept) {
-        Finder::refuse(tensor, in_quotes(list_.name(other)) + " belongs to another weight too");
+        weight.refuse(in_quotes(list_.name(other)) + " belongs to another weight too");
       }
       fates_[other] = kGone;
     }
-    if (same && *same != number) {
-      Finder::refuse(tensor, "its values would be " + in_quotes(found.name) +
-                                 ", and there is a tensor of this name");
+    const auto same = list_.find(found.name);
+    if (same && *same != weight.number) {
+      weight.refuse("its values would be " + in_quotes(found.name) +
+                    ", and there is a tensor of this name");
     }
     if (!same && !new_names_.insert(found.name).second) {
-      Finder::refuse(
-          tensor, "its values would be " + in_quotes(found.name) + ", as those of another tensor");
+      weight.refuse("its values would be " + in_quotes(found.name) +
+                    ", as those of another tensor");
     }
-    fates_[number] = tensors_->add(found, scheme, stored, *length);
     computed_[without_weight(found.name)] = {
         .matrices = std::max<std::uint64_t>(matrices_of(found.shape).matrices, 1),
         .has_parts = type_info(tensor.dtype).kind != TypeKind::kQuantized};
+    fates_[weight.number] = tensors_->add(std::move(found), scheme, std::move(stored), *length);
   }
 
   static std::string without_weight(std::string_view name) {
@@ -461,15 +414,15 @@ class Dequantizer {
       if (fates_[i] != kKept) continue;
       const Tensor tensor = list_.tensor(i);
       if (!is_stored(tensor)) continue;
-      QuantizedWeight found;
-      if (!is_quantized && plain_scheme().find(finder_, i, tensor, found)) {
+      Candidate weight(finder_, i, tensor);
+      if (!is_quantized && plain_scheme().find(weight)) {
         refuse_unknown_scale(tensor);
-        if (const QuantizationConfig& config = finder_.config(i); !config.method.empty()) {
-          Finder::refuse(tensor, "is FP8 without a scale, and " + printable(config.file) +
-                                     " names quant_method " + in_quotes(config.method) +
-                                     ": name the whole checkpoint");
+        if (const QuantizationConfig& config = weight.config(); !config.method.empty()) {
+          weight.refuse("is FP8 without a scale, and " + printable(config.file) +
+                        " names quant_method " + in_quotes(config.method) +
+                        ": name the whole checkpoint");
         }
-        add(plain_scheme(), i, tensor, found);
+        add(plain_scheme(), std::move(weight));
       } else if (is_quantized && is_unused_scale(tensor)) {
         fates_[i] = kGone;
       } else if (const std::string reason = reason_if_left(finder_, tensor, is_quantized);

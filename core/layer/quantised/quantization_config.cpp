@@ -1,6 +1,7 @@
 #include "core/layer/quantised/quantization_config.h"
 
 #include "core/base/error.h"
+#include "core/base/json_text.h"
 #include "core/base/text.h"
 #include "core/remote/http/url.h"
 
@@ -21,32 +22,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostText = 8 << 20;  // bytes
-
 constexpr std::size_t kMostGroups = 4096;    // of config_groups; each weight may look at all
 constexpr std::size_t kLongestModule = 256;  // bytes of a module's; a longer one is an expression
-constexpr std::size_t kDeepestValue = 64;
-constexpr std::size_t kMostValues = 1 << 19;  // a model with an entry for each of 100,000 modules
-
-// Whether a JSON text nests its objects and arrays too deeply, or has too many values: one takes up
-// to a hundred bytes of memory, and two of the text.
-bool is_too_much(std::string_view text) {
-  std::size_t depth = 0;
-  std::size_t values = 1;
-  bool is_in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (is_in_string && c == '\\') ++i;
-    if (c == '"') is_in_string = !is_in_string;
-    if (is_in_string) continue;
-    const bool opens = c == '{' || c == '[';
-    if (opens) ++depth;
-    if ((c == '}' || c == ']') && depth > 0) --depth;
-    if (opens || c == ',') ++values;
-    if (depth > kDeepestValue || values > kMostValues) return true;
-  }
-  return false;
-}
 
 // A discarded value for a text that is no JSON, or is not bounded.
 Json parse(const std::string& text) {
@@ -71,11 +48,7 @@ class ConfigReader {
     const Json* const value = find(key);
     if (value == nullptr) return "";
     if (!value->is_string()) refuse(key, "a string is expected");
-    std::string text = value->get<std::string>();
-    std::ranges::transform(text, text.begin(), [](char c) {
-      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    });
-    return text;
+    return lower_case(value->get_ref<const std::string&>());
   }
 
   std::optional<bool> flag(const char* key) const {
@@ -538,7 +511,7 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
   if (!is_url(path) && !std::filesystem::exists(path, error) && !error) return false;
   std::string text;
   try {
-    text = sources.read_file(path, kMostText);
+    text = sources.read_file(path, kMostJson);
   } catch (const Error& refusal) {
     if (refusal.code() == ErrorCode::kAbsent) return false;
     // Without the file, values could be wrong: only one that is perhaps absent counts as absent.
@@ -550,9 +523,9 @@ bool load_json(const std::string& directory, const char* name, Sources& sources,
   json = parse(text);
   if (!json.is_object()) {
     throw Error(ErrorCode::kQuantized, out.file,
-                is_too_much(text) ? "too many values, or nested too deeply: at most " +
-                                        std::to_string(kMostValues) + " values are read"
-                                  : "a JSON object is expected");
+                !is_bounded_json(text) ? "too many values, or nested too deeply: at most " +
+                                             std::to_string(kMostJsonValues) + " values are read"
+                                       : "a JSON object is expected");
   }
   out.text = std::move(text);
   return true;
@@ -656,34 +629,6 @@ std::vector<const QuantizationConfig::Exception*> exceptions_of(const Quantizati
     if (matches(config, exception.module, module, work).value_or(true)) found.push_back(&exception);
   }
   return found;
-}
-
-bool is_bounded_json(std::string_view text) {
-  return text.size() <= kMostText && !is_too_much(text);
-}
-
-std::string without_infinities(std::string_view text) {
-  constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
-  std::string out;
-  std::size_t copied = 0;
-  bool is_in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (is_in_string && text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '"') {
-      is_in_string = !is_in_string;
-    } else if (!is_in_string && (text[i] == '-' || text[i] == 'I' || text[i] == 'N')) {
-      const std::string_view rest = text.substr(i);
-      for (const std::string_view word : kWords) {
-        if (!rest.starts_with(word)) continue;
-        out.append(text.substr(copied, i - copied)).append("null");
-        copied = i + word.size();
-        i = copied - 1;
-        break;
-      }
-    }
-  }
-  return out.append(text.substr(copied));
 }
 
 std::optional<QuantState> parse_quant_state(const std::string& text) {

@@ -33,7 +33,7 @@ struct QuantizationConfig {
     std::string text;
     std::optional<NamePattern> pattern;  // null: it is not known
   };
-  // Of compressed-tensors; groups_of() tells which modules it is for.
+  // A group of compressed-tensors. groups_of() gives the groups of a module.
   struct Group {
     std::vector<Expression> expressions;  // of its targets
     bool is_of_linear = false;            // a target is the class Linear
@@ -110,14 +110,6 @@ std::vector<const QuantizationConfig::Group*> all_groups(const QuantizationConfi
 std::vector<const QuantizationConfig::Exception*> exceptions_of(const QuantizationConfig& config,
                                                                 std::string_view module,
                                                                 MatchingWork& work);
-
-// Whether a text is short and flat enough to be parsed: a value takes fifty times the memory of its
-// text.
-bool is_bounded_json(std::string_view text);
-
-// The text with null for Infinity, -Infinity and NaN outside of strings, which Python writes and
-// JSON has not. What stands behind them moves.
-std::string without_infinities(std::string_view text);
 
 // The texts of `quant_state` of bitsandbytes.
 struct QuantState {

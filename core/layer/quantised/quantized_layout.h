@@ -30,7 +30,7 @@
 
 namespace stfs {
 
-// What each stored tensor of a quantised weight is for, in the order in which they are listed.
+// The role of each stored tensor of a quantised weight, in the order of QuantizedInputs.
 enum class Role : std::uint8_t {
   kWeight,
   kScale,

@@ -16,7 +16,7 @@ constexpr std::uint64_t kAlignedGrid = 32;  // a multiple of each alignment of a
 constexpr std::uint64_t kSmallGap = 2048;
 
 InputWindow window_of(const Packing& p, const MatrixPart& part) {
-  if (p.codes == Codes::kTurned) {
+  if (p.codes == Codes::kByColumn) {
     Packing columns = p;
     columns.codes = Codes::kTyped;
     return window_of(columns, {.matrix = part.matrix,
@@ -40,7 +40,7 @@ InputWindow window_of(const Packing& p, const MatrixPart& part) {
 // `row` and `column` are those of the stored matrix.
 void unpack_part(const Packing& p, const InputWindow& window, std::uint64_t row,
                  std::uint64_t column, std::size_t count, float* out) {
-  if (p.codes == Codes::kTurned) std::swap(row, column);  // those of the window
+  if (p.codes == Codes::kByColumn) std::swap(row, column);  // those of the window
   const std::byte* const in =
       window.at(stored_rows(p, row, row + 1).first) + lead(p, column) - lead(p, window.column);
   unpack(p, in, window.pitch, row, count, out);

@@ -1,12 +1,13 @@
 #include "core/layer/quantised/row_loops.h"
 
+#include "core/base/vectors.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 // Highway compiles this file once for each set of instructions and chooses one when the program
 // runs. The compiler makes the vectors.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/layer/quantised/row_loops.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
@@ -26,8 +27,8 @@ HWY_INLINE std::uint32_t load_word(const std::byte* at) {
   return word;
 }
 
-// What a field means. By value in the loops: a compiler must assume that stores of floats change
-// the bytes of a Packing.
+// Maps a field to its number. The loops copy it: a compiler must assume that stores of floats
+// change the bytes of a Packing.
 struct Meaning {
   explicit Meaning(const Packing& p) : mask((1U << p.bits) - 1), added(p.added), offset(p.offset) {}
   HWY_INLINE float operator()(std::uint32_t field) const {
@@ -166,21 +167,19 @@ void unpack_nibbles_down(const Packing& p, const std::byte* in, std::uint64_t ro
   for (std::size_t i = 0; i < count; ++i) out[i] = value(std::to_integer<unsigned>(in[i]) >> shift);
 }
 
-// `in` is the tile of the first element.
-void unpack_tiles(const Packing& p, const std::byte* in, std::uint64_t row, std::size_t count,
-                  float* out) {
-  const auto convert = type_info(p.type).to_f32;
-  const std::byte* const line = in + row % 32 * 16 + row % 128 / 32 * 4;
-  for (std::size_t i = 0; i < count; i += 4) {
-    convert(line + i / 4 * 512, std::min<std::size_t>(4, count - i), out + i);
+// Converts elements of a type, of which number i is at `at(i)`.
+template <class At>
+void unpack_gathered(const Packing& p, std::size_t count, float* out, const At& at) {
+  const TypeInfo& type = type_info(p.type);
+  std::array<std::byte, kSome> bytes;
+  const std::size_t most = kSome / type.block_bytes;
+  for (std::size_t done = 0; done < count; done += most) {
+    const std::size_t some = std::min(most, count - done);
+    for (std::size_t i = 0; i < some; ++i) {
+      std::memcpy(&bytes[i * type.block_bytes], at(done + i), type.block_bytes);
+    }
+    type.to_f32(bytes.data(), some, out + done);
   }
-}
-
-// `pitch` leads from a column to the next.
-void unpack_turned(const Packing& p, const std::byte* in, std::uint64_t pitch, std::size_t count,
-                   float* out) {
-  const auto convert = type_info(p.type).to_f32;
-  for (std::size_t i = 0; i < count; ++i) convert(in + i * pitch, 1, out + i);
 }
 
 void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
@@ -214,10 +213,13 @@ void unpack_codes(const Packing& p, const std::byte* in, std::uint64_t pitch, st
       return unpack_f4_high_first(in, count, out);
     case Codes::kNibblesDown:
       return unpack_nibbles_down(p, in, row, count, out);
-    case Codes::kTiles:
-      return unpack_tiles(p, in, row, count, out);
-    case Codes::kTurned:
-      return unpack_turned(p, in, pitch, count, out);
+    case Codes::kTiles: {  // `in` is the tile of the first element
+      const std::byte* const line = in + row % 32 * 16 + row % 128 / 32 * 4;
+      const auto at = [line](std::size_t i) { return line + i / 4 * 512 + i % 4; };
+      return unpack_gathered(p, count, out, at);
+    }
+    case Codes::kByColumn:  // `pitch` leads from a column to the next
+      return unpack_gathered(p, count, out, [=](std::size_t i) { return in + i * pitch; });
     default:
       return unpack_down(p, in, pitch, row, count, out);
   }

@@ -13,12 +13,12 @@ namespace stfs {
 
 // Writes `count` elements of the row `row`. `in` has the first of them, which is aligned; `pitch`
 // is the distance from a row of words to the next, of which a field down a column may need two, and
-// of kTurned that from a column to the next.
+// of kByColumn that from a column to the next.
 // `out` has room for a whole block more.
 void unpack(const Packing& packing, const std::byte* in, std::uint64_t pitch, std::uint64_t row,
             std::size_t count, float* out);
 
-// What a value is made of besides its code, in this order; a null pointer is not there.
+// The terms that make a value of a code, applied in this order; a null pointer: no such term.
 struct Terms {
   const float* zero;
   const float* scale;

@@ -9,11 +9,10 @@ namespace stfs {
 namespace {
 
 // The numbers in weight_shape.
-std::vector<std::uint64_t> numbers_in(const Finder& finder, const Tensor& weight,
-                                      const Tensor& tensor) {
+std::vector<std::uint64_t> numbers_in(const Candidate& weight, const Tensor& tensor) {
   const std::size_t size = type_info(tensor.dtype).block_bytes;
-  if (tensor.dtype != DType::kI64 && tensor.dtype != DType::kI32) refuse_companion(weight, tensor);
-  const std::string bytes = finder.bytes_of(tensor);
+  if (tensor.dtype != DType::kI64 && tensor.dtype != DType::kI32) weight.refuse(tensor);
+  const std::string bytes = weight.finder.bytes_of(tensor);
   std::vector<std::uint64_t> numbers;
   for (std::size_t i = 0; i + size <= bytes.size(); i += size) {
     std::int64_t number = 0;
@@ -26,10 +25,10 @@ std::vector<std::uint64_t> numbers_in(const Finder& finder, const Tensor& weight
 
 using Groups = std::span<const QuantizationConfig::Group* const>;
 
-// The packing with the bits of a group of the config in which `columns` columns fill `width` words.
-// Refuses a weight for which there are two.
-std::optional<Packing> packing_of(const Tensor& weight, Groups groups, std::uint64_t columns,
-                                  std::uint64_t width) {
+// The packing with the bits of a group of the config in which `columns` columns fill the words of a
+// row. Refuses a weight for which there are two.
+std::optional<Packing> packing_of(const Candidate& weight, Groups groups, std::uint64_t columns) {
+  const std::uint64_t words = weight.tensor.shape.back();
   std::optional<Packing> found;
   for (const QuantizationConfig::Group* const group : groups) {
     if (!group->bits || *group->bits > 8 || group->type == "float") continue;
@@ -37,10 +36,10 @@ std::optional<Packing> packing_of(const Tensor& weight, Groups groups, std::uint
     for (const Codes codes : {Codes::kFields, Codes::kWords}) {
       const Packing packing = fields(codes, *group->bits, half);
       const auto whole = packed(packing, 1, columns, 4);
-      if (!whole || whole->pitch != width * 4) continue;
+      if (!whole || whole->pitch != words * 4) continue;
       if (found && !(*found == packing)) {
-        Finder::refuse(weight, "its " + std::to_string(columns) +
-                                   " columns may be packed in two ways that have the same size");
+        weight.refuse("its " + std::to_string(columns) +
+                      " columns may be packed in two ways that have the same size");
       }
       found = packing;
       if (32 % *group->bits == 0) break;  // both are the same
@@ -52,10 +51,9 @@ std::optional<Packing> packing_of(const Tensor& weight, Groups groups, std::uint
 // The columns of a pack-quantized weight. weight_shape tells; a checkpoint of a hundred thousand
 // experts elsewhere would have to be fetched for it, so where the scales leave no choice it is read
 // only if it is on this machine.
-std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tensor& scale,
-                         const std::optional<std::uint32_t>& shape_number, Groups groups) {
+std::uint64_t columns_of(const Candidate& weight, const Tensor& scale,
+                         const std::optional<Companion>& shape, Groups groups) {
   const Matrices grid = matrices_of(scale.shape);
-  const std::uint64_t width = weight.shape.back();
   constexpr std::uint64_t kUntold = 0;
   std::uint64_t by_groups = kUntold;
   bool is_ambiguous = false;
@@ -68,226 +66,165 @@ std::uint64_t columns_of(const Finder& finder, const Tensor& weight, const Tenso
     if (!is_grouped) {
       is_ambiguous = is_ambiguous || grid.columns == 1;
     } else if (!__builtin_mul_overflow(grid.columns, *group->group_size, &columns) &&
-               packing_of(weight, {&group, 1}, columns, width)) {
+               packing_of(weight, {&group, 1}, columns)) {
       is_ambiguous = is_ambiguous || (by_groups != kUntold && by_groups != columns);
       by_groups = columns;
     }
   }
   if (is_ambiguous) by_groups = kUntold;
-  if (!shape_number) {
+  if (!shape) {
     if (by_groups != kUntold) return by_groups;
-    Finder::refuse(weight,
-                   "has no weight_shape beside it, and the config does not tell its columns");
+    weight.refuse("has no weight_shape beside it, and the config does not tell its columns");
   }
-  const Tensor shape = finder.tensor(*shape_number);
-  const std::optional<Extent>& place = shape.locator;
+  const std::optional<Extent>& place = shape->locator;
   if (by_groups != kUntold && place && !place->source->has({place->offset, place->length})) {
     return by_groups;
   }
-  const std::vector<std::uint64_t> told = numbers_in(finder, weight, shape);
-  const Matrices rows = matrices_of(weight.shape);
-  // Of stacked experts, the shape of all or of one.
-  if (told.size() < 2 || told[told.size() - 2] != rows.rows ||
+  const std::vector<std::uint64_t> told = numbers_in(weight, *shape);
+  const std::span stored = weight.tensor.shape;
+  // The shape of stacked experts is that of all or of one.
+  if (told.size() < 2 || told[told.size() - 2] != stored[stored.size() - 2] ||
       (told.size() > 2 && !std::ranges::equal(std::span(told).first(told.size() - 1),
-                                              weight.shape.first(weight.shape.size() - 1)))) {
-    refuse_companion(weight, shape, "it tells another shape");
+                                              stored.first(stored.size() - 1)))) {
+    weight.refuse(*shape, "it tells another shape");
   }
   return told.back();
 }
 
-void add_zero_points(const Finder& finder, const Tensor& weight, const Tensor& scale,
-                     std::string_view base, const Packing& packing, QuantizedWeight& found) {
-  const auto number = finder.find(base, "_zero_point");
-  if (!number) {
-    refuse_without_zero_points(finder, found.input(Role::kWeight), weight, base);
-    return;
-  }
-  const Tensor zero = finder.tensor(*number);
-  QuantizedLayout& layout = found.layout;
-  found.input(Role::kZero) = *number;
+void take_zero_points(Candidate& weight, const Tensor& scale, std::string_view base,
+                      const Packing& packing) {
+  const auto zero = weight.find(base, "_zero_point");
+  if (!zero) return weight.refuse_without_zero_points(base);
   std::vector<std::uint64_t> shape(scale.shape.begin(), scale.shape.end());
-  if (zero.dtype == DType::kI8) {
-    layout.zero =
-        packed_or_refuse(weight, {.codes = Codes::kSigned}, layout.grid_rows, layout.grid_columns);
-  } else if (zero.dtype == DType::kI32) {
+  if (zero->dtype == DType::kI8) {
+    weight.take_on_grid(Role::kZero, *zero, {.codes = Codes::kSigned});
+  } else if (zero->dtype == DType::kI32) {
     Packing down = packing;
     down.codes = packing.codes == Codes::kFields ? Codes::kDown : Codes::kWordsDown;
-    layout.zero = packed_or_refuse(weight, down, layout.grid_rows, layout.grid_columns);
-    shape[shape.size() - 2] = layout.zero.matrix / layout.zero.pitch;  // rows of words
+    weight.take_on_grid(Role::kZero, *zero, down);
+    const Packing& words = weight.found.layout.zero;
+    shape[shape.size() - 2] = words.matrix / words.pitch;  // rows of words
   } else {
-    refuse_companion(weight, zero, "zero points are I8 or I32");
+    weight.refuse(*zero, "zero points are I8 or I32");
   }
-  if (!std::ranges::equal(zero.shape, shape)) refuse_companion(weight, zero);
+  if (!std::ranges::equal(zero->shape, shape)) weight.refuse(*zero);
 }
 
 // W4A8 with FP8 scales of groups: the product is multiplied by a scale of the row.
-void add_row_scale(const Finder& finder, const Tensor& weight, std::string_view base,
-                   QuantizedWeight& found) {
-  const auto number = finder.find(base, "_chan_scale");
-  if (!number) return;
-  const Tensor scale = finder.tensor(*number);
-  const auto type = scale_type(scale.dtype);
-  const std::size_t rank = weight.shape.size();
+void take_row_scale(Candidate& weight, const Companion& scale) {
+  const auto type = float_scale_type(scale.dtype);
+  const std::span stored = weight.tensor.shape;
+  const std::size_t rank = stored.size();
   const bool has_one = scale.shape.size() == rank && scale.shape.back() == 1;
-  if (!type || *type == DType::kF8E8M0 || (!has_one && scale.shape.size() + 1 != rank) ||
-      !std::ranges::equal(scale.shape.first(rank - 1), weight.shape.first(rank - 1))) {
-    refuse_companion(weight, scale, "a scale for each row is expected");
+  if (!type || (!has_one && scale.shape.size() + 1 != rank) ||
+      !std::ranges::equal(scale.shape.first(rank - 1), stored.first(rank - 1))) {
+    weight.refuse(scale, "a scale for each row is expected");
   }
-  found.input(Role::kRowFactor) = *number;
-  found.layout.row_factor_type = *type;
+  weight.take(Role::kRowFactor, scale);
+  weight.found.layout.row_factor_type = *type;
 }
 
-bool find_pack_quantized(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                         std::string_view base, QuantizedWeight& found) {
-  const std::string prefix = std::string(base);
-  const QuantizationConfig& config = finder.config(number);
-  const std::uint32_t scale_number = need(finder, tensor, prefix, "_scale");
-  const Tensor scale = finder.tensor(scale_number);
-  const auto shape_number = finder.find(prefix, "_shape");
-  const bool is_fp8 = scale.dtype == DType::kF8E4M3;
-  const auto type = is_fp8 ? std::optional(scale.dtype) : scale_type(scale.dtype);
-  const Matrices words = matrices_of(tensor.shape);
+bool find_pack_quantized(Candidate& weight, std::string_view base) {
+  const Tensor& tensor = weight.tensor;
+  const QuantizationConfig& config = weight.config();
+  const Companion scale = weight.need(base, "_scale");
+  const auto shape = weight.find(base, "_shape");
+  const bool is_scaled_by_fp8 = scale.dtype == DType::kF8E4M3;
+  const auto type = is_scaled_by_fp8 ? std::optional(scale.dtype) : scale_type(scale.dtype);
+  Matrices stored = matrices_of(tensor.shape);
   const Matrices grid = matrices_of(scale.shape);
   if (!type || tensor.shape.size() < 2 || scale.shape.size() != tensor.shape.size() ||
-      grid.matrices != words.matrices || (grid.rows != words.rows && grid.rows != 1) ||
+      grid.matrices != stored.matrices || (grid.rows != stored.rows && grid.rows != 1) ||
       grid.columns == 0) {
-    refuse_companion(tensor, scale);
+    weight.refuse(scale);
   }
-  const GroupsOfModule own = groups_of(config, without_ending(base, ".weight"), finder.work());
-  const std::uint64_t columns = columns_of(finder, tensor, scale, shape_number, own.groups);
-  auto packing = packing_of(tensor, own.groups, columns, words.columns);
-  if (!packing && !own.is_told) {
-    packing = packing_of(tensor, all_groups(config), columns, words.columns);
-  }
+  const GroupsOfModule own =
+      groups_of(config, without_ending(base, ".weight"), weight.finder.work());
+  stored.columns = columns_of(weight, scale, shape, own.groups);
+  auto packing = packing_of(weight, own.groups, stored.columns);
+  if (!packing && !own.is_told) packing = packing_of(weight, all_groups(config), stored.columns);
   if (!packing) {
-    if (config.groups.empty()) {
-      refuse_without_config(finder, number, tensor, "the number of bits");
-    }
-    Finder::refuse(tensor, std::to_string(columns) + " columns in " +
-                               std::to_string(words.columns) +
-                               " words are no packing of the bits "
-                               "that " +
-                               printable(config.file) + " names");
+    if (config.groups.empty()) weight.refuse_without_config("the number of bits");
+    weight.refuse(std::to_string(stored.columns) + " columns in " +
+                  std::to_string(tensor.shape.back()) + " words are no packing of the bits that " +
+                  printable(config.file) + " names");
   }
-  QuantizedLayout& layout = found.layout;
-  layout.matrices = words.matrices;
-  layout.rows = words.rows;
-  layout.columns = columns;
-  layout.weight = packed_or_refuse(tensor, *packing, words.rows, columns, 4);
-  layout.grid_rows = grid.rows;
-  layout.grid_columns = grid.columns;
-  layout.block_rows = grid.rows == words.rows ? 1 : std::max<std::uint64_t>(words.rows, 1);
-  if (columns % grid.columns != 0) {
-    refuse_companion(tensor, scale, "the columns are no multiple of its groups");
+  weight.set_codes(*packing, stored, 4);
+  if (stored.columns % grid.columns != 0) {
+    weight.refuse(scale, "the columns are no multiple of its groups");
   }
-  layout.block_columns = std::max<std::uint64_t>(columns / grid.columns, 1);
-  layout.scale = packed_or_refuse(tensor, typed(*type), grid.rows, grid.columns);
-  found.name = base;
-  found.shape = with_last(tensor.shape, columns);
-  found.input(Role::kWeight) = number;
-  found.input(Role::kScale) = scale_number;
-  if (shape_number) found.input(Role::kShape) = *shape_number;
-  add_zero_points(finder, tensor, scale, prefix, *packing, found);
-  add_row_scale(finder, tensor, prefix, found);
-  if (is_fp8 && found.input(Role::kRowFactor) == QuantizedWeight::kNone) {
-    refuse_half(tensor, prefix, "_chan_scale");
-  }
-  if (const auto index = finder.find(prefix, "_g_idx")) {
-    if (finder.tensor(*index).dtype != DType::kI32 || layout.grid_rows != layout.rows) {
-      refuse_companion(tensor, finder.tensor(*index));
-    }
-    found.input(Role::kIndex) = *index;
-    layout.index_may_be_unused = true;
+  weight.set_grid(grid.rows, grid.columns, grid.rows == stored.rows ? 1 : stored.rows,
+                  stored.columns / grid.columns);
+  weight.take_on_grid(Role::kScale, scale, typed(*type));
+  weight.set_result(base, with_last(tensor.shape, stored.columns));
+  if (shape) weight.take(Role::kShape, *shape);
+  take_zero_points(weight, scale, base, *packing);
+  const auto row_scale = weight.find(base, "_chan_scale");
+  if (row_scale) take_row_scale(weight, *row_scale);
+  if (is_scaled_by_fp8 && !row_scale) weight.refuse_half(base, "_chan_scale");
+  if (const auto index = weight.find(base, "_g_idx")) {
+    if (index->dtype != DType::kI32 || grid.rows != stored.rows) weight.refuse(*index);
+    weight.take(Role::kIndex, *index);
+    weight.found.layout.index_may_be_unused = true;
   }
   return true;
 }
 
 // Bytes as scales are E8M0 of MXFP4, or UE5M3 of AutoRound's nvfp4_v2: only the config tells.
-void refuse_other_scales(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                         std::string_view base) {
-  const QuantizationConfig& config = finder.config(number);
+void refuse_other_scales(const Candidate& weight, std::string_view base) {
+  const QuantizationConfig& config = weight.config();
   const std::string_view module = without_ending(base, ".weight");
+  MatchingWork& work = weight.finder.work();
   std::vector<std::string> told;
   if (config.method.ends_with("auto-round")) {
-    for (const QuantizationConfig::Exception* const own :
-         exceptions_of(config, module, finder.work())) {
+    for (const QuantizationConfig::Exception* const own : exceptions_of(config, module, work)) {
       if (!own->data_type.empty()) told.push_back(own->data_type);
     }
     if (told.empty()) told.push_back(config.data_type);
   }
-  for (const QuantizationConfig::Group* const group :
-       groups_of(config, module, finder.work()).groups) {
+  for (const QuantizationConfig::Group* const group : groups_of(config, module, work).groups) {
     told.push_back(group->format.empty() ? config.format : group->format);
   }
   const bool is_mxfp4 = !told.empty() && std::ranges::all_of(told, [](const std::string& word) {
     return word.starts_with("mx_fp") || word.starts_with("mxfp4");
   });
-  if (is_mxfp4) return;
-  refuse_without_config(finder, number, tensor,
-                        "whether the bytes of its scales are E8M0 or UE5M3");
+  if (!is_mxfp4) weight.refuse_without_config("whether the bytes of its scales are E8M0 or UE5M3");
 }
 
-bool find_fp4_packed(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                     std::string_view base, QuantizedWeight& found) {
-  const std::uint32_t scale_number = need(finder, tensor, base, "_scale");
-  const Tensor scale = finder.tensor(scale_number);
-  std::uint64_t last = 0;
-  if (tensor.shape.size() < 2 || __builtin_mul_overflow(tensor.shape.back(), 2, &last)) {
-    Finder::refuse(tensor, "its shape is not that of packed weights");
+bool find_fp4_packed(Candidate& weight, std::string_view base) {
+  const Tensor& tensor = weight.tensor;
+  const Companion scale = weight.need(base, "_scale");
+  if (tensor.shape.size() < 2) weight.refuse("its shape is not that of packed weights");
+  Matrices stored = matrices_of(tensor.shape);
+  stored.columns = weight.times(stored.columns, 2);
+  if (scale.dtype == DType::kU8) refuse_other_scales(weight, base);
+  const bool is_nvfp4 = scale.dtype == kNv.type;
+  if (!is_nvfp4 && scale_type(scale.dtype) != kMx.type) {
+    weight.refuse(scale, "no type of the scales of FP4");
   }
-  const bool is_nvfp4 = scale.dtype == DType::kF8E4M3;
-  if (scale.dtype == DType::kU8) refuse_other_scales(finder, number, tensor, base);
-  const bool is_mxfp4 = scale.dtype == DType::kU8 || scale.dtype == DType::kF8E8M0;
-  if (!is_nvfp4 && !is_mxfp4) refuse_companion(tensor, scale, "no type of the scales of FP4");
-  const std::uint64_t group = is_nvfp4 ? 16 : 32;
-  const Matrices all = matrices_of(tensor.shape);
-  const Matrices grid = matrices_of(scale.shape);
-  if (scale.shape.size() != tensor.shape.size() || grid.matrices != all.matrices ||
-      grid.rows != all.rows || last % group != 0 || grid.columns != last / group) {
-    refuse_companion(tensor, scale,
-                     "a scale for each " + std::to_string(group) + " columns is expected");
-  }
-  QuantizedLayout& layout = found.layout;
-  layout.matrices = all.matrices;
-  layout.rows = all.rows;
-  layout.columns = last;
-  layout.weight = packed_or_refuse(tensor, typed(DType::kF4), all.rows, last);
-  layout.grid_rows = grid.rows;
-  layout.grid_columns = grid.columns;
-  layout.block_columns = group;
-  layout.scale = packed_or_refuse(tensor, typed(is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0),
-                                  grid.rows, grid.columns);
-  found.name = base;
-  found.shape = with_last(tensor.shape, last);
-  found.input(Role::kWeight) = number;
-  found.input(Role::kScale) = scale_number;
-  const auto factor_number = finder.find(base, "_global_scale");
-  if (is_nvfp4 != factor_number.has_value()) {
-    if (is_nvfp4) refuse_half(tensor, base, "_global_scale");
-    refuse_companion(tensor, finder.tensor(*factor_number), "MXFP4 has no global scale");
-  }
-  if (!is_nvfp4) return true;
-  const Tensor factor = finder.tensor(*factor_number);
-  const bool is_of_matrix = factor.elements() != 1;
-  if (factor.dtype != DType::kF32 || (is_of_matrix && factor.elements() != all.matrices)) {
-    refuse_companion(tensor, factor);
-  }
-  found.input(Role::kFactor) = *factor_number;
-  layout.factor = QuantizedLayout::Factor::kDivides;
-  layout.factor_is_of_matrix = is_of_matrix;
+  const Microscales& scales = is_nvfp4 ? kNv : kMx;
+  weight.refuse_other_groups(scale, scales, stored);
+  weight.set_codes(typed(DType::kF4), stored);
+  weight.take_groups(scale, scales);
+  weight.set_result(base, with_last(tensor.shape, stored.columns));
+  const auto factor = weight.find(base, "_global_scale");
+  if (is_nvfp4 && !factor) weight.refuse_half(base, "_global_scale");
+  if (!is_nvfp4 && factor) weight.refuse(*factor, "MXFP4 has no global scale");
+  if (factor) weight.take_factor(*factor, QuantizedLayout::Factor::kDivides);
   return true;
 }
 
 }  // namespace
 
-bool find_packed(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                 QuantizedWeight& found) {
+bool find_packed(Candidate& weight) {
+  const Tensor& tensor = weight.tensor;
   if (!tensor.name.ends_with(".weight_packed")) return false;
   const std::string_view base = without_ending(tensor.name, "_packed");
-  if (tensor.dtype == DType::kI32) return find_pack_quantized(finder, number, tensor, base, found);
-  if (tensor.dtype == DType::kU8) return find_fp4_packed(finder, number, tensor, base, found);
-  Finder::refuse(tensor,
-                 "packed weights are I32 or U8, not " + std::string(dtype_name(tensor.dtype)));
+  if (tensor.dtype == DType::kI32) return find_pack_quantized(weight, base);
+  if (tensor.dtype != DType::kU8) {
+    weight.refuse("packed weights are I32 or U8, not " + std::string(dtype_name(tensor.dtype)));
+  }
+  return find_fp4_packed(weight, base);
 }
 
 }  // namespace stfs

@@ -4,23 +4,22 @@
 
 namespace stfs {
 
-bool find_quark(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                QuantizedWeight&) {
+bool find_quark(Candidate& weight) {
+  const Tensor& tensor = weight.tensor;
   if (tensor.dtype != DType::kI32 && tensor.dtype != DType::kU8) return false;
   if (!tensor.name.ends_with(".weight") || tensor.shape.empty()) return false;
-  const auto scale_number = finder.find(tensor.name, "_scale");
-  if (!scale_number || finder.config(number).method != "quark") return false;
-  const Tensor scale = finder.tensor(*scale_number);
+  const auto scale = weight.find(tensor.name, "_scale");
+  if (!scale || weight.config().method != "quark") return false;
   if (tensor.dtype == DType::kI32) {
-    Finder::refuse(tensor,
-                   "INT4 of Quark, in whose words the columns are reordered, is not supported: "
-                   "export it with Quark as AWQ or unquantised");
+    weight.refuse(
+        "INT4 of Quark, in whose words the columns are reordered, is not supported: export it with "
+        "Quark as AWQ or unquantised");
   }
   // 32 columns are 24 bytes of MXFP6, and 16 of MXFP4.
-  const std::uint64_t groups = scale.shape.empty() ? 0 : scale.shape.back();
-  if (scale.dtype == DType::kU8 && groups > 0 && tensor.shape.back() / 24 == groups &&
+  const std::uint64_t groups = scale->shape.empty() ? 0 : scale->shape.back();
+  if (scale->dtype == DType::kU8 && groups > 0 && tensor.shape.back() / 24 == groups &&
       tensor.shape.back() % 24 == 0) {
-    Finder::refuse(tensor, "MXFP6 of Quark is not supported: export it with Quark unquantised");
+    weight.refuse("MXFP6 of Quark is not supported: export it with Quark unquantised");
   }
   return false;
 }

@@ -5,18 +5,15 @@
 #include "core/layer/quantised/schemes.h"
 
 #include <algorithm>
-#include <array>
 
 namespace stfs {
 namespace {
 
-// A weight and what is said of it.
-struct Weight {
-  const Finder& finder;
-  std::uint32_t number;
-  const Tensor& qdata;
+// The header's text about a weight, and its scale.
+struct About {
   std::string base;  // of all its parts: "M._weight"
-  TorchaoTensor about;
+  TorchaoTensor header;
+  Companion scale;  // which every class has
 };
 
 // Whether blocks of these sizes have as many scales along each dimension.
@@ -29,227 +26,190 @@ bool has_blocks(std::span<const std::uint64_t> block, std::span<const std::uint6
   return true;
 }
 
-// Sets the grid by the shape of the scales, and packs the codes.
-void set_grid(const Weight& weight, const Tensor& scale, const Packing& codes,
-              QuantizedLayout& layout) {
-  layout.weight = packed_or_refuse(weight.qdata, codes, layout.rows, layout.columns);
-  if (scale.elements() == 1) {
-    layout.rows *= layout.matrices;  // the header's check excludes overflow
-    layout.matrices = 1;
-    layout.weight = packed_or_refuse(weight.qdata, codes, layout.rows, layout.columns);
-    layout.grid_rows = layout.grid_columns = 1;
-    layout.block_rows = std::max<std::uint64_t>(layout.rows, 1);
-    layout.block_columns = std::max<std::uint64_t>(layout.columns, 1);
-    return;
-  }
-  const Matrices grid = matrices_of(scale.shape);
-  if (scale.shape.size() != weight.qdata.shape.size() || grid.matrices != layout.matrices ||
-      grid.rows == 0 || grid.columns == 0 || layout.rows % grid.rows != 0 ||
-      layout.columns % grid.columns != 0) {
-    refuse_companion(weight.qdata, scale);
-  }
-  if (!weight.about.block.empty() &&
-      !has_blocks(weight.about.block, weight.qdata.shape, scale.shape)) {
-    refuse_companion(weight.qdata, scale, "the header's block_size does not fit it");
-  }
-  layout.grid_rows = grid.rows;
-  layout.grid_columns = grid.columns;
-  layout.block_rows = std::max<std::uint64_t>(layout.rows / grid.rows, 1);
-  layout.block_columns = std::max<std::uint64_t>(layout.columns / grid.columns, 1);
-}
-
-// The scale, which every class has.
-Tensor take_scale(const Weight& weight, QuantizedWeight& found) {
-  found.input(Role::kScale) = need(weight.finder, weight.qdata, weight.base, "_scale");
-  return weight.finder.tensor(found.input(Role::kScale));
-}
-
-DType float_type(const Weight& weight, const Tensor& companion) {
-  const auto type = scale_type(companion.dtype);
-  if (!type || *type == DType::kF8E8M0) refuse_companion(weight.qdata, companion);
+DType float_type(const Candidate& weight, const Tensor& companion) {
+  const auto type = float_scale_type(companion.dtype);
+  if (!type) weight.refuse(companion);
   return *type;
 }
 
-void take_float8(const Weight& weight, QuantizedWeight& found) {
-  const Tensor scale = take_scale(weight, found);
-  if (weight.qdata.dtype != DType::kF8E4M3 && weight.qdata.dtype != DType::kF8E5M2) {
-    Finder::refuse(weight.qdata, "its type is not that of a Float8Tensor");
+// Takes the codes, and the scales on the grid that their shape tells.
+void take_scaled(Candidate& weight, const About& about, const Packing& codes) {
+  const Tensor& tensor = weight.tensor;
+  const Tensor& scale = about.scale;
+  Matrices stored = matrices_of(tensor.shape);
+  if (scale.elements() == 1) {
+    // The header's check excludes overflow.
+    stored = {.rows = stored.rows * stored.matrices, .columns = stored.columns};
+    weight.set_codes(codes, stored);
+    weight.set_grid(1, 1, stored.rows, stored.columns);
+  } else {
+    weight.set_codes(codes, stored);
+    const Matrices grid = matrices_of(scale.shape);
+    if (scale.shape.size() != tensor.shape.size() || grid.matrices != stored.matrices ||
+        grid.rows == 0 || grid.columns == 0 || stored.rows % grid.rows != 0 ||
+        stored.columns % grid.columns != 0) {
+      weight.refuse(scale);
+    }
+    const auto& block = about.header.block;
+    if (!block.empty() && !has_blocks(block, tensor.shape, scale.shape)) {
+      weight.refuse(scale, "the header's block_size does not fit it");
+    }
+    weight.set_grid(grid.rows, grid.columns, stored.rows / grid.rows,
+                    stored.columns / grid.columns);
   }
-  set_grid(weight, scale, typed(weight.qdata.dtype), found.layout);
-  found.layout.scale = packed_or_refuse(weight.qdata, typed(float_type(weight, scale)),
-                                        found.layout.grid_rows, found.layout.grid_columns);
+  weight.take_on_grid(Role::kScale, about.scale, typed(float_type(weight, scale)));
+}
+
+void take_float8(Candidate& weight, const About& about) {
+  const DType type = weight.tensor.dtype;
+  if (type != DType::kF8E4M3 && type != DType::kF8E5M2) {
+    weight.refuse("its type is not that of a Float8Tensor");
+  }
+  take_scaled(weight, about, typed(type));
 }
 
 // Int8Tensor and IntxUnpackedToInt8Tensor: codes of fewer bits are stored as I8 too.
-void take_int8(const Weight& weight, QuantizedWeight& found) {
-  const Tensor scale = take_scale(weight, found);
-  if (weight.qdata.dtype != DType::kI8) {
-    Finder::refuse(weight.qdata, "its type is not that of an " + weight.about.type);
+void take_int8(Candidate& weight, const About& about) {
+  if (weight.tensor.dtype != DType::kI8) {
+    weight.refuse("its type is not that of an " + about.header.type);
   }
-  QuantizedLayout& layout = found.layout;
-  set_grid(weight, scale, {.codes = Codes::kSigned}, layout);
-  layout.scale = packed_or_refuse(weight.qdata, typed(float_type(weight, scale)), layout.grid_rows,
-                                  layout.grid_columns);
-  const auto zero_number = weight.finder.find(weight.base, "_zero_point");
-  if (!zero_number) return;
-  const Tensor zero = weight.finder.tensor(*zero_number);
-  if (!std::ranges::equal(zero.shape, scale.shape)) refuse_companion(weight.qdata, zero);
-  const Packing zeros =
-      zero.dtype == DType::kI8 ? Packing{.codes = Codes::kSigned} : typed(float_type(weight, zero));
-  layout.zero = packed_or_refuse(weight.qdata, zeros, layout.grid_rows, layout.grid_columns);
-  found.input(Role::kZero) = *zero_number;
+  const Packing codes{.codes = Codes::kSigned};
+  take_scaled(weight, about, codes);
+  const auto zero = weight.find(about.base, "_zero_point");
+  if (!zero) return;
+  if (!std::ranges::equal(zero->shape, about.scale.shape)) weight.refuse(*zero);
+  weight.take_on_grid(Role::kZero, *zero,
+                      zero->dtype == DType::kI8 ? codes : typed(float_type(weight, *zero)));
 }
 
-void unpack_last(const Weight& weight, QuantizedWeight& found) {
-  if (__builtin_mul_overflow(found.layout.columns, 2, &found.layout.columns)) {
-    Finder::refuse(weight.qdata, "its size overflows");
-  }
-  found.shape.back() = found.layout.columns;
+// The matrices of a tensor with two codes a byte, which become the result's shape.
+Matrices unpacked(Candidate& weight) {
+  Matrices stored = matrices_of(weight.tensor.shape);
+  stored.columns = weight.times(stored.columns, 2);
+  weight.found.shape.back() = stored.columns;
+  return stored;
 }
 
 // Int4Tensor: the value is code * scale + zero point; scales and zero points are [groups, rows].
-void take_int4(const Weight& weight, QuantizedWeight& found) {
-  const Tensor scale = take_scale(weight, found);
-  const auto& block = weight.about.block;
-  const bool has_codes = weight.qdata.dtype == DType::kI8 || weight.qdata.dtype == DType::kU8;
+void take_int4(Candidate& weight, const About& about) {
+  const Tensor& tensor = weight.tensor;
+  const auto& block = about.header.block;
+  const bool has_codes = tensor.dtype == DType::kI8 || tensor.dtype == DType::kU8;
   const bool has_groups =
-      block.size() == weight.qdata.shape.size() && block.back() > 0 &&
+      block.size() == tensor.shape.size() && block.back() > 0 &&
       std::all_of(block.begin(), block.end() - 1, [](auto n) { return n == 1; });
   if (!has_codes || !has_groups) {
-    Finder::refuse(weight.qdata, "its type or its block_size is not that of an Int4Tensor");
+    weight.refuse("its type or its block_size is not that of an Int4Tensor");
   }
-  unpack_last(weight, found);
-  QuantizedLayout& layout = found.layout;
+  const Matrices stored = unpacked(weight);
   Packing codes = fields(Codes::kFields, 4, 8);
   codes.added = 8;  // two's complement
-  layout.weight = packed_or_refuse(weight.qdata, codes, layout.rows, layout.columns);
-  layout.block_columns =
-      std::clamp<std::uint64_t>(block.back(), 1, std::max<std::uint64_t>(layout.columns, 1));
-  layout.grid_rows = layout.rows;
-  layout.grid_columns = (layout.columns + layout.block_columns - 1) / layout.block_columns;
-  std::vector<std::uint64_t> shape = with_last(found.shape, layout.rows);
-  shape[shape.size() - 2] = layout.grid_columns;
-  const std::uint32_t zero_number = need(weight.finder, weight.qdata, weight.base, "_zero_point");
-  const Tensor zero = weight.finder.tensor(zero_number);
-  for (const Tensor* const each : {&scale, &zero}) {
-    if (!std::ranges::equal(each->shape, shape)) refuse_companion(weight.qdata, *each);
+  weight.set_codes(codes, stored);
+  const std::uint64_t columns =
+      std::clamp<std::uint64_t>(block.back(), 1, std::max<std::uint64_t>(stored.columns, 1));
+  const std::uint64_t groups = (stored.columns + columns - 1) / columns;
+  weight.set_grid(stored.rows, groups, 1, columns);
+  std::vector<std::uint64_t> shape = with_last(weight.found.shape, stored.rows);
+  shape[shape.size() - 2] = groups;
+  const Companion zero = weight.need(about.base, "_zero_point");
+  for (const Tensor* const each : {&about.scale, &zero}) {
+    if (!std::ranges::equal(each->shape, shape)) weight.refuse(*each);
   }
-  const auto turned = [&](const Tensor& each) {
-    return packed_or_refuse(weight.qdata,
-                            {.codes = Codes::kTurned, .type = float_type(weight, each)},
-                            layout.grid_rows, layout.grid_columns);
+  const auto take = [&](Role role, const Companion& each) {
+    weight.take_on_grid(role, each, {.codes = Codes::kByColumn, .type = float_type(weight, each)});
   };
-  layout.scale = turned(scale);
-  layout.bias = turned(zero);
-  found.input(Role::kBias) = zero_number;
+  take(Role::kScale, about.scale);
+  take(Role::kBias, zero);
 }
 
-// NVFP4Tensor and MXTensor: a scale for each `group` columns, in rows or in the tiles of cuBLAS.
-void take_groups(const Weight& weight, std::uint64_t group, DType type, bool is_fp4,
-                 QuantizedWeight& found) {
-  const Tensor scale = take_scale(weight, found);
-  QuantizedLayout& layout = found.layout;
-  if (is_fp4) unpack_last(weight, found);
-  if (layout.columns % group != 0 || weight.about.block != std::vector{group} ||
-      (scale.dtype != type && scale.dtype != DType::kU8)) {
-    refuse_companion(weight.qdata, scale,
-                     "a scale for each " + std::to_string(group) + " columns is expected");
+// A scale for each few columns, in rows or in the tiles of cuBLAS.
+void take_microscaled(Candidate& weight, const About& about, const Microscales& scales,
+                      bool is_fp4) {
+  Matrices stored = is_fp4 ? unpacked(weight) : matrices_of(weight.tensor.shape);
+  const DType type = about.scale.dtype;
+  if (stored.columns % scales.columns != 0 || about.header.block != std::vector{scales.columns} ||
+      (type != scales.type && type != DType::kU8)) {
+    weight.refuse(about.scale,
+                  "a scale for each " + std::to_string(scales.columns) + " columns is expected");
   }
-  layout.grid_columns = layout.columns / group;
-  layout.block_columns = group;
   // The tiles are those of all matrices one below the other.
-  if (__builtin_mul_overflow(layout.rows, layout.matrices, &layout.rows)) {
-    Finder::refuse(weight.qdata, "its size overflows");
-  }
-  layout.matrices = 1;
-  layout.grid_rows = layout.rows;
-  const Packing codes = typed(is_fp4 ? DType::kF4 : weight.qdata.dtype);
-  layout.weight = packed_or_refuse(weight.qdata, codes, layout.rows, layout.columns);
-  const Packing scales =
-      weight.about.has_tiles ? Packing{.codes = Codes::kTiles, .type = type} : typed(type);
-  layout.scale = packed_or_refuse(weight.qdata, scales, layout.grid_rows, layout.grid_columns);
+  stored = {.rows = weight.times(stored.rows, stored.matrices), .columns = stored.columns};
+  weight.set_codes(typed(is_fp4 ? DType::kF4 : weight.tensor.dtype), stored);
+  weight.take_groups(about.scale, scales, about.header.has_tiles);
 }
 
-void take_nvfp4(const Weight& weight, QuantizedWeight& found) {
-  if (weight.qdata.dtype != DType::kU8) {
-    Finder::refuse(weight.qdata, "its type is not that of an NVFP4Tensor");
+void take_nvfp4(Candidate& weight, const About& about) {
+  if (weight.tensor.dtype != DType::kU8) weight.refuse("its type is not that of an NVFP4Tensor");
+  take_microscaled(weight, about, kNv, true);
+  const auto factor = weight.find(about.base, "_per_tensor_scale");
+  if (!factor) return;
+  if (factor->dtype != DType::kF32 || factor->elements() != 1) {
+    weight.refuse(*factor, "one scale of the whole tensor is expected");
   }
-  take_groups(weight, 16, DType::kF8E4M3, true, found);
-  const auto factor_number = weight.finder.find(weight.base, "_per_tensor_scale");
-  if (!factor_number) return;
-  const Tensor factor = weight.finder.tensor(*factor_number);
-  if (factor.dtype != DType::kF32 || factor.elements() != 1) {
-    refuse_companion(weight.qdata, factor, "one scale of the whole tensor is expected");
-  }
-  found.input(Role::kFactor) = *factor_number;
+  weight.take_factor(*factor, QuantizedLayout::Factor::kMultiplies);
 }
 
-void take_mx(const Weight& weight, QuantizedWeight& found) {
-  const std::string& element = weight.about.element;
-  const bool is_fp4 = element == "float4_e2m1fn_x2";
-  const bool is_e4m3 = element == "float8_e4m3fn" && weight.qdata.dtype == DType::kF8E4M3;
-  const bool is_e5m2 = element == "float8_e5m2" && weight.qdata.dtype == DType::kF8E5M2;
-  if (!is_e4m3 && !is_e5m2 && !(is_fp4 && weight.qdata.dtype == DType::kU8)) {
-    Finder::refuse(weight.qdata, "MXTensor of " + in_quotes(element) + " in " +
-                                     std::string(dtype_name(weight.qdata.dtype)) +
-                                     " is not supported");
+void take_mx(Candidate& weight, const About& about) {
+  struct Element {
+    std::string_view name;
+    DType stored;
+  };
+  constexpr Element kElements[] = {{"float4_e2m1fn_x2", DType::kU8},
+                                   {"float8_e4m3fn", DType::kF8E4M3},
+                                   {"float8_e5m2", DType::kF8E5M2}};
+  const std::string_view element = about.header.element;
+  const DType type = weight.tensor.dtype;
+  if (std::ranges::none_of(
+          kElements, [&](const Element& e) { return e.name == element && e.stored == type; })) {
+    weight.refuse("MXTensor of " + in_quotes(element) + " in " + std::string(dtype_name(type)) +
+                  " is not supported");
   }
-  take_groups(weight, 32, DType::kF8E8M0, is_fp4, found);
+  take_microscaled(weight, about, kMx, type == DType::kU8);
 }
 
 struct Class {
   std::string_view name;
-  void (*take)(const Weight& weight, QuantizedWeight& found);
+  void (*take)(Candidate& weight, const About& about);
 };
-
-constexpr std::array kClasses{Class{"Float8Tensor", take_float8},
-                              Class{"Int8Tensor", take_int8},
-                              Class{"IntxUnpackedToInt8Tensor", take_int8},
-                              Class{"Int4Tensor", take_int4},
-                              Class{"NVFP4Tensor", take_nvfp4},
-                              Class{"MXTensor", take_mx}};
+constexpr Class kClasses[] = {{"Float8Tensor", take_float8},
+                              {"Int8Tensor", take_int8},
+                              {"IntxUnpackedToInt8Tensor", take_int8},
+                              {"Int4Tensor", take_int4},
+                              {"NVFP4Tensor", take_nvfp4},
+                              {"MXTensor", take_mx}};
 
 }  // namespace
 
-bool find_torchao(const Finder& finder, std::uint32_t number, const Tensor& tensor,
-                  QuantizedWeight& found) {
+bool find_torchao(Candidate& weight) {
   constexpr std::string_view kEnding = "_qdata";
+  const Tensor& tensor = weight.tensor;
   const std::size_t dot = tensor.name.rfind("._");
   if (!tensor.name.ends_with(kEnding) || dot == std::string_view::npos) return false;
-  Weight weight{.finder = finder,
-                .number = number,
-                .qdata = tensor,
-                .base = std::string(without_ending(tensor.name, kEnding)),
-                .about = {}};
-  if (dot + 2 >= weight.base.size()) return false;
-  found.name = weight.base.substr(0, dot + 1) + weight.base.substr(dot + 2);
-  const auto text = finder.metadata(number, found.name);
-  const auto about = text ? torchao_tensor(*text) : std::nullopt;
-  if (!about) {
-    Finder::refuse(tensor, "is of torchao, and the header does not tell the class of " +
-                               in_quotes(found.name));
+  const std::string base(without_ending(tensor.name, kEnding));
+  if (dot + 2 >= base.size()) return false;
+  weight.set_result(base.substr(0, dot + 1) + base.substr(dot + 2), tensor.shape);
+  const auto text = weight.finder.metadata(weight.number, weight.found.name);
+  const auto header = text ? torchao_tensor(*text) : std::nullopt;
+  if (!header) {
+    weight.refuse("is of torchao, and the header does not tell the class of " +
+                  in_quotes(weight.found.name));
   }
-  weight.about = *about;
-  finder.note_unknown(finder.list().part_of(number), about->unknown);
-  const auto row = std::ranges::find(kClasses, std::string_view(about->type), &Class::name);
-  if (row == kClasses.end()) {
-    Finder::refuse(tensor, "torchao's " + in_quotes(about->type) +
-                               " is not supported: its codes are in the order of a processor; "
-                               "convert it with torchao's own library");
+  weight.finder.note_unknown(weight.finder.list().part_of(weight.number), header->unknown);
+  const auto* const row = std::ranges::find(kClasses, std::string_view(header->type), &Class::name);
+  if (row == std::end(kClasses)) {
+    weight.refuse("torchao's " + in_quotes(header->type) +
+                  " is not supported: its codes are in the order of a processor; convert it with "
+                  "torchao's own library");
   }
-  if (tensor.shape.size() < 2) Finder::refuse(tensor, "its shape is not that of a weight");
-  const Matrices all = matrices_of(tensor.shape);
-  found.shape.assign(tensor.shape.begin(), tensor.shape.end());
-  found.layout.matrices = all.matrices;
-  found.layout.rows = all.rows;
-  found.layout.columns = all.columns;
-  found.input(Role::kWeight) = number;
-  row->take(weight, found);
+  if (tensor.shape.size() < 2) weight.refuse("its shape is not that of a weight");
+  row->take(weight, {base, *header, weight.need(base, "_scale")});
   for (const char* const ending :
        {"_act_quant_scale", "_act_quant_zero_point", "_act_per_tensor_scale"}) {
-    if (const auto other = finder.find(weight.base, ending)) found.others.push_back(*other);
+    if (const auto other = weight.find(base, ending)) {
+      weight.found.others.push_back(other->number);
+    }
   }
-  add_column_scale(finder, tensor, weight.base, "_act_pre_scale", found);
+  weight.take_column_scale(base, "_act_pre_scale");
   return true;
 }
 

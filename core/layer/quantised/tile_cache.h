@@ -61,7 +61,8 @@ class TileCache {
   std::shared_ptr<Tile> get(const Key& key, std::size_t bytes);
   bool has(const Key& key) const;
 
-  // Whoever computes a tile has one; the constructor waits for it. No one waits for a tile with it.
+  // A turn to compute a tile, for kAtOnce threads at a time; the constructor waits for one. A
+  // thread that has a turn never waits for a tile.
   static constexpr std::ptrdiff_t kAtOnce = 8;
   class Turn {
    public:

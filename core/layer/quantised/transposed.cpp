@@ -1,6 +1,6 @@
 #include "core/layer/quantised/transposed.h"
 
-#include "core/layer/quantised/turn.h"
+#include "core/layer/quantised/transpose.h"
 #include "core/source/source.h"
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr std::uint64_t kTileRows = 1024;
 // So that a tile is written and read in the second-level cache.
 constexpr std::uint64_t kTileColumns = 512;
 constexpr std::uint64_t kLeastColumns = 64;
-constexpr std::uint64_t kFetched = 6 << 20;     // bytes; less than kMostMissing
-constexpr std::uint64_t kStripe = 32;           // stored rows that are decoded and turned together
+constexpr std::uint64_t kFetched = 6 << 20;  // bytes; less than kMostMissing
+constexpr std::uint64_t kStripe = 32;        // stored rows that are decoded and transposed together
 constexpr std::uint64_t kMostAtOnce = 1 << 20;  // bytes that a stripe reads
 constexpr std::uint64_t kPadding = TileCache::kAlignment;
 
@@ -31,7 +31,7 @@ struct Transposed::Range {
   std::uint64_t begin, end;         // bytes after the beginning of the band
 };
 
-// Of a stripe.
+// Buffers for the values of one stripe.
 struct Transposed::Scratch {
   std::vector<float> run;
   std::vector<std::byte> rounded;
@@ -47,7 +47,8 @@ Transposed::Transposed(const QuantizedLayout& layout, Rounding* round, std::uint
       row_(layout.rows * width) {
   const std::uint64_t fit = row_ == 0 ? kTileRows : kBand / row_ / kLeastRows * kLeastRows;
   tile_rows_ = std::clamp(fit, kLeastRows, kTileRows);
-  // What a tile needs has to be on this machine at once, in whole blocks of a remote source.
+  // Limits the columns of a tile: all blocks of a remote source that hold its codes must be on this
+  // machine at once.
   const Packing& codes = layout.weight;
   const std::uint64_t block = std::min(codes.pitch, 2 * Source::kFetchUnit);
   const std::uint64_t rows = stored_rows(codes, 0, kTileColumns).second;
@@ -141,7 +142,7 @@ int Transposed::copy(PartDecoder& decoder, std::span<const std::int32_t> index,
             return 0;
           }
           if (!kept->is_ready) {
-            const TileCache::Turn turn(cache_);
+            const TileCache::Turn transpose(cache_);
             const int failed = compute(decoder, index, tile, scratch, kept->buffer.get());
             if (failed != 0) return failed;
             kept->is_ready = true;
@@ -175,7 +176,7 @@ void Transposed::copy_rows(const Range& range, const Tile& tile, const std::byte
 int Transposed::compute(PartDecoder& decoder, std::span<const std::int32_t> index, const Tile& tile,
                         Scratch& scratch, std::byte* out) const {
   const auto height = static_cast<std::size_t>(tile.rows);
-  // Rows that are turned must not share the sets of a cache.
+  // Rows that are transposed must not share the sets of a cache.
   const std::size_t pitch = (height + 32) * static_cast<std::size_t>(width_);
   scratch.run.resize(height + 256);
   scratch.rounded.resize(kStripe * pitch);
@@ -200,8 +201,8 @@ int Transposed::compute(PartDecoder& decoder, std::span<const std::int32_t> inde
       if (error != 0) return error;
       round_(scratch.run.data(), height, scratch.rounded.data() + i * pitch);
     }
-    turn(scratch.rounded.data(), static_cast<std::size_t>(width_), width, height, pitch,
-         out + done * width_, static_cast<std::size_t>(pitch_of(tile)));
+    transpose(scratch.rounded.data(), static_cast<std::size_t>(width_), width, height, pitch,
+              out + done * width_, static_cast<std::size_t>(pitch_of(tile)));
   }
   return 0;
 }

@@ -15,10 +15,6 @@ namespace {
 // Ten times the largest object of S3. A server that claims more would cost memory.
 constexpr std::uint64_t kLargestObject = std::uint64_t{1} << 46;
 
-void add(std::atomic<std::uint64_t> Counters::*count, Counters* counters) {
-  if (counters != nullptr) ++(counters->*count);
-}
-
 }  // namespace
 
 Blocks::Blocks(const RemoteVersion& version, std::unique_ptr<CacheEntry> entry, Counters* counters)
@@ -56,56 +52,39 @@ bool Blocks::change(std::uint64_t block, State from, State to) {
   return true;
 }
 
-bool Blocks::look(std::uint64_t block) noexcept {
+// Checks a block of the entry, which is `from`: here if it is what was written.
+bool Blocks::take(std::uint64_t block, State from) {
+  if (!entry_ || !entry_->is_there(block)) return false;
+  std::vector<std::byte> buffer(kBlock);  // not on the stack: threads of the mount have small ones
+  const std::uint64_t losses = entry_->losses();
+  const int error = entry_->check(block, buffer);
+  if (error == 0) return become_here(block, from, losses);
+  if (error != ENODATA) tally(counters_, &Counters::cache_faults);
+  return false;
+}
+
+bool Blocks::look(std::uint64_t block) {
   const State before = state(block);
-  if (is_here(before)) return true;
-  if (before != State::kUnknown && before != State::kAbsent) return false;
-  if (entry_ && entry_->is_there(block)) {
-    // Not on the stack: threads of the mount have small ones.
-    const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
-    if (!buffer) return false;
-    std::uint64_t losses = 0;
-    int error = 0;
-    do {
-      losses = entry_->losses();
-      error = entry_->check(block, {buffer.get(), kBlock});
-    } while (error == 0 && entry_->losses() != losses);
-    if (error == 0) {
-      if (become_here(block, before, losses)) add(&Counters::cache_hits, counters_);
-      return is_here(state(block));
-    }
-    const bool is_first = before == State::kAbsent || change(block, before, State::kAbsent);
-    if (error != ENODATA && is_first) add(&Counters::cache_faults, counters_);
+  if (before == State::kUnknown || before == State::kAbsent) {
+    if (take(block, before)) tally(counters_, &Counters::cache_hits);
+    change(block, State::kUnknown, State::kAbsent);
   }
-  change(block, State::kUnknown, State::kAbsent);
   return is_here(state(block));  // another thread may have looked after it was fetched
 }
 
-bool Blocks::look(BlockRun run) noexcept {
+bool Blocks::look(BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     if (!look(block)) return false;
   }
   return true;
 }
 
-bool Blocks::may_have(BlockRun run) noexcept {
+bool Blocks::may_have(BlockRun run) {
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const bool is_listed = state(block) == State::kUnknown && entry_ && entry_->is_there(block);
     if (!is_listed && !look(block)) return false;
   }
   return true;
-}
-
-bool Blocks::take_published(std::uint64_t block) noexcept {
-  if (!entry_ || !entry_->is_there(block)) return false;
-  const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[kBlock]);
-  if (!buffer) return false;
-  const std::uint64_t losses = entry_->losses();
-  if (const int error = entry_->check(block, {buffer.get(), kBlock})) {
-    if (error != ENODATA) add(&Counters::cache_faults, counters_);
-    return false;
-  }
-  return become_here(block, State::kComing, losses);
 }
 
 bool Blocks::become_here(std::uint64_t block, State from, std::uint64_t losses) {
@@ -118,12 +97,7 @@ void Blocks::keep(std::uint64_t block, State from, std::vector<std::byte> bytes,
   if (places_.contains(block)) return;
   const std::uint64_t length = bytes.size();
   memory_.push_back({block, std::move(bytes), is_ahead});
-  try {
-    places_.emplace(block, std::prev(memory_.end()));
-  } catch (const std::bad_alloc&) {
-    memory_.pop_back();
-    throw;
-  }
+  places_.emplace(block, std::prev(memory_.end()));
   memory_bytes_ += length;
   if (is_ahead) ahead_bytes_ += length;
   change(block, from, State::kKept);
@@ -176,11 +150,7 @@ void Blocks::keep_first(std::string_view first, std::uint64_t most_in_memory, bo
         bytes.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(length));
     if (look(block) || (has_room && keep_in_entry(block, part))) continue;
     if (memory_bytes_ + length > most_in_memory) return;
-    try {
-      keep(block, State::kAbsent, {part.begin(), part.end()}, false);
-    } catch (const std::bad_alloc&) {
-      return;  // it will be fetched again
-    }
+    keep(block, State::kAbsent, {part.begin(), part.end()}, false);
   }
 }
 
@@ -218,9 +188,18 @@ int Blocks::read_from_entry(std::span<std::byte> buffer, std::uint64_t offset) {
   for (std::uint64_t block = run.first; block < end; ++block) {
     if (state(block) != State::kHere) continue;
     entry_->forget(block);
-    if (change(block, State::kHere, State::kAbsent)) add(&Counters::cache_faults, counters_);
+    if (change(block, State::kHere, State::kAbsent)) tally(counters_, &Counters::cache_faults);
   }
   return EAGAIN;
+}
+
+int Blocks::descriptor(ByteRange range) const {
+  if (!entry_ || is_broken_ || !holds(range)) return -1;
+  const BlockRun run = run_of(range);
+  for (std::uint64_t block = run.first; block < run.end; ++block) {
+    if (state(block) != State::kHere) return -1;
+  }
+  return entry_->descriptor();
 }
 
 int Blocks::read(std::span<std::byte> buffer, std::uint64_t offset) {

@@ -44,8 +44,7 @@ class Blocks {
     kAbsent,
     kAhead,     // queued by prefetch()
     kDemanded,  // queued by want()
-    kDelayed,   // queued, not before a time: a request for it failed
-    kWatched,   // another process has claimed it
+    kDelayed,   // queued, not before a time: a request failed, or another process has claimed it
     kComing,    // in a request
     kHere,      // in the cache's file
     kKept,      // here too, but in memory
@@ -69,11 +68,11 @@ class Blocks {
   bool change(std::uint64_t block, State from, State to);  // false: the state is not `from`
   // Whether a block is here. Looks at the cache if it is unknown or absent: another process may
   // have brought it. The first look at a block of the cache reads and checks it.
-  bool look(std::uint64_t block) noexcept;
-  bool look(BlockRun run) noexcept;
+  bool look(std::uint64_t block);
+  bool look(BlockRun run);
   // As look(), but believes what the cache's map says of blocks that nobody has looked at: so a
   // window of the cache costs microseconds, not a checksum of all its bytes.
-  bool may_have(BlockRun run) noexcept;
+  bool may_have(BlockRun run);
   bool is_complete() const { return here_ == count_; }
 
   // The losses of the entry (CacheEntry::losses), and: a block of which bytes were checked or
@@ -82,10 +81,10 @@ class Blocks {
   std::uint64_t losses() const { return entry_ ? entry_->losses() : 0; }
   bool become_here(std::uint64_t block, State from, std::uint64_t losses);
 
-  // The entry; null when there is none. A block of it that is kComing is checked, and kHere if it
-  // is what was written.
+  // The entry; null when there is none.
   CacheEntry* entry() const { return entry_.get(); }
-  bool take_published(std::uint64_t block) noexcept;
+  // Checks a block of the entry that is kComing: it is kHere if it is what was written.
+  bool take_published(std::uint64_t block) { return take(block, State::kComing); }
   // The entry's file lost bytes that were here: what comes from now on is kept in memory.
   bool is_broken() const { return is_broken_; }
 
@@ -97,6 +96,10 @@ class Blocks {
               const std::function<bool(std::uint64_t block)>& is_needed);
   // Bytes from the beginning of the object: keeps whole blocks, in the entry if it can.
   void keep_first(std::string_view first, std::uint64_t most_in_memory, bool has_room);
+
+  // The descriptor of the entry's file if all blocks of a range are there, and were checked; else
+  // -1.
+  int descriptor(ByteRange range) const;
 
   // 0 or an errno: EAGAIN when a block is not here, or when the cache's file lost it: it is absent
   // then.
@@ -115,6 +118,7 @@ class Blocks {
   std::atomic_ref<std::uint8_t> at(std::uint64_t block) const {
     return std::atomic_ref(states_.get()[block]);
   }
+  bool take(std::uint64_t block, State from);
   bool keep_in_entry(std::uint64_t block, std::span<const std::byte> bytes);
   int read_from_entry(std::span<std::byte> buffer, std::uint64_t offset);
   void check_all_again();

@@ -49,19 +49,9 @@ struct MapHeader {
 };
 static_assert(sizeof(MapHeader) == 64);
 
-std::string sha256_of(std::string_view text) {
-  Sha256 sum;
-  sum.add(std::as_bytes(std::span(text)));
-  return sum.hex();
-}
-
 // A NUL cannot stand in a URL: no two versions have the same text.
 std::string id_of(const RemoteVersion& version) {
-  return sha256_of(version.name + '\0' + version.token);
-}
-
-bool is_id(std::string_view name) {
-  return name.size() == 64 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return sha256_hex(version.name + '\0' + version.token);
 }
 
 std::uint64_t blocks_of(std::uint64_t size) {
@@ -462,7 +452,7 @@ Cache::Outcome Cache::open_place(const std::string& id, CacheEntry& entry) const
   if (::flock(entry.data_fd_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return Outcome::kBusy;
   }
-  // It may have been evicted before it was locked.
+  // The entry may have been evicted before this process locked it.
   if (!is_named(entries_.get(), id, directory.get())) return Outcome::kBusy;
 
   struct stat map {};
@@ -586,7 +576,7 @@ std::unique_ptr<CacheEntry> Cache::open(const RemoteVersion& version, bool exist
 
 std::optional<std::string> Cache::recall(const std::string& name) const try {
   if (!unusable_.empty()) return std::nullopt;
-  const auto text = read_small(names_.get(), (sha256_of(name) + ".json").c_str(), kMaxNameText);
+  const auto text = read_small(names_.get(), (sha256_hex(name) + ".json").c_str(), kMaxNameText);
   if (!text) return std::nullopt;
   const auto json = nlohmann::json::parse(*text);
   if (json.at("name").get_ref<const std::string&>() != name) return std::nullopt;
@@ -600,12 +590,12 @@ bool Cache::remember(const std::string& name, const std::string& json) const {
   const std::string text =
       R"({"name":)" + json_string(name) + R"(,"value":)" + json_string(json) + "}";
   return text.size() <= kMaxNameText &&
-         write_file(names_.get(), (sha256_of(name) + ".json").c_str(), text);
+         write_file(names_.get(), (sha256_hex(name) + ".json").c_str(), text);
 }
 
 void Cache::forget(const std::string& name) const {
   if (!unusable_.empty() || is_read_only_) return;
-  ::unlinkat(names_.get(), (sha256_of(name) + ".json").c_str(), 0);
+  ::unlinkat(names_.get(), (sha256_hex(name) + ".json").c_str(), 0);
 }
 
 // --- eviction ---
@@ -619,7 +609,7 @@ std::vector<Cache::Place> Cache::places() const {
     return places;
   }
   for (const std::string& name : names) {
-    if (!is_id(name)) continue;
+    if (!is_digest(name, kSha256Digits)) continue;
     Place place{name, 0, {}};
     for (const char* file : {"/data", "/map", "/id.json"}) {
       struct stat status {};
@@ -743,7 +733,7 @@ void Cache::forget_names(bool all) const try {
 }
 
 bool Cache::remove(const std::string& id) {
-  if (!unusable_.empty() || is_read_only_ || !is_id(id)) return false;
+  if (!unusable_.empty() || is_read_only_ || !is_digest(id, kSha256Digits)) return false;
   const std::lock_guard lock(mutex_);
   granted_ = 0;
   return evict(id).has_value();

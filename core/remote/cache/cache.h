@@ -82,7 +82,7 @@ class CacheEntry {
 
   bool is_there(std::uint64_t block) const;
   // Reads a block and compares its checksum: 0; EILSEQ when it does not fit or `data` is too short,
-  // and the block is then absent; or the errno of the read, likewise; ENODATA for an absent block.
+  // or the errno of the read, and the block is then absent; ENODATA for a block that was absent.
   // `buffer` has kBlock bytes.
   int check(std::uint64_t block, std::span<std::byte> buffer) const;
   void forget(std::uint64_t block) const;  // makes it absent
@@ -101,6 +101,7 @@ class CacheEntry {
 
   // As pread_exact(); ESTALE also when `data` was truncated meanwhile: what was read may be zeros.
   int read(std::span<std::byte> bytes, std::uint64_t offset) const;
+  int descriptor() const { return data_fd_.get(); }  // of `data`, which is as long as the object
   // How often `data` was seen to take less room on the disk than before (st_blocks): a part was cut
   // off and added again, or a hole punched, and any block may be zeros. Or it is there all the
   // same, as where a file system compresses: check() tells. Counted before a read() that comes

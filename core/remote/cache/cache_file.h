@@ -30,14 +30,12 @@ class CacheFile final : public Source {
  public:
   // `entry` null: no cache. `first`: bytes from the beginning that came when the object was found;
   // whole blocks of them are kept, on the disk if it `has_room`.
-  CacheFile(RemoteVersion version, std::unique_ptr<Remote> remote,
+  CacheFile(const RemoteVersion& version, std::unique_ptr<Remote> remote,
             std::unique_ptr<CacheEntry> entry, Fetcher& fetcher, std::string_view first = {},
             bool has_room = true);
   ~CacheFile() override;
 
-  const RemoteVersion& remote_version() const { return remote_version_; }
-
-  std::string token() const override { return remote_version_.token; }
+  std::string token() const override { return file_.version.token; }
 
   // The cache's map tells: the first read of a block checks it, and is EAGAIN when it is damaged.
   bool has(ByteRange range) const override;
@@ -45,25 +43,25 @@ class CacheFile final : public Source {
   // of the local disk.
   void want(ByteRange range, Ready ready) const override;
   void prefetch(ByteRange range) const override;
-  bool is_complete() const override;
+  bool is_complete() const override { return file_.blocks.is_complete(); }
 
-  int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override;
-  int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override;
+  int read_unverified(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    return file_.blocks.read(buffer, offset);
+  }
+  int read_ahead(std::span<std::byte> buffer, std::uint64_t offset) const override {
+    return read_unverified(buffer, offset);
+  }
   bool can_pin(ByteRange) const override { return false; }
   Pinned try_pin() const override { return {}; }
+  int descriptor(ByteRange range) const override { return file_.blocks.descriptor(range); }
   int verify() const override { return is_refused() ? ESTALE : 0; }
-  std::string sha256() const override { return remote_version().sha256; }
-  std::string failure_text() const override { return fetcher_.failure_text(*file_); }
-  bool is_current() const override;  // as far as known: asks nobody
+  std::string sha256() const override { return file_.version.sha256; }
+  std::string failure_text() const override { return fetcher_.failure_text(file_); }
+  bool is_current() const override { return !has_changed(); }  // as far as known: asks nobody
 
  private:
-  friend class Fetcher;
-
-  const RemoteVersion remote_version_;
-  const std::unique_ptr<Remote> remote_;
-  mutable Blocks blocks_;
   Fetcher& fetcher_;
-  std::shared_ptr<Fetcher::File> file_;
+  mutable Fetcher::File file_;
 };
 
 }  // namespace stfs

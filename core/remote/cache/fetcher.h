@@ -5,11 +5,11 @@
 //                      ├─► requests of ≤ 8 MiB ─┤
 //   prefetch() ► ahead ┘   ≤ connections a host └─► ready(0) of those who wait for them
 //
-// Demand goes before what is fetched ahead. A block is in
-// one request at a time: in this process by the state of the block, among processes by the claims
-// of the cache entry. A block that another process has claimed is looked at again every few
-// milliseconds, until it is there or the claim is gone. Where none comes for Options::patience (the
-// process was stopped), this one fetches them too, into memory, and for a minute waits for none.
+// Demand goes before what is fetched ahead. A block is in one request at a time: in this process by
+// the state of the block, among processes by the claims of the cache entry. A block that another
+// process has claimed is delayed by a few milliseconds, again and again, until it is there or the
+// claim is gone. Where none comes for Options::patience (the process was stopped), this one fetches
+// them too, into memory, and for a minute waits for none.
 //
 // Fair: requests of those who wait take turns, 8 MiB each, so that a want() of gigabytes does not
 // hold up a small one.
@@ -20,17 +20,18 @@
 //      │    └─look──► absent          (a block that this process did not fetch is checked once)
 //   absent ──want──► demanded ─┐
 //      └─prefetch──► ahead ────┴─start─► coming ──all bytes──► here
-//                      │                   │ └─ another process has it ─► watched ─► here, demanded
-//                      └─want─► demanded   └─── broken ─► delayed ─► demanded, ahead
+//                      │                   └─ broken, or another process has claimed it
+//                      └─want─► demanded         └─► delayed ─► demanded, ahead
 //   all but here ──► absent           nobody waits any more, or given up
 //   here ──► absent                   only in memory (no usable cache), when others need the room;
 //                                     or when the entry's file turns out to be damaged
 //
-// The threads: want() and prefetch() only queue. One thread prepares requests (it may block while
-// it gets credentials), the thread of Http receives bytes and writes them, and two threads call
-// those who wait and end what waits too long, so that neither a conversion nor a slow reader holds
-// up the network. All are
-// started by the first want() that needs them: until then the process may fork.
+// The threads: want() and prefetch() only queue. Threads of one kind do the rest: they call those
+// who wait, two at a time; prepare requests and judge how they ended, one for a host at a time (it
+// may block while it gets credentials); end what waits too long. There is one for each host, and
+// two more: so neither a conversion, nor a slow reader, nor a host holds up the network. The thread
+// of Http receives bytes and writes them. All are started by the first want() that needs them:
+// until then the process may fork.
 //
 // Deadlines: a want() that is not answered within Options::timeout gets EIO, whatever becomes of
 // its request. The transfers that it waited for end with it: those that nobody else waits for, and
@@ -40,6 +41,10 @@
 // The part of a block that a broken transfer brought is kept, and only the rest is asked for. A
 // part in the cache's file is read again first: others may have truncated the file.
 //
+// One mutex guards the queues, the waiters and all changes of a block's state but those that
+// blocks.h names. It is not held while a system call of the cache, a Remote, Http or a callback
+// runs. It is taken before the mutex of the memory of Blocks.
+//
 // Thread safety: all members. Lifetime: outlives its CacheFiles.
 #pragma once
 
@@ -48,15 +53,23 @@
 #include "core/remote/http/http.h"
 #include "core/source/counters.h"
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace stfs {
-
-class CacheFile;
 
 class Fetcher {
  public:
@@ -71,14 +84,11 @@ class Fetcher {
     // Requests for blocks of a host at a time: one that hangs holds up no other.
     unsigned connections = 8;
     std::chrono::milliseconds longest{600'000};  // of a transfer
-    // How long a block may be watched that another process has claimed and does not bring; half of
+    // How long to wait for a block that another process has claimed and does not bring; half of
     // `timeout`, if that is less.
     std::chrono::milliseconds patience{5'000};
     bool offline = false;  // a block that is not in the cache: EIO at once
     Counters* counters = nullptr;
-    // A line for the log on each new reason for which a source fails: "place: reason". Called on
-    // threads of the Fetcher, with no lock held.
-    std::function<void(const std::string& line)> log = {};
   };
 
   // `cache` makes room when the disk is full. Both outlive this.
@@ -89,25 +99,171 @@ class Fetcher {
 
   // While it is held, it starts no thread and sends nothing: want() of what is not here fails with
   // EIO at once. For a process that forks those that fetch.
-  void hold(bool is_held);
+  void hold(bool is_held) { is_held_ = is_held; }
+
+  // An object, with what is queued and under way for it: a part of its CacheFile.
+  struct File;
+  void add(File& file);
+  // Answers those who wait with ECANCELED, and waits for what runs.
+  void remove(File& file);
+  void want(File& file, ByteRange range, Source::Ready ready);
+  void prefetch(File& file, ByteRange range);
+  std::string failure_text(const File& file);
+  Counters* counters() const { return options_.counters; }
 
  private:
-  friend class CacheFile;
   using Clock = std::chrono::steady_clock;
-  class Impl;
-  struct File;  // what is queued and under way for a CacheFile
+  using Lock = std::unique_lock<std::mutex>;
+  using State = Blocks::State;
+
+  static constexpr std::size_t kAnswering = 2;
+  struct Host {
+    unsigned requests = 0;          // that are under way
+    const File* serving = nullptr;  // of the thread that serves the host now
+  };
+  struct Waiter;
+  using Waiters = std::list<Waiter>;
+  struct Part;
   struct Transfer;
+  using Transfers = std::list<std::shared_ptr<Transfer>>;  // Http's callbacks share them
+  // Blocks that were queued. The state of each says whether it still is: an item may be stale.
+  struct Item {
+    File* file;
+    BlockRun run;
+    bool is_retry = false;
+    Backoff backoff = {};
+    bool needs_new_connection = false;
+    // While another process claims its blocks: since when none of them came.
+    std::optional<Clock::time_point> claimed_since = {};
+    bool ignores_claims = false;
+    // While the item is delayed: the earliest time to fetch it, and whether it is fetched even if
+    // no reader waits for it.
+    Clock::time_point not_before = {};
+    bool is_ahead = false;
+  };
+  using Items = std::list<Item>;
 
-  Counters* counters() const;
-  std::shared_ptr<File> add(const CacheFile& source, const RemoteVersion& version, Remote& remote,
-                            Blocks& blocks);
-  void remove(File& file);  // waits for what runs
-  void want(const std::shared_ptr<File>& file, ByteRange range, Source::Ready ready);
-  void prefetch(const std::shared_ptr<File>& file, ByteRange range);
-  std::string failure_text(const File& file) const;
+  // All of these: the caller holds mutex_, and those that take the lock let it go for a while.
+  bool start_threads();
+  bool move(File& file, std::uint64_t block, State from, State to);
+  void move_all(File& file, BlockRun run, State from, State to);
+  void queue(File& file, BlockRun run);
+  void queue_again(Item item, State from);
+  void wake_delayed();
+  void advance(File& file);
+  void answer(File& file, Waiters::iterator waiter, int error);
+  bool is_waited(const File& file, BlockRun run) const;
+  bool is_needed(const File& file, std::uint64_t block) const;
+  bool uses_memory(const File& file) const;
+  void shrink(File& file);
+  void expire(Clock::time_point now);
+  void abandon(const File& file, BlockRun missed, Clock::time_point now);
+  bool uses(const File& file) const;
+  Clock::time_point next_deadline() const;
+  bool answer_one(Lock& lock);
+  bool serve_one(Lock& lock);
+  std::optional<Item> next(Items& items, State state);
+  void begin(Lock& lock, Item item);
+  void wait_for_others(Item item, std::uint64_t end);
+  void send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRequest request);
+  void settle(Lock& lock, Transfer& transfer);
+  void renew(Lock& lock, Transfer& transfer, BlockRun rest);
+  void retry(const Transfer& transfer, BlockRun rest, const std::string& reason);
+  void again(const Transfer& transfer, BlockRun rest, bool needs_new_connection = false);
+  void fail(File& file, BlockRun run, int error, const std::string& reason);
+  static Part take_part(File& file, std::uint64_t block);
+  static void keep_part(File& file, Part part);
 
-  // Shared with transfers under way, which may end after it.
-  std::shared_ptr<Impl> impl_;
+  // The caller does not hold it.
+  void work();  // the threads
+  bool on_head(Transfer& transfer, const HttpHead& head);
+  bool on_data(Transfer& transfer, std::span<const std::byte> bytes);
+  void on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end);
+  bool store(Transfer& transfer, std::span<const std::byte> bytes, std::uint64_t offset);
+  void finish_block(Transfer& transfer, std::uint64_t block);
+  BlockRun claim(Blocks& blocks, BlockRun run);
+  static void release(Blocks& blocks, BlockRun run);
+  bool make_room(Blocks& blocks, BlockRun run);
+  static bool is_still_there(const CacheEntry& entry, const Part& part);
+
+  const Options options_;
+  Http& http_;
+  Cache& cache_;
+
+  std::mutex mutex_;
+  std::condition_variable work_;  // for the threads
+  std::condition_variable left_;  // for remove()
+  bool stopping_ = false;
+  std::atomic<bool> is_held_ = false;
+  std::vector<std::thread> threads_;
+
+  std::map<std::string, Host> hosts_;
+  std::list<File*> files_;
+  Items demand_, ahead_, delayed_;
+  Transfers under_way_, ended_;
+  Waiters answers_, running_;
+  bool has_abandoned_ = false;  // Http does not know yet
+};
+
+struct Fetcher::Waiter {  // one want()
+  File* file;
+  BlockRun all;
+  BlockRun rest;  // all blocks before it are here, or were
+  Source::Ready ready;
+  Clock::time_point began;
+  int error = 0;
+};
+
+// The beginning of a block.
+struct Fetcher::Part {
+  std::uint64_t block = 0;
+  std::uint64_t bytes = 0;
+  std::optional<CacheEntry::Sum> sum = {};  // of those in the cache's file
+  std::vector<std::byte> buffer = {};       // or the bytes
+};
+
+// A request under way. The thread of Http has it until it ended; `done` changes under the lock.
+struct Fetcher::Transfer {
+  File* file = nullptr;
+  std::atomic<bool> is_abandoned = false;  // HttpRequest::is_abandoned
+  Clock::time_point began = Clock::now();
+  BlockRun run = {};
+  ByteRange range = {};
+  bool in_memory = false;
+  std::uint64_t losses = 0;  // of the cache's file when it began
+  bool has_ahead = false;    // not all was wanted
+  unsigned renewals = 0;     // File::renewals when it was made
+  Backoff backoff = {};
+
+  std::uint64_t received = 0;  // bytes
+  std::uint64_t done = 0;      // blocks
+  Part part = {};              // of the block that comes
+  bool was_accepted = false;
+  std::optional<HttpHead> head = {};  // of an answer that was not
+  Verdict verdict{Verdict::Kind::kAccept};
+  int disk_error = 0;
+  HttpEnd end = {};
+};
+
+struct Fetcher::File {
+  const Source& source;
+  const RemoteVersion version;
+  const std::unique_ptr<Remote> remote;
+  Blocks blocks;
+
+  Host* host = nullptr;            // set by add()
+  bool is_closed = false;          // no transfer is to begin
+  Waiters waiting = {};            // the oldest first
+  std::list<Part> parts = {};      // that broken transfers left, the oldest first
+  std::uint64_t ahead = 0;         // blocks that are State::kAhead
+  unsigned renewals = 0;           // of credentials
+  bool is_renewed = false;         // and no answer was good since
+  Clock::time_point full_until{};  // no room on the disk: blocks go to memory
+  // No claimed block came for Options::patience: what readers want is fetched, whoever claimed it.
+  Clock::time_point claims_ignored_until{};
+  Clock::time_point last_claimed_came{};  // a block that another process had claimed
+  std::string reason = {};                // why the last request failed
+  std::string failure = {};               // why the last want() failed
 };
 
 }  // namespace stfs

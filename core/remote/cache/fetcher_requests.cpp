@@ -1,11 +1,11 @@
+// The requests: what is done for a host, and what Http calls.
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/remote/cache/fetcher_impl.h"
+#include "core/remote/cache/fetcher.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <exception>
-#include <new>
 #include <utility>
 
 namespace stfs {
@@ -22,64 +22,66 @@ constexpr std::size_t kMostKeptParts = 8;      // of a file: 2 MiB without a cac
 
 }  // namespace
 
-// --- The preparing thread
+// --- For a host
 
-void Fetcher::Impl::prepare_all() {
-  Lock lock(mutex_);
-  while (!stopping_) {
-    if (!ended_.empty()) {
-      const std::shared_ptr<Transfer> transfer = ended_.front();
-      // In the list until then: remove() looks for it there.
-      try {
-        settle(lock, *transfer);
-      } catch (const std::exception&) {
-        if (!transfer->file->is_closed) {
-          fail(*transfer->file, transfer->run, ENOMEM, "out of memory");
-        }
-      }
-      ended_.remove(transfer);
-      continue;
-    }
-    wake_delayed();
-    if (!watched_.empty() && poll_at_ <= Clock::now()) {
-      poll_watched(lock);
-      poll_at_ = Clock::now() + kPoll;
-      continue;
-    }
-    if (!lines_.empty()) {
-      write_log(lock);
-      continue;
-    }
-    if (start_one(lock)) continue;
-    auto until = watched_.empty() ? Clock::time_point::max() : poll_at_;
-    for (const Item& item : delayed_) until = std::min(until, item.not_before);
-    if (until == Clock::time_point::max()) {
-      work_.wait(lock);
-    } else {
-      work_.wait_until(lock, until);
-    }
+// Settles a transfer, or begins one, for a host that no other thread serves. False: there is none.
+bool Fetcher::serve_one(Lock& lock) {
+  std::shared_ptr<Transfer> ended;
+  const auto at = std::ranges::find_if(
+      ended_, [](const auto& transfer) { return transfer->file->host->serving == nullptr; });
+  if (at != ended_.end()) {
+    ended = std::move(*at);
+    ended_.erase(at);
   }
-  if (!lines_.empty()) write_log(lock);
+  std::optional<Item> item;
+  if (!ended) item = next(demand_, State::kDemanded);
+  if (!ended && !item) item = next(ahead_, State::kAhead);
+  if (!ended && !item) return false;
+  File& file = ended ? *ended->file : *item->file;
+  file.host->serving = &file;
+  work_.notify_one();  // another thread looks after deadlines meanwhile
+  try {
+    ended ? settle(lock, *ended) : begin(lock, *item);
+  } catch (const std::exception&) {
+    if (!lock.owns_lock()) lock.lock();
+    const BlockRun run = ended ? ended->run : item->run;
+    release(file.blocks, run);
+    fail(file, run, ENOMEM, "out of memory");
+  }
+  file.host->serving = nullptr;
+  left_.notify_all();
+  return true;
 }
 
-bool Fetcher::Impl::uses_memory(const File& file) const {
+bool Fetcher::uses_memory(const File& file) const {
   return file.blocks.entry() == nullptr || file.blocks.is_broken() ||
          Clock::now() < file.full_until;
 }
 
 // The run of blocks to ask for next: of the first item that is not stale, and what is queued behind
 // it.
-std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state) {
+std::optional<Fetcher::Item> Fetcher::next(Items& items, State state) {
+  // Without a look at the queues, which may be long. A claimed block needs no connection to come.
+  const bool is_busy = std::ranges::all_of(hosts_, [this](const auto& host) {
+    return host.second.serving != nullptr || host.second.requests >= options_.connections;
+  });
+  if (is_busy && (items.empty() || !items.front().claimed_since)) return std::nullopt;
   for (auto at = items.begin(); at != items.end();) {
     Item& item = *at;
     File& file = *item.file;
     Blocks& blocks = file.blocks;
+    if (file.source.has_changed()) {  // none of them can be fetched any more
+      move_all(file, item.run, state, State::kAbsent);
+      item.run = {};
+    }
     while (!item.run.empty() && blocks.state(item.run.first) != state) ++item.run.first;
     if (item.run.empty()) {
       at = items.erase(at);
       continue;
     }
-    if (requests_to(file.host) >= options.connections) {
+    const unsigned requests = file.host->requests;
+    if (file.is_closed || file.host->serving != nullptr ||
+        (requests >= options_.connections && !item.claimed_since)) {
       ++at;
       continue;
     }
@@ -87,7 +89,7 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     BlockRun run{item.run.first, item.run.first};
     const auto is_queued = [&](State of) { return of == State::kDemanded || of == State::kAhead; };
     while (run.end < blocks.count() && run.end - run.first < longest / Blocks::kBlock &&
-           is_queued(blocks.state(run.end)) && (!item.ignores_claims || run.end < item.run.end)) {
+           is_queued(blocks.state(run.end)) && (!item.claimed_since || run.end < item.run.end)) {
       ++run.end;
     }
     if (state == State::kDemanded && !is_waited(file, run)) {  // they have gone
@@ -96,72 +98,42 @@ std::optional<Fetcher::Impl::Item> Fetcher::Impl::next(Items& items, State state
     }
     // A window that slides adds little by little: wait for more, while the line is busy.
     const bool is_short = (run.end - run.first) * Blocks::kBlock < longest;
-    if (state == State::kAhead && is_short && requests_to(file.host) * 2 >= options.connections &&
+    if (state == State::kAhead && is_short && requests * 2 >= options_.connections &&
         run.end < blocks.count()) {
       ++at;
       continue;
     }
     Item found = item;
     found.run = run;
-    // Those who wait take turns.
+    // The item moves to the end: readers that wait take turns.
     if (state == State::kDemanded) items.splice(items.end(), items, at);
     return found;
   }
   return std::nullopt;
 }
 
-std::size_t Fetcher::Impl::requests_to(const std::string& host) const {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      under_way_, [&](const auto& transfer) { return transfer->file->host == host; }));
-}
-
-bool Fetcher::Impl::start_one(Lock& lock) {
-  const bool is_busy = std::ranges::all_of(
-      files_, [this](const File* file) { return requests_to(file->host) >= options.connections; });
-  if (is_busy) return false;  // without a look at the queues, which may be long
-  std::optional<Item> item = next(demand_, State::kDemanded);
-  if (!item) item = next(ahead_, State::kAhead);
-  if (!item) return false;
-  const std::shared_ptr<File> file = item->file;
-  const BlockRun run = item->run;
-  try {
-    begin(lock, *item);
-  } catch (const std::exception&) {
-    if (!file->is_closed) {
-      const Unlocked unlocked(*this, *file, lock);
-      release(file->blocks, run);
-    }
-    if (!file->is_closed) fail(*file, run, ENOMEM, "out of memory");
-  }
-  return true;
-}
-
 // Claims what can be claimed, from the beginning of a run, without a gap. Blocks before it are here
-// or watched, when this returns; those behind it are as they were.
-BlockRun Fetcher::Impl::claim(Blocks& blocks, BlockRun run) {
+// when this returns, or claimed by another process; those behind it are as they were.
+BlockRun Fetcher::claim(Blocks& blocks, BlockRun run) {
   const CacheEntry* entry = blocks.entry();
   if (entry == nullptr) return run;
   BlockRun ours{run.first, run.first};
   for (std::uint64_t block = run.first; block < run.end; ++block) {
     const bool is_claimed = entry->claim(block);
-    if (is_claimed && !entry->is_there(block)) {
-      ours.end = block + 1;
-      continue;
-    }
-    const bool is_here = blocks.take_published(block);
-    if (is_claimed && !is_here) {  // it was damaged
+    // A claimed block that is listed and not taken is damaged.
+    const bool is_here = (!is_claimed || entry->is_there(block)) && blocks.take_published(block);
+    if (is_claimed && !is_here) {
       ours.end = block + 1;
       continue;
     }
     if (is_claimed) entry->release(block);
-    if (!is_here && ours.empty()) blocks.change(block, State::kComing, State::kWatched);
     if (!ours.empty()) break;
     ours = {block + 1, block + 1};
   }
   return ours;
 }
 
-bool Fetcher::Impl::make_room(Blocks& blocks, BlockRun run) {
+bool Fetcher::make_room(Blocks& blocks, BlockRun run) {
   const ByteRange range = blocks.range_of(run);
   if (!cache_.make_room(range.length)) return false;
   const int error = blocks.entry()->reserve(range);
@@ -169,27 +141,27 @@ bool Fetcher::Impl::make_room(Blocks& blocks, BlockRun run) {
   return cache_.make_room(range.length) && blocks.entry()->reserve(range) == 0;
 }
 
-void Fetcher::Impl::release(Blocks& blocks, BlockRun run) {
+void Fetcher::release(Blocks& blocks, BlockRun run) {
   if (blocks.entry() == nullptr) return;
   for (std::uint64_t block = run.first; block < run.end; ++block) blocks.entry()->release(block);
 }
 
 // Takes the part of a block that is kept; an empty one when there is none.
-Fetcher::File::Part Fetcher::Impl::take_part(File& file, std::uint64_t block) {
-  const auto at = std::ranges::find(file.parts, block, &File::Part::block);
+Fetcher::Part Fetcher::take_part(File& file, std::uint64_t block) {
+  const auto at = std::ranges::find(file.parts, block, &Part::block);
   if (at == file.parts.end()) return {};
-  File::Part part = std::move(*at);
+  Part part = std::move(*at);
   file.parts.erase(at);
   return part;
 }
 
-void Fetcher::Impl::keep_part(File& file, File::Part part) {
+void Fetcher::keep_part(File& file, Part part) {
   take_part(file, part.block);
   file.parts.push_back(std::move(part));
   if (file.parts.size() > kMostKeptParts) file.parts.pop_front();
 }
 
-bool Fetcher::Impl::is_still_there(const CacheEntry& entry, const File::Part& part) {
+bool Fetcher::is_still_there(const CacheEntry& entry, const Part& part) {
   std::vector<std::byte> bytes(part.bytes);
   if (entry.read(bytes, entry.range_of(part.block).offset) != 0) return false;
   CacheEntry::Sum sum(entry, part.block);
@@ -197,22 +169,21 @@ bool Fetcher::Impl::is_still_there(const CacheEntry& entry, const File::Part& pa
   return sum.value() == part.sum->value();
 }
 
-void Fetcher::Impl::begin(Lock& lock, const Item& item) {
+void Fetcher::begin(Lock& lock, Item item) {
   File& file = *item.file;
   Blocks& blocks = file.blocks;
   const auto transfer = std::make_shared<Transfer>();
-  Items watched(1, item), rest(1, item);
   for (std::uint64_t block = item.run.first; block < item.run.end; ++block) {
     if (move(file, block, State::kAhead, State::kComing)) transfer->has_ahead = true;
     move(file, block, State::kDemanded, State::kComing);
   }
-  transfer->file = item.file;
+  transfer->file = &file;
   transfer->in_memory = uses_memory(file) || item.ignores_claims;
   transfer->losses = blocks.losses();
   transfer->renewals = file.renewals;
   transfer->backoff = item.backoff;
-  File::Part part = take_part(file, item.run.first);
-  const Unlocked unlocked(*this, file, lock);
+  Part part = take_part(file, item.run.first);
+  lock.unlock();
   BlockRun run = item.ignores_claims ? item.run : claim(blocks, item.run);
   bool is_full = false;
   if (!run.empty() && !transfer->in_memory) {
@@ -229,71 +200,83 @@ void Fetcher::Impl::begin(Lock& lock, const Item& item) {
       (transfer->in_memory || is_still_there(*blocks.entry(), part))) {
     transfer->range.offset += part.bytes;
     transfer->range.length -= part.bytes;
-    transfer->part = std::move(part);
+    transfer->part = std::exchange(part, {});
   }
   HttpRequest request;
   std::string failure;
   int refusal = EIO;
-  if (!run.empty()) {
-    try {
-      request = file.remote.request(transfer->range);
-      request.new_connection = item.needs_new_connection;
-      // A read after the deadline of another must not wait for what that one waited for.
-      request.stall = std::min(request.stall, options.timeout);
-      request.limit = options.longest;
-      request.is_abandoned = {transfer, &transfer->is_abandoned};
-    } catch (const Error& error) {
-      failure = error.message();
-      // A store says so of what its credentials may not see, too.
-      if (error.code() == ErrorCode::kAbsent) refusal = EACCES;
-    } catch (const std::exception&) {
-      failure = "out of memory";
-    }
-    if (!failure.empty()) release(blocks, run);
+  try {
+    if (!run.empty()) request = file.remote->request(transfer->range);
+  } catch (const Error& error) {
+    failure = error.message();
+    // A store says so of what its credentials may not see, too.
+    if (error.code() == ErrorCode::kAbsent) refusal = EACCES;
+    release(blocks, run);
   }
-
   lock.lock();
-  if (!file.is_closed) {
-    if (is_full) file.full_until = Clock::now() + kFull;
-    watched.front().run = {item.run.first, run.first};
-    if (!run.empty() || item.run.first < run.first) advance(file);
-    if (item.run.first < run.first) {
-      if (Clock::now() < file.claims_ignored_until && is_waited(file, watched.front().run)) {
-        watched.front().ignores_claims = true;
-        queue_again(std::move(watched), State::kWatched);
-      } else {
-        if (!watched.front().watched_since) watched.front().watched_since = Clock::now();
-        watched_.splice(watched_.end(), watched);
-        poll_at_ = std::min(poll_at_, Clock::now() + kPoll);
-      }
-    }
-    rest.front().run = {run.end, item.run.end};
-    queue_again(std::move(rest), State::kComing);
-    if (!failure.empty()) {
-      fail(file, run, refusal, failure);
-    } else if (!run.empty()) {
-      if (item.is_retry && options.counters != nullptr) ++options.counters->retries;
-      send(lock, transfer, std::move(request));
-    }
+  if (part.bytes > 0) keep_part(file, std::move(part));  // not of this request
+  if (is_full) file.full_until = Clock::now() + kFull;
+  wait_for_others(item, run.first);
+  Item rest = item;
+  rest.run = {run.end, item.run.end};
+  queue_again(rest, State::kComing);
+  advance(file);
+  if (!failure.empty()) {
+    fail(file, run, refusal, failure);
+  } else if (file.is_closed) {  // remove() waits, and has told Http already
+    lock.unlock();
+    release(blocks, run);
+    lock.lock();
+    move_all(file, run, State::kComing, State::kAbsent);
+  } else if (!run.empty()) {
+    if (item.is_retry) tally(options_.counters, &Counters::retries);
+    request.new_connection = item.needs_new_connection;
+    send(lock, transfer, std::move(request));
   }
 }
 
-void Fetcher::Impl::send(Lock& lock, const std::shared_ptr<Transfer>& transfer,
-                         HttpRequest request) {
-  HttpCallbacks callbacks;
-  const std::shared_ptr<Impl> self = shared_from_this();
-  callbacks.head = [self, transfer](const HttpHead& head) {
-    return self->on_head(*transfer, head);
-  };
-  callbacks.data = [self, transfer](std::span<const std::byte> bytes) {
-    return self->on_data(*transfer, bytes);
-  };
-  callbacks.end = [self, transfer](const HttpEnd& end) { self->on_end(transfer, end); };
+// Delays the blocks of an item before `end` that have not come: another process has claimed them.
+void Fetcher::wait_for_others(Item item, std::uint64_t end) {
+  File& file = *item.file;
+  item.run.end = end;
+  bool is_any = false, has_come = false;
+  for (std::uint64_t block = item.run.first; block < end; ++block) {
+    const bool is_here = Blocks::is_here(file.blocks.state(block));
+    (is_here ? has_come : is_any) = true;
+  }
+  const Clock::time_point now = Clock::now();
+  if (has_come && item.claimed_since) {  // the other process lives
+    file.claims_ignored_until = {};
+    file.last_claimed_came = now;
+  }
+  if (!is_any) return;
+  if (!item.claimed_since || has_come) item.claimed_since = now;
+  if (now - std::max(*item.claimed_since, file.last_claimed_came) >=
+      std::min(options_.patience, options_.timeout / 2)) {
+    file.claims_ignored_until = now + kClaimsIgnored;
+  }
+  item.ignores_claims = now < file.claims_ignored_until;
+  item.not_before = item.ignores_claims ? now : now + kPoll;
+  item.is_ahead = false;
+  move_all(file, item.run, State::kComing, State::kDelayed);
+  delayed_.push_back(item);
+}
+
+void Fetcher::send(Lock& lock, const std::shared_ptr<Transfer>& transfer, HttpRequest request) {
+  // A stalled transfer ends within the timeout of reads, so that a later read starts a new one.
+  request.stall = std::min(request.stall, options_.timeout);
+  request.limit = options_.longest;
+  request.is_abandoned = {transfer, &transfer->is_abandoned};
+  transfer->is_abandoned = transfer->file->is_closed;
   under_way_.push_back(transfer);
+  ++transfer->file->host->requests;
   lock.unlock();
   std::string failure;
   try {
-    http_.start(std::move(request), std::move(callbacks));
+    http_.start(std::move(request),
+                {.head = [=, this](const HttpHead& head) { return on_head(*transfer, head); },
+                 .data = [=, this](auto bytes) { return on_data(*transfer, bytes); },
+                 .end = [=, this](const HttpEnd& end) { on_end(transfer, end); }});
   } catch (const Error& error) {
     failure = error.message();
   } catch (const std::exception&) {
@@ -304,25 +287,21 @@ void Fetcher::Impl::send(Lock& lock, const std::shared_ptr<Transfer>& transfer,
 }
 
 // Queues blocks that were in a request, before all others.
-void Fetcher::Impl::queue_again(Items item, State from) {
-  const BlockRun run = item.front().run;
-  File& file = *item.front().file;
-  if (run.empty()) return;
-  const bool is_demand = is_waited(file, run);
-  move_all(file, run, from, is_demand ? State::kDemanded : State::kAhead);
-  Items& items = is_demand ? demand_ : ahead_;
-  items.splice(items.begin(), item);
+void Fetcher::queue_again(Item item, State from) {
+  if (item.run.empty()) return;
+  const bool is_demand = is_waited(*item.file, item.run);
+  move_all(*item.file, item.run, from, is_demand ? State::kDemanded : State::kAhead);
+  (is_demand ? demand_ : ahead_).push_front(item);
 }
 
-void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
+void Fetcher::settle(Lock& lock, Transfer& transfer) {
   File& file = *transfer.file;
-  if (file.is_closed) return;
   const BlockRun rest{transfer.run.first + transfer.done, transfer.run.end};
-  if (!transfer.in_memory && !rest.empty()) {
-    const Unlocked unlocked(*this, file, lock);
+  if (!transfer.in_memory) {
+    lock.unlock();
     release(file.blocks, rest);
+    lock.lock();
   }
-  if (file.is_closed) return;
   if (transfer.was_accepted) file.is_renewed = false;
   if (rest.empty()) return;
   if (file.source.has_changed()) return move_all(file, rest, State::kComing, State::kAbsent);
@@ -339,59 +318,55 @@ void Fetcher::Impl::settle(Lock& lock, Transfer& transfer) {
     if (is_waited(file, rest)) return again(transfer, rest);
     return move_all(file, rest, State::kComing, State::kAbsent);
   }
-  const bool is_no_server = transfer.end.error == EACCES || transfer.end.error == EPROTO;
-  const bool is_wrong =
-      kind == Verdict::Kind::kAccept ? is_no_server : kind != Verdict::Kind::kRetry;
-  // These may be bytes that the server sent behind the answer before (HttpEnd).
-  if (is_wrong && transfer.end.was_kept) return again(transfer, rest, true);
-  switch (kind) {
-    case Verdict::Kind::kAccept:
-      if (is_no_server) {
-        return fail(file, rest, transfer.end.error == EACCES ? EACCES : EIO, transfer.end.text);
-      }
-      return retry(transfer, rest,
-                   transfer.end.error == 0 ? "the answer ended early" : transfer.end.text);
-    case Verdict::Kind::kRetry:
-      return retry(transfer, rest, text);
-    case Verdict::Kind::kRenew:
-      return renew(lock, transfer, rest);
-    case Verdict::Kind::kChanged:
-      change(file, text);
-      return move_all(file, rest, State::kComing, State::kAbsent);
-    case Verdict::Kind::kRefused:
-      return fail(file, rest, EIO, text);
+  using Kind = Verdict::Kind;
+  HttpEnd& end = transfer.end;
+  if (kind == Kind::kAccept && end.error == 0) end = {EIO, "the answer ended early", end.was_kept};
+  switch (next_try(end, kind == Kind::kAccept  ? AnswerIs::kGood
+                        : kind == Kind::kRetry ? AnswerIs::kTemporary
+                                               : AnswerIs::kWrong)) {
+    case NextTry::kNow:
+      return again(transfer, rest, true);
+    case NextTry::kLater:
+      return retry(transfer, rest, kind == Kind::kAccept ? end.text : text);
+    case NextTry::kNone:
+      break;
   }
+  if (kind == Kind::kRenew) return renew(lock, transfer, rest);
+  if (kind == Kind::kChanged) {  // bytes that are not here can never be fetched
+    file.failure = printable(text);
+    file.source.mark_changed();
+    while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
+    return move_all(file, rest, State::kComing, State::kAbsent);
+  }
+  const bool is_refused = kind == Kind::kRefused;
+  fail(file, rest, !is_refused && end.error == EACCES ? EACCES : EIO, is_refused ? text : end.text);
 }
 
-void Fetcher::Impl::again(const Transfer& transfer, BlockRun rest, bool needs_new_connection) {
-  queue_again(Items(1, {transfer.file, rest, true, transfer.backoff, needs_new_connection}),
-              State::kComing);
+void Fetcher::again(const Transfer& transfer, BlockRun rest, bool needs_new_connection) {
+  queue_again({transfer.file, rest, true, transfer.backoff, needs_new_connection}, State::kComing);
 }
 
-void Fetcher::Impl::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
+void Fetcher::renew(Lock& lock, Transfer& transfer, BlockRun rest) {
   File& file = *transfer.file;
   if (transfer.renewals != file.renewals) return again(transfer, rest);  // it was sent before
   std::string text = transfer.verdict.text;
   if (!std::exchange(file.is_renewed, true)) {
     ++file.renewals;
-    const Unlocked unlocked(*this, file, lock);
+    lock.unlock();
     bool is_new = false;
     try {
-      is_new = file.remote.renew();
+      is_new = file.remote->renew();
     } catch (const Error& error) {
       text = error.message();
-    } catch (const std::exception&) {
-      text = "out of memory";
     }
     lock.lock();
-    if (file.is_closed) return;
     if (is_new) return again(transfer, rest);
   }
   file.is_renewed = false;
   fail(file, rest, EACCES, text);
 }
 
-void Fetcher::Impl::retry(const Transfer& transfer, BlockRun rest, const std::string& reason) {
+void Fetcher::retry(const Transfer& transfer, BlockRun rest, const std::string& reason) {
   File& file = *transfer.file;
   file.reason = printable(reason);
   const bool is_worth = transfer.has_ahead && transfer.backoff.tries() < kTriesAhead;
@@ -399,94 +374,32 @@ void Fetcher::Impl::retry(const Transfer& transfer, BlockRun rest, const std::st
     return move_all(file, rest, State::kComing, State::kAbsent);
   }
   const bool has_progress = transfer.done > 0 || transfer.received >= kProgress;
-  Item item{transfer.file, rest, true, has_progress ? Backoff() : transfer.backoff};
+  Item item{&file, rest, true, has_progress ? Backoff() : transfer.backoff};
   item.is_ahead = transfer.has_ahead;
   // A server may ask for a day; the next want() after a timeout asks again.
   const auto pause = item.backoff.next(transfer.head ? &*transfer.head : nullptr);
-  item.not_before = Clock::now() + std::min(pause, options.timeout);
-  delayed_.push_back(std::move(item));
+  item.not_before = Clock::now() + std::min(pause, options_.timeout);
+  delayed_.push_back(item);
   move_all(file, rest, State::kComing, State::kDelayed);
 }
 
-void Fetcher::Impl::wake_delayed() {
+void Fetcher::wake_delayed() {
   const Clock::time_point now = Clock::now();
   for (auto next = delayed_.begin(); next != delayed_.end();) {
     const auto item = next++;
     if (now < item->not_before) continue;
-    Items due;
-    due.splice(due.end(), delayed_, item);
     if (is_waited(*item->file, item->run) || item->is_ahead) {
-      queue_again(std::move(due), State::kDelayed);
+      queue_again(*item, State::kDelayed);
     } else {
       move_all(*item->file, item->run, State::kDelayed, State::kAbsent);
     }
-  }
-}
-
-// Looks at blocks that other processes have claimed: how many have come, and whether a claim of one
-// that has not is gone.
-unsigned Fetcher::Impl::take_watched(Blocks& blocks, BlockRun run, bool& is_free) {
-  unsigned taken = 0;
-  for (std::uint64_t block = run.first; block < run.end; ++block) {
-    if (blocks.state(block) != State::kWatched) continue;
-    if (blocks.entry()->is_there(block)) {
-      blocks.change(block, State::kWatched, State::kComing);
-      if (blocks.take_published(block)) {
-        ++taken;
-        continue;
-      }
-      blocks.change(block, State::kComing, State::kWatched);
-    }
-    if (is_free || !blocks.entry()->claim(block)) continue;
-    blocks.entry()->release(block);
-    is_free = true;
-  }
-  return taken;
-}
-
-void Fetcher::Impl::poll_watched(Lock& lock) {
-  Items items;
-  items.splice(items.end(), watched_);
-  while (!items.empty()) {
-    Items item;
-    item.splice(item.end(), items, items.begin());
-    const std::shared_ptr<File> file = item.front().file;
-    BlockRun& run = item.front().run;
-    if (file->is_closed) continue;
-    if (!is_waited(*file, run)) {
-      move_all(*file, run, State::kWatched, State::kAbsent);
-      continue;
-    }
-    const Unlocked unlocked(*this, *file, lock);
-    bool is_free = false;
-    const unsigned taken = take_watched(file->blocks, run, is_free);
-    lock.lock();
-    if (file->is_closed) continue;
-    Item& watched = item.front();
-    if (taken > 0) {
-      watched.watched_since = file->last_taken = Clock::now();
-      file->claims_ignored_until = {};
-    }
-    // A reader that waits shall see what is fetched in place of the other process.
-    const auto patience = std::min(options.patience, options.timeout / 2);
-    watched.ignores_claims = Clock::now() - *watched.watched_since >= patience;
-    if (watched.ignores_claims && Clock::now() - file->last_taken >= patience) {
-      file->claims_ignored_until = Clock::now() + kClaimsIgnored;
-    }
-    is_free = is_free || watched.ignores_claims;
-    while (!run.empty() && file->blocks.state(run.first) != State::kWatched) ++run.first;
-    if (is_free) {
-      queue_again(std::move(item), State::kWatched);
-    } else if (!run.empty()) {
-      watched_.splice(watched_.end(), item);
-    }
-    advance(*file);
+    delayed_.erase(item);
   }
 }
 
 // Ends all that waits for a run, and does not ask for it again.
-void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string& reason) {
-  log(file, reason);
+void Fetcher::fail(File& file, BlockRun run, int error, const std::string& reason) {
+  file.failure = printable(reason);
   const ByteRange range = file.blocks.range_of(run);
   file.source.note_failure(range.offset, range.offset + range.length, error);
   for (auto next = file.waiting.begin(); next != file.waiting.end();) {
@@ -498,87 +411,38 @@ void Fetcher::Impl::fail(File& file, BlockRun run, int error, const std::string&
   }
 }
 
-// The object has changed: bytes that are not here can never be fetched.
-void Fetcher::Impl::change(File& file, const std::string& reason) {
-  file.reason = file.logged = printable(reason);
-  file.source.mark_changed();
-  while (!file.waiting.empty()) answer(file, file.waiting.begin(), ESTALE);
-  for (Items* items : {&demand_, &ahead_, &delayed_, &watched_}) {
-    for (auto next = items->begin(); next != items->end();) {
-      const auto item = next++;
-      if (item->file.get() != &file) continue;
-      for (const State from : {State::kDemanded, State::kAhead, State::kDelayed, State::kWatched}) {
-        move_all(file, item->run, from, State::kAbsent);
-      }
-      items->erase(item);
-    }
-  }
-}
-
-void Fetcher::Impl::log(File& file, const std::string& reason) try {
-  const std::string text = printable(reason);
-  if (file.logged == text) return;
-  file.logged = text;
-  if (!options.log) return;
-  lines_.emplace_back(Error(ErrorCode::kUnreadable, file.version.name, text).what());
-  work_.notify_one();
-} catch (const std::bad_alloc&) {
-  // A line less.
-}
-
-void Fetcher::Impl::write_log(Lock& lock) {
-  const std::vector<std::string> lines = std::exchange(lines_, {});
-  lock.unlock();
-  for (const std::string& line : lines) options.log(line);
-  lock.lock();
-}
-
 // --- The thread of Http
 
-bool Fetcher::Impl::on_head(Transfer& transfer, const HttpHead& head) {
-  const std::lock_guard lock(transfer.mutex);
-  if (transfer.is_closed) return false;
-  try {
-    transfer.verdict = transfer.file->remote.judge(head, transfer.range);
-    transfer.was_accepted = transfer.verdict.kind == Verdict::Kind::kAccept;
-    if (!transfer.was_accepted) transfer.head = head;
-  } catch (const std::exception&) {
-    transfer.verdict = {Verdict::Kind::kRetry};
-  }
+bool Fetcher::on_head(Transfer& transfer, const HttpHead& head) {
+  transfer.verdict = transfer.file->remote->judge(head, transfer.range);
+  transfer.was_accepted = transfer.verdict.kind == Verdict::Kind::kAccept;
+  if (!transfer.was_accepted) transfer.head = head;
   return transfer.was_accepted;
 }
 
-bool Fetcher::Impl::on_data(Transfer& transfer, std::span<const std::byte> bytes) {
-  const std::lock_guard lock(transfer.mutex);
-  if (transfer.is_closed || !transfer.was_accepted) return false;
-  try {
-    if (bytes.size() > transfer.range.length - transfer.received) {
-      transfer.verdict = {Verdict::Kind::kRefused, "more bytes than were asked for"};
-      return false;
-    }
-    Blocks& blocks = transfer.file->blocks;
-    while (!bytes.empty()) {
-      const std::uint64_t block = transfer.run.first + transfer.done;
-      const std::uint64_t at = transfer.range.offset + transfer.received;
-      const ByteRange whole = blocks.range_of({block, block + 1});
-      const std::uint64_t left = whole.offset + whole.length - at;
-      const auto part =
-          bytes.first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), left)));
-      if (!store(transfer, part, at)) return false;
-      transfer.received += part.size();
-      if (part.size() == left) finish_block(transfer, block);
-      bytes = bytes.subspan(part.size());
-    }
-    return true;
-  } catch (const std::exception&) {
-    transfer.verdict = {Verdict::Kind::kRetry};
+bool Fetcher::on_data(Transfer& transfer, std::span<const std::byte> bytes) {
+  if (bytes.size() > transfer.range.length - transfer.received) {
+    transfer.verdict = {Verdict::Kind::kRefused, "more bytes than were asked for"};
     return false;
   }
+  Blocks& blocks = transfer.file->blocks;
+  while (!bytes.empty()) {
+    const std::uint64_t block = transfer.run.first + transfer.done;
+    const std::uint64_t at = transfer.range.offset + transfer.received;
+    const ByteRange whole = blocks.range_of({block, block + 1});
+    const std::uint64_t left = whole.offset + whole.length - at;
+    const auto part =
+        bytes.first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), left)));
+    if (!store(transfer, part, at)) return false;
+    transfer.received += part.size();
+    if (part.size() == left) finish_block(transfer, block);
+    bytes = bytes.subspan(part.size());
+  }
+  return true;
 }
 
-bool Fetcher::Impl::store(Transfer& transfer, std::span<const std::byte> bytes,
-                          std::uint64_t offset) {
-  File::Part& part = transfer.part;
+bool Fetcher::store(Transfer& transfer, std::span<const std::byte> bytes, std::uint64_t offset) {
+  Part& part = transfer.part;
   part.block = offset / Blocks::kBlock;
   if (transfer.in_memory) {
     const ByteRange whole = transfer.file->blocks.range_of({part.block, part.block + 1});
@@ -595,10 +459,10 @@ bool Fetcher::Impl::store(Transfer& transfer, std::span<const std::byte> bytes,
   return true;
 }
 
-void Fetcher::Impl::finish_block(Transfer& transfer, std::uint64_t block) {
+void Fetcher::finish_block(Transfer& transfer, std::uint64_t block) {
   File& file = *transfer.file;
   Blocks& blocks = file.blocks;
-  File::Part part = std::exchange(transfer.part, {});
+  Part part = std::exchange(transfer.part, {});
   if (!transfer.in_memory) {
     blocks.entry()->publish(block, part.sum->value());
     blocks.entry()->release(block);
@@ -614,15 +478,12 @@ void Fetcher::Impl::finish_block(Transfer& transfer, std::uint64_t block) {
   if (transfer.in_memory) shrink(file);
 }
 
-void Fetcher::Impl::on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end) {
+void Fetcher::on_end(const std::shared_ptr<Transfer>& transfer, const HttpEnd& end) {
   const Lock lock(mutex_);
-  try {
-    transfer->end = end;
-  } catch (const std::bad_alloc&) {
-    transfer->end.error = end.error;
-  }
-  const auto at = std::ranges::find(under_way_, transfer);
-  if (at != under_way_.end()) ended_.splice(ended_.end(), under_way_, at);
+  transfer->end = end;
+  std::erase(under_way_, transfer);
+  --transfer->file->host->requests;
+  ended_.push_back(transfer);
   work_.notify_one();
 }
 

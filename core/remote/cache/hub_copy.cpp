@@ -70,9 +70,17 @@ int compute_digest(const LocalFile& file, std::string_view promised, const std::
   return 0;
 }
 
-// The digest of a file that was computed before; nullopt for none.
-std::optional<std::string> known_digest(const LocalFile& file, const Cache& cache) {
-  return cache.recall(name_of_digest(file));
+// Sets `digest` as compute_digest() does; once for a file: the cache remembers it.
+int digest_of(const LocalFile& file, std::string_view promised, const std::atomic<bool>& stop,
+              const Cache& cache, std::string& digest) {
+  const std::string name = name_of_digest(file);
+  if (const std::optional<std::string> known = cache.recall(name)) {
+    digest = *known;
+    return 0;
+  }
+  const int error = compute_digest(file, promised, stop, digest);
+  if (error == 0) cache.remember(name, digest);
+  return error;
 }
 
 }  // namespace
@@ -88,15 +96,11 @@ CopyState look_at_hub_copy(const LocalFile& file, const RemoteVersion& version,
   if (is_digest(promised, kSha256Digits) && is_digest(blob, kSha256Digits) && blob != promised) {
     return CopyState::kRefused;
   }
-  std::optional<std::string> digest = known_digest(file, cache);
-  if (!digest && is_small) {
-    const std::atomic<bool> stop = false;
-    digest.emplace();
-    if (compute_digest(file, promised, stop, *digest) != 0) return CopyState::kRefused;
-    cache.remember(name_of_digest(file), *digest);
-  }
-  if (!digest) return CopyState::kUnknown;
-  return *digest == promised ? CopyState::kFits : CopyState::kRefused;
+  if (!is_small && !cache.recall(name_of_digest(file))) return CopyState::kUnknown;
+  const std::atomic<bool> stop = false;
+  std::string digest;
+  if (digest_of(file, promised, stop, cache, digest) != 0) return CopyState::kRefused;
+  return digest == promised ? CopyState::kFits : CopyState::kRefused;
 }
 
 HubCopy::HubCopy(const RemoteVersion& version, std::unique_ptr<const LocalFile> file,
@@ -163,19 +167,13 @@ void HubCopy::run() const {
 
 int HubCopy::compute() const {
   const std::string promised = promised_digest(version_);
-  // Another process may have computed it since the file was opened.
-  std::optional<std::string> digest = known_digest(*file_, cache_);
-  int error = 0;
-  if (!digest) {
-    digest.emplace();
-    error = compute_digest(*file_, promised, stop_, *digest);
-    if (error == 0) cache_.remember(name_of_digest(*file_), *digest);
-  }
-  if (error == 0 && *digest == promised) return 0;
+  std::string digest;
+  const int error = digest_of(*file_, promised, stop_, cache_, digest);
+  if (error == 0 && digest == promised) return 0;
   if (error != 0 && error != ESTALE) return error;
-  const std::string what = error != 0 ? "has changed"
-                                      : "has the digest " + printable(*digest) + ", not " +
-                                            promised + " as the Hub says";
+  const std::string what =
+      error != 0 ? "has changed"
+                 : "has the digest " + printable(digest) + ", not " + promised + " as the Hub says";
   const std::lock_guard lock(mutex_);
   reason_ = "the Hub's own cache has other bytes: " + printable(file_->path()) + " " + what +
             ": remove it, and mount again";

@@ -35,7 +35,8 @@ namespace stfs {
 
 enum class CopyState { kUnknown, kFits, kRefused };
 
-// What is known of a file that claims to be a version. Computes the digest of a small one.
+// Compares a file of the Hub's own cache with a version, a small one by computing its digest.
+// kUnknown: the file is large, and its digest is not known yet.
 CopyState look_at_hub_copy(const LocalFile& file, const RemoteVersion& version, const Cache& cache);
 
 class HubCopy final : public Source {

@@ -1,4 +1,4 @@
-// All that touches libcurl is in this file: no other one includes it.
+// The transfers, on libcurl.
 #include "core/remote/http/http.h"
 
 #include "core/base/error.h"
@@ -43,7 +43,7 @@ struct HttpTransfer {
   HttpRequest request;
   HttpCallbacks callbacks;
   const HttpEnvironment* environment = nullptr;  // of the Http
-  Clock::time_point due;                         // not to begin before
+  Clock::time_point began = Clock::now();
   bool insecure_http = false;
   Counters* counters = nullptr;
 
@@ -54,7 +54,7 @@ struct HttpTransfer {
   HttpPlace by = HttpPlace::kLoopback;  // the place that redirected to `at`
   bool was_kept = false;                // HttpEnd::was_kept
 
-  // Of the connection to `at`. `easy` is set while libcurl has it.
+  // The connection to `at`. `easy` is null while libcurl has none.
   std::unique_ptr<CURL, EasyDeleter> easy = {};
   std::unique_ptr<curl_slist, ListDeleter> headers = {};
   std::array<char, CURL_ERROR_SIZE> curl_text{};
@@ -67,9 +67,8 @@ struct HttpTransfer {
   std::size_t header_bytes = 0;
   bool has_head = false;
   std::optional<WebUrl> next = {};  // where the answer redirects to
-  std::string next_origin = {};
-  std::size_t unread = 0;  // bytes of a body that nobody wants
-  HttpEnd failure = {};    // found in a callback, which then ends the transfer
+  std::size_t unread = 0;           // bytes of a body that nobody wants
+  HttpEnd failure = {};             // found in a callback, which then ends the transfer
 
   void restart_stall() {
     since = Clock::now();
@@ -82,7 +81,7 @@ struct HttpTransfer {
   }
   // The end of HttpRequest::limit.
   Clock::time_point end() const {
-    return request.limit.count() == 0 ? Clock::time_point::max() : due + request.limit;
+    return request.limit.count() == 0 ? Clock::time_point::max() : began + request.limit;
   }
   bool is_abandoned() const { return request.is_abandoned && *request.is_abandoned; }
   HttpPlace place() const { return has_proxy ? HttpPlace::kElsewhere : peer; }
@@ -101,14 +100,6 @@ constexpr std::size_t kMostHeaders = 64 << 10;  // bytes of all headers of an an
 constexpr std::size_t kMostUnread = 16 << 10;   // bytes of a redirect's body: else a new connection
 constexpr unsigned kMostRedirects = 10;
 
-std::string lower_name(std::string_view text) {
-  std::string lower(text);
-  std::ranges::transform(lower, lower.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return lower;
-}
-
 bool is_redirect(int status) {
   return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
 }
@@ -123,7 +114,8 @@ std::string_view refusal_of(const Transfer& transfer, const WebUrl& url) {
          "--insecure-http)";
 }
 
-// The same for the address of a connection, whatever the name of its host.
+// Whether a connection may be made to an address of this place, whatever the name of its host.
+// Fails the transfer if not.
 bool may_connect(Transfer& transfer, HttpPlace place) {
   if (transfer.has_proxy) return true;
   const std::string_view why =
@@ -137,49 +129,44 @@ bool may_connect(Transfer& transfer, HttpPlace place) {
   return true;
 }
 
-curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) {
+// Functions that libcurl calls are noexcept: without memory the process ends.
+curl_socket_t open_socket(void* data, curlsocktype, curl_sockaddr* address) noexcept {
   auto& transfer = *static_cast<Transfer*>(data);
   transfer.has_socket = true;
-  try {
-    if (address->family != AF_INET && address->family != AF_INET6) return CURL_SOCKET_BAD;
-    if (!may_connect(transfer, place_of(address->addr))) return CURL_SOCKET_BAD;
-  } catch (const std::exception&) {  // no memory
-    return CURL_SOCKET_BAD;
-  }
+  if (address->family != AF_INET && address->family != AF_INET6) return CURL_SOCKET_BAD;
+  if (!may_connect(transfer, place_of(address->addr))) return CURL_SOCKET_BAD;
   return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
 // Called before each request is sent, also over a connection that was kept.
-int before_request(void* data, char* ip, char*, int, int) {
+int before_request(void* data, char* ip, char*, int, int) noexcept {
   auto& transfer = *static_cast<Transfer*>(data);
-  try {
-    transfer.peer = place_of(std::string(ip));
-    // libcurl tries the other addresses of a host after one that was refused.
-    transfer.failure = {};
-    transfer.was_kept = transfer.was_kept || !transfer.has_socket;
-    return may_connect(transfer, transfer.peer) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
-  } catch (const std::exception&) {
-    return CURL_PREREQFUNC_ABORT;
-  }
+  transfer.peer = place_of(std::string(ip));
+  // libcurl tries the other addresses of a host after one that was refused.
+  transfer.failure = {};
+  transfer.was_kept = transfer.was_kept || !transfer.has_socket;
+  return may_connect(transfer, transfer.peer) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
 }
 
-// Decides where a redirect leads. Sets `next`, or fails.
-bool redirect(Transfer& transfer, std::string_view location) {
+// Decides where a redirect leads, for all who follow one. Sets `next`, or fails.
+bool redirect(Transfer& transfer) {
+  const std::string_view location = transfer.head.header("location");
+  if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
   const std::optional<WebUrl> target = resolve_url(transfer.at, location);
   if (!target) return transfer.fail(EACCES, "redirects to a place that is no URL of http or https");
   if (++transfer.redirects > kMostRedirects) {
     return transfer.fail(EACCES, "redirects more than 10 times");
   }
-  const HttpPlace by = transfer.place();
-  std::string_view why = redirect_refusal(transfer.at, *target, by);
+  std::string_view why = redirect_refusal(transfer.at, *target, transfer.place());
   if (why.empty()) why = refusal_of(transfer, *target);
   const bool is_elsewhere = target->origin() != transfer.origin;
   const bool has_body = transfer.head.status != 303 && transfer.request.method != "GET" &&
                         transfer.request.method != "HEAD";
   if (why.empty() && is_elsewhere && has_body) why = "redirects what is sent to another host";
   if (!why.empty()) return transfer.fail(EACCES, std::string(why));
-  transfer.by = by;
-  transfer.next_origin = target->origin();
+  transfer.head.target = target->text();
+  if (transfer.request.passes_on && transfer.request.passes_on(transfer.head)) return true;
+  transfer.by = transfer.place();
   transfer.next = target;
   return true;
 }
@@ -201,16 +188,14 @@ bool end_of_head(Transfer& transfer) {
     }
     length = value;
   }
-  if (transfer.request.follow && is_redirect(head.status)) {
-    const std::string_view location = head.header("location");
-    if (location.empty()) return transfer.fail(EPROTO, "redirects without saying where to");
-    if (!redirect(transfer, location)) return false;
-    const std::optional<std::uint64_t> body = decimal(length);
-    return body && *body <= kMostUnread;  // else a new connection costs less than the body
-  }
   head.url = transfer.at.text();
   head.was_redirected = transfer.redirects > (transfer.request.redirected_by ? 1U : 0U);
   head.place = transfer.place();
+  if (transfer.request.follow && is_redirect(head.status) && !redirect(transfer)) return false;
+  if (transfer.next) {
+    const std::optional<std::uint64_t> body = decimal(length);
+    return body && *body <= kMostUnread;  // else a new connection costs less than the body
+  }
   if (transfer.callbacks.head && !transfer.callbacks.head(head)) {
     return transfer.fail(ECANCELED, "cancelled");
   }
@@ -245,14 +230,13 @@ bool add_header(Transfer& transfer, std::string_view line) {
   if (colon == std::string_view::npos || name.find_first_of(" \t") != std::string_view::npos) {
     return true;
   }
-  head.headers.emplace_back(lower_name(name), without_blanks(line.substr(colon + 1)));
+  head.headers.emplace_back(lower_case(name), without_blanks(line.substr(colon + 1)));
   return true;
 }
 
-bool add_data(Transfer& transfer, std::span<const std::byte> bytes) {
-  if (transfer.counters != nullptr) {
-    transfer.counters->bytes_fetched.fetch_add(bytes.size(), std::memory_order_relaxed);
-  }
+bool add_data(Transfer& transfer, std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  tally(transfer.counters, &Counters::bytes_fetched, bytes.size());
   if (transfer.next) return (transfer.unread += bytes.size()) <= kMostUnread;
   if (!transfer.has_head) return transfer.fail(EPROTO, "its server does not speak HTTP/1.1");
   if (transfer.callbacks.data && !transfer.callbacks.data(bytes)) {
@@ -263,23 +247,16 @@ bool add_data(Transfer& transfer, std::span<const std::byte> bytes) {
 
 // libcurl calls these with its own types; another result than the size ends the transfer.
 template <auto kTake>
-std::size_t take(char* data, std::size_t size, std::size_t count, void* user) {
+std::size_t take(char* data, std::size_t size, std::size_t count, void* user) noexcept {
   auto& transfer = *static_cast<Transfer*>(user);
-  bool goes_on = false;
   transfer.came += size * count;
   if (transfer.came >= transfer.least()) transfer.restart_stall();
   try {
-    goes_on = kTake(transfer, data, size * count);
-  } catch (const std::exception&) {
-    transfer.failure.error = EIO;  // a text takes memory
+    return kTake(transfer, {data, size * count}) ? size * count : 0;
+  } catch (const std::bad_alloc&) {
+    transfer.failure.error = EIO;
+    return 0;
   }
-  return goes_on ? size * count : 0;
-}
-bool take_header(Transfer& transfer, char* data, std::size_t size) {
-  return add_header(transfer, {data, size});
-}
-bool take_data(Transfer& transfer, char* data, std::size_t size) {
-  return add_data(transfer, std::as_bytes(std::span(data, size)));
 }
 
 void add_line(HeaderList& list, const std::string& line) {
@@ -290,7 +267,7 @@ void add_line(HeaderList& list, const std::string& line) {
 }
 
 bool is_header(const std::string& line, std::string_view name) {
-  return lower_name(line.substr(0, line.find(':'))) == name;
+  return lower_case(line.substr(0, line.find(':'))) == name;
 }
 
 void set_headers(Transfer& transfer) {
@@ -333,7 +310,12 @@ void set_route(CURL* easy, Transfer& transfer) {
   const HttpRequest& request = transfer.request;
   const HttpEnvironment& environment = *transfer.environment;
   const auto text = [&](CURLoption option, const std::string& value) {
-    if (libcurl().easy_setopt(easy, option, value.c_str()) != CURLE_OK) throw std::bad_alloc();
+    const CURLcode code = libcurl().easy_setopt(easy, option, value.c_str());
+    if (code == CURLE_OUT_OF_MEMORY) throw std::bad_alloc();
+    if (code != CURLE_OK) {
+      throw Error(ErrorCode::kUnreadable, "libcurl",
+                  std::string(libcurl().easy_strerror(code)) + ": version 7.88 or newer is needed");
+    }
   };
   text(CURLOPT_URL, transfer.at.text());
   const std::string proxy = request.use_proxy ? environment.proxy_for(transfer.at) : "";
@@ -383,7 +365,7 @@ void set_up(Transfer& transfer) {
   number(CURLOPT_SSL_VERIFYHOST, 2);
   number(CURLOPT_TCP_KEEPALIVE, 1);
   number(CURLOPT_BUFFERSIZE, 512 << 10);
-  // libcurl divides it among the addresses of a host, so that one that is dead holds up less.
+  // libcurl divides the timeout among the addresses of a host, so that a dead one costs less.
   number(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(transfer.request.stall.count()));
   libcurl().easy_setopt(easy, CURLOPT_HTTPHEADER, transfer.headers.get());
   libcurl().easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer.curl_text.data());
@@ -392,9 +374,9 @@ void set_up(Transfer& transfer) {
   libcurl().easy_setopt(easy, CURLOPT_OPENSOCKETDATA, &transfer);
   libcurl().easy_setopt(easy, CURLOPT_PREREQFUNCTION, &before_request);
   libcurl().easy_setopt(easy, CURLOPT_PREREQDATA, &transfer);
-  libcurl().easy_setopt(easy, CURLOPT_HEADERFUNCTION, &take<take_header>);
+  libcurl().easy_setopt(easy, CURLOPT_HEADERFUNCTION, &take<add_header>);
   libcurl().easy_setopt(easy, CURLOPT_HEADERDATA, &transfer);
-  libcurl().easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<take_data>);
+  libcurl().easy_setopt(easy, CURLOPT_WRITEFUNCTION, &take<add_data>);
   libcurl().easy_setopt(easy, CURLOPT_WRITEDATA, &transfer);
 }
 
@@ -445,6 +427,7 @@ HttpEnd end_of(CURLcode code, Transfer& transfer) {
     case CURLE_WEIRD_SERVER_REPLY:
       return {EPROTO, "the server of " + host + " does not speak HTTP/1.1"};
     case CURLE_OUT_OF_MEMORY:
+    case static_cast<CURLcode>(100):  // CURLE_TOO_LARGE of newer versions
       // Also what it says of a header that is too long for it.
       if (transfer.header_bytes > 0 && !transfer.has_head) {
         return {EPROTO, "the server of " + host + " sends more than 64 KiB of headers"};
@@ -485,13 +468,12 @@ class Http::Impl {
   void start_thread_once();
   void run();
   bool take_started();  // whether to end
-  void begin_due();
+  void begin_waiting();
   void begin(std::unique_ptr<Transfer> transfer);
   void take_ended();
   void end_late();
   int next_deadline() const;  // milliseconds from now
-  static Clock::time_point deadline_of(const Transfer& transfer);
-  Transfers remove(Transfer& transfer);  // that one
+  std::unique_ptr<Transfer> remove(Transfer& transfer);
   bool is_full(const Transfer& transfer) const;
   void finish(std::unique_ptr<Transfer> transfer, HttpEnd end);
   void end_all();
@@ -505,7 +487,7 @@ class Http::Impl {
   std::unique_ptr<CURLM, MultiDeleter> multi_;
   std::thread thread_;
 
-  // Of the thread alone.
+  // Used by the thread alone:
   Transfers waiting_;                        // in the order of their start
   Transfers active_;                         // that libcurl has
   std::map<std::string, unsigned> at_once_;  // active ones by origin
@@ -521,7 +503,7 @@ void Http::Impl::start(std::unique_ptr<Transfer> transfer) {
 void Http::Impl::start_thread_once() {
   static const CURLcode initialised = libcurl().global_init(CURL_GLOBAL_DEFAULT);
   if (initialised == CURLE_OK) multi_.reset(libcurl().multi_init());
-  // It says nothing when it cannot make the descriptors that wake its thread; this does.
+  // multi_init() succeeds without the descriptors that wake its thread; multi_wakeup() then fails.
   if (multi_ && libcurl().multi_wakeup(multi_.get()) != CURLM_OK) multi_.reset();
   if (!multi_) {
     throw Error(ErrorCode::kUnreadable, "",
@@ -535,15 +517,12 @@ void Http::Impl::start_thread_once() {
   } catch (const Error& error) {
     multi_.reset();
     throw Error(ErrorCode::kUnreadable, "", error.message());
-  } catch (...) {
-    multi_.reset();
-    throw;
   }
 }
 
 void Http::Impl::run() {
   while (!take_started()) {
-    begin_due();
+    begin_waiting();
     int running = 0;
     libcurl().multi_perform(multi_.get(), &running);
     take_ended();
@@ -564,10 +543,9 @@ bool Http::Impl::is_full(const Transfer& transfer) const {
   return active != at_once_.end() && active->second >= std::max(options_.connections, 1U);
 }
 
-void Http::Impl::begin_due() {
-  const Clock::time_point now = Clock::now();
+void Http::Impl::begin_waiting() {
   for (auto at = waiting_.begin(); at != waiting_.end();) {
-    if (((*at)->due > now || is_full(**at)) && !(*at)->is_abandoned()) {
+    if (is_full(**at) && !(*at)->is_abandoned()) {
       ++at;
       continue;
     }
@@ -583,32 +561,31 @@ void Http::Impl::begin(std::unique_ptr<Transfer> transfer) {
   if (failure.error == 0) {  // start() may have found one
     try {
       set_up(*transfer);
-      transfer->restart_stall();
-      if (options_.counters != nullptr) {
-        options_.counters->requests.fetch_add(1, std::memory_order_relaxed);
-      }
-      CURL* const easy = transfer->easy.get();
-      unsigned& at_once = at_once_[transfer->origin];
-      active_.push_back(std::move(transfer));
-      ++at_once;
-      if (libcurl().multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
-      transfer = std::move(remove(*active_.back()).front());
-      transfer->failure = {EIO, "libcurl takes no request"};
+    } catch (const Error& error) {
+      return finish(std::move(transfer), {EIO, error.what()});
     } catch (const std::bad_alloc&) {
-      transfer->failure = {EIO, "no memory"};
+      return finish(std::move(transfer), {EIO, "no memory"});
     }
+    transfer->restart_stall();
+    tally(options_.counters, &Counters::requests);
+    CURL* const easy = transfer->easy.get();
+    ++at_once_[transfer->origin];
+    active_.push_back(std::move(transfer));
+    if (libcurl().multi_add_handle(multi_.get(), easy) == CURLM_OK) return;
+    transfer = remove(*active_.back());
+    transfer->failure = {EIO, "libcurl takes no request"};
   }
   HttpEnd end = std::move(transfer->failure);
   finish(std::move(transfer), std::move(end));
 }
 
-// Takes a transfer from libcurl. Lists: moving a transfer between them takes no memory.
-Http::Impl::Transfers Http::Impl::remove(Transfer& transfer) {
+// Takes a transfer from libcurl.
+std::unique_ptr<Transfer> Http::Impl::remove(Transfer& transfer) {
   libcurl().multi_remove_handle(multi_.get(), transfer.easy.get());
   const auto at = std::ranges::find_if(
       active_, [&](const std::unique_ptr<Transfer>& one) { return one.get() == &transfer; });
-  Transfers removed;
-  removed.splice(removed.end(), active_, at);
+  std::unique_ptr<Transfer> removed = std::move(*at);
+  active_.erase(at);
   const auto count = at_once_.find(transfer.origin);
   if (--count->second == 0) at_once_.erase(count);
   return removed;
@@ -622,16 +599,11 @@ void Http::Impl::take_ended() {
     char* user = nullptr;
     libcurl().easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &user);
     auto& ended = *reinterpret_cast<Transfer*>(user);
-    HttpEnd end;
-    try {
-      end = end_of(code, ended);
-    } catch (const std::bad_alloc&) {
-      end = {EIO, "no memory"};
-    }
-    Transfers removed = remove(ended);
+    HttpEnd end = end_of(code, ended);
+    std::unique_ptr<Transfer> removed = remove(ended);
     ended.easy.reset();
     if (!ended.next) {
-      finish(std::move(removed.front()), std::move(end));
+      finish(std::move(removed), std::move(end));
       continue;
     }
     // The answer was a redirect; how its body ended does not matter.
@@ -639,38 +611,29 @@ void Http::Impl::take_ended() {
       ended.request.method = "GET";
       ended.request.body.clear();
     }
-    ended.is_at_first = ended.is_at_first && ended.next_origin == ended.origin;
-    ended.at = *std::move(ended.next);
-    ended.origin = std::move(ended.next_origin);
-    ended.next.reset();
+    const std::string origin = ended.next->origin();
+    ended.is_at_first = ended.is_at_first && origin == ended.origin;
+    ended.at = *std::exchange(ended.next, std::nullopt);
+    ended.origin = origin;
     ended.failure = {};
-    waiting_.splice(waiting_.begin(), removed);
+    waiting_.push_front(std::move(removed));
   }
-}
-
-Clock::time_point Http::Impl::deadline_of(const Transfer& transfer) {
-  return std::min(transfer.since + transfer.request.stall, transfer.end());
 }
 
 void Http::Impl::end_late() {
   const Clock::time_point now = Clock::now();
   for (auto at = active_.begin(); at != active_.end();) {
     Transfer& one = **at++;
-    HttpEnd end;
+    const bool has_stalled = one.since + one.request.stall <= now;
     if (one.is_abandoned()) {
-      end = {ECANCELED, "abandoned"};
-    } else if (deadline_of(one) <= now) {
-      end.error = ETIMEDOUT;
-      try {
-        const bool has_stalled = one.since + one.request.stall <= now;
-        end.text = !has_stalled ? "it took longer than " + in_seconds(one.request.limit)
-                   : one.came == 0
-                       ? "its server sent nothing for " + in_seconds(one.request.stall)
-                       : "its server sent next to nothing for " + in_seconds(one.request.stall);
-      } catch (const std::bad_alloc&) {  // finish() says something
-      }
+      finish(remove(one), {ECANCELED, "abandoned"});
+    } else if (has_stalled) {
+      finish(remove(one), {ETIMEDOUT, std::string("its server sent ") +
+                                          (one.came == 0 ? "nothing" : "next to nothing") +
+                                          " for " + in_seconds(one.request.stall)});
+    } else if (one.end() <= now) {
+      finish(remove(one), {ETIMEDOUT, "it took longer than " + in_seconds(one.request.limit)});
     }
-    if (end.error != 0) finish(std::move(remove(one).front()), std::move(end));
   }
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     if ((*at)->end() > now) {
@@ -679,13 +642,9 @@ void Http::Impl::end_late() {
     }
     std::unique_ptr<Transfer> transfer = std::move(*at);
     at = waiting_.erase(at);
-    HttpEnd end{ETIMEDOUT, ""};
-    try {
-      const std::string time = in_seconds(transfer->request.limit);
-      end.text =
-          (transfer->redirects > 0 ? "it took longer than " : "no connection was free for ") + time;
-    } catch (const std::bad_alloc&) {  // finish() says something
-    }
+    const char* const what =
+        transfer->redirects > 0 ? "it took longer than " : "no connection was free for ";
+    HttpEnd end{ETIMEDOUT, what + in_seconds(transfer->request.limit)};
     finish(std::move(transfer), std::move(end));
   }
 }
@@ -693,9 +652,11 @@ void Http::Impl::end_late() {
 int Http::Impl::next_deadline() const {
   const Clock::time_point now = Clock::now();
   Clock::time_point next = now + std::chrono::hours(1);
-  for (const auto& transfer : active_) next = std::min(next, deadline_of(*transfer));
+  for (const auto& transfer : active_) {
+    next = std::min({next, transfer->since + transfer->request.stall, transfer->end()});
+  }
   for (const auto& transfer : waiting_) {
-    next = std::min(next, is_full(*transfer) ? transfer->end() : transfer->due);
+    next = std::min(next, is_full(*transfer) ? transfer->end() : now);
   }
   const auto left = std::chrono::ceil<milliseconds>(next - now);
   return static_cast<int>(std::max<milliseconds::rep>(left.count(), 0));
@@ -703,7 +664,6 @@ int Http::Impl::next_deadline() const {
 
 void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
   transfer->easy.reset();
-  if (end.error != 0 && end.text.empty()) end.text = "no memory";
   end.was_kept = transfer->was_kept;
   transfer->callbacks.end(end);
 }
@@ -712,7 +672,7 @@ void Http::Impl::finish(std::unique_ptr<Transfer> transfer, HttpEnd end) {
 void Http::Impl::end_all() {
   do {
     Transfers all;
-    while (!active_.empty()) all.splice(all.end(), remove(*active_.front()));
+    while (!active_.empty()) all.push_back(remove(*active_.front()));
     all.splice(all.end(), waiting_);
     for (auto& transfer : all) finish(std::move(transfer), {ECANCELED, "cancelled"});
     take_started();
@@ -737,13 +697,12 @@ Http::~Http() = default;
 
 void Http::look() { impl_->look(); }
 
-void Http::start(HttpRequest request, HttpCallbacks callbacks, milliseconds delay) {
+void Http::start(HttpRequest request, HttpCallbacks callbacks) {
   auto transfer = std::make_unique<Transfer>();
   const std::optional<WebUrl> url = parse_web_url(request.url);
   transfer->request = std::move(request);
   transfer->callbacks = std::move(callbacks);
   transfer->environment = &impl_->environment();
-  transfer->due = Clock::now() + delay;
   transfer->insecure_http = impl_->options().insecure_http;
   transfer->counters = impl_->options().counters;
   const auto is_broken = [](const std::string& line) {

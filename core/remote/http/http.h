@@ -13,8 +13,8 @@
 //   - the body of a POST or PUT is never redirected to another origin;
 //   - more than 10 redirects are an error.
 //
-// It asks for no content encoding, and passes on what comes: the caller judges status and headers.
-// It does not try again: that is the caller's decision (Backoff).
+// Http asks for no content encoding and passes on answers as they come: the caller judges status
+// and headers. Http does not try again: next_try() says what the caller does.
 //
 // Proxies come from the environment as curl(1) takes them, but none stands before a loopback
 // address. CA files come from SSL_CERT_FILE, CURL_CA_BUNDLE and SSL_CERT_DIR. The constructor reads
@@ -45,6 +45,7 @@
 namespace stfs {
 
 enum class HttpPlace;  // http_rules.h
+struct HttpHead;
 
 struct HttpRequest {
   std::string url;
@@ -54,6 +55,8 @@ struct HttpRequest {
   std::vector<std::string> secrets = {};  // headers for the first origin only
   std::optional<ByteRange> range = {};    // sent as Range: bytes=first-last
   bool follow = true;                     // false: an answer 3xx is passed on
+  // Asked of a redirect that may be followed, on the thread of Http: true passes it on.
+  std::function<bool(const HttpHead&)> passes_on = {};
   bool use_netrc = false;       // user and password of ~/.netrc ($NETRC) for the first host
   bool use_proxy = true;        // false: for addresses that are this machine's own
   bool new_connection = false;  // none that was kept
@@ -64,8 +67,8 @@ struct HttpRequest {
   std::chrono::milliseconds limit{0};  // 0: none
   // Once it is true and Http::look() was called, the transfer ends with ECANCELED.
   std::shared_ptr<const std::atomic<bool>> is_abandoned = {};
-  // Set for the target of a redirect that the caller follows: HttpHead::place of the answer that
-  // redirected. The rules for redirects then hold for this URL.
+  // Set for the target of a redirect that was passed on: HttpHead::place of that answer. The rules
+  // for redirects then hold for this URL.
   std::optional<HttpPlace> redirected_by = {};
 };
 
@@ -74,6 +77,7 @@ struct HttpHead {
   int status = 0;
   std::string url;  // that gave it, after redirects; may hold secrets
   bool was_redirected = false;
+  std::string target = {};  // of a redirect that may be followed: its URL, which may hold secrets
   // Names in lower case; 64 KiB at most, with what comes behind the body.
   std::vector<std::pair<std::string, std::string>> headers;
   HttpPlace place{};  // of the connection; kElsewhere through a proxy
@@ -123,21 +127,21 @@ class Http {
   Http& operator=(const Http&) = delete;
   virtual ~Http();
 
-  // Begins a transfer, after `delay`. Throws std::bad_alloc, and Error kUnreadable when the thread
+  // Begins a transfer. Throws std::bad_alloc, and Error kUnreadable when the thread
   // cannot be started; then no callback is called. Virtual, so that a test can answer.
-  virtual void start(HttpRequest request, HttpCallbacks callbacks,
-                     std::chrono::milliseconds delay = {});
+  virtual void start(HttpRequest request, HttpCallbacks callbacks);
 
   // Ends the transfers that were abandoned. Any thread may call it. Virtual for the same reason.
   virtual void look();
 
   // Sends a request and waits for the whole answer, of at most `most` bytes, whatever its status.
-  // Tries again where an answer or a failure is temporary (Backoff), until `patience` is over; that
-  // of the Options unless it is given. Tries an error of a kept connection once more on a new one.
-  // Throws Error kUnreadable for what HttpEnd calls an error, and for a longer answer; the body of
-  // a longer answer from status 300 on is cut instead. Never to be called on the thread of Http.
+  // Tries again as next_try() says, until `patience` is over; that of the Options unless it is
+  // given. `is_temporary` tells more of an answer than its status does. Throws Error kUnreadable
+  // for what HttpEnd calls an error, and for a longer answer; the body of a longer answer from
+  // status 300 on is cut instead. Never to be called on the thread of Http.
   HttpAnswer get(const HttpRequest& request, std::size_t most,
-                 std::optional<std::chrono::milliseconds> patience = {});
+                 std::optional<std::chrono::milliseconds> patience = {},
+                 const std::function<bool(const HttpAnswer&)>& is_temporary = {});
 
  private:
   class Impl;
@@ -150,11 +154,21 @@ class Http {
 std::string http_libraries();
 
 // Whether an answer says that the same request may succeed later: 408, 429, 500, 502, 503, 504 and
-// 509; also the 400 and 403 of S3 that mean so (SlowDown, RequestTimeout), which its body tells.
+// 509.
 bool is_temporary(int status);
 
-// Seconds since the epoch of a date as HTTP writes it ("Sun, 06 Nov 1994 08:49:37 GMT"); nullopt
-// for any other text.
+// Whether a request is sent again: all who send requests ask this. `answer` is what the caller
+// thinks of the answer that came, whole or in part.
+enum class AnswerIs { kGood, kTemporary, kWrong };
+enum class NextTry {
+  kNone,
+  kNow,    // on a new connection: it may be bytes that were sent behind the answer before
+  kLater,  // after Backoff::next()
+};
+NextTry next_try(const HttpEnd& end, AnswerIs answer);
+
+// Seconds since the epoch of a date as HTTP writes it ("Sun, 06 Nov 1994 08:49:37 GMT", and the two
+// obsolete forms); nullopt for what is no date.
 std::optional<std::int64_t> parse_http_date(std::string_view text);
 
 // The pause before a request is sent again: full jitter under a bound that doubles from 100 ms to

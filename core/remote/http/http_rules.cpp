@@ -2,6 +2,7 @@
 
 #include "core/base/carried.h"
 #include "core/base/posix.h"
+#include "core/base/text.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -10,13 +11,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <system_error>
 
 namespace stfs {
 namespace {
@@ -105,11 +104,9 @@ bool is_in_network(const std::string& host, std::string_view network) {
     if (!a || !b) continue;
     unsigned bits = family == AF_INET ? 32 : 128;
     if (slash != std::string_view::npos) {
-      const std::string_view text = network.substr(slash + 1);
-      unsigned given = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), given);
-      if (error != std::errc() || end != text.data() + text.size() || given > bits) return false;
-      bits = given;
+      const auto given = decimal(network.substr(slash + 1));
+      if (!given || *given > bits) return false;
+      bits = static_cast<unsigned>(*given);
     }
     const unsigned whole = bits / 8, rest = bits % 8;
     return std::equal(a->begin(), a->begin() + whole, b->begin()) &&
@@ -128,9 +125,7 @@ bool is_listed(const std::string& host, std::string_view list) {
     if (entry.starts_with('[') && entry.ends_with(']')) entry = entry.substr(1, entry.size() - 2);
     if (entry.starts_with('.')) entry.erase(0, 1);
     if (entry.ends_with('.')) entry.pop_back();
-    std::ranges::transform(entry, entry.begin(), [](char c) {
-      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    });
+    entry = lower_case(entry);
     if (entry.empty()) continue;
     if (host == entry || host.ends_with("." + entry) || is_in_network(host, entry)) return true;
   }
@@ -197,22 +192,15 @@ std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, HttpPlac
   return redirect_refusal(by, place_of(to.host));
 }
 
-std::string_view without_blanks(std::string_view text) {
+std::string without_blanks(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string_view::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+  return std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
 }
 
 std::string in_seconds(std::chrono::milliseconds time) {
   return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
                                   : std::to_string(time.count()) + " ms";
-}
-
-std::optional<std::uint64_t> decimal(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
-  return value;
 }
 
 }  // namespace stfs

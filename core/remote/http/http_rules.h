@@ -28,7 +28,7 @@ enum class HttpPlace {
 };
 // An IPv4 address inside of an IPv6 one (mapped, compatible, NAT64) counts as itself.
 HttpPlace place_of(const sockaddr& address);
-// Of a host's text, as far as it tells: an address, also in one of the short forms that
+// The place of a host as it is written: an address, also in one of the short forms that
 // inet_aton(3) takes ("127.1", "2130706433"), or "localhost". Any other name is kElsewhere.
 HttpPlace place_of(const std::string& host);
 
@@ -46,13 +46,12 @@ HttpEnvironment environment_of_http();
 // Why a redirect must not lead to an address; "" when it may. `by` is the place of the connection
 // that the redirect came over; kElsewhere for that of a proxy.
 std::string_view redirect_refusal(HttpPlace by, HttpPlace to);
-// The same of URLs. Tells by the text alone: the address of the connection is checked as well.
+// Why a redirect from one URL must not lead to another, as far as their texts tell; "" when it may.
+// The address of the connection is checked as well.
 std::string_view redirect_refusal(const WebUrl& from, const WebUrl& to, HttpPlace by);
 
 // The value of a header without the blanks around it.
-std::string_view without_blanks(std::string_view text);
+std::string without_blanks(std::string_view text);
 std::string in_seconds(std::chrono::milliseconds time);  // "20 s", "1500 ms"
-// A number of decimal digits alone; nullopt for any other text.
-std::optional<std::uint64_t> decimal(std::string_view text);
 
 }  // namespace stfs

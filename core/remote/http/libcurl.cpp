@@ -11,13 +11,11 @@ namespace {
 
 #ifdef STFS_CARRIED  // libcurl is linked into what is carried
 Libcurl load() {
-  // cppcheck-suppress returnDanglingLifetime  ; cppcheck takes functions for local variables
-  return {&::curl_easy_cleanup,        &::curl_easy_getinfo,  &::curl_easy_init,
-          &::curl_easy_setopt,         &::curl_easy_strerror, &::curl_global_init,
-          &::curl_multi_add_handle,    &::curl_multi_cleanup, &::curl_multi_info_read,
-          &::curl_multi_init,          &::curl_multi_perform, &::curl_multi_poll,
-          &::curl_multi_remove_handle, &::curl_multi_setopt,  &::curl_multi_wakeup,
-          &::curl_slist_append,        &::curl_slist_free_all};
+  Libcurl curl{};
+#define STFS_TAKE(name) curl.name = &::curl_##name;
+  STFS_LIBCURL(STFS_TAKE)
+#undef STFS_TAKE
+  return curl;
 }
 #else
 template <class Function>
@@ -35,23 +33,9 @@ Libcurl load() {
                 std::string(why) + ": install it (libcurl4) to read URLs");
   }
   Libcurl curl{};
-  find(library, "curl_easy_cleanup", curl.easy_cleanup);
-  find(library, "curl_easy_getinfo", curl.easy_getinfo);
-  find(library, "curl_easy_init", curl.easy_init);
-  find(library, "curl_easy_setopt", curl.easy_setopt);
-  find(library, "curl_easy_strerror", curl.easy_strerror);
-  find(library, "curl_global_init", curl.global_init);
-  find(library, "curl_multi_add_handle", curl.multi_add_handle);
-  find(library, "curl_multi_cleanup", curl.multi_cleanup);
-  find(library, "curl_multi_info_read", curl.multi_info_read);
-  find(library, "curl_multi_init", curl.multi_init);
-  find(library, "curl_multi_perform", curl.multi_perform);
-  find(library, "curl_multi_poll", curl.multi_poll);
-  find(library, "curl_multi_remove_handle", curl.multi_remove_handle);
-  find(library, "curl_multi_setopt", curl.multi_setopt);
-  find(library, "curl_multi_wakeup", curl.multi_wakeup);
-  find(library, "curl_slist_append", curl.slist_append);
-  find(library, "curl_slist_free_all", curl.slist_free_all);
+#define STFS_FIND(name) find(library, "curl_" #name, curl.name);
+  STFS_LIBCURL(STFS_FIND)
+#undef STFS_FIND
   return curl;
 }
 #endif

@@ -1,5 +1,8 @@
 #include "core/remote/http/url.h"
 
+#include "core/base/text.h"
+#include "core/remote/http/libcurl.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
@@ -7,6 +10,7 @@
 #include <charconv>
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -17,23 +21,13 @@ namespace {
 bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 
-char lower_letter(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-std::string lower_text(std::string_view text) {
-  std::string lower(text);
-  std::ranges::transform(lower, lower.begin(), lower_letter);
-  return lower;
-}
-
 int hex_digit_value(char c) {
   if (is_ascii_digit(c)) return c - '0';
-  c = lower_letter(c);
+  c = static_cast<char>(c | 0x20);  // in lower case
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 bool is_url_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-
-std::uint16_t default_port(std::string_view scheme) { return scheme == "https" ? 443 : 80; }
 
 // The length of the scheme before the first ":"; 0 for none.
 std::size_t leading_scheme(std::string_view url) {
@@ -45,104 +39,59 @@ std::size_t leading_scheme(std::string_view url) {
   return std::ranges::all_of(url.substr(0, colon), is_of_a_scheme) ? colon : 0;
 }
 
-// A URL cut where its grammar cuts it (RFC 3986, appendix B). `authority` has a value when "//"
-// stands before it; `query` when "?" does.
-struct Pieces {
-  std::string_view scheme;
-  std::optional<std::string_view> authority;
-  std::string_view path;
-  std::optional<std::string_view> query;
+struct CurlUrlDeleter {
+  void operator()(CURLU* url) const { libcurl().url_cleanup(url); }
 };
+using CurlUrl = std::unique_ptr<CURLU, CurlUrlDeleter>;
 
-Pieces cut_url(std::string_view url) {
-  Pieces pieces;
-  url = url.substr(0, url.find('#'));
-  if (const std::size_t length = leading_scheme(url); length != 0) {
-    pieces.scheme = url.substr(0, length);
-    url.remove_prefix(length + 1);
-  }
-  if (url.starts_with("//")) {
-    const std::size_t end = std::min(url.find_first_of("/?", 2), url.size());
-    pieces.authority = url.substr(2, end - 2);
-    url.remove_prefix(end);
-  }
-  if (const std::size_t mark = url.find('?'); mark != std::string_view::npos) {
-    pieces.query = url.substr(mark + 1);
-    url = url.substr(0, mark);
-  }
-  pieces.path = url;
-  return pieces;
+// Sets a URL, or what a URL that is set resolves to; with CURLU_PATH_AS_IS its dots stay.
+bool set_url(CURLU* url, std::string_view text, unsigned flags) {
+  constexpr unsigned kFlags = CURLU_DISALLOW_USER | CURLU_URLENCODE | CURLU_ALLOW_SPACE;
+  return std::ranges::none_of(text, is_url_control) &&
+         libcurl().url_set(url, CURLUPART_URL, std::string(text).c_str(), kFlags | flags) ==
+             CURLUE_OK;
 }
 
-// Path and query without spaces and bytes over 127, which no request line may hold.
-std::string sendable(std::string_view text) {
-  std::string sent;
-  for (const char c : text) {
-    if (c > ' ' && c < 0x7f) {
-      sent += c;
-    } else {
-      sent += percent_encode({&c, 1});
-    }
-  }
-  return sent;
+std::string part_of(CURLU* url, CURLUPart part) {
+  char* text = nullptr;
+  if (libcurl().url_get(url, part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) return "";
+  const std::unique_ptr<char, decltype(libcurl().free)> owner(text, libcurl().free);
+  return text;
 }
 
-// RFC 3986, 5.2.4, of a path that begins with "/".
-std::string without_dot_segments(std::string_view path) {
-  std::string out;
-  while (!path.empty()) {
-    const std::size_t end = std::min(path.find('/', 1), path.size());
-    const std::string_view segment = path.substr(0, end);
-    path.remove_prefix(end);
-    if (segment == "/." || segment == "/..") {
-      if (segment == "/..") out.resize(std::min(out.rfind('/'), out.size()));
-      if (path.empty()) out += '/';
-    } else {
-      out += segment;
-    }
-  }
-  return out;
+std::optional<WebUrl> parts_of(CURLU* url) {
+  const std::string port = part_of(url, CURLUPART_PORT);
+  WebUrl parts{.scheme = part_of(url, CURLUPART_SCHEME),
+               .host = lower_case(part_of(url, CURLUPART_HOST)),
+               .port = decimal(port).value_or(0),
+               .path = part_of(url, CURLUPART_PATH),
+               .query = part_of(url, CURLUPART_QUERY)};
+  if (parts.host.starts_with('[')) parts.host = parts.host.substr(1, parts.host.size() - 2);
+  // libcurl has decoded the host once, and would decode a "%" that is left when it connects.
+  const bool is_plain =
+      std::ranges::all_of(parts.host, [](char c) { return c > ' ' && c < 0x7f && c != '%'; });
+  const bool is_web = parts.scheme == "http" || parts.scheme == "https";
+  if (!is_web || !is_plain || parts.port == 0) return std::nullopt;
+  if (!part_of(url, CURLUPART_ZONEID).empty()) return std::nullopt;
+  return parts;
 }
 
-// Host and port of `authority`.
-bool parse_authority(std::string_view authority, WebUrl& url) {
-  std::string_view port;
-  bool has_port = false;
-  if (authority.starts_with('[')) {
-    const std::size_t close = authority.find(']');
-    if (close == std::string_view::npos) return false;
-    url.host = lower_text(authority.substr(1, close - 1));
-    in6_addr address{};
-    if (::inet_pton(AF_INET6, url.host.c_str(), &address) != 1) return false;
-    port = authority.substr(close + 1);
-    has_port = port.starts_with(':');
-    if (!port.empty() && !has_port) return false;
-  } else {
-    const std::size_t colon = std::min(authority.find(':'), authority.size());
-    url.host = lower_text(authority.substr(0, colon));
-    const auto is_of_a_name = [](char c) {
-      return is_ascii_letter(c) || is_ascii_digit(c) || c == '-' || c == '.' || c == '_';
-    };
-    if (url.host.empty() || url.host.size() > 253 || !std::ranges::all_of(url.host, is_of_a_name) ||
-        url.host.find("..") != std::string::npos || url.host.starts_with('.')) {
-      return false;
-    }
-    port = authority.substr(colon);
-    has_port = !port.empty();
-  }
-  if (has_port) port.remove_prefix(1);
-  url.port = default_port(url.scheme);
-  if (port.empty()) return true;  // "host:" is "host"
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), url.port);
-  return error == std::errc() && end == port.data() + port.size() && url.port != 0;
+// "https:///path", "///path": libcurl takes what follows for the host.
+bool has_no_authority(std::string_view url) {
+  const std::size_t begin = url.find("//");
+  const bool is_first = begin == 0 || (!scheme_of(url).empty() && begin == url.find("://") + 1);
+  return is_first && url.substr(begin + 2).starts_with('/');
+}
+
+bool is_web_name(std::string_view name) {
+  const std::string_view scheme = scheme_of(name);
+  return scheme == "http" || scheme == "https";
 }
 
 // Where the name of a web server's object ends and its query begins. A "?" in the name of another
 // store is a letter like any other.
 std::size_t end_of_path(std::string_view name) {
-  const std::string_view scheme = scheme_of(name);
-  const bool is_web = scheme == "http" || scheme == "https";
-  return is_web ? std::min(name.find_first_of("?#"), name.size()) : name.size();
+  return is_web_name(name) ? std::min(name.find_first_of("?#"), name.size()) : name.size();
 }
 
 // The query with its "?", without the fragment.
@@ -156,17 +105,12 @@ std::size_t begin_of_path(std::string_view url) {
   return std::min(url.find('/', scheme_of(url).size() + 3), end_of_path(url));
 }
 
-bool is_web_name(std::string_view name) {
-  const std::string_view scheme = scheme_of(name);
-  return scheme == "http" || scheme == "https";
-}
-
 }  // namespace
 
 std::string_view scheme_of(std::string_view url) {
   const std::size_t length = leading_scheme(url);
   if (length == 0 || !url.substr(length).starts_with("://")) return "";
-  const std::string lower = lower_text(url.substr(0, length));
+  const std::string lower = lower_case(url.substr(0, length));
   for (const std::string_view known : {"http", "https", "s3", "hf"}) {
     if (lower == known) return known;
   }
@@ -184,7 +128,8 @@ std::string public_name(std::string_view name) {
   const std::string_view authority = rest.substr(0, rest.find_first_of("/?#"));
   if (const std::size_t at = authority.rfind('@'); at != std::string_view::npos) {
     rest.remove_prefix(at + 1);
-  } else if (WebUrl url; is_web_name(name) && !parse_authority(authority, url)) {
+  } else if (is_web_name(name) && rest.find('@') < rest.size() &&
+             !parse_web_url(beginning + std::string(authority))) {
     // Perhaps a password with "/" or "?" in it.
     const std::size_t last = rest.rfind('@');
     if (last != std::string_view::npos) rest.remove_prefix(last + 1);
@@ -223,7 +168,7 @@ std::string without_signature(std::string_view name) {
   for (std::string_view rest = query.substr(1); !rest.empty();) {
     const std::string_view one = rest.substr(0, rest.find('&'));
     rest.remove_prefix(std::min(one.size() + 1, rest.size()));
-    parameters.emplace_back(lower_text(percent_decode(one.substr(0, one.find('=')))), one);
+    parameters.emplace_back(lower_case(percent_decode(one.substr(0, one.find('=')))), one);
   }
   const auto has = [&](std::string_view parameter) {
     return std::ranges::find(parameters, parameter, [](const auto& one) {
@@ -278,12 +223,13 @@ std::string WebUrl::origin() const {
   return scheme + "://" + (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
+std::string WebUrl::authority() const {
+  const std::string all = origin().substr(scheme.size() + 3);
+  return port == (scheme == "https" ? 443U : 80U) ? all.substr(0, all.rfind(':')) : all;
+}
+
 std::string WebUrl::text() const {
-  std::string text = origin();
-  if (port == default_port(scheme)) text.resize(text.rfind(':'));
-  text += path;
-  if (!query.empty()) text += "?" + query;
-  return text;
+  return scheme + "://" + authority() + path + (query.empty() ? "" : "?" + query);
 }
 
 bool WebUrl::is_loopback() const {
@@ -295,37 +241,19 @@ bool WebUrl::is_loopback() const {
 }
 
 std::optional<WebUrl> parse_web_url(std::string_view url) {
-  if (std::ranges::any_of(url, is_url_control)) return std::nullopt;
-  const Pieces pieces = cut_url(url);
-  WebUrl parsed;
-  parsed.scheme = lower_text(pieces.scheme);
-  if (parsed.scheme != "http" && parsed.scheme != "https") return std::nullopt;
-  if (!pieces.authority || !parse_authority(*pieces.authority, parsed)) return std::nullopt;
-  parsed.path = pieces.path.empty() ? "/" : sendable(pieces.path);
-  parsed.query = sendable(pieces.query.value_or(""));
-  return parsed;
+  if (scheme_of(url).empty()) return std::nullopt;  // libcurl takes "https:/host" too
+  if (has_no_authority(url)) return std::nullopt;
+  const CurlUrl parsed(libcurl().url());
+  return set_url(parsed.get(), url, CURLU_PATH_AS_IS) ? parts_of(parsed.get()) : std::nullopt;
 }
 
 std::optional<WebUrl> resolve_url(const WebUrl& base, std::string_view location) {
-  if (std::ranges::any_of(location, is_url_control)) return std::nullopt;
-  const Pieces pieces = cut_url(location);
-  std::optional<WebUrl> target;
-  if (!pieces.scheme.empty()) {
-    target = parse_web_url(location);
-  } else if (pieces.authority) {
-    target = parse_web_url(base.scheme + ":" + std::string(location));
-  } else {
-    target = base;
-    if (pieces.path.starts_with('/')) {
-      target->path = sendable(pieces.path);
-    } else if (!pieces.path.empty()) {
-      target->path.resize(target->path.rfind('/') + 1);
-      target->path += sendable(pieces.path);
-    }
-    if (pieces.query || !pieces.path.empty()) target->query = sendable(pieces.query.value_or(""));
-  }
-  if (target) target->path = without_dot_segments(target->path);
-  return target;
+  if (has_no_authority(location)) return std::nullopt;
+  const CurlUrl resolved(libcurl().url());
+  return set_url(resolved.get(), base.text(), CURLU_PATH_AS_IS) &&
+                 set_url(resolved.get(), location, 0)
+             ? parts_of(resolved.get())
+             : std::nullopt;
 }
 
 std::string percent_encode(std::string_view text, std::string_view keep) {
@@ -342,6 +270,14 @@ std::string percent_encode(std::string_view text, std::string_view keep) {
     }
   }
   return encoded;
+}
+
+std::optional<std::uint64_t> decimal(std::string_view text) {
+  std::uint64_t value = 0;
+  // cppcheck-suppress invalidLifetime  // the view is of a caller's string, which lives
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
+  return value;
 }
 
 std::string percent_decode(std::string_view text) {

@@ -30,22 +30,25 @@ std::string child_name(const std::string& directory, const std::string& relative
 std::string last_component(const std::string& name);
 
 // A URL of http or https without the parameters of its query that sign it (S3, Google, Azure,
-// CloudFront, OSS): what is left says which object it is, whoever signed it and when. Any other
-// name as it stands.
+// CloudFront, OSS): the rest names the object, whoever signed it and when. Any other name is
+// returned as it stands.
 std::string without_signature(std::string_view name);
 
-// An absolute http or https URL in its parts (RFC 3986). Percent-encoding is left as it stands;
-// spaces and bytes outside of ASCII are encoded.
+// An absolute http or https URL in its parts, as libcurl understands it: the parser that judges is
+// the one that connects. Percent-encoding of path and query is left as it stands; spaces and bytes
+// outside of ASCII are encoded. Addresses of IPv4 are written in full ("127.1" is 127.0.0.1).
 struct WebUrl {
   std::string scheme, host;  // lower case; an IPv6 address without brackets
-  std::uint16_t port = 0;    // the scheme's own when the URL names none
+  std::uint64_t port = 0;    // the scheme's own when the URL names none
   std::string path, query;   // "/a/b"; without "?"
 
-  std::string origin() const;  // "https://host:443": where a secret may go
+  std::string origin() const;     // "https://host:443": where a secret may go
+  std::string authority() const;  // "host", "host:8080"
   std::string text() const;
   bool is_loopback() const;  // 127.0.0.0/8, ::1, localhost
 };
-// nullopt for any other text: another scheme, no host, a control character, a user before the host.
+// nullopt for any other text: another scheme, no host, a control character, a user before the host,
+// a host that is not ASCII. Throws Error where this machine has no libcurl.
 std::optional<WebUrl> parse_web_url(std::string_view url);
 // The target of a redirect: an absolute URL, or one relative to `base`.
 std::optional<WebUrl> resolve_url(const WebUrl& base, std::string_view location);
@@ -53,5 +56,7 @@ std::optional<WebUrl> resolve_url(const WebUrl& base, std::string_view location)
 // Percent-encodes every byte but letters, digits, "-._~" and those of `keep` (RFC 3986, 2.3).
 std::string percent_encode(std::string_view text, std::string_view keep = "");
 std::string percent_decode(std::string_view text);  // a "%" without two digits stays
+// A number of decimal digits alone; nullopt for any other text.
+std::optional<std::uint64_t> decimal(std::string_view text);
 
 }  // namespace stfs

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/remote/http/http_rules.h"
 
 #include <unistd.h>
 
@@ -53,13 +54,6 @@ void fail_credentials(const std::string& what) {
   throw Error(ErrorCode::kUnreadable, "AWS credentials", what);
 }
 
-std::string trimmed_text(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
-}
-
 AwsProfiles parse_aws_profiles(const std::string& text) {
   AwsProfiles profiles;
   std::map<std::string, std::string>* section = nullptr;
@@ -68,13 +62,13 @@ AwsProfiles parse_aws_profiles(const std::string& text) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);
     at = end + 1;
-    const std::string content = trimmed_text(line);
+    const std::string content = without_blanks(line);
     if (content.empty() || content[0] == '#' || content[0] == ';') continue;
     if (content[0] == '[') {
-      std::string name = trimmed_text(std::string_view(content).substr(1, content.find(']') - 1));
+      std::string name = without_blanks(std::string_view(content).substr(1, content.find(']') - 1));
       // "profile  x": one space.
       if (const std::size_t space = name.find_first_of(" \t"); space != std::string::npos) {
-        name.replace(space, std::string::npos, " " + trimmed_text(name.substr(space)));
+        name.replace(space, std::string::npos, " " + without_blanks(name.substr(space)));
       }
       section = &profiles[name];
       outer.clear();
@@ -82,8 +76,8 @@ AwsProfiles parse_aws_profiles(const std::string& text) {
     }
     const std::size_t equals = content.find('=');
     if (section == nullptr || equals == std::string::npos) continue;
-    const std::string name = trimmed_text(std::string_view(content).substr(0, equals));
-    const std::string value = trimmed_text(std::string_view(content).substr(equals + 1));
+    const std::string name = without_blanks(std::string_view(content).substr(0, equals));
+    const std::string value = without_blanks(std::string_view(content).substr(equals + 1));
     const bool is_nested = (line[0] == ' ' || line[0] == '\t') && !outer.empty();
     (*section)[is_nested ? outer + "." + name : name] = value;
     if (!is_nested) outer = value.empty() ? name : "";

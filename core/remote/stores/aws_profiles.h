@@ -21,7 +21,6 @@ class AwsVariables {
 };
 
 bool aws_true(std::string_view text);  // "true", in any case
-std::string trimmed_text(std::string_view text);
 // Throws Error kUnreadable about "AWS credentials".
 [[noreturn]] void fail_credentials(const std::string& what);
 

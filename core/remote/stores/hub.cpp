@@ -2,7 +2,6 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
-#include "core/remote/http/http_rules.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/hub_api.h"
 
@@ -15,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace stfs {
 namespace {
@@ -22,7 +22,6 @@ namespace {
 constexpr std::size_t kLongestAnswer = 64 << 20;   // of the API: 100,000 files take 30 MB
 constexpr std::size_t kLongestRedirect = 1 << 20;  // of /resolve/, asked for one byte
 constexpr std::size_t kMostTreePages = 2000;
-constexpr int kMostHops = 10;
 
 std::string_view unquoted(std::string_view etag) {
   if (etag.starts_with("W/")) etag.remove_prefix(2);
@@ -84,8 +83,7 @@ class HubRemote final : public Remote {
  private:
   // The meaning of an answer. The second host knows nothing of models.
   std::string refusal_of(const HttpHead& head) const {
-    const std::optional<WebUrl> from = parse_web_url(head.url);
-    if (!from || from->origin() != options_.origin) {
+    if (!is_of_the_hub(head.url)) {
       return "the server of its signed URL answers " + std::to_string(head.status);
     }
     try {
@@ -119,36 +117,41 @@ class HubRemote final : public Remote {
     return found;
   }
 
-  // Follows /resolve/ to the URL that has the bytes, and checks what the Hub tells of them.
+  // Asks /resolve/ for the URL that has the bytes, and checks what the Hub tells of them.
   HubLocation resolve() const {
     HubLocation at = first_location();
+    HttpRequest request = request_to(at);
+    request.range = ByteRange{.offset = 0, .length = 1};
+    std::vector<HttpHead> heads;
+    request.passes_on = [&](const HttpHead& head) {
+      if (!head.was_redirected) heads.clear();  // of a try before
+      heads.push_back(head);
+      return !head.header("x-linked-etag").empty() && !is_of_the_hub(head.target);
+    };
+    HttpHead answer = http_.get(request, kLongestRedirect).head;
+    if (!answer.was_redirected) heads.clear();
+    heads.push_back(std::move(answer));
     bool is_checked = false;
-    for (int hop = 0; hop < kMostHops; ++hop) {
-      HttpRequest request = request_to(at);
-      request.follow = false;
-      request.range = ByteRange{.offset = 0, .length = 1};
-      const HttpHead head = http_.get(request, kLongestRedirect).head;
+    for (const HttpHead& head : heads) {
       is_checked = check(head) || is_checked;
-      if (head.status / 100 == 2) {
-        if (!is_checked && unquoted(head.header("etag")) != version_.sha256) {
-          throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
-        }
-        return at;
-      }
-      if (head.status / 100 != 3) refuse_hub_answer(head, version_.name, name_.id, options_);
-      const std::optional<WebUrl> from = parse_web_url(at.url);
-      const std::optional<WebUrl> to =
-          from ? resolve_url(*from, head.header("location")) : std::nullopt;
-      if (!to) throw_not_the_hub(version_.name, "it redirects to what is no URL");
-      const std::string_view why = redirect_refusal(*from, *to, head.place);
-      if (!why.empty()) throw_not_the_hub(version_.name, std::string(why));
-      const bool is_elsewhere = to->origin() != from->origin();
-      at = {.url = to->text(),
-            .may_have_token = at.may_have_token && !is_elsewhere,
+      if (head.target.empty()) continue;
+      at = {.url = head.target,
+            .may_have_token = at.may_have_token && is_of_the_hub(head.target),
             .redirected_by = head.place};
-      if (is_checked && is_elsewhere) return at;
     }
-    throw_not_the_hub(version_.name, "it redirects for ever");
+    const HttpHead& last = heads.back();
+    if (last.status / 100 != 2 && last.target.empty()) {
+      refuse_hub_answer(last, version_.name, name_.id, options_);
+    }
+    if (!is_checked && unquoted(last.header("etag")) != version_.sha256) {
+      throw_not_the_hub(version_.name, "it does not tell the SHA-256 of the file");
+    }
+    return at;
+  }
+
+  bool is_of_the_hub(const std::string& url) const {
+    const std::optional<WebUrl> parsed = parse_web_url(url);
+    return parsed && parsed->origin() == options_.origin;
   }
 
   // Whether an answer says of which file it is. Throws Error when that is another one.

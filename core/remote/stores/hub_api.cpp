@@ -8,14 +8,15 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <initializer_list>
 
 namespace stfs {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr std::uint64_t kLargestFile = 1ULL << 50;
-// Of an answer. A model of 100,000 files has a million values.
-constexpr std::size_t kDeepest = 64;
+// Limits of a JSON answer. A model of 100,000 files has a million values.
+constexpr int kDeepest = 64;
 constexpr std::size_t kMostValues = 4'000'000;
 constexpr std::size_t kMostFiles = 250'000;  // of a model
 
@@ -30,142 +31,76 @@ unsigned seconds_to_wait(const HttpHead& head) {
   return std::min(seconds, 86'400U);
 }
 
-std::string digest_or_none(const std::string& text, std::size_t length) {
-  return is_digest(text, length) ? text : "";
+constexpr std::size_t kLongestText = 4096;
+
+std::string text_at(const Json& object, const char* key) {
+  const auto at = object.find(key);
+  const bool is_text = at != object.end() && at->is_string();
+  const std::string text = is_text ? at->get<std::string>() : "";
+  return text.size() > kLongestText ? "" : text;
+}
+
+std::optional<std::uint64_t> size_at(const Json& object) {
+  const auto at = object.find("size");
+  const bool is_size = at != object.end() && at->is_number_unsigned();
+  return is_size && *at <= kLargestFile ? std::optional(at->get<std::uint64_t>()) : std::nullopt;
+}
+
+// The first of two texts that is a digest; "" for none.
+std::string digest_of(const std::string& one, const std::string& other, std::size_t digits) {
+  return is_digest(one, digits) ? one : is_digest(other, digits) ? other : "";
 }
 
 // An entry of "siblings" ({"rfilename", "size", "blobId", "lfs": {"size", "sha256"}}), or of a tree
 // ({"type", "path", "size", "oid", "lfs": {"size", "oid"}}).
-struct HubEntry {
-  std::map<std::string, std::string> texts = {};  // by key; those of "lfs" by "lfs.KEY"
-  std::optional<std::uint64_t> size = {}, lfs_size = {};
-  bool has_lfs = false;
-
-  std::string text(const char* key) const {
-    const auto at = texts.find(key);
-    return at == texts.end() ? "" : at->second;
-  }
-  HubFile file() const {
-    HubFile file;
-    file.size = size;
-    if (!has_lfs) {
-      file.blob = digest_or_none(text("blobId"), kCommitDigits);
-      if (file.blob.empty()) file.blob = digest_or_none(text("oid"), kCommitDigits);
-      return file;
-    }
-    file.sha256 = digest_or_none(text("lfs.sha256"), kSha256Digits);
-    if (file.sha256.empty()) file.sha256 = digest_or_none(text("lfs.oid"), kSha256Digits);
-    if (!file.size) file.size = lfs_size;
-    if (file.size != lfs_size) file.size.reset();
+HubFile file_of(const Json& entry) {
+  HubFile file;
+  file.size = size_at(entry);
+  const auto lfs = entry.find("lfs");
+  if (lfs == entry.end() || !lfs->is_object()) {
+    file.blob = digest_of(text_at(entry, "blobId"), text_at(entry, "oid"), kCommitDigits);
     return file;
   }
-};
-
-// Receives the SAX events of an answer: hands over its entries one by one, and keeps the texts at
-// its top. So an answer takes no memory but that of the files in it.
-class HubReader {
- public:
-  // `list` is the key of the list of entries in an object at the top; "" when the top is the list.
-  HubReader(std::string list, std::function<void(const HubEntry&)> take)
-      : list_(std::move(list)), take_(std::move(take)) {}
-
-  std::map<std::string, std::string> texts;  // of the object at the top
-  std::string error;
-
-  bool null() { return value(); }
-  bool boolean(bool) { return value(); }
-  bool number_integer(std::int64_t) { return value(); }
-  bool number_float(double, const std::string&) { return value(); }
-  bool number_unsigned(std::uint64_t number) {
-    const auto size = number <= kLargestFile ? std::optional(number) : std::nullopt;
-    if (in_entry() && key_ == "size") entry_.size = size;
-    if (in_lfs() && key_ == "size") entry_.lfs_size = size;
-    return value();
-  }
-  bool string(std::string& text) {
-    if (text.size() > kLongestText) return value();
-    if (depth_ == 1 && !list_.empty() && is_one_of(key_, {"sha", "id", "lastModified"})) {
-      texts[key_] = std::move(text);
-    } else if (in_entry() && is_one_of(key_, {"rfilename", "path", "type", "blobId", "oid"})) {
-      entry_.texts[key_] = std::move(text);
-    } else if (in_lfs() && is_one_of(key_, {"sha256", "oid"})) {
-      entry_.texts["lfs." + key_] = std::move(text);
-    }
-    return value();
-  }
-  bool binary(nlohmann::json::binary_t&) { return value(); }
-  bool key(std::string& text) {
-    key_ = text.size() > kLongestText ? std::string() : std::move(text);
-    if (depth_ == 1) is_list_ = key_ == list_;
-    return true;
-  }
-  bool start_object(std::size_t) {
-    if (depth_ == 0 && list_.empty()) return refuse("not a tree");
-    if (in_entry()) is_lfs_ = key_ == "lfs";
-    if (in_entry() && is_lfs_) entry_.has_lfs = true;
-    if (depth_ + 1 == entry_depth()) entry_ = {};
-    return enter();
-  }
-  bool start_array(std::size_t) {
-    if (depth_ == 0 && !list_.empty()) return refuse("not a model");
-    if (in_entry()) is_lfs_ = false;
-    return enter();
-  }
-  bool end_object() {
-    if (in_entry()) take_(entry_);
-    --depth_;
-    return true;
-  }
-  bool end_array() {
-    --depth_;
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) {
-    return refuse("not JSON");
-  }
-
- private:
-  static constexpr std::size_t kLongestText = 4096;
-
-  static bool is_one_of(const std::string& key, std::initializer_list<const char*> keys) {
-    return std::ranges::find(keys, key) != keys.end();
-  }
-  std::size_t entry_depth() const { return list_.empty() ? 2 : 3; }
-  bool in_entry() const { return depth_ == entry_depth() && (list_.empty() || is_list_); }
-  bool in_lfs() const {
-    return depth_ == entry_depth() + 1 && (list_.empty() || is_list_) && is_lfs_;
-  }
-  bool value() {
-    if (depth_ == 0) return refuse(list_.empty() ? "not a tree" : "not a model");
-    return ++values_ <= kMostValues || refuse("its JSON has too many values");
-  }
-  bool enter() {
-    if (++depth_ > kDeepest) return refuse("its JSON is nested too deeply");
-    return ++values_ <= kMostValues || refuse("its JSON has too many values");
-  }
-  bool refuse(const char* rule) {
-    error = rule;
-    return false;
-  }
-
-  const std::string list_;
-  const std::function<void(const HubEntry&)> take_;
-  std::size_t depth_ = 0, values_ = 0;
-  std::string key_;
-  bool is_list_ = false, is_lfs_ = false;
-  HubEntry entry_;
-};
-
-void read_answer(const std::string& json, const std::string& place, HubReader& reader) {
-  const bool is_whole = nlohmann::json::sax_parse(json, &reader);
-  if (!is_whole) throw_not_the_hub(place, reader.error);
+  file.sha256 = digest_of(text_at(*lfs, "sha256"), text_at(*lfs, "oid"), kSha256Digits);
+  if (!file.size) file.size = size_at(*lfs);
+  if (file.size != size_at(*lfs)) file.size.reset();
+  return file;
 }
 
-void add_file(HubModel& model, const std::string& path, const HubEntry& entry,
+// Hands over the entries of an answer one by one, and returns the texts at its top: so an answer
+// takes no memory but that of the files in it. `list` is the key of the list of entries in an
+// object at the top; "" when the top is the list.
+Json read_answer(const std::string& text, const std::string& place, const std::string& list,
+                 const std::function<void(const Json&)>& take) {
+  const int entry_depth = list.empty() ? 1 : 2;
+  std::size_t values = 0;
+  std::string key;  // of the object at the top
+  const auto keep = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > kDeepest) throw_not_the_hub(place, "its JSON is nested too deeply");
+    if (++values > kMostValues) throw_not_the_hub(place, "its JSON has too many values");
+    const bool is_of_list = list.empty() || key == list;
+    if (event == Json::parse_event_t::key && depth == 1 && !list.empty()) {
+      key = parsed.get<std::string>();
+      return key == list || key == "sha" || key == "id" || key == "lastModified";
+    }
+    if (event != Json::parse_event_t::object_end || depth != entry_depth || !is_of_list) {
+      return true;
+    }
+    take(parsed);
+    return false;
+  };
+  Json json = Json::parse(text, keep, false);
+  if (json.is_discarded()) throw_not_the_hub(place, "not JSON");
+  const bool is_right = list.empty() ? json.is_array() : json.is_object();
+  if (!is_right) throw_not_the_hub(place, list.empty() ? "not a tree" : "not a model");
+  return json;
+}
+
+void add_file(HubModel& model, const std::string& path, const Json& entry,
               const std::string& place) {
   if (!is_inner_path(path)) return;
   HubFile& file = model.files[path];
-  if (!file.is_known()) file = entry.file();
+  if (!file.is_known()) file = file_of(entry);
   if (model.files.size() > kMostFiles) throw_not_the_hub(place, "it names too many files");
 }
 
@@ -186,26 +121,24 @@ void throw_not_the_hub(const std::string& place, const std::string& what) {
 HubModel parse_hub_model(const std::string& json, const HubName& asked) {
   const std::string place = asked.text();
   HubModel model;
-  HubReader reader("siblings", [&](const HubEntry& entry) {
-    add_file(model, entry.text("rfilename"), entry, place);
+  const Json top = read_answer(json, place, "siblings", [&](const Json& entry) {
+    add_file(model, text_at(entry, "rfilename"), entry, place);
   });
-  read_answer(json, place, reader);
-  model.commit = digest_or_none(reader.texts["sha"], kCommitDigits);
+  model.commit = digest_of(text_at(top, "sha"), "", kCommitDigits);
   if (model.commit.empty()) throw_not_the_hub(place, "it tells no commit");
   if (asked.has_commit() && model.commit != asked.revision) {
     throw_not_the_hub(place, "it is of another commit");
   }
-  model.id = reader.texts["id"];
+  model.id = text_at(top, "id");
   if (!is_hub_id(model.id)) model.id = asked.id;
-  model.mtime = time_of(reader.texts["lastModified"]);
+  model.mtime = time_of(text_at(top, "lastModified"));
   return model;
 }
 
 void add_hub_tree(const std::string& json, const std::string& place, HubModel& model) {
-  HubReader reader("", [&](const HubEntry& entry) {
-    if (entry.text("type") == "file") add_file(model, entry.text("path"), entry, place);
+  read_answer(json, place, "", [&](const Json& entry) {
+    if (text_at(entry, "type") == "file") add_file(model, text_at(entry, "path"), entry, place);
   });
-  read_answer(json, place, reader);
 }
 
 std::string next_hub_page(std::string_view link) {

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/posix.h"
 #include "core/base/text.h"
+#include "core/remote/http/http_rules.h"
 #include "core/remote/http/url.h"
 
 #include <algorithm>
@@ -35,11 +36,6 @@ std::size_t revision_length(std::string_view text) {
   return std::min(text.find('/'), text.size());
 }
 
-bool is_true(const std::string& value) {
-  const std::string low = lower_case(value);
-  return low == "1" || low == "on" || low == "yes" || low == "true";
-}
-
 // As the Hub's client takes paths of the environment: "~" is the home directory.
 std::string expanded(const std::string& path) {
   if (path != "~" && !path.starts_with("~/")) return path;
@@ -57,20 +53,17 @@ std::string hub_home() {
   return home.empty() ? "" : home + "/.cache/huggingface";
 }
 
-// A token without the white space around it. `place` is where it was found.
+// A token without the blanks around it. `place` is where it was found.
 std::string clean_token(std::string_view text, const std::string& place) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  text = text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-  if (!std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; })) {
+  std::string token = without_blanks(text);
+  if (!std::ranges::all_of(token, [](char c) { return c > ' ' && c < 0x7f; })) {
     throw Error(ErrorCode::kUsage, place, "no token: it has a character that no token has");
   }
-  return std::string(text);
+  return token;
 }
 
 std::string find_token() {
-  if (is_true(environment("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) return "";
+  if (is_set_for_hub("HF_HUB_DISABLE_IMPLICIT_TOKEN")) return "";
   for (const char* const name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}) {
     const std::string value = environment(name);
     if (!value.empty()) return clean_token(value, name);
@@ -91,10 +84,9 @@ std::string find_token() {
 
 }  // namespace
 
-bool is_digest(std::string_view text, std::size_t digits) {
-  return text.size() == digits && std::ranges::all_of(text, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
+bool is_set_for_hub(const char* variable) {
+  const std::string text = lower_case(environment(variable));
+  return text == "1" || text == "on" || text == "yes" || text == "true";
 }
 
 bool is_inner_path(std::string_view path) {

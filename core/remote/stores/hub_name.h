@@ -3,6 +3,7 @@
 // Thread safety: the functions may be called from any thread; the types are plain values.
 #pragma once
 
+#include "core/base/sha256.h"
 #include "core/remote/http/http.h"
 
 #include <cstddef>
@@ -12,10 +13,9 @@
 namespace stfs {
 
 constexpr std::size_t kCommitDigits = 40;  // of git's SHA-1
-constexpr std::size_t kSha256Digits = 64;
 
-// Whether a text is so many hex digits in lower case.
-bool is_digest(std::string_view text, std::size_t digits);
+// Whether a variable says yes, as the Hub's client reads it.
+bool is_set_for_hub(const char* variable);
 // Whether a path stays below the directory that it is relative to, and has no control characters.
 bool is_inner_path(std::string_view path);
 // Whether a text is "org/name" after the Hub's rules.

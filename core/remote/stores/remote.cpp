@@ -1,5 +1,6 @@
 #include "core/remote/stores/remote.h"
 
+#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/remote/http/http_rules.h"
 
@@ -31,12 +32,6 @@ constexpr std::array<TextField, 7> kTextFields{{{"name", &RemoteVersion::name},
                                                 {"last_modified", &RemoteVersion::last_modified},
                                                 {"version_id", &RemoteVersion::version_id},
                                                 {"sha256", &RemoteVersion::sha256}}};
-
-bool is_stored_sha256(const std::string& text) {
-  return text.empty() || (text.size() == 64 && std::ranges::all_of(text, [](char c) {
-                            return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-                          }));
-}
 
 // Version::token is printed.
 bool is_stored_token(const std::string& text) {
@@ -80,8 +75,9 @@ std::optional<RemoteVersion> parse_remote_version(std::string_view text) {
     version.is_weak = json.at("is_weak").get_ref<const bool&>();
     constexpr auto kMostBytes = std::uint64_t{std::numeric_limits<std::int64_t>::max()};
     const bool is_valid = !version.name.empty() && is_stored_token(version.token) &&
-                          is_stored_sha256(version.sha256) && version.size <= kMostBytes &&
-                          version.mtime.tv_nsec >= 0 && version.mtime.tv_nsec < kNanoseconds;
+                          (version.sha256.empty() || is_digest(version.sha256, kSha256Digits)) &&
+                          version.size <= kMostBytes && version.mtime.tv_nsec >= 0 &&
+                          version.mtime.tv_nsec < kNanoseconds;
     return is_valid ? std::optional(std::move(version)) : std::nullopt;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

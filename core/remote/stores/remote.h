@@ -30,7 +30,7 @@ struct RemoteVersion {
   std::string token;      // Version::token: kind and validator, "s3-..", "hf-<sha256>", "web-.."
   std::string etag;       // strong, as the server writes it; "" when the answers' ETag says nothing
   std::string weak_etag;  // without W/, of a version that has no strong one; "" for none
-  std::string last_modified;  // as the server writes it; "" likewise
+  std::string last_modified;  // as the server writes it; "" for none
   std::string version_id;     // of a bucket with versions; "" for none
   std::string sha256;         // 64 hex digits of all bytes; "" when nobody said it
   bool is_weak = false;       // nothing but time and size tells versions apart

@@ -49,7 +49,12 @@ S3Name parse_s3_name(const std::string& name) {
                            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                                   (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_';
                          });
-  if (!is_bucket) throw Error(ErrorCode::kUsage, name, "not the name of a bucket");
+  if (!is_bucket) {  // what stands before an "@" may be a key with its secret
+    const std::size_t at = name.rfind('@');
+    throw Error(ErrorCode::kUsage,
+                at == std::string::npos ? name : std::string(kScheme) + name.substr(at + 1),
+                "not the name of a bucket");
+  }
   return parts;
 }
 
@@ -71,6 +76,13 @@ bool is_expired(std::string_view code) {
   constexpr std::array kCodes{"ExpiredToken", "ExpiredTokenException", "InvalidToken",
                               "TokenRefreshRequired", "InvalidAccessKeyId"};
   return std::ranges::find(kCodes, code) != kCodes.end();
+}
+
+// Temporary, with a status that says nothing of it.
+bool is_slow_down(const HttpAnswer& answer) {
+  if (answer.head.status != 400 && answer.head.status != 403) return false;
+  const std::string code = aws_error_code(answer.body);
+  return code == "SlowDown" || code == "RequestTimeout";
 }
 
 struct S3Answer {
@@ -213,7 +225,7 @@ HttpRequest S3Store::make_request(const Target& target,
                   "the endpoint is http: use https, or -o insecure_http");
     }
     scheme = endpoint->scheme;
-    request.host = s3_host(*endpoint);
+    request.host = endpoint->authority();
     std::string base = percent_decode(endpoint->path);
     while (base.ends_with('/')) base.pop_back();
     request.path = base + "/" + name.bucket + "/" + name.key;
@@ -251,26 +263,17 @@ HttpRequest S3Store::make_request(const Target& target,
 S3Answer S3Store::ask(const Target& target, std::size_t most, Patience patience) {
   constexpr unsigned kMostTries = 8;
   bool is_renewed = false;
-  Backoff backoff;
   for (unsigned tries = 1;; ++tries) {
     const std::optional<S3Credentials> credentials = chain().get();
-    S3Answer result{
-        http_.get(make_request(target, credentials), most, patience), {}, credentials.has_value()};
+    S3Answer result{http_.get(make_request(target, credentials), most, patience, &is_slow_down),
+                    {},
+                    credentials.has_value()};
     const HttpHead& head = result.answer.head;
     if (head.status >= 400) result.code = aws_error_code(result.answer.body);
     if (tries == kMostTries) return result;
     if (learn_region(target.name.bucket, head)) continue;
-    if (!is_renewed && is_expired(result.code) && chain().renew(credentials)) {
-      is_renewed = true;
-      continue;
-    }
-    // With a status that says nothing of it.
-    if ((head.status == 400 || head.status == 403) &&
-        (result.code == "SlowDown" || result.code == "RequestTimeout")) {
-      std::this_thread::sleep_for(backoff.next(&head));
-      continue;
-    }
-    return result;
+    if (is_renewed || !is_expired(result.code) || !chain().renew(credentials)) return result;
+    is_renewed = true;
   }
 }
 
@@ -303,9 +306,7 @@ std::string S3Store::token_of(const RemoteVersion& version) {
     identity += '\0' + part;
   }
   if (version.is_weak && !version.weak_etag.empty()) identity += '\0' + version.weak_etag;
-  Sha256 digest;
-  digest.add(std::as_bytes(std::span(identity)));
-  return "s3-" + digest.hex();
+  return "s3-" + sha256_hex(identity);
 }
 
 Found S3Store::find(const std::string& name, const RemoteVersion* known, Patience patience) {

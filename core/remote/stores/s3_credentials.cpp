@@ -2,7 +2,9 @@
 
 #include "core/base/error.h"
 #include "core/base/posix.h"
+#include "core/base/spawn.h"
 #include "core/base/text.h"
+#include "core/remote/http/http_rules.h"
 #include "core/remote/http/url.h"
 #include "core/remote/stores/s3_signature.h"
 
@@ -10,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <pugixml.hpp>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,7 +34,7 @@ namespace {
 using WallClock = std::chrono::system_clock;
 using namespace std::chrono_literals;
 
-// Of an answer that holds credentials.
+// The most bytes of a text that holds credentials.
 constexpr std::size_t kMostCredentialBytes = std::size_t{1} << 16;
 constexpr auto kExpiryMargin = 5min;  // before expiry
 constexpr auto kLookPause = 30s;      // between two looks while the old ones are valid
@@ -112,24 +113,14 @@ std::string process_output(const std::string& command) {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail_credentials(from + ": " + errno_text(errno));
   const UniqueFd out(ends[0]);
   UniqueFd in(ends[1]);
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, in.get(), 1);
-  ::posix_spawnattr_init(&attributes);
-  // A group of its own, so that what it started can be ended too; no blocked signals.
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  std::string shell = "/bin/sh", flag = "-c", text = command;
-  const std::array<char*, 4> argv{shell.data(), flag.data(), text.data(), nullptr};
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) fail_credentials(from + ": /dev/null: " + errno_text(errno));
   pid_t pid = -1;
-  const int error = ::posix_spawn(&pid, shell.c_str(), &actions, &attributes, argv.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail_credentials(from + ": " + errno_text(error));
+  // A group of its own, so that what it started can be ended too.
+  const SpawnOptions options{.descriptors = {{nothing.get(), 0}, {in.get(), 1}},
+                             .leads_group = true};
+  if (const int error = spawn({"/bin/sh", "-c", command}, options, pid))
+    fail_credentials(from + ": " + errno_text(error));
   in = UniqueFd();
   std::string output;
   const auto end = std::chrono::steady_clock::now() + kProcessLimit;
@@ -148,7 +139,7 @@ std::string process_output(const std::string& command) {
     if (n <= 0) break;
     output.append(buffer.data(), static_cast<std::size_t>(n));
   }
-  // It may go on after it has closed its output.
+  // The program may go on after it has closed its output: wait for its end.
   int status = 0;
   pid_t waited = 0;
   while (is_whole && (waited = ::waitpid(pid, &status, WNOHANG)) == 0) {
@@ -280,7 +271,7 @@ S3Credentials CredentialLook::from_role(const std::string& name, const std::stri
     fail_credentials(place + ": its source_profile or credential_source has no credentials");
   }
   const WebUrl url = sts();
-  S3Request request{.host = s3_host(url), .path = "/", .service = "sts"};
+  S3Request request{.host = url.authority(), .path = "/", .service = "sts"};
   request.query = {{"Action", "AssumeRole"},
                    {"Version", "2011-06-15"},
                    {"RoleArn", role},
@@ -299,14 +290,14 @@ S3Credentials CredentialLook::from_role(const std::string& name, const std::stri
 S3Credentials CredentialLook::from_web_identity(const std::string& file, const std::string& role,
                                                 const std::string& session) const {
   const WebUrl url = sts();
-  return of_sts({.url = url.scheme + "://" + s3_host(url) + "/",
+  return of_sts({.url = url.scheme + "://" + url.authority() + "/",
                  .method = "POST",
                  .body = canonical_query(
                      {{"Action", "AssumeRoleWithWebIdentity"},
                       {"Version", "2011-06-15"},
                       {"RoleArn", role},
                       {"RoleSessionName", session.empty() ? "stfs" : session},
-                      {"WebIdentityToken", trimmed_text(read_file(file, kMostCredentialBytes))}}),
+                      {"WebIdentityToken", without_blanks(read_file(file, kMostCredentialBytes))}}),
                  .headers = {"Content-Type: application/x-www-form-urlencoded"},
                  .follow = false,
                  .ca_file = settings_.ca_file},
@@ -333,7 +324,7 @@ std::optional<S3Credentials> CredentialLook::from_container() const {
   HttpRequest request{.url = url, .follow = false, .use_proxy = false};
   const std::string file = variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
   const std::string token = file.empty() ? variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN"]
-                                         : trimmed_text(read_file(file, kMostCredentialBytes));
+                                         : without_blanks(read_file(file, kMostCredentialBytes));
   if (!token.empty()) {
     if (std::ranges::any_of(token, [](char c) { return c < ' ' || c == '\x7f'; })) {
       fail_credentials("AWS_CONTAINER_AUTHORIZATION_TOKEN: has a control character");
@@ -369,14 +360,14 @@ std::optional<S3Credentials> CredentialLook::from_instance() const {
   try {
     const HttpAnswer answer =
         ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds: 21600"}, {});
-    if (answer.head.status == 200) token = trimmed_text(answer.body);
+    if (answer.head.status == 200) token = without_blanks(answer.body);
   } catch (const Error&) {  // most machines are no instance
   }
   if (token.empty() || !is_header_word(token)) return std::nullopt;
   const std::string secret = "X-aws-ec2-metadata-token: " + token;
   const HttpAnswer named = ask(roles, "GET", {}, {secret});
   if (named.head.status == 404) return std::nullopt;
-  const std::string role = trimmed_text(named.body.substr(0, named.body.find('\n')));
+  const std::string role = without_blanks(named.body.substr(0, named.body.find('\n')));
   const HttpAnswer answer = ask(roles + percent_encode(role), "GET", {}, {secret});
   if (named.head.status != 200 || role.empty() || answer.head.status != 200) {
     fail_credentials("role of the instance: its endpoint answered " +

@@ -69,7 +69,7 @@ class S3CredentialChain {
   const S3Settings settings_;
 
   bool may_go_on() const;        // with current_, mutex_ held
-  bool has_just_looked() const;  // likewise
+  bool has_just_looked() const;  // with mutex_ held
 
   std::mutex mutex_;
   std::condition_variable looked_;

@@ -18,13 +18,7 @@
 namespace stfs {
 namespace {
 
-// Without EVP, as core/base/sha256.cpp; HMAC() sets up OpenSSL, as the first https request does.
-std::string text_sha256(std::string_view text) {
-  Sha256 digest;
-  digest.add(std::as_bytes(std::span(text)));
-  return digest.hex();
-}
-
+// HMAC() sets up OpenSSL, as the first https request does.
 std::string hmac_sha256(std::string_view key, std::string_view text) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned length = 0;
@@ -45,13 +39,6 @@ std::string amz_time(std::chrono::system_clock::time_point now) {
 }
 
 }  // namespace
-
-std::string s3_host(const WebUrl& url) {
-  const std::string host =
-      url.host.find(':') == std::string::npos ? url.host : "[" + url.host + "]";
-  const std::uint16_t usual = url.scheme == "https" ? 443 : 80;
-  return url.port == usual ? host : host + ":" + std::to_string(url.port);
-}
 
 // S3 encodes a path once and keeps "//" and ".." as they are, unlike the other services.
 std::string canonical_path(const std::string& path) { return percent_encode(path, "/"); }
@@ -75,7 +62,7 @@ std::vector<std::string> sign(const S3Request& request, const S3Credentials& cre
                               std::chrono::system_clock::time_point now) {
   const std::string time = amz_time(now);
   const std::string day = time.substr(0, 8);
-  const std::string body_hash = text_sha256("");
+  const std::string body_hash = sha256_hex("");
   auto headers = request.headers;
   headers.emplace_back("host", request.host);
   headers.emplace_back("x-amz-content-sha256", body_hash);
@@ -93,7 +80,7 @@ std::vector<std::string> sign(const S3Request& request, const S3Credentials& cre
                                 "\n" + body_hash;
   const std::string scope = day + "/" + region + "/" + request.service + "/aws4_request";
   const std::string to_sign =
-      "AWS4-HMAC-SHA256\n" + time + "\n" + scope + "\n" + text_sha256(canonical);
+      "AWS4-HMAC-SHA256\n" + time + "\n" + scope + "\n" + sha256_hex(canonical);
   std::string key = hmac_sha256("AWS4" + credentials.secret, day);
   for (const std::string& part : {region, request.service, std::string("aws4_request")}) {
     key = hmac_sha256(key, part);

@@ -24,9 +24,6 @@ struct S3Request {
   std::string service = "s3";
 };
 
-// The Host header of a request to a URL.
-std::string s3_host(const WebUrl& url);
-
 // The path and query as they are sent and signed.
 std::string canonical_path(const std::string& path);
 std::string canonical_query(std::vector<std::pair<std::string, std::string>> query);

@@ -35,20 +35,14 @@ bool is_strong_etag(std::string_view etag) {
 // Two URLs that differ in their query alone are two objects, with one public name; but not where
 // they differ in who signed them and when.
 std::string web_token(const WebUrl& url, const RemoteVersion& version) {
-  Sha256 hash;
-  const auto add = [&](std::string_view text) {
-    hash.add(std::as_bytes(std::span(text.data(), text.size())));
-    hash.add(std::as_bytes(std::span("", 1)));  // no text holds a NUL
-  };
-  add(without_signature(url.text()));
+  std::string identity = without_signature(url.text()) + '\0';  // no part holds a NUL
   if (!version.etag.empty()) {
-    add(version.etag);
+    identity += version.etag + '\0';
   } else {
-    add(version.last_modified);
-    add(std::to_string(version.size));
-    if (!version.weak_etag.empty()) add(version.weak_etag);
+    identity += version.last_modified + '\0' + std::to_string(version.size) + '\0';
+    if (!version.weak_etag.empty()) identity += version.weak_etag + '\0';
   }
-  return "web-" + hash.hex();
+  return "web-" + sha256_hex(identity);
 }
 
 class WebRemote final : public Remote {

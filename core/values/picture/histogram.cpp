@@ -1,6 +1,7 @@
 #include "core/values/picture/histogram.h"
 
 #include "core/base/text.h"
+#include "core/values/picture/markup.h"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,8 @@
 
 namespace stfs {
 namespace {
+
+using markup::grouped;
 
 // All lengths are in units of the picture, at first pixels.
 constexpr int kWidth = 720;
@@ -44,53 +47,12 @@ std::string number(double value, const char* format = "%.4g") {
   return text.data();
 }
 
-// 1234567 -> "1,234,567".
-std::string number(std::uint64_t count) {
-  std::string text = std::to_string(count);
-  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
-  return text;
-}
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
-// At most about `most` bytes of a name; the rest is left out in the middle.
-std::string shortened(std::string_view name, std::size_t most) {
-  if (name.size() <= 2 * most) {
-    std::string text = printable(name);
-    if (text.size() <= most) return text;
-  }
-  const std::size_t head = utf8_floor(name, most / 2);
-  const std::size_t tail = utf8_floor(name, name.size() - most / 2);
-  return printable(name.substr(0, head)) + "…" + printable(name.substr(tail));
-}
-
 class Svg {
  public:
   void raw(std::string_view text) { out_ += text; }
   void text(int x, int y, const char* style, std::string_view text) {
     out_ += "<text x=\"" + std::to_string(x) + "\" y=\"" + std::to_string(y) + "\" class=\"" +
-            style + "\">" + escaped(text) + "</text>\n";
+            style + "\">" + markup::html_of(text) + "</text>\n";
   }
   void line(int x1, int y1, int x2, int y2) {
     out_ += "<path class=\"g\" d=\"M" + std::to_string(x1) + ".5 " + std::to_string(y1) + ".5L" +
@@ -148,7 +110,7 @@ void draw_counts(Svg& svg, const Histogram& histogram) {
   std::ranges::transform(histogram.counts, heights.begin(), [&](std::uint64_t count) {
     return kPanel * (static_cast<double>(count) / static_cast<double>(most));
   });
-  svg.text(kLeft, kLinearTop - 6, "s", "values in each of 128 bins, at most " + number(most));
+  svg.text(kLeft, kLinearTop - 6, "s", "values in each of 128 bins, at most " + grouped(most));
   svg.line(kLeft, kLinearTop, kRight, kLinearTop);
   svg.bars(heights, kLinearTop + kPanel);
   svg.line(kLeft, kLinearTop + kPanel, kRight, kLinearTop + kPanel);
@@ -201,9 +163,9 @@ void draw_numbers(Svg& svg, const Distribution& distribution) {
        {"std", number(*stats.std)},
        {"max |x|/std",
         *stats.std > 0 ? number(std::max(-*stats.min, *stats.max) / *stats.std, "%.3g") : "-"}},
-      {{"zeros", number(stats.zeros), stats.zeros == stats.count},
-       {"NaN", number(stats.nan), stats.nan > 0},
-       {"infinity", number(stats.inf), stats.inf > 0}},
+      {{"zeros", grouped(stats.zeros), stats.zeros == stats.count},
+       {"NaN", grouped(stats.nan), stats.nan > 0},
+       {"infinity", grouped(stats.inf), stats.inf > 0}},
   }};
   const auto draw = [&svg](const std::vector<Field>& fields, int x, int step, int y) {
     for (const Field& field : fields) {
@@ -220,7 +182,7 @@ void draw_numbers(Svg& svg, const Distribution& distribution) {
 
 // "3 values below, the least -4.2".
 std::string outliers(std::uint64_t count, const char* where, const char* end, double value) {
-  return number(count) + (count == 1 ? " value " : " values ") + where + ", the " + end + " " +
+  return grouped(count) + (count == 1 ? " value " : " values ") + where + ", the " + end + " " +
          number(value);
 }
 
@@ -252,12 +214,12 @@ std::string histogram_svg(std::string_view name, DType dtype, std::span<const st
       "width=\"" + std::to_string(kWidth) + "\" height=\"" + std::to_string(kHeight) + "\"";
   svg.raw("<svg xmlns=\"http://www.w3.org/2000/svg\" " + size + " viewBox=\"0 0 " +
           std::to_string(kWidth) + " " + std::to_string(kHeight) + "\" role=\"img\">\n<title>" +
-          escaped(shortened(name, 1000)) + "</title>\n");
+          markup::escaped(markup::shortened(name, 1000)) + "</title>\n");
   if (stats.min) svg.raw("<metadata>" + json_of(distribution) + "</metadata>\n");
   svg.raw(kStyle);
   svg.raw("<rect class=\"b\" " + size + "/>\n");
 
-  svg.text(kLeft, 26, "n", shortened(name, 72));
+  svg.text(kLeft, 26, "n", printable(markup::shortened(name, 72)));
   std::string facts(dtype_name(dtype));
   constexpr std::size_t kMostDimensions = 8;
   std::string dimensions;
@@ -266,12 +228,13 @@ std::string histogram_svg(std::string_view name, DType dtype, std::span<const st
   }
   if (shape.size() > kMostDimensions) dimensions += " × …";
   if (!dimensions.empty()) facts += " · " + dimensions;
-  facts += " · " + number(stats.count) + (stats.count == 1 ? " value" : " values");
+  facts += " · " + grouped(stats.count) + (stats.count == 1 ? " value" : " values");
   svg.text(kLeft, 46, "s", facts);
 
   if (!stats.min) {
-    svg.text(kLeft, kLinearTop + 40, "w",
-             "No finite value: " + number(stats.nan) + " NaN, " + number(stats.inf) + " infinite");
+    svg.text(
+        kLeft, kLinearTop + 40, "w",
+        "No finite value: " + grouped(stats.nan) + " NaN, " + grouped(stats.inf) + " infinite");
   } else {
     draw_counts(svg, histogram);
     draw_axis(svg, histogram);

@@ -43,7 +43,7 @@ struct PictureShape {
   std::uint64_t png_bytes() const;
 };
 
-// Of an array with at least one element; at most `most` pixels each way.
+// The size of the picture of an array with at least one element: at most `most` pixels each way.
 PictureShape picture_shape(std::span<const std::uint64_t> shape, std::uint64_t most = kMostPixels);
 
 // Collects the pixels of a picture from the values of a pass, in their order in the array.
@@ -56,7 +56,8 @@ class Pixels : public ValueSink {
 
   // The picture in the scale of `stats`: those of the whole tensor.
   std::string png(const ValueStats& stats) const;
-  // Its pixels alone, row by row: a byte of picture_color() each, or that of no element.
+  // The pixels without a file around them, row by row: a byte of picture_color() each, or the byte
+  // of no element.
   std::vector<std::uint8_t> colors(const ValueStats& stats) const;
 
  private:

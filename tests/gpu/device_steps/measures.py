@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import mmap
 import os
 import statistics
 import threading
@@ -161,6 +162,23 @@ def ceilings(device: str, size_text: str, file: str) -> None:
     say(**rates)
 
 
+def plain(device: str, size_text: str, file: str) -> None:
+    """The page cache to new memory of the host, by eight threads."""
+    threads, size = 8, int(size_text)
+    fd = os.open(file, os.O_RDONLY)
+    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+
+        def read(number: int) -> None:
+            for at in range(number * TILE, size, threads * TILE):
+                with view[at:at + TILE] as tile:
+                    if os.preadv(fd, [tile], at) != len(tile):
+                        raise OSError(f"{file}: a read at {at} was short")
+
+        seconds = in_threads(threads, read)
+    os.close(fd)
+    say(rate=size / seconds / 1e9)
+
+
 def acquire(device: str, file: str, *counts: str) -> None:
     """Median seconds to acquire what is resident, over one connection, and to give it back."""
     names = [f"{file}::{tensor.name}" for tensor in tensors_of(Path(file))]
@@ -246,4 +264,5 @@ def rate(device: str, file: str, loader: str, how: str) -> None:
     say(seconds=seconds, version=importlib.metadata.version(package) if package else "")
 
 
-VERBS = {"stages": stages, "ceilings": ceilings, "acquire": acquire, "first": first, "rate": rate}
+VERBS = {"stages": stages, "ceilings": ceilings, "plain": plain, "acquire": acquire, "first": first,
+         "rate": rate}

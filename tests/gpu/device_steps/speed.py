@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import statistics
 import time
 from pathlib import Path
 
@@ -44,24 +45,42 @@ def ceilings(step: Step) -> None:
         step.measured(name, rate, "GB/s", note=f"{size >> 20} MiB")
 
 
-def bench(step: Step, path: Path, what: str) -> float:
-    """The ceiling of a load from the page cache, in GB/s."""
-    found = step.gpu_json("bench", "--device", step.device, "--rounds", step.size(3, 1), path)
-    rates = found["bytes_per_second"]
-    load = rates.pop("load")
-    name, ceiling = next(iter(rates.items()))
-    step.measured(what, load / 1e9, "GB/s", ceiling / 1e9,
-                  f"{found['bytes'] >> 20} MiB; {found['workers']} workers; the ceiling: {name}; "
-                  f"median ratio {found['ratio']:.2f}")
-    return ceiling / 1e9
+def load_rate(step: Step, *words: object) -> tuple[float, str]:
+    """A load through the holder, in GB/s, as its command says."""
+    found = step.load(*words)
+    step.gpu("evict", "--all")
+    return (found["copied_bytes"] / found["seconds"] / 1e9,
+            f"{found['copied_bytes'] >> 20} MiB in {found['seconds']:.2f} s")
 
 
 def timed_load(step: Step, path: Path, what: str, ceiling: float | None = None) -> None:
-    """A load through the holder, as its command says."""
-    found = step.load(path)
-    step.measured(what, found["copied_bytes"] / found["seconds"] / 1e9, "GB/s", ceiling,
-                  f"{found['copied_bytes'] >> 20} MiB in {found['seconds']:.2f} s")
-    step.gpu("evict", "--all")
+    rate, note = load_rate(step, path)
+    step.measured(what, rate, "GB/s", ceiling, note)
+
+
+def plain_copy(step: Step, path: Path) -> tuple[str, float]:
+    """The fastest copy of such bytes without stfs, and its rate in GB/s."""
+    size = min(path.stat().st_size, 4 * GIB)
+    if step.device == "cpu":
+        return "page cache to host memory, 8 threads", step.client("plain", size, path)["rate"]
+    name = "pinned to device, 8 threads"
+    return name, step.client("ceilings", size, path)[name]
+
+
+def warm_load(step: Step, path: Path) -> float:
+    """Loads by a copier that runs and plain copies, in turn. Returns the ceiling in GB/s."""
+    rates, ceilings = [], []
+    with Holder(step):
+        load_rate(step, path)  # starts the copier
+        for _ in range(step.size(3, 1)):
+            rates.append(load_rate(step, path)[0])
+            name, ceiling = plain_copy(step, path)
+            ceilings.append(ceiling)
+    ceiling = statistics.median(ceilings)
+    step.measured("load, warm", statistics.median(rates), "GB/s", ceiling,
+                  f"{path.stat().st_size >> 20} MiB; the ceiling: {name}; each a median of "
+                  f"{len(rates)}")
+    return ceiling
 
 
 def plain_read(path: Path) -> float:
@@ -73,7 +92,7 @@ def plain_read(path: Path) -> float:
 def load(step: Step) -> None:
     """4 GiB from the page cache and from the disk."""
     path = model(step)
-    bus = bench(step, path, "load, warm (bench)")
+    bus = warm_load(step, path)
     with Holder(step):
         timed_load(step, path, "the first load of a holder, warm", bus)
         timed_load(step, path, "the second load, warm", bus)
@@ -90,7 +109,7 @@ def load_large(step: Step) -> None:
         total = min(32 * GIB, step.device_left() * 3 // 4, step.memory_left() // 2)
     sparse = checkpoints.write_sparse(step.own / "large.safetensors",
                                       checkpoints.like_a_model(total))
-    bench(step, sparse, "load, warm (bench)")
+    warm_load(step, sparse)
     sparse.unlink()
     begin = time.perf_counter()
     probe = checkpoints.write(step.own / "probe.safetensors", [step.size(GIB, MIB)])
@@ -117,7 +136,7 @@ def loaders(step: Step) -> None:
     """The same file by stfs and by the loaders of others, each in a new process."""
     path = model(step)
     size = path.stat().st_size / 1e9
-    bus = bench(step, path, "load, warm (bench)")
+    bus = warm_load(step, path)
     with Holder(step):
         for _ in range(2):  # the first one starts the copier
             found = step.client("rate", path, "stfs", with_torch(step))

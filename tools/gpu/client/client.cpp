@@ -1,11 +1,11 @@
 #include "tools/gpu/client/client.h"
 
 #include "core/base/error.h"
+#include "core/base/spawn.h"
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -45,12 +45,7 @@ void check_private(const std::string& path) {
 
 // Returns a connection to the socket, or none when no process listens.
 UniqueFd connect_to(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    throw_errno(ErrorCode::kDeviceFailed, path, "", ENAMETOOLONG);
-  }
-  path.copy(address.sun_path, path.size());
+  const sockaddr_un address = socket_address(path);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) throw_errno(ErrorCode::kDeviceFailed, "socket", "", errno);
   int result = 0;
@@ -87,28 +82,15 @@ std::string text_from(const UniqueFd& pipe) {
 // Runs `program holder --background`. It exits when the holder listens at `path`, or after one line
 // of error text.
 void start_holder(const std::string& program, const std::string& path) {
-  std::array<std::string, 5> words{program, "holder", "--background", "--exit-idle", "60"};
-  std::array<char*, 6> argv{};
-  for (std::size_t i = 0; i < words.size(); ++i) argv[i] = words[i].data();
-  std::string socket = "STFS_GPU_SOCKET=" + path;
-  std::vector<char*> environment{socket.data()};
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (!std::string_view(*variable).starts_with("STFS_GPU_SOCKET=")) {
-      environment.push_back(*variable);
-    }
-  }
-  environment.push_back(nullptr);
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno(ErrorCode::kDeviceFailed, "pipe", "", errno);
   const UniqueFd reading(ends[0]);
   UniqueFd writing(ends[1]);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, writing.get(), STDERR_FILENO);
   pid_t pid = -1;
-  const int error =
-      ::posix_spawnp(&pid, program.c_str(), &actions, nullptr, argv.data(), environment.data());
-  ::posix_spawn_file_actions_destroy(&actions);
+  const int error = spawn(
+      {program, "holder", "--background", "--exit-idle", "60"},
+      {.descriptors = {{writing.get(), STDERR_FILENO}}, .variables = {"STFS_GPU_SOCKET=" + path}},
+      pid);
   writing = UniqueFd();
   if (error != 0) throw_errno(ErrorCode::kDeviceFailed, program, "the holder", error);
   const std::string said = text_from(reading);
@@ -278,14 +260,12 @@ Loaded Client::load(const DeviceInfo& device, std::span<const Item> items,
             {"uuid", device.uuid},
             {"device", device.id},
             {"items", std::move(list)},
-            {"verify", request.verify},
             {"pin", request.pin},
             {"lease", request.lease},
-            {"only_resident", request.only_resident},
-            {"workers", request.workers},
-            {"tile_bytes", request.tile_bytes},
-            {"sources", to_json(resolved(request.sources))}};
-  if (request.keep_free) body["keep_free"] = *request.keep_free;
+            {"only_resident", request.only_resident}};
+  CopyOptions options = request;
+  options.sources = resolved(request.sources);
+  body.update(to_json(options));
   Message answer = ask(body, &request);
   Loaded loaded;
   loaded.tensors = residents_of(answer.body());

@@ -27,15 +27,10 @@ namespace stfs::gpu {
 // owns that directory or can write to it.
 std::string holder_socket_path();
 
-struct LoadRequest {
-  bool verify = false;
+struct LoadRequest : CopyOptions {
   bool pin = false;
   bool lease = false;          // lease the tensors to this connection and send descriptors
   bool only_resident = false;  // fail if a tensor must be copied
-  std::optional<std::uint64_t> keep_free = {};  // bytes to leave free; empty: the default
-  unsigned workers = 0;                         // 0: the device's default
-  std::size_t tile_bytes = 0;                   // 0: the default
-  SourceOptions sources = {};  // for the copier, with what this process's environment adds
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes
 };
 

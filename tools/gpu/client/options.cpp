@@ -3,6 +3,7 @@
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/copier.h"
+#include "tools/gpu/device/narrowing.h"
 
 #include <array>
 #include <chrono>
@@ -12,8 +13,6 @@
 
 namespace stfs::gpu {
 namespace {
-
-constexpr int kCopierSocket = 3;  // as the holder passes it
 
 int hold(const GpuArguments& arguments) {
   HolderOptions options = arguments.holder;
@@ -36,7 +35,6 @@ constexpr std::array kVerbs = {
     VerbRow{"pin", "never evict tensors to make room for others", run_verb<pin>},
     VerbRow{"unpin", "permit their eviction again", run_verb<unpin>},
     VerbRow{"run", "copy tensors and run a command that inherits them", run_verb<run>},
-    VerbRow{"bench", "measure a load against the device's limit", run_verb<bench>},
     VerbRow{"doctor", "print driver, devices and holder, and find problems", run_verb<doctor>},
     VerbRow{"holder", "keep loaded tensors (load starts a holder if none runs)", run_verb<hold>},
     VerbRow{"copier", "", run_verb<copy_for_holder>},
@@ -60,7 +58,7 @@ void set_copier_idle(void* to, const std::string& value) {
 
 constexpr std::array kOwnOptions = {
     OptionRow{.flags = "-d,--device",
-              .verbs = "plan! load! ls get! evict pin unpin run! bench! copier!",
+              .verbs = "plan! load! ls get! evict pin unpin run! copier!",
               .argument = "DEVICE",
               .value = Value::kDevice,
               .set = set_device,
@@ -68,7 +66,7 @@ constexpr std::array kOwnOptions = {
               .man = "The device: `cuda:N`, a UUID of a GPU or of an instance of one (MIG), or "
                      "`cpu`."},
     OptionRow{.flags = "TENSOR...",
-              .verbs = "plan! load! get! evict pin unpin run! bench!",
+              .verbs = "plan! load! get! evict pin unpin run!",
               .value = Value::kTensorPath,
               .set = set<&GpuArguments::tensors>,
               .help = "a path in a mount, a checkpoint, or SOURCE::NAME"},
@@ -81,12 +79,8 @@ constexpr std::array kOwnOptions = {
               .verbs = "plan load get evict pin unpin run",
               .argument = "f32|f16|bf16",
               .value = Value::kChoice,
-              .set =
-                  [](void* to, const std::string& type) {
-                    of(to).selection.as = type == "f32"   ? DType::kF32
-                                          : type == "f16" ? DType::kF16
-                                                          : DType::kBF16;
-                  },
+              .set = [](void* to,
+                        const std::string& type) { of(to).selection.as = conversion_target(type); },
               .help = "convert floating and block types",
               .man =
                   "Convert floating-point elements, and the block types of GGUF, rounded to "
@@ -145,7 +139,7 @@ constexpr std::array kOwnOptions = {
                "tensors, and 0 for `cpu`. "
                "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--workers",
-              .verbs = "load run bench",
+              .verbs = "load run",
               .argument = "N",
               .value = Value::kNumber,
               .set = set<&GpuArguments::workers>,
@@ -156,7 +150,7 @@ constexpr std::array kOwnOptions = {
               .least = 1,
               .most = 64},
     OptionRow{.flags = "--tile",
-              .verbs = "load run bench",
+              .verbs = "load run",
               .argument = "SIZE",
               .value = Value::kSize,
               .set = set<&GpuArguments::tile_bytes>,
@@ -184,15 +178,6 @@ constexpr std::array kOwnOptions = {
               .set = set<&GpuArguments::force>,
               .help = "evict pinned tensors too",
               .man = "Evict pinned tensors too."},
-    OptionRow{.flags = "--rounds",
-              .verbs = "bench",
-              .argument = "N",
-              .value = Value::kNumber,
-              .set = set<&GpuArguments::rounds>,
-              .help = "measurements of the load and of the limit",
-              .man = "Measure the load and the limit <n> times each; 5 by default.",
-              .least = 1,
-              .most = 1000},
     OptionRow{.flags = "--memory-limit",
               .verbs = "holder",
               .argument = "SIZE",
@@ -239,7 +224,7 @@ constexpr std::array kOwnOptions = {
               .least = 0,
               .most = 1000000},
     OptionRow{.flags = "--json",
-              .verbs = "devices plan load ls get evict pin unpin bench doctor",
+              .verbs = "devices plan load ls get evict pin unpin doctor",
               .set = set<&GpuArguments::json>,
               .help = "print JSON",
               .man = "Print JSON."},

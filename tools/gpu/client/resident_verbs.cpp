@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 #include "core/command/terminal.h"
 #include "core/remote/http/url.h"
+#include "core/stored/tensor.h"
 #include "tools/gpu/client/client.h"
 #include "tools/gpu/client/verbs.h"
 #include "tools/gpu/copier/transfer.h"
@@ -44,8 +45,6 @@ void echo(const DeviceInfo& device) {
   print("device    " + device.id + "  " + printable(device.name) + "  " + device.uuid + "\n");
 }
 
-std::string shape_text(const std::vector<std::uint64_t>& shape) { return Json(shape).dump(); }
-
 Json json_of(const Resident& resident) {
   return {{"label", resident.label},
           {"key", resident.key},
@@ -60,7 +59,7 @@ Json json_of(const Resident& resident) {
           {"idle_seconds", resident.idle_seconds}};
 }
 
-// The same with what the options did to the item that was asked for.
+// A resident tensor as JSON, with what the options did to the item that was asked for.
 Json json_of(const Resident& resident, const Item& item, const SelectionOptions& options) {
   Json json = json_of(resident);
   json["replicated"] = is_replicated(item, options);
@@ -142,7 +141,7 @@ void print_plan(std::span<const Item> items, const std::set<std::string>& reside
     std::vector<std::string> row{resident.contains(item->key()) ? "resident" : "copy",
                                  human_bytes(item->bytes())};
     if (has_types) {
-      row.insert(row.end(), {std::string(dtype_name(item->dtype())), shape_text(item->shape())});
+      row.insert(row.end(), {std::string(dtype_name(item->dtype())), shape_json(item->shape())});
     }
     // In a pipe every column has a word.
     const std::string exception = has_exceptions ? exception_of(*item, options) : "";

@@ -121,7 +121,7 @@ void refuse_secret(const std::string& url) {
          "a URL without one (a user and a password belong in ~/.netrc), or download it first");
 }
 
-// Of an argument that is no path, names no source and matches nothing.
+// Refuses an argument that is no path, names no source and matches nothing.
 [[noreturn]] void refuse_absent(const std::string& argument) {
   refuse_model_name(argument);
   for (const std::string& source : {argument, argument.substr(0, argument.find("::"))}) {
@@ -183,11 +183,11 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
 
 // Whether a mount has a layer already.
 bool has_layer(const MountedPath& mounted, const Layer& layer) {
-  refuse_other_values(mounted, layer);
+  refuse_unfit_layer(mounted, layer);
   return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
 }
 
-// Of a whole tensor in its own type.
+// The request for a whole tensor in its own type.
 ItemRequest request_for(const Tensor& tensor, const std::string& place) {
   ItemRequest request;
   request.tensor = tensor.name;
@@ -384,7 +384,7 @@ void Selection::add_path(const std::string& path, SelectionOptions options,
     try {
       return add_checkpoint(path, options, items);
     } catch (const Error& error) {
-      // Of a file with another name, the broken rule alone says too little.
+      // The broken rule alone says too little about a file without the name of a checkpoint.
       if (exit_status(error.code()) != 1 || is_checkpoint_name(path)) throw;
       throw Error(error.code(), path, error.message() + ": " + std::string(kForms));
     }

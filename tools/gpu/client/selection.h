@@ -69,7 +69,7 @@ class Selection {
   // and as check_options().
   std::vector<Item> resolve_all(std::span<const std::string> arguments, SelectionOptions options);
 
-  // The same without items that are equal to an earlier one.
+  // resolve_all() without items that are equal to an earlier one.
   std::vector<Item> resolve_once(std::span<const std::string> arguments,
                                  const SelectionOptions& options);
 
@@ -90,8 +90,8 @@ class Selection {
   // anew.
   void forget_dequantized();
 
-  // What a URL means is asked once. The next call asks anew: after a load that failed, since the
-  // object may be another one now.
+  // A URL is resolved once. After this, the next call resolves it anew: after a load that failed,
+  // the object may be another one.
   void forget_remote();
 
  private:
@@ -103,7 +103,8 @@ class Selection {
                       std::vector<Item>& items);
   // Returns false for a file that is not in a mount.
   bool add_file(const std::string& path, const SelectionOptions& options, std::vector<Item>& items);
-  // The same of a file that shows the tensor `name` of a dequantised checkpoint.
+  // Adds the item of a file that shows the tensor `name` of a dequantised checkpoint. Returns false
+  // for a file that is not in a mount.
   bool add_values(const std::string& path, const std::string& name, const SelectionOptions& options,
                   std::vector<Item>& items);
   static void add(const Tensor& tensor, const std::string& slice, const SelectionOptions& options,

@@ -30,7 +30,6 @@ struct GpuArguments {
   std::optional<std::uint64_t> keep_free = {};  // bytes; empty: default_keep_free()
   std::uint64_t tile_bytes = 0;                 // 0: the default
   unsigned workers = 0;                         // 0: the device's default
-  unsigned rounds = 5;                          // for bench
   HolderOptions holder;
 };
 
@@ -40,7 +39,6 @@ SourceOptions source_options(const GpuArguments& arguments);
 // Verbs about devices.
 int devices(const GpuArguments& arguments);
 int doctor(const GpuArguments& arguments);
-int bench(const GpuArguments& arguments);
 
 // Verbs about resident tensors, through the holder.
 int plan(const GpuArguments& arguments);

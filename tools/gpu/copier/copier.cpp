@@ -144,16 +144,15 @@ class Copier {
         sizes.push_back(items.back().bytes());
       }
       TransferOptions options;
-      options.verify = flag_of(order, "verify");
-      options.keep_free = number_of(order, "keep_free", default_keep_free(info.id));
+      const CopyOptions asked = copy_options_from_json(order);
+      options.verify = asked.verify;
+      options.keep_free = asked.keep_free.value_or(default_keep_free(info.id));
       if (flag_of(order, "wait_for_room")) options.wait_for_room = kRoomTime;
-      options.workers = static_cast<unsigned>(std::min<std::uint64_t>(
-          number_of(order, "workers"), std::numeric_limits<unsigned>::max()));
-      if (const std::uint64_t tile = number_of(order, "tile_bytes"); tile != 0) {
-        options.tile_bytes = static_cast<std::size_t>(tile);
-      }
+      options.workers = static_cast<unsigned>(
+          std::min<std::uint64_t>(asked.workers, std::numeric_limits<unsigned>::max()));
+      if (asked.tile_bytes != 0) options.tile_bytes = static_cast<std::size_t>(asked.tile_bytes);
       options.stop = &stop;
-      options.sources = &sources_for(order);
+      options.sources = &sources_for(to_json(asked.sources));
       options.lanes = &lanes_;
       options.progress = [&](std::uint64_t bytes) { copied += bytes; };
       total_ = work_of(items, options);
@@ -178,11 +177,9 @@ class Copier {
     }
   }
 
-  // The sources that an order's options open. Tokens and proxies are those of this process's
+  // The sources that such options open. Tokens and proxies are those of this process's
   // environment, which is the holder's.
-  Sources& sources_for(const Json& order) {
-    const auto options = order.find("sources");
-    const Json given = options == order.end() ? Json::object() : *options;
+  Sources& sources_for(const Json& given) {
     if (!sources_ || given != source_options_) {
       sources_.reset();
       sources_ = std::make_unique<Sources>(source_options_from_json(given));

@@ -25,6 +25,9 @@
 
 namespace stfs::gpu {
 
+// The number of the socket's descriptor with which a holder starts a copier.
+inline constexpr int kCopierSocket = 3;
+
 // Serves the holder at the other end of `socket` until state "ended". `device` is for
 // find_device(). Returns the exit status. Throws Error kDeviceFailed when poll(2), eventfd(2)
 // or a send fails, kUsage for a malformed order.

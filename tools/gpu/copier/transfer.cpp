@@ -1,6 +1,7 @@
 #include "tools/gpu/copier/transfer.h"
 
 #include "core/base/error.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/recipe/arrival.h"
 #include "tools/gpu/device/processors.h"
@@ -283,7 +284,7 @@ class Transfer {
     asked_ = 0;
     std::exception_ptr failure;
     std::mutex mutex;
-    const auto worker = [&] {
+    const auto worker = [&](std::size_t) {
       try {
         const OnProcessors near(device_.processors());
         std::vector<ConversionCounts> counts(items_.size());
@@ -301,15 +302,7 @@ class Transfer {
     };
     const unsigned wanted = options_.workers == 0 ? device_.default_workers() : options_.workers;
     const std::size_t workers = std::clamp<std::size_t>(tiles_.size(), 1, wanted);
-    {
-      std::vector<std::jthread> threads;
-      try {
-        for (std::size_t i = 1; i < workers; ++i) threads.emplace_back(worker);
-      } catch (const std::exception&) {
-        // No more threads: the running workers do all tiles.
-      }
-      worker();
-    }
+    on_threads(workers, worker);  // where there are fewer threads, those do all tiles
     if (failure) std::rethrow_exception(failure);
   }
 

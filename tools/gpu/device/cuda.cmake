@@ -15,7 +15,8 @@ if(STFS_CUDA AND STFS_CUDA_INCLUDE)
   add_library(stfs_cuda_types INTERFACE)
   target_include_directories(stfs_cuda_types SYSTEM INTERFACE ${STFS_CUDA_INCLUDE})
   target_link_libraries(stfs_gpu_core PRIVATE stfs_cuda_types ${CMAKE_DL_LIBS})
-  target_sources(stfs_gpu_core PRIVATE device/cuda_device.cpp device/driver.cpp device/kernels.cpp)
+  target_sources(stfs_gpu_core PRIVATE device/cuda_device.cpp device/cuda_findings.cpp device/cuda_mapping.cpp
+                 device/cuda_resources.cpp device/driver.cpp device/kernels.cpp)
 
   if(STFS_NVCC)
     set(kernels ${CMAKE_CURRENT_BINARY_DIR}/convert.fatbin)

@@ -2,6 +2,7 @@
 
 #include "core/format/from_f32.h"
 #include "core/format/narrow.h"
+#include "core/recipe/elements.h"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr std::size_t kChunk = 8192;  // elements converted at a time: 32 KiB as binary32
 
-// The same in whole blocks.
+// kChunk in whole blocks of a type.
 std::size_t chunk_of(const TypeInfo& type) {
   return kChunk / type.block_elements * type.block_elements;
 }
@@ -23,7 +24,7 @@ std::size_t chunk_of(const TypeInfo& type) {
 constexpr std::uint32_t kMagnitude = 0x7fffffff;
 constexpr std::uint32_t kInfinity = 0x7f800000;
 
-// Of binary32 values, those that are NaN, and those that are finite and no less than `limit`.
+// Counts binary32 values that are NaN, and those that are finite and no less than `limit`.
 ConversionCounts count_of(std::span<const std::uint32_t> values, std::uint32_t limit) {
   std::uint32_t nan = 0;
   std::uint32_t above = 0;
@@ -49,76 +50,43 @@ void to_odd(std::span<const std::byte> in, std::span<std::uint32_t> out) {
   }
 }
 
-class Conversion : public Producer {
+class Conversion : public Elements {
  public:
   Conversion(Content raw, DType from, DType to, std::uint64_t count, ConversionTally* tally)
-      : raw_(std::move(raw)), from_(from), to_(to), count_(count), tally_(tally) {}
-
-  std::uint64_t size() const override { return count_ * type_info(to_).block_bytes; }
-  int verify() const override { return raw_.verify(); }
-
-  void missing(std::uint64_t offset, std::uint64_t length,
-               std::vector<Extent>& missing) const override {
-    const TypeInfo& from = type_info(from_);
-    const std::uint64_t width = type_info(to_).block_bytes;
-    const std::uint64_t begin = from.offset_of(offset / width);
-    const std::uint64_t last = (offset + length - 1) / width;
-    const auto found = raw_.missing(begin, from.offset_of(last) + from.block_bytes - begin);
-    missing.insert(missing.end(), found.begin(), found.end());
-  }
+      : Elements(std::move(raw), type_info(from), whole_run(count), type_info(to).block_bytes),
+        from_(from),
+        to_(to),
+        tally_(tally) {}
 
   int produce(std::uint64_t offset, std::span<std::byte> out) const override {
-    const TypeInfo& from = type_info(from_);
-    const std::uint64_t begin = offset;
-    const std::uint64_t width = type_info(to_).block_bytes;
-    const std::uint64_t block = from.block_elements;
-    const std::uint64_t most = chunk_of(from);
-    std::vector<std::byte> raw(static_cast<std::size_t>(from.offset_of(most)));
-    std::vector<std::byte> converted(static_cast<std::size_t>(most * width));
     ConversionCounts counts;
-    while (!out.empty()) {
-      const std::uint64_t first = offset / width;
-      const std::uint64_t first_block = first / block * block;
-      const std::uint64_t last =
-          std::min((offset + out.size() + width - 1) / width, first_block + most);
-      const std::uint64_t end_block = std::min(count_, (last + block - 1) / block * block);
-      const std::span blocks = std::span(raw).first(
-          static_cast<std::size_t>(from.offset_of(end_block) - from.offset_of(first_block)));
-      if (const int error = raw_.copy_unverified(from.offset_of(first_block), blocks)) return error;
-      counts += convert_part(blocks, end_block - first_block, first - first_block, last - first,
-                             converted);
-      const auto skip = static_cast<std::size_t>(offset - first * width);
-      const auto take =
-          std::min(out.size(), static_cast<std::size_t>((last - first) * width) - skip);
-      std::memcpy(out.data(), converted.data() + skip, take);
-      out = out.subspan(take);
-      offset += take;
-    }
-    if (tally_ != nullptr) tally_->set(begin, counts);
-    return 0;
+    const std::size_t width = type_info(to_).block_bytes;
+    const int error =
+        fill(offset, out,
+             [&](const TypeInfo& from, std::span<const std::byte> elements, std::size_t count,
+                 std::byte* to) {
+               const DType type = &from == &type_info(from_) ? from_ : DType::kF32;
+               counts += convert_elements(type, to_, count, elements, {to, count * width});
+             });
+    if (error == 0 && tally_ != nullptr) tally_->set(offset, counts);
+    return error;
   }
 
  private:
-  // Converts `count` of the elements in whole blocks, and counts those alone.
-  ConversionCounts convert_part(std::span<const std::byte> blocks, std::uint64_t in_blocks,
-                                std::uint64_t skip, std::uint64_t count,
-                                std::span<std::byte> out) const {
-    if (count == in_blocks) return convert_elements(from_, to_, count, blocks, out);
-    std::vector<float> floats(static_cast<std::size_t>(in_blocks));
-    type_info(from_).to_f32(blocks.data(), floats.size(), floats.data());
-    const auto part =
-        std::span(floats).subspan(static_cast<std::size_t>(skip), static_cast<std::size_t>(count));
-    return convert_elements(DType::kF32, to_, count, std::as_bytes(part), out);
-  }
-
-  Content raw_;
   DType from_;
   DType to_;
-  std::uint64_t count_;
   ConversionTally* tally_;
 };
 
 }  // namespace
+
+std::optional<DType> conversion_target(std::string_view name) {
+  for (const auto& [known, type] :
+       {std::pair{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}) {
+    if (name == known) return type;
+  }
+  return std::nullopt;
+}
 
 bool converts(DType from, DType to) {
   return type_info(from).to_f32 != nullptr &&

@@ -12,7 +12,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string_view>
 
 namespace stfs::gpu {
 
@@ -35,6 +37,9 @@ class ConversionTally {
   mutable std::mutex mutex_;
   std::map<std::uint64_t, ConversionCounts> parts_;  // by offset in the result
 };
+
+// The type with this name: "f32", "f16" or "bf16".
+std::optional<DType> conversion_target(std::string_view name);
 
 // Whether --as converts elements of `from` to `to`: from any floating type except complex, to F32,
 // F16 or BF16.

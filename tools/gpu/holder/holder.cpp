@@ -1,7 +1,9 @@
 #include "tools/gpu/holder/holder.h"
 
 #include "core/base/error.h"
+#include "core/base/spawn.h"
 #include "core/base/text.h"
+#include "tools/gpu/copier/copier.h"
 #include "tools/gpu/holder/closer.h"
 #include "tools/gpu/holder/holder_socket.h"
 #include "tools/gpu/holder/residency.h"
@@ -10,7 +12,6 @@
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -38,7 +39,6 @@ constexpr std::size_t kMostClients = 1024;
 constexpr int kMostAccepted = 64;                 // connections accepted per turn of the loop
 constexpr std::size_t kMostInRequest = 64 << 20;  // bytes; enough for some hundred thousand tensors
 constexpr std::size_t kMostBuffered = 256 << 20;  // bytes of messages of all clients
-constexpr int kCopierSocket = 3;                  // descriptor number in the copier
 constexpr int kFirstInherited = 3;                // the first after standard error
 constexpr std::chrono::milliseconds kNow{0};
 // Between two looks at the time of those that leave, or were told to stop.
@@ -342,26 +342,11 @@ class Holder : public Outlet {
     if (!theirs) return failed(errno);
     const std::string idle = std::to_string(options_.copier_idle.count());
     const std::string name = device == "cpu" ? device : uuid;
-    std::vector<std::string> words{options_.program, "copier", "--device", name, "--idle", idle};
-    std::vector<char*> argv;
-    argv.reserve(words.size() + 1);
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawnattr_init(&attributes);
-    ::posix_spawn_file_actions_adddup2(&actions, theirs.get(), kCopierSocket);
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::posix_spawnattr_setsigmask(&attributes, &none);
-    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     pid_t pid = -1;
-    const int error =
-        ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, argv.data(), environ);
-    ::posix_spawnattr_destroy(&attributes);
-    ::posix_spawn_file_actions_destroy(&actions);
-    if (error != 0) return failed(error);
+    if (const int error = spawn({options_.program, "copier", "--device", name, "--idle", idle},
+                                {.descriptors = {{theirs.get(), kCopierSocket}}}, pid)) {
+      return failed(error);
+    }
     UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     if (!process) {
       const int no_process = errno;

@@ -1,6 +1,7 @@
 #include "tools/gpu/holder/holder_socket.h"
 
 #include "core/base/error.h"
+#include "tools/gpu/protocol/message.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -24,14 +25,6 @@ constexpr int kHandedOver = 3;  // SD_LISTEN_FDS_START
 
 [[noreturn]] void socket_failed(const std::string& place, int error) {
   throw_errno(ErrorCode::kDeviceFailed, place, "", error);
-}
-
-sockaddr_un address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) socket_failed(path, ENAMETOOLONG);
-  path.copy(address.sun_path, path.size());
-  return address;
 }
 
 UniqueFd stream_socket() {
@@ -63,7 +56,7 @@ UniqueFd locked(const std::string& socket_path, bool waits) {
 
 // Whether a process listens at `path`. A full queue gives EAGAIN.
 bool has_listener(const std::string& path) {
-  const sockaddr_un address = address_of(path);
+  const sockaddr_un address = socket_address(path);
   const UniqueFd fd = stream_socket();
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
       errno == EAGAIN) {
@@ -108,7 +101,7 @@ std::optional<HolderSocket> HolderSocket::listen_at(const std::string& path) {
 }
 
 std::optional<HolderSocket> HolderSocket::listen(const std::string& path, bool waits_for_lock) {
-  const sockaddr_un address = address_of(path);
+  const sockaddr_un address = socket_address(path);
   const UniqueFd lock = locked(path, waits_for_lock);
   if (has_listener(path)) return std::nullopt;
   HolderSocket socket(stream_socket());

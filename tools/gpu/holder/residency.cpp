@@ -111,11 +111,7 @@ void Residency::load(ClientId client, const Json& body) {
   load.pin = flag_of(body, "pin");
   load.lease = flag_of(body, "lease");
   load.only_resident = flag_of(body, "only_resident");
-  load.verify = flag_of(body, "verify");
-  if (body.contains("keep_free")) load.keep_free = number_of(body, "keep_free");
-  load.workers = number_of(body, "workers", 0);
-  load.tile_bytes = number_of(body, "tile_bytes", 0);
-  if (body.contains("sources")) load.sources = source_options_from_json(body.at("sources"));
+  load.options = copy_options_from_json(body);
   for (const Json& item : list_of(body, "items")) load.items.push_back(item_from_json(item));
 
   const bool all_resident = std::ranges::all_of(
@@ -207,14 +203,8 @@ void Residency::order(Load& load) {
   ++load.attempts;
   Json items = Json::array();
   for (const std::size_t i : load.copied) items.push_back(to_json(load.items[i]));
-  Json body{{"load", load.id},
-            {"items", std::move(items)},
-            {"verify", load.verify},
-            {"wait_for_room", load.waits_for_room},
-            {"workers", load.workers},
-            {"tile_bytes", load.tile_bytes},
-            {"sources", to_json(load.sources)}};
-  if (load.keep_free) body["keep_free"] = *load.keep_free;
+  Json body{{"load", load.id}, {"items", std::move(items)}, {"wait_for_room", load.waits_for_room}};
+  body.update(to_json(load.options));
   outlet_.order(load.uuid, load.device, body);
 }
 
@@ -387,7 +377,7 @@ void Residency::fail(const Load& load, int status, const std::string& text) {
 
 void Residency::no_room(const Load& load, std::uint64_t needed, std::uint64_t free) {
   const Room held = room(load.uuid);
-  const std::uint64_t stays_free = load.keep_free.value_or(default_keep_free(load.device));
+  const std::uint64_t stays_free = load.options.keep_free.value_or(default_keep_free(load.device));
   const std::string what =
       needed == 0 ? "no room for a context"
                   : "needed " + human_bytes(needed) + ", free " + human_bytes(free) +

@@ -128,11 +128,7 @@ class Residency {
     bool pin = false;
     bool lease = false;
     bool only_resident = false;
-    bool verify = false;  // verify to sources: for the copier
-    std::optional<std::uint64_t> keep_free = {};
-    std::uint64_t workers = 0;
-    std::uint64_t tile_bytes = 0;
-    SourceOptions sources = {};
+    CopyOptions options = {};         // for the copier
     std::vector<std::size_t> copied;  // indices of the items that the copier copies
     Layout layout;                    // of the copied items
     std::uint64_t id = 0;             // of the order; 0: none was sent

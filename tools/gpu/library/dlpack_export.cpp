@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace stfs::gpu {
@@ -22,56 +23,33 @@ DLDataType data_type(const TypeInfo& info) {
   return {info.dlpack, static_cast<std::uint8_t>(info.bits()), 1};
 }
 
-// A managed tensor of either kind, with the memory that it refers to.
-template <class Managed>
-struct Export {
-  Managed managed{};
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
+// The tensor, or the copy that is exported in its place.
+struct Exported {
   std::shared_ptr<const LeasedTensor> tensor;
   std::unique_ptr<void, decltype(&std::free)> copy{nullptr, &std::free};
 };
 
 template <class Managed>
-std::unique_ptr<Export<Managed>> make(const std::shared_ptr<const LeasedTensor>& tensor,
-                                      ExportAs as) {
+auto make(const std::shared_ptr<const LeasedTensor>& tensor, ExportAs as) {
   if (as.is_copy && !tensor->is_on_host()) {
     throw Error(ErrorCode::kUsage, tensor->device().id,
-                in_quotes(tensor->label()) + ": only host memory can be copied");
+                in_quotes(tensor->label) + ": only host memory can be copied");
   }
-  auto made = std::make_unique<Export<Managed>>();
-  if (as.is_bytes) {
-    made->shape.push_back(static_cast<std::int64_t>(tensor->bytes()));
-  } else {
-    made->shape.assign(tensor->shape().begin(), tensor->shape().end());
+  std::vector<std::int64_t> shape{static_cast<std::int64_t>(tensor->bytes)};
+  if (!as.is_bytes) shape.assign(tensor->shape.begin(), tensor->shape.end());
+  auto made = dlpack::make_export<Managed, Exported>(
+      shape, data_type(type_info(as.is_bytes ? DType::kU8 : tensor->dtype)),
+      {tensor->is_on_host() ? dlpack::kCpu : dlpack::kCuda, tensor->ordinal()});
+  void*& data = made->managed.dl_tensor.data;
+  data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(tensor->address()));
+  if (as.is_copy && tensor->bytes > 0) {
+    const std::uint64_t blocks = (tensor->bytes + kCopyAlignment - 1) / kCopyAlignment;
+    made->owner.copy.reset(std::aligned_alloc(kCopyAlignment, blocks * kCopyAlignment));
+    if (made->owner.copy == nullptr) throw std::bad_alloc();
+    std::memcpy(made->owner.copy.get(), data, tensor->bytes);
+    data = made->owner.copy.get();
   }
-  made->strides.resize(made->shape.size());
-  std::uint64_t stride = 1;  // of a tensor without elements it may wrap, and says nothing
-  for (std::size_t i = made->shape.size(); i-- > 0;) {
-    made->strides[i] = static_cast<std::int64_t>(stride);
-    stride *= static_cast<std::uint64_t>(made->shape[i]);
-  }
-
-  DLTensor& description = made->managed.dl_tensor;
-  description.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(tensor->address()));
-  description.device = {tensor->is_on_host() ? dlpack::kCpu : dlpack::kCuda, tensor->ordinal()};
-  description.ndim = static_cast<std::int32_t>(made->shape.size());
-  description.dtype = data_type(type_info(as.is_bytes ? DType::kU8 : tensor->dtype()));
-  description.shape = made->shape.data();
-  description.strides = made->strides.data();
-  if (as.is_copy && tensor->bytes() > 0) {
-    const std::uint64_t blocks = (tensor->bytes() + kCopyAlignment - 1) / kCopyAlignment;
-    made->copy.reset(std::aligned_alloc(kCopyAlignment, blocks * kCopyAlignment));
-    if (made->copy == nullptr) throw std::bad_alloc();
-    std::memcpy(made->copy.get(), description.data, tensor->bytes());
-    description.data = made->copy.get();
-  }
-  if (!as.is_copy) made->tensor = tensor;
-
-  made->managed.manager_ctx = made.get();
-  made->managed.deleter = [](Managed* self) {
-    if (self != nullptr) delete static_cast<Export<Managed>*>(self->manager_ctx);
-  };
+  if (!as.is_copy) made->owner.tensor = tensor;
   return made;
 }
 
@@ -89,7 +67,7 @@ DLManagedTensor* export_dlpack_unversioned(const std::shared_ptr<const LeasedTen
                                            ExportAs as) {
   if (tensor->is_on_host() && !as.is_copy) {
     throw Error(ErrorCode::kUsage, tensor->device().id,
-                in_quotes(tensor->label()) +
+                in_quotes(tensor->label) +
                     ": read-only, which DLPack before 1.0 cannot say: export a copy");
   }
   return &make<DLManagedTensor>(tensor, as).release()->managed;

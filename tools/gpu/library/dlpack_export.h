@@ -3,7 +3,7 @@
 // is read-only on every device, because other processes see the same bytes.
 #pragma once
 
-#include "tools/gpu/library/dlpack.h"
+#include "core/base/dlpack.h"
 #include "tools/gpu/library/tensor_leases.h"
 
 #include <memory>

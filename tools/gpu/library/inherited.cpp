@@ -39,8 +39,7 @@ InheritedTensor parse_one(const Json& entry) {
   tensor.dtype = *known;
   tensor.shape = entry.at("shape").get<std::vector<std::uint64_t>>();
   tensor.device_uuid = entry.at("uuid").get<std::string>();
-  check_placement(tensor.label, tensor.dtype, tensor.shape, tensor.bytes, tensor.offset,
-                  tensor.segment_bytes);
+  check_placement(tensor, tensor.offset, tensor.segment_bytes);
   return tensor;
 }
 
@@ -67,21 +66,20 @@ std::optional<std::vector<InheritedTensor>> inherited_tensors() {
   return parse_inherited(read_file(path, kLimit));
 }
 
-void check_placement(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
-                     std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes) {
-  const auto refuse = [&label](const char* rule) {
-    throw Error(ErrorCode::kDeviceFailed, "", in_quotes(label) + ": " + rule);
+void check_placement(const TensorFacts& tensor, std::uint64_t offset, std::uint64_t segment_bytes) {
+  const auto refuse = [&tensor](const char* rule) {
+    throw Error(ErrorCode::kDeviceFailed, "", in_quotes(tensor.label) + ": " + rule);
   };
-  std::uint64_t elements = std::ranges::find(shape, 0U) == shape.end() ? 1 : 0;
-  for (const std::uint64_t extent : shape) {
+  std::uint64_t elements = std::ranges::count(tensor.shape, 0U) == 0 ? 1 : 0;
+  for (const std::uint64_t extent : tensor.shape) {
     // DLPack and NumPy use signed 64-bit extents.
     if (extent > std::numeric_limits<std::int64_t>::max() ||
         __builtin_mul_overflow(elements, extent, &elements))
       refuse("its shape exceeds 64 bits");
   }
-  if (type_info(dtype).bytes_of(elements) != bytes)
+  if (type_info(tensor.dtype).bytes_of(elements) != tensor.bytes)
     refuse("its size does not match its shape and dtype");
-  if (bytes > segment_bytes || offset > segment_bytes - bytes)
+  if (tensor.bytes > segment_bytes || offset > segment_bytes - tensor.bytes)
     refuse("its bytes lie outside its segment");
 }
 

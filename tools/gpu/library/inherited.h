@@ -15,7 +15,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,16 +23,20 @@ namespace stfs::gpu {
 
 inline constexpr const char* kInheritedVariable = "STFS_GPU_TENSORS";
 
-struct InheritedTensor {
-  std::string name;   // in the checkpoint
-  std::string label;  // Item::label()
-  std::string key;    // Item::key()
-  int fd = -1;        // of the segment
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t segment_bytes = 0;
+// The description of a tensor on a device.
+struct TensorFacts {
+  std::string name = {};   // in the checkpoint
+  std::string label = {};  // Item::label()
+  std::string key = {};    // Item::key()
   DType dtype = DType::kU8;
-  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> shape = {};
+  std::uint64_t bytes = 0;
+};
+
+struct InheritedTensor : TensorFacts {
+  int fd = -1;  // of the segment
+  std::uint64_t offset = 0;
+  std::uint64_t segment_bytes = 0;
   std::string device_uuid;
 };
 
@@ -46,9 +49,8 @@ std::vector<InheritedTensor> parse_inherited(std::string_view json);
 std::optional<std::vector<InheritedTensor>> inherited_tensors();
 
 // Checks another process's description of a tensor before its memory is touched. Throws Error
-// kDeviceFailed unless dtype and shape make `bytes` bytes and [offset, offset + bytes) lies in a
+// kDeviceFailed unless dtype and shape make its bytes and [offset, offset + bytes) lies in a
 // segment of `segment_bytes`.
-void check_placement(const std::string& label, DType dtype, std::span<const std::uint64_t> shape,
-                     std::uint64_t bytes, std::uint64_t offset, std::uint64_t segment_bytes);
+void check_placement(const TensorFacts& tensor, std::uint64_t offset, std::uint64_t segment_bytes);
 
 }  // namespace stfs::gpu

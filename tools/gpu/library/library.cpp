@@ -1,5 +1,5 @@
 // The C ABI over TensorLeases: handles, sized structs, exceptions as statuses.
-#include "core/base/error.h"
+#include "core/base/boundary.h"
 #include "core/base/text.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/device/narrowing.h"
@@ -19,8 +19,10 @@
 #include <string_view>
 #include <vector>
 
-using stfs::Error;
-using stfs::ErrorCode;
+using stfs::abi::prepare;
+using stfs::abi::read_sized;
+using stfs::abi::refuse;
+using stfs::abi::write_sized;
 
 struct stfs_gpu_connection {
   pid_t process;
@@ -35,34 +37,12 @@ struct stfs_gpu_tensors {
 
 namespace {
 
-// A fixed buffer: storing a message must not allocate.
-thread_local char last_error[4096] = "";
+thread_local stfs::abi::LastError last_error;
 
-int fail(int status, std::string_view message) noexcept {
-  const std::size_t length = stfs::utf8_floor(message, sizeof last_error - 1);
-  std::memcpy(last_error, message.data(), length);
-  last_error[length] = '\0';
-  return status;
-}
-
-// Runs a call and returns its status; catches every exception.
 template <class Call>
 int guarded(Call&& call) noexcept {
-  try {
-    call();
-    return STFS_GPU_OK;
-  } catch (const Error& error) {
-    return fail(stfs::exit_status(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(STFS_GPU_DEVICE, "out of memory");
-  } catch (const std::exception& error) {
-    return fail(STFS_GPU_DEVICE, error.what());
-  } catch (...) {
-    return fail(STFS_GPU_DEVICE, "unknown failure (please report it)");
-  }
+  return stfs::abi::guarded(last_error, std::forward<Call>(call), STFS_GPU_DEVICE);
 }
-
-[[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
 
 template <class Handle>
 Handle& checked(Handle* handle, const char* what) {
@@ -70,44 +50,6 @@ Handle& checked(Handle* handle, const char* what) {
   if (handle->process != ::getpid())
     refuse(std::string(what) + ": belongs to the parent process (fork)");
   return *handle;
-}
-
-// Clears the result. Called first, so that nothing leaks when `pointer` is NULL.
-template <class T>
-void prepare(T* pointer) {
-  if (pointer == nullptr) refuse("the result pointer: NULL");
-  *pointer = {};
-}
-
-// Copies a caller's struct of any version: members that the caller lacks are zero; members that
-// this library lacks must be zero.
-template <class Struct>
-Struct read_sized(const Struct* given, const char* what) {
-  Struct known{};
-  if (given == nullptr) return known;
-  std::size_t size = 0;
-  std::memcpy(&size, given, sizeof size);
-  if (size < sizeof size) refuse(std::string(what) + ": its size is not set");
-  const auto* bytes = reinterpret_cast<const char*>(given);
-  if (size > sizeof known &&
-      !std::all_of(bytes + sizeof known, bytes + size, [](char byte) { return byte == 0; }))
-    refuse(std::string(what) + ": this version of the library does not know some options");
-  std::memcpy(&known, bytes, std::min(size, sizeof known));
-  return known;
-}
-
-// Fills a caller's struct of any version; members that this library lacks become zero.
-template <class Struct>
-void write_sized(const Struct& known, Struct* given, const char* what) {
-  if (given == nullptr) refuse(std::string(what) + ": NULL");
-  std::size_t size = 0;
-  std::memcpy(&size, given, sizeof size);
-  if (size < sizeof size) refuse(std::string(what) + ": its size is not set");
-  auto* bytes = reinterpret_cast<char*>(given);
-  const std::size_t shared = std::min(size, sizeof known);
-  std::memcpy(bytes + sizeof size, reinterpret_cast<const char*>(&known) + sizeof size,
-              shared - sizeof size);
-  std::memset(bytes + shared, 0, size - shared);
 }
 
 const std::shared_ptr<const stfs::gpu::LeasedTensor>& tensor_at(const stfs_gpu_tensors* tensors,
@@ -121,11 +63,7 @@ const std::shared_ptr<const stfs::gpu::LeasedTensor>& tensor_at(const stfs_gpu_t
 }
 
 stfs::DType parse_as(std::string_view text) {
-  for (const auto& [name, dtype] :
-       {std::pair{"f32", stfs::DType::kF32}, std::pair{"f16", stfs::DType::kF16},
-        std::pair{"bf16", stfs::DType::kBF16}}) {
-    if (text == name) return dtype;
-  }
+  if (const auto type = stfs::gpu::conversion_target(text)) return *type;
   refuse("as " + stfs::in_quotes(text) + ": not f32, f16 or bf16");
 }
 
@@ -154,7 +92,7 @@ std::string program() {
 
 }  // namespace
 
-const char* stfs_gpu_last_error() { return last_error; }
+const char* stfs_gpu_last_error() { return last_error.text(); }
 
 const char* stfs_gpu_version() { return STFS_VERSION; }
 
@@ -226,20 +164,20 @@ int stfs_gpu_info(const stfs_gpu_tensors* tensors, size_t index, stfs_gpu_tensor
   return guarded([&] {
     const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
     stfs_gpu_tensor_info known{};
-    known.name = tensor.name().c_str();
-    known.label = tensor.label().c_str();
-    known.key = tensor.key().c_str();
+    known.name = tensor.name.c_str();
+    known.label = tensor.label.c_str();
+    known.key = tensor.key.c_str();
     known.pointer = tensor.address();
-    known.bytes = tensor.bytes();
-    known.dtype = stfs::dtype_name(tensor.dtype()).data();  // views a literal: terminated
-    known.rank = tensor.shape().size();
-    known.shape = tensor.shape().data();
+    known.bytes = tensor.bytes;
+    known.dtype = stfs::dtype_name(tensor.dtype).data();  // views a literal: terminated
+    known.rank = tensor.shape.size();
+    known.shape = tensor.shape.data();
     known.device = tensor.device().id.c_str();
     known.device_uuid = tensor.device().uuid.c_str();
     known.device_type = tensor.is_on_host() ? STFS_GPU_DEVICE_CPU : STFS_GPU_DEVICE_CUDA;
     known.device_ordinal = tensor.ordinal();
-    known.name_bytes = tensor.name().size();
-    known.label_bytes = tensor.label().size();
+    known.name_bytes = tensor.name.size();
+    known.label_bytes = tensor.label.size();
     write_sized(known, info, "the info");
   });
 }
@@ -255,20 +193,20 @@ int stfs_gpu_read_f32(const stfs_gpu_tensors* tensors, size_t index, float* valu
   return guarded([&] {
     const stfs::gpu::LeasedTensor& tensor = *tensor_at(tensors, index);
     const auto refuse_tensor = [&](const std::string& rule) {
-      refuse(stfs::in_quotes(tensor.label()) + ": " + rule);
+      refuse(stfs::in_quotes(tensor.label) + ": " + rule);
     };
     if (!tensor.is_on_host())
       refuse_tensor("on " + tensor.device().id + ": only host memory is converted here");
-    if (!stfs::gpu::converts(tensor.dtype(), stfs::DType::kF32))
-      refuse_tensor(std::string(stfs::dtype_name(tensor.dtype())) + " is not a floating type");
-    const std::uint64_t elements = stfs::type_info(tensor.dtype()).elements_in(tensor.bytes());
+    if (!stfs::gpu::converts(tensor.dtype, stfs::DType::kF32))
+      refuse_tensor(std::string(stfs::dtype_name(tensor.dtype)) + " is not a floating type");
+    const std::uint64_t elements = stfs::type_info(tensor.dtype).elements_in(tensor.bytes);
     if (count != elements)
       refuse_tensor("has " + std::to_string(elements) + " elements, not " + std::to_string(count));
     if (count == 0) return;
     if (values == nullptr) refuse("values: NULL");
-    stfs::gpu::convert_elements(tensor.dtype(), stfs::DType::kF32, count,
+    stfs::gpu::convert_elements(tensor.dtype, stfs::DType::kF32, count,
                                 {reinterpret_cast<const std::byte*>(tensor.address()),
-                                 static_cast<std::size_t>(tensor.bytes())},
+                                 static_cast<std::size_t>(tensor.bytes)},
                                 {reinterpret_cast<std::byte*>(values), count * sizeof(float)});
   });
 }

@@ -261,15 +261,10 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
   // Create the owners before the leases: on failure their destructors give every lease back.
   std::vector<std::shared_ptr<LeasedTensor>> leased;
   for (const Item& item : items) {
-    auto tensor = std::make_shared<LeasedTensor>();
-    tensor->process_ = process_;
-    tensor->name_ = item.request().tensor;
-    tensor->label_ = item.label();
-    tensor->key_ = item.key();
-    tensor->dtype_ = item.dtype();
-    tensor->shape_ = item.shape();
-    tensor->bytes_ = item.bytes();
-    tensor->device_ = device;
+    auto tensor =
+        std::make_shared<LeasedTensor>(TensorFacts{item.request().tensor, item.label(), item.key(),
+                                                   item.dtype(), item.shape(), item.bytes()},
+                                       device);
     tensor->lease_.emplace_front();
     tensor->state_->leases = shared_from_this();
     tensors.push_back(tensor);
@@ -297,11 +292,10 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
   for (std::size_t i = 0; i < leased.size(); ++i) {
     LeasedTensor& tensor = *leased[i];
     const Resident& resident = loaded.tensors[i];
-    if (tensor.bytes_ == 0) continue;
-    check_placement(tensor.label_, tensor.dtype_, tensor.shape_, tensor.bytes_, resident.offset,
-                    resident.segment_bytes);
+    if (tensor.bytes == 0) continue;
+    check_placement(tensor, resident.offset, resident.segment_bytes);
     const auto segment = mapped.find(resident.segment);
-    if (segment == mapped.end() || resident.key != tensor.key_) answered_for_others();
+    if (segment == mapped.end() || resident.key != tensor.key) answered_for_others();
     tensor.state_->segment = segment->second;
     tensor.address_ = tensor.state_->segment->address() + resident.offset;
   }
@@ -322,16 +316,8 @@ void TensorLeases::lease(const DeviceInfo& device, std::span<const Wanted> wante
 
 std::shared_ptr<LeasedTensor> TensorLeases::map_inherited(const DeviceInfo& device,
                                                           const InheritedTensor& inherited) {
-  auto tensor = std::make_shared<LeasedTensor>();
-  tensor->process_ = process_;
-  tensor->name_ = inherited.name;
-  tensor->label_ = inherited.label;
-  tensor->key_ = inherited.key;
-  tensor->dtype_ = inherited.dtype;
-  tensor->shape_ = inherited.shape;
-  tensor->bytes_ = inherited.bytes;
-  tensor->device_ = device;
-  if (tensor->bytes_ != 0) {
+  auto tensor = std::make_shared<LeasedTensor>(inherited, device);
+  if (tensor->bytes != 0) {
     tensor->state_->segment = map(device, -1 - inherited.fd, inherited.fd, inherited.segment_bytes);
     tensor->address_ = tensor->state_->segment->address() + inherited.offset;
   }

@@ -30,6 +30,7 @@
 #include "tools/gpu/protocol/item.h"
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -54,20 +55,15 @@ struct Lease {
   std::uint64_t id = 0;          // Resident::id
 };
 
-// Immutable, except that its destructor moves the lease.
-class LeasedTensor {
+// Used through pointers to const: immutable, except that its destructor moves the lease.
+class LeasedTensor : public TensorFacts {
  public:
-  LeasedTensor() = default;
+  LeasedTensor(TensorFacts facts, DeviceInfo device)
+      : TensorFacts(std::move(facts)), device_(std::move(device)) {}
   LeasedTensor(const LeasedTensor&) = delete;
   LeasedTensor& operator=(const LeasedTensor&) = delete;
   ~LeasedTensor();
 
-  const std::string& name() const { return name_; }
-  const std::string& label() const { return label_; }
-  const std::string& key() const { return key_; }
-  DType dtype() const { return dtype_; }
-  const std::vector<std::uint64_t>& shape() const { return shape_; }
-  std::uint64_t bytes() const { return bytes_; }
   std::uint64_t address() const { return address_; }  // 0 when it has no bytes
   const DeviceInfo& device() const { return device_; }
   bool is_on_host() const { return device_.id == "cpu"; }
@@ -76,12 +72,6 @@ class LeasedTensor {
  private:
   friend class TensorLeases;
 
-  std::string name_;
-  std::string label_;
-  std::string key_;
-  DType dtype_ = DType::kU8;
-  std::vector<std::uint64_t> shape_;
-  std::uint64_t bytes_ = 0;
   std::uint64_t address_ = 0;
   DeviceInfo device_;
   // Behind a pointer: a child of fork(2) leaks it, so that nothing is unmapped or released twice.
@@ -91,7 +81,7 @@ class LeasedTensor {
   };
   std::unique_ptr<State> state_ = std::make_unique<State>();
   std::forward_list<Lease> lease_;  // one, or none for an inherited tensor
-  pid_t process_ = 0;
+  const pid_t process_ = ::getpid();
 };
 
 struct AcquireRequest {

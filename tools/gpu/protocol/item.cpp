@@ -4,7 +4,8 @@
 #include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/layer/quantised/layout_text.h"
-#include "core/recipe/slice_f32.h"
+#include "core/recipe/elements.h"
+#include "core/stored/tensor.h"
 #include "tools/gpu/device/narrowing.h"
 
 #include <algorithm>
@@ -16,15 +17,6 @@
 
 namespace stfs::gpu {
 namespace {
-
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  std::string text = "[";
-  for (const std::uint64_t dimension : shape) {
-    if (text.size() > 1) text += ',';
-    text += std::to_string(dimension);
-  }
-  return text + "]";
-}
 
 // The bytes of a tensor; nothing when no tensor has this shape. An empty dimension makes them 0,
 // whatever the others are.
@@ -46,7 +38,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   const TypeInfo& type = type_info(request_.dtype);
   const std::optional<std::uint64_t> tensor_bytes = bytes_of(type, request_.shape);
   if (!tensor_bytes) {
-    refuse("shape " + shape_text(request_.shape) + " overflows 64 bits");
+    refuse("shape " + shape_json(request_.shape) + " overflows 64 bits");
   }
   tensor_bytes_ = *tensor_bytes;
   check_place();
@@ -63,10 +55,10 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
   }
   if (error == ERANGE)
     refuse("slice " + in_quotes(expression) + ": index out of bounds (the shape is " +
-           shape_text(request_.shape) + ")");
+           shape_json(request_.shape) + ")");
   if (error != 0)
     refuse("slice " + in_quotes(expression) + ": not a slice of this tensor (its shape is " +
-           shape_text(request_.shape) + "; as in NumPy, without spaces)");
+           shape_json(request_.shape) + "; as in NumPy, without spaces)");
   request_.slice = canonical_expression(ranges, request_.shape);
 
   elements_ = cuts_blocks() ? slice_.size() : type.elements_in(slice_.size());
@@ -81,7 +73,7 @@ Item::Item(ItemRequest request) : request_(std::move(request)) {
     refuse("the converted tensor would exceed 64 bits");
   }
 
-  key_ = identity() + "/" + std::string(dtype_name(request_.dtype)) + shape_text(request_.shape) +
+  key_ = identity() + "/" + std::string(dtype_name(request_.dtype)) + shape_json(request_.shape) +
          "/" + request_.slice + "/" + std::string(dtype_name(dtype()));
 }
 
@@ -115,7 +107,7 @@ void Item::check_place() const {
   }
 }
 
-// What stands for the bytes of the whole tensor in a key.
+// The part of a key that identifies the bytes of the whole tensor.
 std::string Item::identity() const {
   if (!request_.computed) return request_.version + "+" + std::to_string(request_.offset);
   const Computation& computed = *request_.computed;
@@ -126,9 +118,7 @@ std::string Item::identity() const {
     text += '\0' + version + '+' + std::to_string(input.offset) + ':' +
             std::to_string(input.length) + '/' + std::to_string(static_cast<unsigned>(input.role));
   }
-  Sha256 hash;
-  hash.add(std::as_bytes(std::span(text)));
-  return "dequantized:" + hash.hex();
+  return "dequantized:" + sha256_hex(text);
 }
 
 std::string Item::label() const {

@@ -58,10 +58,11 @@ struct ItemRequest {
   std::shared_ptr<const Computation> computed = {};
 };
 
-// What the recipes of an item read.
+// The sources and tiles from which the recipes of an item read.
 struct OpenItem {
   std::vector<const Source*> sources;  // of Item::sources(), in their order; outlive the recipes
-  // Of a computed tensor: tiles that the items of a transfer share, in which each has a number.
+  // For a computed tensor: the tiles that the items of a transfer share, and the item's number in
+  // them.
   TileCache* tiles = nullptr;
   std::uint64_t number = 0;
 };

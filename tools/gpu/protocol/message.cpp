@@ -292,6 +292,24 @@ SourceOptions source_options_from_json(const Json& json) {
   return options;
 }
 
+Json to_json(const CopyOptions& options) {
+  Json json{{"verify", options.verify},
+            {"workers", options.workers},
+            {"tile_bytes", options.tile_bytes},
+            {"sources", to_json(options.sources)}};
+  if (options.keep_free) json["keep_free"] = *options.keep_free;
+  return json;
+}
+
+CopyOptions copy_options_from_json(const Json& json) {
+  CopyOptions options{.verify = flag_of(json, "verify"),
+                      .workers = number_of(json, "workers", 0),
+                      .tile_bytes = number_of(json, "tile_bytes", 0)};
+  if (json.contains("keep_free")) options.keep_free = number_of(json, "keep_free");
+  if (json.contains("sources")) options.sources = source_options_from_json(json.at("sources"));
+  return options;
+}
+
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
                           std::uint64_t version, bool holder_stays) {
   const std::string pid = std::to_string(holder_pid);
@@ -301,6 +319,16 @@ std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::st
   if (holder_stays && version < holder)
     return text + "start this program again, with the newer stfs";
   return text + "end the holder (kill " + pid + "), and load again";
+}
+
+sockaddr_un socket_address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    throw_errno(ErrorCode::kDeviceFailed, path, "", ENAMETOOLONG);
+  }
+  path.copy(address.sun_path, path.size());
+  return address;
 }
 
 int poll_events(std::span<pollfd> polled, int timeout_ms) {

@@ -26,6 +26,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <poll.h>
+#include <sys/un.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -78,6 +79,17 @@ Item item_from_json(const Json& json);  // throws Error kUsage
 Json to_json(const SourceOptions& options);
 SourceOptions source_options_from_json(const Json& json);  // throws Error kUsage
 
+// How tensors are copied: client, holder and copier pass it on. Absent members have their defaults.
+struct CopyOptions {
+  bool verify = false;
+  std::optional<std::uint64_t> keep_free = {};  // bytes to leave free; empty: the default
+  std::uint64_t workers = 0;                    // 0: the device's default
+  std::uint64_t tile_bytes = 0;                 // 0: the default
+  SourceOptions sources = {};                   // with what the client's environment adds
+};
+Json to_json(const CopyOptions& options);
+CopyOptions copy_options_from_json(const Json& json);  // throws Error kUsage
+
 // Members of a received object. Each throws Error kUsage when the member is absent or has another
 // type; number_of with `otherwise` and flag_of have a default for an absent member.
 std::uint64_t number_of(const Json& object, const char* name);
@@ -94,6 +106,9 @@ inline constexpr std::string_view kInstalled = "the stfs-gpu that is installed";
 // `peer` ("this program") is older and `holder_stays`, to use a newer peer.
 std::string version_error(std::uint64_t holder, std::int64_t holder_pid, std::string_view peer,
                           std::uint64_t version, bool holder_stays);
+
+// The address of a UNIX socket. Throws Error kDeviceFailed for a path that is too long.
+sockaddr_un socket_address(const std::string& path);
 
 // poll(2), repeated after EINTR. Throws Error kDeviceFailed for any other error, so that no loop
 // spins on it.

@@ -1,0 +1,444 @@
+// libstfs as programs use it: the shared library and its header.
+#include "tests/support/checkpoint_writer.h"
+#include "tests/support/files.h"
+#include "tests/support/http_server.h"
+#include "tools/library/include/stfs.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace stfs::test {
+namespace {
+
+struct Close {
+  void operator()(stfs_checkpoint* checkpoint) const { stfs_close(checkpoint); }
+};
+using Handle = std::unique_ptr<stfs_checkpoint, Close>;
+
+Handle open_with(const std::vector<std::string>& sources,
+                 const std::vector<std::string>& options = {},
+                 const stfs_open_extra* extra = nullptr) {
+  std::vector<const char*> names, words;
+  for (const std::string& source : sources) names.push_back(source.c_str());
+  for (const std::string& option : options) words.push_back(option.c_str());
+  stfs_checkpoint* checkpoint = nullptr;
+  stfs_open(names.data(), names.size(), words.data(), words.size(), extra, &checkpoint);
+  return Handle(checkpoint);
+}
+
+std::vector<stfs_tensor> table_of(const Handle& handle) {
+  stfs_table table{};
+  table.size = sizeof table;
+  EXPECT_EQ(stfs_tensors(handle.get(), &table), STFS_OK) << stfs_last_error();
+  std::vector<stfs_tensor> tensors(table.count);
+  for (std::size_t i = 0; i < table.count; ++i) {
+    std::memcpy(&tensors[i], static_cast<const char*>(table.first) + i * table.stride,
+                sizeof tensors[i]);
+  }
+  return tensors;
+}
+
+std::size_t number_of(const Handle& handle, std::string_view name) {
+  std::size_t number = 0;
+  EXPECT_EQ(stfs_find(handle.get(), name.data(), name.size(), &number), STFS_OK)
+      << stfs_last_error();
+  return number;
+}
+
+struct Outcome {
+  int status;
+  std::string bytes;
+};
+Outcome read_part(const Handle& handle, std::string_view name, const char* slice = nullptr,
+                  const char* as = nullptr) {
+  const stfs_part part{sizeof part, number_of(handle, name), slice, as};
+  stfs_measure measure{};
+  measure.size = sizeof measure;
+  if (const int status = stfs_measure_part(handle.get(), &part, &measure)) return {status, {}};
+  std::string bytes(measure.bytes, '\0');
+  const int status = stfs_read(handle.get(), &part, 0, bytes.data(), bytes.size());
+  return {status, bytes};
+}
+
+class LibStfs : public testing::Test {
+ protected:
+  // Two tensors of random bytes: "a" U8 [3], so that "b" F32 [4,6] is not aligned.
+  void SetUp() override {
+    tensors_ = {random_tensor("a", "U8", {3}), random_tensor("b", "F32", {4, 6}, 2)};
+    write_safetensors(path(), tensors_, Metadata{{"format", "pt"}});
+  }
+  std::string path() const { return (directory_.path() / "model.safetensors").string(); }
+  const std::string& a() const { return tensors_[0].bytes; }
+  const std::string& b() const { return tensors_[1].bytes; }
+  std::string file_bytes() const { return read_file(path()); }
+
+  TempDir directory_;
+  std::vector<Tensor> tensors_;
+};
+
+TEST_F(LibStfs, TellsAllTensorsInOneCall) {
+  const Handle handle = open_with({path()});
+  ASSERT_TRUE(handle) << stfs_last_error();
+  const std::vector<stfs_tensor> table = table_of(handle);
+  ASSERT_EQ(table.size(), 2U);
+  EXPECT_EQ(std::string_view(table[0].name, table[0].name_bytes), "a");
+  EXPECT_STREQ(table[1].dtype, "F32");
+  EXPECT_EQ(std::vector(table[1].shape, table[1].shape + table[1].rank), (Shape{4, 6}));
+  EXPECT_EQ(table[1].elements, 24U);
+  EXPECT_EQ(table[1].bytes, 96U);
+  EXPECT_EQ(table[1].source, path());
+  EXPECT_EQ(file_bytes().substr(table[1].offset, 96), b());
+}
+
+TEST_F(LibStfs, ReadsWhatWasWritten) {
+  const Handle handle = open_with({path()});
+  EXPECT_EQ(read_part(handle, "a").bytes, a());
+  EXPECT_EQ(read_part(handle, "b").bytes, b());
+  EXPECT_EQ(read_part(handle, "b", "1").bytes, b().substr(24, 24));
+  EXPECT_EQ(read_part(handle, "b", "1:3,0:6", "f32").bytes, b().substr(24, 48));
+  const stfs_part part{sizeof part, number_of(handle, "b"), nullptr, nullptr};
+  char four[4];
+  ASSERT_EQ(stfs_read(handle.get(), &part, 92, four, 4), STFS_OK);
+  EXPECT_EQ(std::string_view(four, 4), b().substr(92));
+}
+
+TEST_F(LibStfs, RefusesWithWhatIsWrong) {
+  const Handle handle = open_with({path()});
+  char buffer[8];
+  const stfs_part part{sizeof part, number_of(handle, "b"), nullptr, nullptr};
+  const auto refused = [](int status, int expected, const std::string& words) {
+    EXPECT_EQ(status, expected) << words;
+    EXPECT_NE(std::string(stfs_last_error()).find(words), std::string::npos) << stfs_last_error();
+  };
+  std::size_t number = 0;
+  refused(stfs_find(handle.get(), "aa", 2, &number), STFS_USAGE, "did you mean \"a\"");
+  refused(read_part(handle, "b", "9").status, STFS_USAGE, "an index lies outside");
+  refused(read_part(handle, "b", "::-1").status, STFS_USAGE, "positive steps");
+  refused(read_part(handle, "b", nullptr, "f16").status, STFS_USAGE, "\"f32\" is expected");
+  refused(read_part(handle, "a", nullptr, "f32").status, STFS_USAGE, "not a floating type");
+  refused(stfs_read(handle.get(), &part, 90, buffer, 8), STFS_USAGE, "reach past its end");
+  refused(stfs_read(handle.get(), nullptr, 0, buffer, 8), STFS_USAGE, "the part");
+  const stfs_part beyond{sizeof beyond, 2, nullptr, nullptr};
+  refused(stfs_read(handle.get(), &beyond, 0, buffer, 8), STFS_USAGE, "there are only 2");
+  refused(stfs_tensors(nullptr, nullptr), STFS_USAGE, "NULL");
+  stfs_table unsized{};
+  refused(stfs_tensors(handle.get(), &unsized), STFS_USAGE, "its size is not set");
+
+  EXPECT_FALSE(open_with({}));
+  EXPECT_FALSE(open_with({path() + ".none"}));
+  EXPECT_EQ(stfs_last_errno(), ENOENT);
+  std::ofstream(directory_.path() / "broken.safetensors") << "no checkpoint";
+  EXPECT_FALSE(open_with({(directory_.path() / "broken.safetensors").string()}));
+  refused(STFS_INVALID, STFS_INVALID, "broken.safetensors: ");
+}
+
+TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
+  for (const auto& [option, words] :
+       {std::pair{"colour=red", "not known; known are dequantize, allow_missing"},
+        std::pair{"dequantize=q4", "bf16|f16|f32"}, std::pair{"timeout", "needs a value"},
+        std::pair{"timeout=0", "a number from 1 to 3600"},
+        std::pair{"offline=yes", "takes no value"}, std::pair{"", "not known"}}) {
+    EXPECT_FALSE(open_with({path()}, {option}));
+    EXPECT_NE(std::string(stfs_last_error()).find(words), std::string::npos) << stfs_last_error();
+  }
+  EXPECT_TRUE(open_with({path()}, {"offline", "timeout=5", "allow_missing", "dequantize=f32"}));
+}
+
+TEST_F(LibStfs, StructsOfOtherVersionsWork) {
+  const Handle handle = open_with({path()});
+  struct {
+    stfs_part known;
+    std::uint64_t newer;
+  } part{{sizeof part, 1, "0", nullptr}, 0};
+  char row[24];
+  EXPECT_EQ(stfs_read(handle.get(), &part.known, 0, row, sizeof row), STFS_OK) << stfs_last_error();
+  part.newer = 1;
+  EXPECT_EQ(stfs_read(handle.get(), &part.known, 0, row, sizeof row), STFS_USAGE);
+  const stfs_part older{offsetof(stfs_part, as), 1, "0", "rubbish"};
+  EXPECT_EQ(stfs_read(handle.get(), &older, 0, row, sizeof row), STFS_OK) << stfs_last_error();
+  struct {
+    stfs_measure known;
+    std::uint64_t newer;
+  } measure{};
+  measure.known.size = sizeof measure;
+  measure.newer = 7;
+  ASSERT_EQ(stfs_measure_part(handle.get(), &part.known, &measure.known), STFS_USAGE);
+  ASSERT_EQ(stfs_measure_part(handle.get(), &older, &measure.known), STFS_OK);
+  EXPECT_EQ(measure.newer, 0U);
+}
+
+TEST_F(LibStfs, MapsWhereTheBytesLieInAFile) {
+  const Handle handle = open_with({path()});
+  const void* address = nullptr;
+  ASSERT_EQ(stfs_map(handle.get(), 1, 0, 96, &address), STFS_OK) << stfs_last_error();
+  EXPECT_EQ(std::string_view(static_cast<const char*>(address), 96), b());
+  const void* part = nullptr;
+  ASSERT_EQ(stfs_map(handle.get(), 1, 24, 8, &part), STFS_OK);
+  EXPECT_EQ(part, static_cast<const char*>(address) + 24);
+  EXPECT_EQ(stfs_map(handle.get(), 1, 90, 8, &part), STFS_USAGE);
+}
+
+TEST_F(LibStfs, StoresToPrivateMemoryChangeNothingElse) {
+  const std::string before = file_bytes();
+  Handle handle = open_with({path()});
+  for (const char* slice : {static_cast<const char*>(nullptr), "1:3", ":,::2"}) {
+    const stfs_part part{sizeof part, 1, slice, nullptr};
+    const std::string expected = read_part(handle, "b", slice).bytes;
+    void *one = nullptr, *other = nullptr;
+    stfs_mapping *first = nullptr, *second = nullptr;
+    ASSERT_EQ(stfs_map_private(handle.get(), &part, &one, &first), STFS_OK) << stfs_last_error();
+    ASSERT_EQ(stfs_map_private(handle.get(), &part, &other, &second), STFS_OK);
+    EXPECT_EQ(std::string_view(static_cast<char*>(one), expected.size()), expected);
+    std::memset(one, 0, expected.size());
+    EXPECT_EQ(std::string_view(static_cast<char*>(other), expected.size()), expected);
+    EXPECT_EQ(file_bytes(), before);
+    stfs_unmap(first);
+    stfs_unmap(second);
+  }
+  const stfs_part part{sizeof part, 1, nullptr, nullptr};
+  void* address = nullptr;
+  stfs_mapping* mapping = nullptr;
+  ASSERT_EQ(stfs_map_private(handle.get(), &part, &address, &mapping), STFS_OK);
+  handle.reset();
+  EXPECT_EQ(std::string_view(static_cast<char*>(address), 96), b());
+  stfs_unmap(mapping);
+}
+
+TEST_F(LibStfs, ASourceThatChangesIsEstale) {
+  const Handle handle = open_with({path()});
+  const std::string version = stfs_version_of(handle.get());
+  const void* address = nullptr;
+  std::string other = file_bytes();
+  other.back() = static_cast<char>(~other.back());
+  std::ofstream(path(), std::ios::binary | std::ios::in | std::ios::out) << other;
+  const stfs_part part{sizeof part, 1, nullptr, nullptr};
+  void* writable = nullptr;
+  stfs_mapping* mapping = nullptr;
+  EXPECT_EQ(read_part(handle, "b").status, STFS_UNREADABLE);
+  EXPECT_EQ(stfs_last_errno(), ESTALE);
+  EXPECT_NE(std::string(stfs_last_error()).find("has changed since it was opened"),
+            std::string::npos)
+      << stfs_last_error();
+  EXPECT_EQ(stfs_map(handle.get(), 1, 0, 96, &address), STFS_UNREADABLE);
+  EXPECT_EQ(stfs_map_private(handle.get(), &part, &writable, &mapping), STFS_UNREADABLE);
+  EXPECT_FALSE(open_with({path()}, {"version=" + version}));
+  EXPECT_EQ(stfs_last_errno(), ESTALE);
+  EXPECT_TRUE(open_with({path()}));
+}
+
+TEST_F(LibStfs, NamesAreBytes) {
+  const std::string nul("n\0l", 3);
+  write_safetensors(path(), {random_tensor(nul, "U8", {1}), random_tensor("", "U8", {2}),
+                             random_tensor("ü/\n", "U8", {0})});
+  const Handle handle = open_with({path()});
+  ASSERT_TRUE(handle) << stfs_last_error();
+  EXPECT_EQ(read_part(handle, nul).bytes.size(), 1U);
+  EXPECT_EQ(read_part(handle, "").bytes.size(), 2U);
+  EXPECT_EQ(read_part(handle, "ü/\n").bytes.size(), 0U);
+  std::size_t found[3], count = 0;
+  ASSERT_EQ(stfs_match(handle.get(), "n*", 2, found, 3, &count), STFS_OK);
+  EXPECT_EQ(count, 1U);
+  ASSERT_EQ(stfs_match(handle.get(), "*", 1, found, 1, &count), STFS_OK);
+  EXPECT_EQ(count, 3U);
+}
+
+TEST_F(LibStfs, TellsTextsAsAMountDoes) {
+  const Handle handle = open_with({path()});
+  const auto text = [&](int which, std::size_t number) {
+    const char* found = nullptr;
+    std::size_t bytes = 0;
+    const int status = stfs_text(handle.get(), which, number, &found, &bytes);
+    return status == STFS_OK ? std::string(found, bytes) : std::to_string(status);
+  };
+  EXPECT_NE(text(STFS_TEXT_INFO, 0).find("\"tensors\": 2"), std::string::npos)
+      << text(STFS_TEXT_INFO, 0);
+  EXPECT_NE(text(STFS_TEXT_TENSOR, 1).find("\"name\":\"b\""), std::string::npos);
+  EXPECT_EQ(text(STFS_TEXT_FROM, 1), "[]");
+  EXPECT_EQ(text(STFS_TEXT_KEY, 0), "format");
+  EXPECT_EQ(text(STFS_TEXT_METADATA, 0), "pt");
+  EXPECT_EQ(text(STFS_TEXT_KEY, 1), "2");
+  EXPECT_EQ(text(99, 0), "2");
+}
+
+TEST_F(LibStfs, SixteenThreadsShareACheckpoint) {
+  const Handle handle = open_with({path()});
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        const void* address = nullptr;
+        if (stfs_map(handle.get(), 1, 0, 96, &address) != STFS_OK ||
+            std::memcmp(address, b().data(), 96) != 0 || read_part(handle, "a").bytes != a()) {
+          ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(LibStfs, AChildReadsOnAndClosesWhatItsParentOpened) {
+  Handle handle = open_with({path()});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_right = read_part(handle, "b").bytes == b();
+    handle.reset();
+    ::_exit(is_right ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_part(handle, "b").bytes, b());
+}
+
+// Sources elsewhere: one object of 4 MiB, of which a tensor "w" has nearly all.
+class LibStfsElsewhere : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::filesystem::path file = directory_.path() / "m.safetensors";
+    tensor_ = random_tensor("w", "U8", {4, 1 << 20});
+    write_safetensors(file, {tensor_});
+    objects_["/m.safetensors"].bytes = read_file(file);
+    server_ = std::make_unique<HttpServer>([this](const WebRequest& request) {
+      is_silent_.wait(true);
+      return answer_object(request, objects_);
+    });
+  }
+  void TearDown() override {
+    set_silent(false);
+    server_.reset();
+  }
+  void set_silent(bool is_silent) {
+    is_silent_ = is_silent;
+    is_silent_.notify_all();
+  }
+  Handle open(const stfs_open_extra* extra = nullptr) const {
+    return open_with({server_->url("/m.safetensors")},
+                     {"cache_dir=" + (directory_.path() / "cache").string()}, extra);
+  }
+
+  TempDir directory_;
+  Tensor tensor_;
+  std::map<std::string, WebObject> objects_;
+  std::atomic<bool> is_silent_ = false;  // answers wait
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(LibStfsElsewhere, FetchesWhatIsReadOnce) {
+  const Handle handle = open();
+  ASSERT_TRUE(handle) << stfs_last_error();
+  EXPECT_EQ(read_part(handle, "w", "3,-10:").bytes, tensor_.bytes.substr((4 << 20) - 10));
+  std::size_t fetched = 0;
+  for (const WebRequest& request : server_->requests()) {
+    std::size_t first = 0, last = 0;
+    const std::string range = request.header("range");
+    ASSERT_EQ(std::sscanf(range.c_str(), "bytes=%zu-%zu", &first, &last), 2) << range;
+    fetched += last - first + 1;
+  }
+  EXPECT_LT(fetched, std::size_t{4} << 20);
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
+  server_->forget_requests();
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
+  EXPECT_TRUE(server_->requests().empty());
+}
+
+TEST_F(LibStfsElsewhere, MapsTheCacheWhereTheBytesAreOnTheDisk) {
+  const Handle handle = open();
+  ASSERT_TRUE(handle) << stfs_last_error();
+  const std::size_t w = number_of(handle, "w");
+  const void *address = nullptr, *again = nullptr;
+  ASSERT_EQ(stfs_map(handle.get(), w, 1 << 20, 1 << 20, &address), STFS_OK) << stfs_last_error();
+  ASSERT_NE(address, nullptr);
+  EXPECT_EQ(std::string_view(static_cast<const char*>(address), 1 << 20),
+            tensor_.bytes.substr(1 << 20, 1 << 20));
+  server_->forget_requests();
+  ASSERT_EQ(stfs_map(handle.get(), w, 1 << 20, 1 << 20, &again), STFS_OK);
+  EXPECT_EQ(again, address);
+  EXPECT_TRUE(server_->requests().empty());
+  const stfs_part part{sizeof part, w, nullptr, nullptr};
+  void* writable = nullptr;
+  stfs_mapping* mapping = nullptr;
+  ASSERT_EQ(stfs_map_private(handle.get(), &part, &writable, &mapping), STFS_OK);
+  std::memset(writable, 0, tensor_.bytes.size());
+  stfs_unmap(mapping);
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
+}
+
+TEST_F(LibStfsElsewhere, AChildMakesItsOwnConnections) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a child of a process with threads";
+#endif
+  const Handle handle = open();
+  ASSERT_TRUE(handle) << stfs_last_error();
+  EXPECT_EQ(read_part(handle, "w", "0").bytes, tensor_.bytes.substr(0, 1 << 20));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (read_part(handle, "w").bytes == tensor_.bytes) ::_exit(0);
+    std::fprintf(stderr, "%s\n", stfs_last_error());
+    ::_exit(1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
+}
+
+TEST_F(LibStfsElsewhere, CancelEndsAReadThatWaits) {
+  const Handle handle = open();
+  ASSERT_TRUE(handle) << stfs_last_error();
+  set_silent(true);
+  std::atomic<bool> has_ended = false;
+  std::thread reader([&] {
+    EXPECT_EQ(read_part(handle, "w").status, STFS_UNREADABLE);
+    EXPECT_EQ(stfs_last_errno(), ECANCELED);
+    has_ended = true;
+  });
+  while (!has_ended) {  // a cancel before the read waits has no effect
+    stfs_cancel(handle.get());
+    std::this_thread::yield();
+  }
+  reader.join();
+  set_silent(false);
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes) << stfs_last_error();
+}
+
+TEST_F(LibStfsElsewhere, TheCallerMayEndAnyWait) {
+  std::atomic<bool> asks_to_end = false;
+  const stfs_open_extra extra{
+      sizeof extra,
+      [](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load() ? 1 : 0; },
+      &asks_to_end};
+  const Handle handle = open(&extra);
+  ASSERT_TRUE(handle) << stfs_last_error();
+  set_silent(true);
+  asks_to_end = true;
+  EXPECT_EQ(read_part(handle, "w").status, STFS_UNREADABLE);
+  EXPECT_EQ(stfs_last_errno(), ECANCELED);
+  set_silent(false);
+  asks_to_end = false;
+  EXPECT_EQ(read_part(handle, "w").bytes, tensor_.bytes);
+}
+
+TEST_F(LibStfsElsewhere, AMissingObjectIsEnoent) {
+  EXPECT_FALSE(open_with({server_->url("/none.safetensors")}));
+  EXPECT_EQ(stfs_last_errno(), ENOENT) << stfs_last_error();
+}
+
+}  // namespace
+}  // namespace stfs::test

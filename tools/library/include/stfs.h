@@ -1,0 +1,231 @@
+/* stfs.h: the tensors of a model checkpoint, for any language that can call C, without a mount.
+ *
+ *   const char* source = "hf://org/model";
+ *   const char* option = "dequantize=bf16";
+ *   stfs_checkpoint* checkpoint;
+ *   size_t tensor;
+ *   float values[128];
+ *   stfs_part part = {sizeof part, 0, "0,:128", "f32"};
+ *   if (stfs_open(&source, 1, &option, 1, NULL, &checkpoint) != STFS_OK ||
+ *       stfs_find(checkpoint, "lm_head.weight", 14, &part.tensor) != STFS_OK ||
+ *       stfs_read(checkpoint, &part, 0, values, sizeof values) != STFS_OK)
+ *     fprintf(stderr, "%s\n", stfs_last_error());
+ *
+ * A checkpoint is one version of all its sources. Bytes that are returned belong to this version,
+ * or the call fails: a source that has changed is ESTALE. Memory of stfs_map is the exception; its
+ * comment says how.
+ *
+ * Threads: many threads may use one checkpoint. Close it once, and not during another call with it.
+ * The library starts threads only in calls, for reads of many bytes and for remote sources.
+ *
+ * fork(2): a child may go on using what its parent opened, and closes it too. It leaves the
+ * parent's connections alone, and makes its own when it needs the network.
+ *
+ * Structs begin with their size, so that programs and libraries of different versions work
+ * together: members that the other side lacks count as zero.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define STFS_API __attribute__((visibility("default")))
+#else
+#define STFS_API
+#endif
+
+/* Return values: 0, or the exit status of stfs-info for the same failure. */
+enum {
+  STFS_OK = 0,
+  STFS_INVALID = 1,   /* the checkpoint breaks its format */
+  STFS_USAGE = 2,     /* the request is invalid */
+  STFS_UNREADABLE = 3 /* a source cannot be read, has changed, or the call was cancelled */
+};
+
+/* One or several sources, opened as one checkpoint. */
+typedef struct stfs_checkpoint stfs_checkpoint;
+
+/* The message of this thread's last failed call: one line without a newline, safe for a terminal,
+ * "place: subject: rule". Empty before the first failure. Valid until the next failed call in this
+ * thread. */
+STFS_API const char* stfs_last_error(void);
+
+/* The errno behind that failure: ENOENT, EACCES, ESTALE (a source has changed), EIO, ETIMEDOUT,
+ * ECANCELED (cancelled or interrupted), ENOMEM; 0 when there is none. */
+STFS_API int stfs_last_errno(void);
+
+/* The version of the library, "0.1.0". Never freed. */
+STFS_API const char* stfs_version(void);
+
+/* Asked about ten times a second, on the calling thread, while a call waits for a network. Nonzero
+ * ends the call with STFS_UNREADABLE and ECANCELED. */
+typedef int (*stfs_interrupted)(void* data);
+
+typedef struct stfs_open_extra {
+  size_t size;                  /* sizeof(stfs_open_extra) */
+  stfs_interrupted interrupted; /* of all calls with the checkpoint; NULL: never */
+  void* data;                   /* its argument */
+} stfs_open_extra;
+
+/* Opens `count` sources as one checkpoint. A source is what the commands take: a file, an index, a
+ * directory, a mount of stfs or a path in it, a URL (https://, s3://, hf://).
+ *
+ * An option is "key=value", or "key" for a switch: the words of `stfs -o` about the content, which
+ * are allow_missing and the layers (dequantize=bf16|f16|f32), about remote sources (cache_dir,
+ * cache_size, connections, timeout, offline, insecure_http), and
+ *   version=HEX   fail with ESTALE unless stfs_version_of() is this
+ *
+ * `extra` may be NULL. The caller frees the checkpoint with stfs_close. */
+STFS_API int stfs_open(const char* const* sources, size_t count, const char* const* options,
+                       size_t option_count, const stfs_open_extra* extra,
+                       stfs_checkpoint** checkpoint);
+
+/* Frees the checkpoint and all that was borrowed from it; NULL is allowed. */
+STFS_API void stfs_close(stfs_checkpoint* checkpoint);
+
+/* Ends the calls with this checkpoint that wait for a network, in any thread, with ECANCELED. Later
+ * calls work. */
+STFS_API void stfs_cancel(stfs_checkpoint* checkpoint);
+
+/* Nonzero if a source is elsewhere, also behind a mount: reads may wait for a network. */
+STFS_API int stfs_is_elsewhere(const stfs_checkpoint* checkpoint);
+
+/* What the sources are: 64 hexadecimal digits, equal for equal versions of the same sources with
+ * the same layers. Valid until stfs_close. */
+STFS_API const char* stfs_version_of(const stfs_checkpoint* checkpoint);
+
+/* The sources as they can be opened again for the same version: paths are absolute, and the
+ * revision of the Hub is a commit. NULL after the last. Valid until stfs_close. */
+STFS_API const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index);
+
+/* What seems wrong and is no error, one line each, safe for a terminal. NULL after the last. Valid
+ * until stfs_close. */
+STFS_API const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index);
+
+typedef struct stfs_tensor {
+  const char* name;      /* bytes, which may have NULs; a NUL follows them */
+  size_t name_bytes;     /* without that NUL */
+  const char* dtype;     /* as the format names it, "BF16"; equal names are equal pointers */
+  size_t rank;           /* 0: a scalar */
+  const uint64_t* shape; /* `rank` of them */
+  uint64_t elements;
+  uint64_t bytes;     /* row-major, little-endian, without gaps */
+  const char* source; /* the path or the URL, without secrets, of its bytes; NULL: computed */
+  uint64_t offset;    /* of its first byte in the source */
+} stfs_tensor;
+
+typedef struct stfs_table {
+  size_t size;       /* sizeof(stfs_table), set by the caller */
+  size_t count;      /* of tensors, numbered from 0 in the order of their bytes */
+  size_t stride;     /* bytes from an entry to the next: sizeof(stfs_tensor) of this library */
+  const void* first; /* the entry of tensor 0 */
+  const char* names; /* all names in that order, each with a NUL behind it */
+  size_t names_bytes;
+} stfs_table;
+
+/* All tensors in one call. The table is valid until stfs_close. */
+STFS_API int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table);
+
+/* The number of a tensor. STFS_USAGE for a name that the checkpoint lacks; the message says which
+ * name is like it. */
+STFS_API int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_bytes,
+                       size_t* tensor);
+
+/* The numbers, ascending, of the tensors whose names match a glob, of which `*` matches '/' and '.'
+ * too. Writes at most `room` of them, and to `count` how many there are. */
+STFS_API int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
+                        size_t* tensors, size_t room, size_t* count);
+
+/* Texts, as the files of a mount have them. */
+enum {
+  STFS_TEXT_INFO = 0,    /* .stfs/info.json; `number` is 0 */
+  STFS_TEXT_TENSOR = 1,  /* .stfs/json/PATH.json of the tensor `number` */
+  STFS_TEXT_FROM = 2,    /* the names of the tensors that it is computed from, a JSON array; [] */
+  STFS_TEXT_KEY = 3,     /* the key of the metadata entry `number` */
+  STFS_TEXT_METADATA = 4 /* .stfs/metadata/KEY of that entry: a string, a number, a JSON array */
+};
+
+/* Sets `text` and `bytes`; a NUL follows. Valid until the next stfs_text in this thread. STFS_USAGE
+ * for a number that there is not. */
+STFS_API int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char** text,
+                       size_t* bytes);
+
+/* A part of a tensor, or all of it, in its own type or in another. */
+typedef struct stfs_part {
+  size_t size; /* sizeof(stfs_part) */
+  size_t tensor;
+  const char* slice; /* as between NumPy's brackets, "0:128,:"; NULL: all */
+  const char* as;    /* "f32": the values as float32; NULL: the bytes as they are */
+} stfs_part;
+
+typedef struct stfs_measure {
+  size_t size; /* sizeof(stfs_measure), set by the caller */
+  uint64_t bytes;
+  uint64_t elements;
+  const char* dtype;
+  size_t rank;
+  uint64_t shape[64];
+} stfs_measure;
+
+/* The size, type and shape of a part. Reads nothing. */
+STFS_API int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
+                               stfs_measure* measure);
+
+/* Reads `bytes` bytes of a part from its byte `offset` on. Fetches what is not on this machine, and
+ * verifies the sources afterwards: on a failure the buffer has no meaning. */
+STFS_API int stfs_read(stfs_checkpoint* checkpoint, const stfs_part* part, uint64_t offset,
+                       void* buffer, size_t bytes);
+
+/* The address of bytes [offset, offset + bytes) of a tensor as it is stored, in a read-only mapping
+ * of its file; NULL, and no failure, for a tensor without such bytes: it is computed, or its source
+ * is in no file. Use stfs_read then. Fetches the range first. The address may be unaligned. It is
+ * valid until stfs_close.
+ *
+ * The version is checked by this call, and no more. Afterwards it is a mapping as any other: where
+ * somebody truncates the file, a load raises SIGBUS; where somebody rewrites it in place, other
+ * bytes appear. */
+STFS_API int stfs_map(stfs_checkpoint* checkpoint, size_t tensor, uint64_t offset, uint64_t bytes,
+                      const void** address);
+
+/* Private writable memory with the bytes of a part: where many bytes lie in a file, a copy-on-write
+ * mapping of it, so that nothing is read before it is used; else a copy. Stores change neither the
+ * file nor other memory. Of a mapping the version is checked as for stfs_map. */
+typedef struct stfs_mapping stfs_mapping;
+STFS_API int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** address,
+                              stfs_mapping** mapping);
+
+/* Frees the memory; NULL is allowed. May be called after stfs_close. */
+STFS_API void stfs_unmap(stfs_mapping* mapping);
+
+/* DLPack's structs, version 1, declared in <dlpack/dlpack.h>. */
+struct DLManagedTensorVersioned;
+struct DLManagedTensor;
+
+/* Flags of exports. */
+#define STFS_EXPORT_BYTES 1u /* as U8 of one dimension: the types that DLPack lacks, too */
+
+/* Exports private writable memory, as stfs_map_private, to another library. It lives until the
+ * consumer calls the deleter, on any thread, even after stfs_close. */
+STFS_API int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
+                         struct DLManagedTensorVersioned** exported);
+
+/* As stfs_export, for consumers older than DLPack 1.0. */
+STFS_API int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part,
+                                     unsigned flags, struct DLManagedTensor** exported);
+
+/* The destructor of a PyCapsule that owns a "stfs_checkpoint", a "stfs_mapping", or a struct of
+ * DLPack: frees it, unless a consumer has renamed the capsule. For modules of Python. */
+STFS_API void stfs_python_destroy(void* capsule);
+
+/* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
+ */
+STFS_API int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count);
+
+#ifdef __cplusplus
+}
+#endif

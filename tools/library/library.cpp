@@ -1,0 +1,364 @@
+// The C ABI over Opened: handles, structs with sizes, exceptions as statuses.
+#include "core/base/boundary.h"
+#include "core/base/text.h"
+#include "core/checkpoint/catalogue.h"
+#include "core/checkpoint/select.h"
+#include "tools/library/dlpack_export.h"
+#include "tools/library/include/stfs.h"
+#include "tools/library/opened.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+using stfs::abi::refuse;
+
+struct stfs_checkpoint {
+  stfs_checkpoint(std::vector<std::string> sources, stfs::OpenOptions options,
+                  stfs::Opened::Interrupted interrupted)
+      : opened(std::move(sources), std::move(options), std::move(interrupted)) {}
+
+  stfs::Opened opened;
+  std::string names;  // each with a NUL behind it
+  std::vector<stfs_tensor> table;
+};
+
+struct stfs_mapping {
+  stfs::Memory memory;
+};
+
+namespace {
+
+thread_local stfs::abi::LastError last_error;
+
+template <class Call>
+int guarded(Call&& call) noexcept {
+  const int status = stfs::abi::guarded(last_error, std::forward<Call>(call));
+  return std::min(status, static_cast<int>(STFS_UNREADABLE));  // 4: no more threads
+}
+
+template <class Handle>
+Handle& checked(Handle* handle) {
+  if (handle == nullptr) refuse("the checkpoint: NULL");
+  return *handle;
+}
+
+std::vector<std::string> texts(const char* const* given, std::size_t count, const char* what) {
+  if (count > 0 && given == nullptr) refuse(std::string(what) + ": NULL");
+  std::vector<std::string> all;
+  all.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (given[i] == nullptr) refuse(std::string(what) + " " + std::to_string(i) + ": NULL");
+    all.emplace_back(given[i]);
+  }
+  return all;
+}
+
+std::string_view bytes_of(const char* text, std::size_t bytes, const char* what) {
+  if (text == nullptr && bytes > 0) refuse(std::string(what) + ": NULL");
+  return {text, bytes};
+}
+
+std::uint32_t number_of(std::size_t number, std::size_t count, const char* what) {
+  if (number < count) return static_cast<std::uint32_t>(number);
+  refuse(std::string(what) + " " + std::to_string(number) + ": there are only " +
+         std::to_string(count) + ", counted from 0");
+}
+
+std::uint32_t tensor_of(const stfs_checkpoint& handle, std::size_t tensor) {
+  return number_of(tensor, handle.opened.checkpoint().tensor_count(), "tensor");
+}
+
+stfs::PartOfTensor part_of(const stfs_checkpoint& handle, const stfs_part* given) {
+  if (given == nullptr) refuse("the part: NULL");
+  const stfs_part part = stfs::abi::read_sized(given, "the part");
+  stfs::PartOfTensor request{.tensor = tensor_of(handle, part.tensor)};
+  if (part.slice != nullptr) request.slice = part.slice;
+  if (part.as != nullptr) {
+    if (std::string_view(part.as) != "f32") {
+      refuse("as " + stfs::in_quotes(part.as) + ": \"f32\" is expected, or NULL");
+    }
+    request.as_f32 = true;
+  }
+  return request;
+}
+
+bool is_bytes(unsigned flags) {
+  if ((flags & ~STFS_EXPORT_BYTES) != 0) {
+    refuse("flags: a flag that this version does not know");
+  }
+  return flags == STFS_EXPORT_BYTES;
+}
+
+void make_table(stfs_checkpoint& handle) {
+  const stfs::Checkpoint& checkpoint = handle.opened.checkpoint();
+  const std::uint32_t count = checkpoint.tensor_count();
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < count; ++i) bytes += checkpoint.name(i).size() + 1;
+  handle.names.reserve(bytes);
+  handle.table.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const stfs::Tensor tensor = checkpoint.list().tensor(i);
+    stfs_tensor& row = handle.table.emplace_back();
+    row.name = handle.names.data() + handle.names.size();
+    row.name_bytes = tensor.name.size();
+    handle.names.append(tensor.name) += '\0';
+    row.dtype = stfs::dtype_name(tensor.dtype).data();  // views a literal: terminated
+    row.rank = tensor.shape.size();
+    row.shape = tensor.shape.data();
+    row.elements = tensor.elements();
+    row.bytes = tensor.length;
+    if (tensor.locator) {
+      row.source = tensor.locator->source->path().c_str();
+      row.offset = tensor.locator->offset;
+    }
+  }
+}
+
+std::string names_of_inputs(const stfs::Tensor& tensor) {
+  std::string json = "[";
+  if (tensor.computed != nullptr) {
+    for (const stfs::Tensor& input : tensor.computed->inputs()) {
+      (json += json.size() == 1 ? "" : ",") += stfs::json_string(input.name);
+    }
+  }
+  return json + "]";
+}
+
+std::string text_of(stfs_checkpoint& handle, int which, std::size_t number) {
+  const stfs::Checkpoint& checkpoint = handle.opened.checkpoint();
+  switch (which) {
+    case STFS_TEXT_INFO: {
+      std::string text;
+      stfs::TextWriter writer(text);
+      stfs::write_info_json(checkpoint, writer);
+      return text;
+    }
+    case STFS_TEXT_TENSOR:
+      return stfs::tensor_json(checkpoint.tensor(tensor_of(handle, number)));
+    case STFS_TEXT_FROM:
+      return names_of_inputs(checkpoint.tensor(tensor_of(handle, number)));
+    case STFS_TEXT_KEY:
+    case STFS_TEXT_METADATA: {
+      const std::uint32_t entry =
+          number_of(number, checkpoint.metadata_count(), "the metadata entry");
+      return which == STFS_TEXT_KEY ? std::string(checkpoint.metadata_item(entry).key)
+                                    : handle.opened.metadata_text(entry);
+    }
+    default:
+      refuse("text " + std::to_string(which) + ": not known to this version of the library");
+  }
+}
+
+}  // namespace
+
+const char* stfs_last_error() { return last_error.text(); }
+
+int stfs_last_errno() { return last_error.system_error(); }
+
+const char* stfs_version() { return STFS_VERSION; }
+
+int stfs_open(const char* const* sources, size_t count, const char* const* options,
+              size_t option_count, const stfs_open_extra* extra, stfs_checkpoint** checkpoint) {
+  return guarded([&] {
+    stfs::abi::prepare(checkpoint);
+    const stfs_open_extra given = stfs::abi::read_sized(extra, "the extra");
+    stfs::Opened::Interrupted interrupted;
+    if (given.interrupted != nullptr) {
+      interrupted = [given] { return given.interrupted(given.data) != 0; };
+    }
+    auto handle = std::make_unique<stfs_checkpoint>(
+        texts(sources, count, "source"), stfs::OpenOptions(texts(options, option_count, "option")),
+        std::move(interrupted));
+    make_table(*handle);
+    *checkpoint = handle.release();
+  });
+}
+
+void stfs_close(stfs_checkpoint* checkpoint) { delete checkpoint; }
+
+void stfs_cancel(stfs_checkpoint* checkpoint) {
+  if (checkpoint != nullptr) guarded([&] { checkpoint->opened.cancel(); });
+}
+
+int stfs_is_elsewhere(const stfs_checkpoint* checkpoint) {
+  return checkpoint != nullptr && checkpoint->opened.is_elsewhere() ? 1 : 0;
+}
+
+const char* stfs_version_of(const stfs_checkpoint* checkpoint) {
+  return checkpoint == nullptr ? "" : checkpoint->opened.version().c_str();
+}
+
+const char* stfs_source(const stfs_checkpoint* checkpoint, size_t index) {
+  if (checkpoint == nullptr) return nullptr;
+  const std::vector<std::string>& sources = checkpoint->opened.pinned_sources();
+  return index < sources.size() ? sources[index].c_str() : nullptr;
+}
+
+const char* stfs_warning(const stfs_checkpoint* checkpoint, size_t index) {
+  if (checkpoint == nullptr) return nullptr;
+  const std::vector<std::string>& warnings = checkpoint->opened.checkpoint().warnings();
+  return index < warnings.size() ? warnings[index].c_str() : nullptr;
+}
+
+int stfs_tensors(const stfs_checkpoint* checkpoint, stfs_table* table) {
+  return guarded([&] {
+    const stfs_checkpoint& handle = checked(checkpoint);
+    stfs_table known{};
+    known.count = handle.table.size();
+    known.stride = sizeof(stfs_tensor);
+    known.first = handle.table.data();
+    known.names = handle.names.c_str();
+    known.names_bytes = handle.names.size();
+    stfs::abi::write_sized(known, table, "the table");
+  });
+}
+
+int stfs_find(const stfs_checkpoint* checkpoint, const char* name, size_t name_bytes,
+              size_t* tensor) {
+  return guarded([&] {
+    stfs::abi::prepare(tensor);
+    const stfs::Checkpoint& all = checked(checkpoint).opened.checkpoint();
+    const std::string_view wanted = bytes_of(name, name_bytes, "the name");
+    const std::optional<std::uint32_t> found = all.find(wanted);
+    if (!found) refuse(stfs::no_such_tensor(all, std::string(wanted)));
+    *tensor = *found;
+  });
+}
+
+int stfs_match(const stfs_checkpoint* checkpoint, const char* glob, size_t glob_bytes,
+               size_t* tensors, size_t room, size_t* count) {
+  return guarded([&] {
+    stfs::abi::prepare(count);
+    if (room > 0 && tensors == nullptr) refuse("the numbers: NULL");
+    const std::array globs{std::string(bytes_of(glob, glob_bytes, "the glob"))};
+    const std::vector<std::uint32_t> found = checked(checkpoint).opened.checkpoint().match(globs);
+    std::copy_n(found.begin(), std::min(room, found.size()), tensors);
+    *count = found.size();
+  });
+}
+
+int stfs_text(stfs_checkpoint* checkpoint, int which, size_t number, const char** text,
+              size_t* bytes) {
+  return guarded([&] {
+    thread_local std::string kept;
+    stfs::abi::prepare(text);
+    stfs::abi::prepare(bytes);
+    kept = text_of(checked(checkpoint), which, number);
+    *text = kept.c_str();
+    *bytes = kept.size();
+  });
+}
+
+int stfs_measure_part(const stfs_checkpoint* checkpoint, const stfs_part* part,
+                      stfs_measure* measure) {
+  return guarded([&] {
+    const stfs_checkpoint& handle = checked(checkpoint);
+    const stfs::PartRecipe recipe = handle.opened.recipe(part_of(handle, part));
+    stfs_measure known{};
+    if (recipe.shape.size() > std::size(known.shape)) {
+      refuse("the tensor has " + std::to_string(recipe.shape.size()) +
+             " dimensions: stfs_tensors has them all");
+    }
+    known.bytes = recipe.content.size();
+    known.elements = 1;
+    for (const std::uint64_t dimension : recipe.shape) known.elements *= dimension;
+    known.dtype = stfs::dtype_name(recipe.dtype).data();
+    known.rank = recipe.shape.size();
+    std::ranges::copy(recipe.shape, known.shape);
+    stfs::abi::write_sized(known, measure, "the measure");
+  });
+}
+
+int stfs_read(stfs_checkpoint* checkpoint, const stfs_part* part, uint64_t offset, void* buffer,
+              size_t bytes) {
+  return guarded([&] {
+    stfs_checkpoint& handle = checked(checkpoint);
+    if (bytes > 0 && buffer == nullptr) refuse("the buffer: NULL");
+    handle.opened.read(part_of(handle, part), offset, {static_cast<std::byte*>(buffer), bytes});
+  });
+}
+
+int stfs_map(stfs_checkpoint* checkpoint, size_t tensor, uint64_t offset, uint64_t bytes,
+             const void** address) {
+  return guarded([&] {
+    stfs::abi::prepare(address);
+    stfs_checkpoint& handle = checked(checkpoint);
+    *address = handle.opened.map(tensor_of(handle, tensor), offset, bytes);
+  });
+}
+
+int stfs_map_private(stfs_checkpoint* checkpoint, const stfs_part* part, void** address,
+                     stfs_mapping** mapping) {
+  return guarded([&] {
+    stfs::abi::prepare(address);
+    stfs::abi::prepare(mapping);
+    stfs_checkpoint& handle = checked(checkpoint);
+    auto made = std::make_unique<stfs_mapping>();
+    std::byte* data = nullptr;
+    made->memory = handle.opened.map_private(part_of(handle, part), data);
+    *address = data;
+    *mapping = made.release();
+  });
+}
+
+void stfs_unmap(stfs_mapping* mapping) { delete mapping; }
+
+int stfs_export(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
+                DLManagedTensorVersioned** exported) {
+  return guarded([&] {
+    stfs::abi::prepare(exported);
+    stfs_checkpoint& handle = checked(checkpoint);
+    *exported = stfs::export_dlpack(handle.opened, part_of(handle, part), is_bytes(flags));
+  });
+}
+
+int stfs_export_unversioned(stfs_checkpoint* checkpoint, const stfs_part* part, unsigned flags,
+                            DLManagedTensor** exported) {
+  return guarded([&] {
+    stfs::abi::prepare(exported);
+    stfs_checkpoint& handle = checked(checkpoint);
+    *exported =
+        stfs::export_dlpack_unversioned(handle.opened, part_of(handle, part), is_bytes(flags));
+  });
+}
+
+void stfs_python_destroy(void* capsule) {
+  // Found by name: the library is not linked with Python.
+  using Pointer = void* (*)(void* capsule, const char* name);
+  using IsValid = int (*)(void* capsule, const char* name);
+  static const auto pointer =
+      reinterpret_cast<Pointer>(::dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
+  static const auto is_valid =
+      reinterpret_cast<IsValid>(::dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
+  if (pointer == nullptr || is_valid == nullptr) return;
+  const auto content = [&](const char* name) {
+    return is_valid(capsule, name) != 0 ? pointer(capsule, name) : nullptr;
+  };
+  if (void* const checkpoint = content("stfs_checkpoint")) {
+    stfs_close(static_cast<stfs_checkpoint*>(checkpoint));
+  } else if (void* const mapping = content("stfs_mapping")) {
+    stfs_unmap(static_cast<stfs_mapping*>(mapping));
+  } else if (auto* const old = static_cast<DLManagedTensor*>(content("dltensor"))) {
+    old->deleter(old);
+  } else if (auto* const tensor =
+                 static_cast<DLManagedTensorVersioned*>(content("dltensor_versioned"))) {
+    tensor->deleter(tensor);
+  }
+}
+
+int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count) {
+  return guarded([&] {
+    stfs_checkpoint& handle = checked(checkpoint);
+    if (count > 0 && tensors == nullptr) refuse("the tensors: NULL");
+    for (std::size_t i = 0; i < count; ++i) handle.opened.prefetch(tensor_of(handle, tensors[i]));
+  });
+}

@@ -1,0 +1,526 @@
+#include "tools/library/opened.h"
+
+#include "core/base/error.h"
+#include "core/base/posix.h"
+#include "core/base/text.h"
+#include "core/checkpoint/mounted.h"
+#include "core/command/command.h"
+#include "core/command/source_rows.h"
+#include "core/recipe/arrival.h"
+#include "core/recipe/elements.h"
+#include "core/recipe/slice.h"
+#include "core/remote/http/url.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <limits>
+#include <new>
+#include <thread>
+
+namespace stfs {
+namespace {
+
+[[noreturn]] void refuse(const std::string& rule) { throw Error(ErrorCode::kUsage, "", rule); }
+
+constexpr std::array kOwnRows = {
+    OptionRow{.flags = "allow_missing",
+              .set =
+                  [](void* to, const std::string&) {
+                    static_cast<OpenOptions*>(to)->load.allow_missing = true;
+                  }},
+    OptionRow{.flags = "version", .argument = "HEX", .set = set<&OpenOptions::version>},
+};
+constexpr auto kRows = joined(kOwnRows, source_rows<&OpenOptions::sources>("", "", true));
+
+std::string known_words() {
+  std::string words;
+  const auto add = [&](std::string_view word) { (words += words.empty() ? "" : ", ") += word; };
+  for (const LayerRow& row : layer_table()) add(row.option);
+  for (const OptionRow& row : kRows) add(row.flags);
+  return words;
+}
+
+std::vector<std::string> pinned_of(const Checkpoint& checkpoint,
+                                   const std::vector<std::string>& names) {
+  std::vector<std::string> pinned;
+  for (const Origin& origin : checkpoint.origins()) {
+    if (origin.path.empty()) return names;  // a part of a mount: named by the mount
+    pinned.push_back(origin.path);
+  }
+  return pinned;
+}
+
+constexpr std::chrono::milliseconds kLook{100};  // between two questions to the user
+
+constexpr std::size_t kAlignment = 256;  // bytes, as DLPack asks of data
+
+// Less is read: a process has few mappings (vm.max_map_count).
+constexpr std::size_t kLeastMapped = 256 << 10;  // bytes
+
+// Each thread of a copy has at least so many bytes.
+constexpr std::uint64_t kPiece = 1 << 20;
+
+int copy_on_threads(const Content& content, std::uint64_t offset, std::span<std::byte> out) {
+  const std::uint64_t pieces = (out.size() + kPiece - 1) / kPiece;
+  const std::uint64_t threads =
+      std::min<std::uint64_t>(std::thread::hardware_concurrency(), out.size() / kPiece);
+  if (threads < 2) return content.copy_unverified(offset, out);
+  std::atomic<std::uint64_t> next = 0;  // fewer threads than asked for may start
+  std::atomic<int> failure = 0;
+  on_threads(threads, [&](std::size_t) {
+    for (std::uint64_t i = next++; i < pieces; i = next++) {
+      const std::uint64_t begin = i * kPiece;
+      const std::uint64_t length = std::min(kPiece, out.size() - begin);
+      if (const int error = content.copy_unverified(offset + begin, out.subspan(begin, length))) {
+        failure = error;
+      }
+    }
+  });
+  return failure;
+}
+
+std::uint64_t alignment_of(DType dtype) {
+  const TypeInfo& info = type_info(dtype);
+  return info.block_elements == 1 ? info.block_bytes : 1;
+}
+
+std::string subject_of(const Checkpoint& checkpoint, std::uint32_t tensor) {
+  return "tensor " + in_quotes(checkpoint.name(tensor));
+}
+
+// Throws for a read that failed, with the reason of the source that knows one: those of the tensor
+// first.
+[[noreturn]] void fail(const Checkpoint& checkpoint, const std::string& subject, int error,
+                       const Tensor* tensor = nullptr) {
+  if (error == EINTR) {
+    throw Error(ErrorCode::kUnreadable, "", subject + ": cancelled", ECANCELED);
+  }
+  std::vector<const Source*> sources;
+  if (tensor != nullptr && tensor->locator) sources.push_back(tensor->locator->source);
+  if (tensor != nullptr && tensor->computed != nullptr) {
+    for (const Tensor& input : tensor->computed->inputs()) {
+      sources.push_back(input.locator->source);
+    }
+  }
+  for (const Part& part : checkpoint.parts()) sources.push_back(part.source.get());
+  for (const Source* const source : sources) {
+    if (error == ESTALE && source->has_changed()) {
+      throw Error(ErrorCode::kUnreadable, source->path(),
+                  subject + ": the file has changed since it was opened: open it again", error);
+    }
+    if (!source->failure_text().empty()) {
+      throw_read_failure(*source, source->path(), subject, error);
+    }
+  }
+  throw_errno(ErrorCode::kUnreadable, sources.front()->path(), subject, error);
+}
+
+[[noreturn]] void fail(const Checkpoint& checkpoint, std::uint32_t tensor, int error) {
+  const Tensor failed = checkpoint.tensor(tensor);
+  fail(checkpoint, subject_of(checkpoint, tensor), error, &failed);
+}
+
+}  // namespace
+
+OpenOptions::OpenOptions(std::span<const std::string> options) {
+  for (const std::string& option : options) {
+    const std::size_t equals = option.find('=');
+    const std::string key = option.substr(0, equals);
+    const bool has_value = equals != std::string::npos;
+    const std::string value = has_value ? option.substr(equals + 1) : "";
+    const std::string place = "option " + in_quotes(option) + ": ";
+    if (const LayerRow* layer = find_layer(key)) {
+      if (!layer->accepts(value)) {
+        refuse(place + "one of " + std::string(layer->arguments) + " is expected");
+      }
+      choose(load.layers, layer->option, value);
+      continue;
+    }
+    const auto* const row = std::ranges::find(kRows, key, &OptionRow::flags);
+    if (row == kRows.end()) refuse(place + "not known; known are " + known_words());
+    if (row->argument.empty() && has_value) refuse(place + "takes no value");
+    if (!row->argument.empty() && value.empty()) {
+      refuse(place + "needs a value, as in " + key + "=...");
+    }
+    try {
+      row->set(this, has_value ? checked_value(*row, value) : "");
+    } catch (const Error& error) {
+      refuse(place + error.message());
+    }
+  }
+  load.missing_hint = "the option allow_missing opens the rest";
+}
+
+Memory::Memory(std::size_t length)
+    : base_(std::aligned_alloc(kAlignment, (length + kAlignment - 1) / kAlignment * kAlignment)) {
+  if (base_ == nullptr) throw std::bad_alloc();
+}
+
+Memory Memory::mapped(int descriptor, off_t offset, std::size_t length) {
+  Memory memory;
+  if (descriptor < 0) return memory;
+  void* const base =
+      ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor, offset);
+  if (base == MAP_FAILED) return memory;  // the process has too many mappings
+  memory.base_ = base;
+  memory.mapped_ = length;
+  return memory;
+}
+
+Memory::~Memory() {
+  if (mapped_ != 0) {
+    ::munmap(base_, mapped_);
+  } else {
+    std::free(base_);
+  }
+}
+
+// A call that waits for a network, while it lives.
+class Opened::Call {
+ public:
+  explicit Call(Loaded& of) : of_(of) {
+    const std::lock_guard lock(of_.mutex);
+    of_.calls.push_back(&stop_);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() {
+    const std::lock_guard lock(of_.mutex);
+    std::erase(of_.calls, &stop_);
+  }
+  std::atomic<bool>& stop() { return stop_; }
+
+ private:
+  Loaded& of_;
+  std::atomic<bool> stop_ = false;
+};
+
+Opened::Loaded::~Loaded() {
+  if (checkpoint == nullptr) return;
+  std::size_t i = 0;
+  for (const Part& part : checkpoint->parts()) {
+    if (std::byte* const data = mapped[i++]) ::munmap(data, part.source->size());
+  }
+}
+
+Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupted interrupted)
+    : names_(std::move(sources)),
+      options_(std::move(options)),
+      interrupted_(std::move(interrupted)) {
+  if (names_.empty()) refuse("no source is named");
+  std::unique_ptr<Loaded> first = load_first();
+  const Checkpoint& checkpoint = *first->checkpoint;
+  version_ = version_of(checkpoint.list());
+  pinned_ = pinned_of(checkpoint, names_);
+  if (!options_.version.empty() && options_.version != version_) {
+    throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
+                "not the version that was asked for: the file has changed", ESTALE);
+  }
+  std::vector<Sources::Beginning> beginnings;
+  for (const Part& part : checkpoint.parts()) {
+    if (!is_url(part.source->path())) continue;
+    beginnings.push_back({part.source.get(), part.header.raw.offset + part.header.raw.length});
+  }
+  if (!beginnings.empty()) resolutions_ = first->sources->resolutions(beginnings);
+  first_ = first.release();
+}
+
+Opened::~Opened() {
+  for (Loaded* const loaded : {first_, own_.load()}) {
+    if (loaded != nullptr && loaded->process == ::getpid()) delete loaded;
+  }
+}
+
+std::unique_ptr<Opened::Loaded> Opened::load(std::span<const std::string> names,
+                                             const OpenOptions& options,
+                                             std::string_view resolutions) {
+  auto loaded = std::make_unique<Loaded>();
+  loaded->process = ::getpid();
+  loaded->sources = std::make_unique<Sources>(options.sources);
+  if (!resolutions.empty()) loaded->sources->use(resolutions);
+  LoadOptions how = options.load;
+  how.sources = loaded->sources.get();
+  loaded->checkpoint = std::make_unique<const Checkpoint>(names, how);
+  if (!resolutions.empty()) loaded->sources->start_fetching();
+  loaded->mapped = std::make_unique<std::atomic<std::byte*>[]>(loaded->checkpoint->parts().size());
+  return loaded;
+}
+
+std::unique_ptr<Opened::Loaded> Opened::load_first() const {
+  if (!interrupted_) return load(names_, options_, "");
+  // Loading cannot be stopped. Once the user wants it to end it goes on alone, and its result ends
+  // with it.
+  struct Loading {
+    Loading(std::vector<std::string> of, OpenOptions with)
+        : names(std::move(of)), options(std::move(with)) {}
+
+    std::vector<std::string> names;
+    OpenOptions options;
+    std::mutex mutex;  // of the rest
+    std::condition_variable ended;
+    bool has_ended = false;
+    std::unique_ptr<Loaded> loaded = nullptr;
+    std::exception_ptr failure = nullptr;
+  };
+  const auto loading = std::make_shared<Loading>(names_, options_);
+  start_thread([loading] {
+    std::unique_ptr<Loaded> loaded;
+    std::exception_ptr failure;
+    try {
+      loaded = load(loading->names, loading->options, "");
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(loading->mutex);
+    loading->loaded = std::move(loaded);
+    loading->failure = failure;
+    loading->has_ended = true;
+    loading->ended.notify_all();
+  }).detach();
+  std::unique_lock lock(loading->mutex);
+  while (!loading->ended.wait_for(lock, kLook, [&] { return loading->has_ended; })) {
+    lock.unlock();
+    if (interrupted_()) {
+      throw Error(ErrorCode::kUnreadable, public_name(names_.front()), "cancelled", ECANCELED);
+    }
+    lock.lock();
+  }
+  if (loading->failure) std::rethrow_exception(loading->failure);
+  return std::move(loading->loaded);
+}
+
+Opened::Loaded& Opened::loaded() {
+  const pid_t process = ::getpid();
+  const bool is_shared = resolutions_.empty() && !checkpoint().list().is_layered();
+  if (first_->process == process || is_shared) return *first_;
+  Loaded* own = own_.load();
+  while (own == nullptr || own->process != process) {
+    std::unique_ptr<Loaded> made = load(names_, options_, resolutions_);
+    if (version_of(made->checkpoint->list()) != version_) {
+      throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
+                  "has changed since it was opened: open it again", ESTALE);
+    }
+    // Another thread may have been faster. What a parent has put here is never destroyed.
+    if (own_.compare_exchange_strong(own, made.get())) own = made.release();
+  }
+  return *own;
+}
+
+PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& part) {
+  const Tensor tensor = checkpoint.tensor(part.tensor);
+  const auto refuse_part = [&](const std::string& rule) {
+    refuse(subject_of(checkpoint, part.tensor) + ": " + rule);
+  };
+  const std::string dtype(dtype_name(tensor.dtype));
+  if (part.as_f32 && !has_f32(tensor.dtype, tensor.elements())) {
+    refuse_part(dtype + " has no form as f32: it is not a floating type");
+  }
+  if (!part.slice) {
+    return {.content = part.as_f32 ? f32_content(tensor.content(), tensor.dtype, tensor.elements())
+                                   : tensor.content(),
+            .dtype = part.as_f32 ? DType::kF32 : tensor.dtype,
+            .shape = {tensor.shape.begin(), tensor.shape.end()}};
+  }
+  std::vector<Range> ranges;
+  const int error = parse_ranges(*part.slice, tensor.shape, ranges);
+  const auto refuse_slice = [&](const std::string& rule) {
+    refuse_part("slice " + in_quotes(*part.slice) + " of shape " + shape_json(tensor.shape) + ": " +
+                rule);
+  };
+  if (error == ERANGE) refuse_slice("an index lies outside of its dimension");
+  if (error != 0) {
+    refuse_slice("not a slice: as between NumPy's brackets, \"0:128,:\", with positive steps");
+  }
+  if (part.as_f32) {
+    return {.content = f32_slice_content(tensor.content(), tensor.dtype, ranges, tensor.shape),
+            .dtype = DType::kF32,
+            .shape = elements_of(ranges, tensor.shape).shape};
+  }
+  Slice slice;
+  if (slice_of(ranges, type_info(tensor.dtype), tensor.shape, slice) != 0) {
+    refuse_slice("begins or ends inside of a block of " + dtype + ": read it as f32");
+  }
+  return {.content = slice_content(slice, tensor.content()),
+          .dtype = tensor.dtype,
+          .shape = slice.shape};
+}
+
+int Opened::wait_for(Loaded& from,
+                     const std::function<int(const std::atomic<bool>& stop)>& work) const {
+  Call call(from);
+  if (!interrupted_) return work(call.stop());
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool has_ended = false;
+  int error = 0;
+  std::exception_ptr failure;
+  std::thread worker = start_thread([&] {
+    int outcome = 0;
+    std::exception_ptr thrown;
+    try {
+      outcome = work(call.stop());
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    const std::lock_guard lock(mutex);
+    error = outcome;
+    failure = thrown;
+    has_ended = true;
+    ended.notify_all();
+  });
+  {
+    std::unique_lock lock(mutex);
+    while (!ended.wait_for(lock, kLook, [&] { return has_ended; })) {
+      lock.unlock();
+      if (interrupted_()) call.stop() = true;
+      lock.lock();
+    }
+  }
+  worker.join();
+  if (failure) std::rethrow_exception(failure);
+  return error;
+}
+
+int Opened::copy(Loaded& from, const Content& content, std::uint64_t offset,
+                 std::span<std::byte> out) const {
+  int error =
+      content.missing(offset, out.size()).empty() ? copy_on_threads(content, offset, out) : EAGAIN;
+  if (error == EAGAIN) {
+    error = wait_for(from, [&](const std::atomic<bool>& stop) {
+      constexpr std::size_t kRead = 4 << 20;  // bytes at a time, while the next ones come
+      SequentialReader reader(content, &stop);
+      for (std::size_t done = 0; done < out.size(); done += kRead) {
+        const std::size_t length = std::min(kRead, out.size() - done);
+        const int failure = reader.copy_unverified(offset + done, out.subspan(done, length));
+        if (failure != 0) return failure;
+      }
+      return 0;
+    });
+  }
+  if (error == EINTR) return error;
+  const int changed = content.verify(offset, out.size());
+  return changed != 0 ? changed : error;
+}
+
+void Opened::read(const PartOfTensor& part, std::uint64_t offset, std::span<std::byte> out) {
+  Loaded& from = loaded();
+  const PartRecipe recipe = recipe_of(*from.checkpoint, part);
+  const std::uint64_t size = recipe.content.size();
+  if (offset > size || out.size() > size - offset) {
+    refuse(subject_of(*from.checkpoint, part.tensor) + ": has " + std::to_string(size) +
+           " bytes; " + std::to_string(out.size()) + " from byte " + std::to_string(offset) +
+           " on reach past its end");
+  }
+  if (const int error = copy(from, recipe.content, offset, out)) {
+    fail(*from.checkpoint, part.tensor, error);
+  }
+}
+
+int Opened::fetch(Loaded& from, const Extent& extent) const {
+  int error = 0;
+  if (extent.source->local_file() == nullptr) {
+    error = wait_for(from, [&](const std::atomic<bool>& stop) {
+      int failure = 0;
+      for (std::uint64_t done = 0; failure == 0 && done < extent.length; done += kMostMissing) {
+        failure = stfs::fetch(std::vector{extent.part(done, kMostMissing)}, &stop);
+      }
+      return failure;
+    });
+  }
+  return error != 0 ? error : extent.source->verify();
+}
+
+std::byte* Opened::file_of(Loaded& from, std::uint32_t part, int descriptor) {
+  std::atomic<std::byte*>& place = from.mapped[part];
+  if (std::byte* const data = place.load(std::memory_order_acquire)) return data;
+  const Source& source = *from.checkpoint->parts()[part].source;
+  const auto size = static_cast<std::size_t>(source.size());
+  void* const data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) return nullptr;
+  std::byte* before = nullptr;
+  if (place.compare_exchange_strong(before, static_cast<std::byte*>(data))) {
+    return static_cast<std::byte*>(data);
+  }
+  ::munmap(data, size);  // another thread was faster
+  return before;
+}
+
+const std::byte* Opened::map(std::uint32_t tensor, std::uint64_t offset, std::uint64_t length) {
+  Loaded& from = loaded();
+  const Checkpoint& checkpoint = *from.checkpoint;
+  const std::optional<Extent> whole = checkpoint.locator(tensor);
+  const std::uint64_t size = whole ? whole->length : checkpoint.tensor(tensor).length;
+  if (offset > size || length > size - offset) {
+    refuse(subject_of(checkpoint, tensor) + ": has " + std::to_string(size) + " bytes");
+  }
+  if (!whole || length == 0) return nullptr;
+  const Extent extent = whole->part(offset, length);
+  if (const int error = fetch(from, extent)) fail(checkpoint, tensor, error);
+  const int descriptor = extent.source->descriptor({extent.offset, extent.length});
+  if (descriptor < 0) return nullptr;
+  const std::byte* const file = file_of(from, checkpoint.list().row(tensor).part, descriptor);
+  return file == nullptr ? nullptr : file + extent.offset;
+}
+
+Memory Opened::map_private(const PartOfTensor& part, std::byte*& data) {
+  Loaded& from = loaded();
+  const PartRecipe recipe = recipe_of(*from.checkpoint, part);
+  const auto size = static_cast<std::size_t>(recipe.content.size());
+  data = nullptr;
+  if (size == 0) return {};
+  const std::optional<Extent> extent = recipe.content.extent();
+  if (extent && size >= kLeastMapped && extent->offset % alignment_of(recipe.dtype) == 0) {
+    if (const int error = fetch(from, *extent)) fail(*from.checkpoint, part.tensor, error);
+    const int descriptor = extent->source->descriptor({extent->offset, extent->length});
+    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const std::uint64_t before = extent->offset % page;
+    Memory memory = Memory::mapped(descriptor, static_cast<off_t>(extent->offset - before),
+                                   static_cast<std::size_t>(before) + size);
+    if (memory.data() != nullptr) {
+      data = memory.data() + before;
+      return memory;
+    }
+  }
+  Memory memory(size);
+  data = memory.data();
+  if (const int error = copy(from, recipe.content, 0, {data, size})) {
+    fail(*from.checkpoint, part.tensor, error);
+  }
+  return memory;
+}
+
+std::string Opened::metadata_text(std::uint32_t entry) {
+  Loaded& from = loaded();
+  const MetadataItem item = from.checkpoint->metadata_item(entry);
+  Content content;
+  int error = make_text(item, content);
+  std::string text(static_cast<std::size_t>(content.size()), '\0');
+  if (error == 0) error = copy(from, content, 0, std::as_writable_bytes(std::span(text)));
+  if (error != 0) fail(*from.checkpoint, "metadata " + in_quotes(item.key), error);
+  return text;
+}
+
+void Opened::prefetch(std::uint32_t tensor) {
+  const Content content = loaded().checkpoint->tensor(tensor).content();
+  prefetch_content(content, 0, content.size(), std::numeric_limits<std::uint64_t>::max());
+}
+
+void Opened::cancel() {
+  // Loads nothing: in a child that has not loaded yet, nothing waits.
+  const pid_t process = ::getpid();
+  for (Loaded* const loaded : {first_, own_.load()}) {
+    if (loaded == nullptr || loaded->process != process) continue;
+    const std::lock_guard lock(loaded->mutex);
+    for (std::atomic<bool>* const stop : loaded->calls) *stop = true;
+  }
+}
+
+}  // namespace stfs

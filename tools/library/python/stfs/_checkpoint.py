@@ -1,0 +1,223 @@
+"""A checkpoint: a mapping from names to tensors."""
+
+import collections.abc
+import ctypes
+import os
+import threading
+import warnings
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _library
+from ._errors import NoSuchTensor, UsageError
+from ._library import check, interruptibly, library, owner, text_of
+from ._tensor import Tensor
+
+Source = Union[str, "os.PathLike[str]"]
+
+
+def open(source: Union[Source, Sequence[Source]], *more: Source, **options: Any) -> "Checkpoint":
+    """Opens one or several sources as one checkpoint.
+
+    A source is what the commands take: a safetensors or GGUF file, an index, a directory that holds a
+    checkpoint, a mount of stfs, or a URL (https://, s3://, hf://org/model@revision).
+
+    Options are those of `stfs -o`: dequantize="bf16", allow_missing=True, cache_dir=..., cache_size="100G",
+    connections=8, timeout=60, offline=True, insecure_http=True; and version=m.version, which fails unless
+    the sources are still what they were.
+
+    >>> stfs.open(path).metadata["format"]
+    'pt'
+    """
+    first = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    return Checkpoint([os.fspath(each) for each in (*first, *more)], options)
+
+
+def _words(options: Mapping[str, Any]) -> List[bytes]:
+    words = []
+    for key, value in options.items():
+        if value is None or value is False:
+            continue
+        text = key if value is True else f"{key}={os.fspath(value) if isinstance(value, os.PathLike) else value}"
+        words.append(os.fsencode(text))
+    return words
+
+
+def _array(words: Sequence[bytes]) -> Any:
+    if any(b"\0" in word for word in words):
+        raise UsageError("a source or an option has a NUL in it", 2)
+    return (ctypes.c_char_p * len(words))(*words)
+
+
+class Checkpoint(collections.abc.Mapping):
+    """The tensors of one or several sources, by name, in the order of their bytes.
+
+    Each is one version of its file: if a file changes, reading raises stfs.Unreadable with errno ESTALE, and
+    never gives other bytes. Many threads may use a Checkpoint. After a fork the child may go on using it; for
+    other processes it pickles as its sources, their versions and its options.
+    """
+
+    def __init__(self, sources: Sequence[str], options: Mapping[str, Any]):
+        self._handle: Optional[int] = None
+        self._options = dict(options)
+        words, keys = _array([os.fsencode(source) for source in sources]), _array(_words(options))
+        handle = ctypes.c_void_p()
+        lock = threading.Lock()
+        is_left = is_open = False
+
+        def opened() -> None:
+            nonlocal is_open
+            check(library.stfs_open(words, len(words), keys, len(keys), None, ctypes.byref(handle)))
+            with lock:
+                is_open = not is_left
+            if not is_open:
+                library.stfs_close(handle)
+
+        if any("://" in source for source in sources):
+            try:
+                interruptibly(opened)
+            except BaseException:
+                with lock:
+                    is_left = True
+                if is_open:
+                    library.stfs_close(handle)
+                raise
+        else:
+            opened()
+        self._is_elsewhere = bool(library.stfs_is_elsewhere(handle))
+        self._handle = handle.value
+        self._owner = owner(handle.value, b"stfs_checkpoint")  # also of views
+        self._numbers: Optional[Dict[str, int]] = None
+        self._table = _library.Table(ctypes.sizeof(_library.Table))
+        check(library.stfs_tensors(self._handle, ctypes.byref(self._table)))
+        for line in self._texts(library.stfs_warning):
+            warnings.warn(line, stacklevel=3)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        """A call that may wait for a network."""
+        if not self._is_elsewhere:
+            return check(function(self._handle, *arguments))
+        return interruptibly(lambda: check(function(self._handle, *arguments)), self.cancel)
+
+    def _texts(self, function: Any) -> List[str]:
+        texts: List[str] = []
+        while (text := function(self._handle, len(texts))) is not None:
+            texts.append(text.decode(errors="surrogateescape"))
+        return texts
+
+    def _text(self, which: int, number: int = 0) -> str:
+        def read() -> str:  # in one thread, which owns the text
+            text, length = ctypes.c_void_p(), ctypes.c_size_t()
+            check(library.stfs_text(self._handle, which, number, ctypes.byref(text), ctypes.byref(length)))
+            return text_of(text.value, length.value)
+
+        waits = self._is_elsewhere and which == _library.TEXT_METADATA
+        return interruptibly(read, self.cancel) if waits else read()
+
+    @property
+    def sources(self) -> List[str]:
+        """The sources as they can be opened again for the same version."""
+        return self._texts(library.stfs_source)
+
+    @property
+    def version(self) -> str:
+        """64 hexadecimal digits: equal for equal versions of the same sources with the same options."""
+        return library.stfs_version_of(self._handle).decode()
+
+    @property
+    def metadata(self) -> Dict[str, str]:
+        """The metadata: strings as they are, numbers in decimal, arrays as JSON."""
+        texts: Dict[str, str] = {}
+        while True:
+            try:
+                key = self._text(_library.TEXT_KEY, len(texts))
+            except UsageError:  # there are no more
+                return texts
+            texts[key] = self._text(_library.TEXT_METADATA, len(texts))
+
+    def info(self) -> Dict[str, Any]:
+        """Sources, counts, bytes and parameters by dtype, metadata, what is missing: .stfs/info.json."""
+        import json
+
+        return json.loads(self._text(_library.TEXT_INFO))
+
+    # --- the mapping
+
+    def _by_name(self) -> Dict[str, int]:
+        if self._numbers is None:
+            names = ctypes.string_at(self._table.names, self._table.names_bytes) if self._table.count else b""
+            found = names.decode(errors="surrogateescape").split("\0")[:-1]
+            if len(found) != self._table.count:  # some have a NUL in them
+                found = [self._name(number) for number in range(self._table.count)]
+            self._numbers = {name: number for number, name in enumerate(found)}
+        return self._numbers
+
+    def _row(self, number: int) -> Any:
+        return _library.TensorRow.from_address(self._table.first + number * self._table.stride)
+
+    def _name(self, number: int) -> str:
+        row = self._row(number)
+        return text_of(row.name, row.name_bytes)
+
+    def __getitem__(self, name: str) -> Tensor:
+        number = self._by_name().get(name) if isinstance(name, str) else None
+        if number is None:
+            return self._no_such_tensor(name)
+        return Tensor(self, number, name, self._row(number))
+
+    def _no_such_tensor(self, name: Any) -> Tensor:
+        if not isinstance(name, str):
+            raise NoSuchTensor(f"{name!r}: names of tensors are str", 2)
+        try:
+            given = name.encode(errors="surrogateescape")
+            check(library.stfs_find(self._handle, given, len(given), ctypes.byref(ctypes.c_size_t())))
+        except UnicodeEncodeError:
+            pass  # a surrogate that no byte has become
+        except UsageError as error:
+            raise NoSuchTensor(str(error), 2) from None
+        raise NoSuchTensor(f"{name!r}: not in the checkpoint", 2)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name())
+
+    def __len__(self) -> int:
+        return self._table.count
+
+    def __repr__(self) -> str:
+        return f"<stfs.Checkpoint {', '.join(self.sources)}: {len(self)} tensors>"
+
+    # --- the rest
+
+    def match(self, glob: str) -> List[str]:
+        """The names that match a glob, of which `*` matches "/" and "." too.
+
+        >>> stfs.open(path).match("*eight")
+        ['weight']
+        """
+        try:
+            given = glob.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            return []  # a surrogate that no byte has become
+        numbers, count = (ctypes.c_size_t * len(self))(), ctypes.c_size_t()
+        check(library.stfs_match(self._handle, given, len(given), numbers, len(self), ctypes.byref(count)))
+        return [self._name(number) for number in numbers[:count.value]]
+
+    def prefetch(self, names: Optional[Iterable[str]] = None) -> None:
+        """Begins to fetch tensors of remote sources, all by default, and returns at once."""
+        numbers = range(len(self)) if names is None else [self[name]._number for name in names]
+        check(library.stfs_prefetch(self._handle, (ctypes.c_size_t * len(numbers))(*numbers), len(numbers)))
+
+    def cancel(self) -> None:
+        """Ends the calls that wait for a network, in all threads, with stfs.Cancelled."""
+        library.stfs_cancel(self._handle)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Does nothing: the checkpoint closes when neither it nor an array of it is used any more."""
+
+    def __reduce__(self) -> Tuple[Any, Tuple[List[str], Dict[str, Any]]]:
+        return Checkpoint, (self.sources, {**self._options, "version": self.version})

@@ -1,0 +1,151 @@
+"""libstfs through ctypes: structs, prototypes, failures as exceptions. <stfs.h> says what each function does."""
+
+import ctypes
+import glob
+import os
+import threading
+from typing import Any, Callable, List, Optional
+
+from ._errors import error_of
+
+Handle = ctypes.c_void_p
+
+
+class Table(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("count", ctypes.c_size_t), ("stride", ctypes.c_size_t),
+                ("first", ctypes.c_void_p), ("names", ctypes.c_void_p), ("names_bytes", ctypes.c_size_t)]
+
+
+class TensorRow(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_void_p), ("name_bytes", ctypes.c_size_t), ("dtype", ctypes.c_char_p),
+                ("rank", ctypes.c_size_t), ("shape", ctypes.POINTER(ctypes.c_uint64)),
+                ("elements", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("source", ctypes.c_char_p),
+                ("offset", ctypes.c_uint64)]
+
+
+class Part(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("tensor", ctypes.c_size_t), ("slice", ctypes.c_char_p),
+                ("as_", ctypes.c_char_p)]
+
+
+TEXT_INFO, TEXT_TENSOR, TEXT_FROM, TEXT_KEY, TEXT_METADATA = range(5)
+EXPORT_BYTES = 1
+
+
+def _load() -> ctypes.CDLL:
+    """$STFS_LIBRARY, else the library beside this file or installed with it, else the dynamic linker's."""
+    here = os.path.dirname(os.path.realpath(__file__))
+    prefix = os.path.normpath(os.path.join(here, *[".."] * 4))  # PREFIX/lib/python3/dist-packages/stfs
+    places = [os.path.join(here, "libstfs.so.0")]
+    for directory in ("lib", "lib64", "lib/*"):
+        places += glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs.so.0"))
+    found = [place for place in places if os.path.exists(place)]
+    path = os.environ.get("STFS_LIBRARY") or (found + ["libstfs.so.0"])[0]
+    try:
+        return _declare(ctypes.CDLL(path))
+    except OSError as error:
+        raise ImportError(f"libstfs cannot be loaded: {error}. Install stfs, or set STFS_LIBRARY to the "
+                          "path of libstfs.so.0") from error
+    except AttributeError as error:
+        raise ImportError(f"{path} is not the libstfs of this module: {error}. Install both of one version, "
+                          "or set STFS_LIBRARY") from error
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    size, out, text = ctypes.c_size_t, ctypes.POINTER(Handle), ctypes.c_char_p
+    sizes, part = ctypes.POINTER(size), ctypes.POINTER(Part)
+    texts = ctypes.POINTER(text)
+    functions: List[Any] = [
+        ("last_error", text), ("last_errno", ctypes.c_int), ("version", text),
+        ("open", ctypes.c_int, texts, size, texts, size, ctypes.c_void_p, out),
+        ("close", None, Handle), ("cancel", None, Handle), ("is_elsewhere", ctypes.c_int, Handle),
+        ("version_of", text, Handle), ("source", text, Handle, size), ("warning", text, Handle, size),
+        ("tensors", ctypes.c_int, Handle, ctypes.POINTER(Table)),
+        ("find", ctypes.c_int, Handle, text, size, sizes),
+        ("match", ctypes.c_int, Handle, text, size, ctypes.c_void_p, size, sizes),
+        ("text", ctypes.c_int, Handle, ctypes.c_int, size, out, sizes),
+        ("read", ctypes.c_int, Handle, part, ctypes.c_uint64, ctypes.c_void_p, size),
+        ("map", ctypes.c_int, Handle, size, ctypes.c_uint64, ctypes.c_uint64, out),
+        ("map_private", ctypes.c_int, Handle, part, out, out), ("unmap", None, Handle),
+        ("export", ctypes.c_int, Handle, part, ctypes.c_uint, out),
+        ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
+        ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p)]
+    for name, result, *arguments in functions:
+        function = getattr(library, "stfs_" + name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+library = _load()
+
+
+def version() -> str:
+    """The version of the library, "0.1.0"."""
+    return library.stfs_version().decode()
+
+
+def check(status: int) -> None:
+    """Raises the exception for a status that is not 0."""
+    if status != 0:
+        raise error_of(status, library.stfs_last_error().decode(errors="replace"), library.stfs_last_errno())
+
+
+def interruptibly(call: Callable[[], Any], cancel: Optional[Callable[[], None]] = None) -> Any:
+    """Calls, so that Ctrl-C ends a wait for a network: the main thread must run Python to see it.
+
+    `cancel` makes the call end soon; without it the call is left behind.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    result: List[Any] = []
+    failure: List[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as exception:
+            failure.append(exception)
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        if cancel is not None:
+            _end(thread, cancel)
+        raise
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _end(thread: threading.Thread, cancel: Callable[[], None]) -> None:
+    """Returns when the thread has ended: until then it writes to the memory of its caller."""
+    while True:
+        try:
+            while thread.ident is not None and thread.is_alive():
+                cancel()  # again: the call may not have begun to wait
+                thread.join(0.1)
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+# Own prototypes: every module shares those of ctypes.pythonapi.
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))
+_destroy = ctypes.cast(library.stfs_python_destroy, ctypes.c_void_p)
+
+
+def owner(address: Optional[int], name: bytes) -> Any:
+    """An object that frees what is at the address with the last reference to it.
+
+    Not a finalizer: in a cycle of garbage, objects may still be used by __del__ after finalizers have run.
+    """
+    return _new_capsule(address, name, _destroy)
+
+
+def text_of(address: Optional[int], length: int) -> str:
+    """Bytes of the library; those that are not UTF-8 become surrogates, as in names of files (os.fsdecode)."""
+    return ctypes.string_at(address, length).decode(errors="surrogateescape") if address else ""
