@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
 namespace stfs::gpu {
