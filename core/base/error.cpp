@@ -42,6 +42,7 @@ constexpr Row kRows[] = {
     {ErrorCode::kGgufData, "GgufData"},
     {ErrorCode::kGgufSplit, "GgufSplit"},
     {ErrorCode::kQuantized, "Quantized"},
+    {ErrorCode::kAdapter, "Adapter"},
     {ErrorCode::kInvalidIndex, "InvalidIndex"},
     {ErrorCode::kMissingTensor, "MissingTensor"},
     {ErrorCode::kPathCollision, "PathCollision"},

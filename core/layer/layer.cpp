@@ -1,5 +1,6 @@
 #include "core/layer/layer.h"
 
+#include "core/layer/lora/lora_layer.h"
 #include "core/layer/quantised/quantised_layer.h"
 
 #include <algorithm>
@@ -14,10 +15,21 @@ constexpr LayerRow kTable[] = {
      .arguments = kDequantizedWords,
      .argument = "type",
      .needs = "scales",
+     .repeats = false,
      .accepts = [](std::string_view argument) { return dequantized_type(argument).has_value(); },
      .apply =
-         [](TensorList below, std::string_view argument, LayerContext& context) {
-           return dequantize(std::move(below), *dequantized_type(argument), context.sources);
+         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+           return dequantize(std::move(below), *dequantized_type(arguments[0]), context.sources);
+         }},
+    {.option = kLoraOption,
+     .arguments = "[SCALE@]ADAPTER",
+     .argument = "adapter",
+     .needs = "",
+     .repeats = true,
+     .accepts = [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
+     .apply =
+         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+           return merge_adapters(std::move(below), arguments, context.sources);
          }},
 };
 
@@ -32,19 +44,24 @@ const LayerRow* find_layer(std::string_view option) {
 
 void choose(Layers& layers, std::string_view option, const std::string& argument) {
   const auto place_of = [](std::string_view of) { return find_layer(of); };  // rows lie in order
-  const auto at = std::ranges::lower_bound(
+  const auto same = std::ranges::equal_range(
       layers, place_of(option), {}, [&](const Layer& layer) { return place_of(layer.option); });
-  if (at != layers.end() && at->option == option) {
-    at->argument = argument;
+  if (same.empty() || place_of(option)->repeats) {
+    layers.insert(same.end(), {std::string(option), argument});
   } else {
-    layers.insert(at, {std::string(option), argument});
+    same.front().argument = argument;
   }
 }
 
 TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context) {
-  for (const Layer& layer : layers) {
+  for (auto layer = layers.begin(); layer != layers.end();) {
+    std::vector<std::string> arguments;
+    const LayerRow& row = *find_layer(layer->option);
+    for (; layer != layers.end() && layer->option == row.option; ++layer) {
+      arguments.push_back(layer->argument);
+    }
     list.sort_names();
-    list = find_layer(layer.option)->apply(std::move(list), layer.argument, context);
+    list = row.apply(std::move(list), arguments, context);
   }
   return list;
 }

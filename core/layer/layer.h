@@ -25,11 +25,14 @@ struct LayerRow {
   std::string_view option;     // "dequantize": of -o, of --, and in user.stfs.mount
   std::string_view arguments;  // "bf16|f16|f32", for messages
   std::string_view argument;   // "type": what one of them is, for messages
-  // The layer needs these tensors for others, and a part of a checkpoint may lack them: "scales".
+  // The layer needs these tensors for others, and a part of a checkpoint may lack them: "scales";
+  // "" when it needs none.
   std::string_view needs;
+  bool repeats;  // it may be given several times, and takes all arguments at once
   bool (*accepts)(std::string_view argument);
   // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
-  TensorList (*apply)(TensorList below, std::string_view argument, LayerContext& context);
+  TensorList (*apply)(TensorList below, std::span<const std::string> arguments,
+                      LayerContext& context);
 };
 
 // In the order in which layers apply. Append only where that order says so.
@@ -45,9 +48,10 @@ struct Layer {
     return std::tie(option, argument) < std::tie(other.option, other.argument);
   }
 };
-using Layers = std::vector<Layer>;  // in the order of the table
+// In the order of the table; those of one that repeats in the order in which they were given.
+using Layers = std::vector<Layer>;
 
-// Adds a layer, or changes its argument. `argument` is one that its row accepts.
+// Adds a layer, or changes the argument of one that does not repeat. `argument` is one that its row accepts.
 void choose(Layers& layers, std::string_view option, const std::string& argument);
 
 // nullptr when no row has this option.

@@ -1,0 +1,208 @@
+#include "core/layer/lora/adapter.h"
+
+#include "core/base/error.h"
+#include "core/base/json_text.h"
+#include "core/base/text.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;  // the first pattern that matches counts
+
+constexpr std::uint64_t kMostRank = 1 << 20;
+
+// Keys whose values change what an adapter means, and that are not built.
+constexpr std::array<std::string_view, 13> kRefused{
+    "alora_invocation_tokens", "arrow_config",      "kasa_config",       "layer_replication",
+    "lora_bias",               "monteclora_config", "target_parameters", "trainable_token_indices",
+    "trainable_tokens",        "use_bdlora",        "use_dora",          "use_qalora",
+    "velora_config"};
+// Keys that say nothing about the values.
+constexpr std::array<std::string_view, 29> kKnown{
+    "alpha_pattern",   "auto_mapping",       "base_model_name_or_path",
+    "bias",            "corda_config",       "ensure_weight_tying",
+    "eva_config",      "exclude_modules",    "fan_in_fan_out",
+    "inference_mode",  "init_lora_weights",  "layers_pattern",
+    "layers_to_transform", "loftq_config",   "lora_alpha",
+    "lora_dropout",    "lora_ga_config",     "megatron_config",
+    "megatron_core",   "modules_to_save",    "peft_type",
+    "peft_version",    "qalora_group_size",  "r",
+    "rank_pattern",    "revision",           "runtime_config",
+    "target_modules",  "task_type"};
+// Values of init_lora_weights, by their beginnings, that change the base's weights.
+constexpr std::array<std::string_view, 5> kChangeBase{"pissa", "corda", "olora", "loftq",
+                                                      "lora_ga"};
+constexpr std::array<std::string_view, 6> kKeepBase{"true",       "false", "gaussian",
+                                                    "eva",        "orthogonal", "mica"};
+
+bool is_nothing(const OrderedJson& value) {
+  return value.is_null() || value == false || (value.is_structured() && value.empty());
+}
+
+template <class Words>
+bool has_word(const Words& words, std::string_view word) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+// A text, or a boolean as text; "" for another type.
+std::string word_of(const OrderedJson& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
+bool replaces(std::string& text, std::string_view part, std::string_view by) {
+  const std::size_t at = text.find(part);
+  if (at == std::string::npos) return false;
+  text.replace(at, part.size(), by);
+  return true;
+}
+
+// "X.lora_A.weight", "X.lora_A.default.weight", "X.lora_embedding_A", "X.lora_embedding_A.default":
+// the module X, if `word` stands in the name.
+std::optional<std::string> module_before(std::string_view name, std::string_view word,
+                                         std::string_view ending) {
+  const std::size_t at = name.rfind("." + std::string(word));
+  if (at == std::string_view::npos) return std::nullopt;
+  std::string_view rest = name.substr(at + 1 + word.size());
+  if (!rest.ends_with(ending)) return std::nullopt;
+  rest.remove_suffix(ending.size());
+  const bool is_plain = rest.empty();
+  const bool is_named = rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == rest.npos;
+  if (!is_plain && !is_named) return std::nullopt;
+  return std::string(name.substr(0, at));
+}
+
+}  // namespace
+
+AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(std::move(file)) {
+  const OrderedJson json = OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
+  if (!json.is_object()) refuse("a JSON object is expected");
+  const auto at = [&](const char* key) -> const OrderedJson& {
+    static const OrderedJson kNone;
+    const auto found = json.find(key);
+    return found == json.end() ? kNone : *found;
+  };
+  if (word_of(at("peft_type")) != "LORA") {
+    refuse("peft_type is " + in_quotes(word_of(at("peft_type"))) + ": LORA alone is merged");
+  }
+  for (const auto& [key, value] : json.items()) {
+    if (is_nothing(value)) continue;
+    if (has_word(kRefused, key)) {
+      refuse(in_quotes(key) + " is set: such an adapter is not supported, merge it with PEFT");
+    }
+    if (!has_word(kKnown, key)) {
+      warnings_.push_back(printable(file_) + ": " + in_quotes(key) +
+                          ": not known: it is ignored, and the merged weights may be others");
+    }
+  }
+  const std::string bias = at("bias").is_null() ? "none" : word_of(at("bias"));
+  if (bias != "none") refuse("bias is " + in_quotes(bias) + ": \"none\" alone is merged");
+  const std::string init = at("init_lora_weights").is_null() ? "true"
+                                                             : word_of(at("init_lora_weights"));
+  const auto begins = [&](std::string_view word) { return lower_case(init).starts_with(word); };
+  if (std::ranges::any_of(kChangeBase, begins)) {
+    refuse("init_lora_weights is " + in_quotes(init) +
+           ": it changed the weights of the base, so the adapter fits that base alone; convert it "
+           "with PEFT");
+  }
+  if (!has_word(kKeepBase, lower_case(init))) {
+    refuse("init_lora_weights is " + in_quotes(init) + ", which is not known");
+  }
+
+  const auto rank = [&](const OrderedJson& value) {
+    if (!value.is_number_unsigned() || value == 0 || value > kMostRank) {
+      refuse("a rank from 1 to " + std::to_string(kMostRank) + " is expected");
+    }
+    return value.get<std::uint64_t>();
+  };
+  const auto number = [&](const OrderedJson& value) {
+    if (!value.is_number() || !std::isfinite(value.get<double>())) refuse("alpha is not a number");
+    return value.get<double>();
+  };
+  const auto flag = [&](const char* key) {
+    if (!at(key).is_null() && !at(key).is_boolean()) refuse(in_quotes(key) + " is not a boolean");
+    return at(key) == true;
+  };
+  rank_ = rank(at("r").is_null() ? OrderedJson(8U) : at("r"));
+  alpha_ = at("lora_alpha").is_null() ? 8 : number(at("lora_alpha"));
+  is_by_root_ = flag("use_rslora");
+  fan_in_fan_out_ = flag("fan_in_fan_out");
+  const auto read_patterns = [&](const char* key, const auto& check, std::vector<Pattern>& out) {
+    const OrderedJson& patterns = at(key);
+    if (patterns.is_null()) return;
+    if (!patterns.is_object()) refuse(in_quotes(key) + " is not an object");
+    for (const auto& [expression, value] : patterns.items()) {
+      auto parsed = NamePattern::parse("(.*\\.)?(" + expression + ")$");
+      if (!parsed) {
+        refuse(in_quotes(key) + ": " + in_quotes(expression) + ": not an expression that is known");
+      }
+      out.push_back({*std::move(parsed), static_cast<double>(check(value))});
+    }
+  };
+  read_patterns("rank_pattern", rank, ranks_);
+  read_patterns("alpha_pattern", number, alphas_);
+}
+
+void AdapterConfig::refuse(const std::string& rule) const {
+  throw Error(ErrorCode::kAdapter, file_, rule);
+}
+
+const AdapterConfig::Pattern* AdapterConfig::first_match(const std::vector<Pattern>& patterns,
+                                                         std::string_view module) const {
+  std::uint64_t work = 0;
+  for (const Pattern& pattern : patterns) {
+    const std::optional<bool> matches = pattern.expression.matches(module, work);
+    if (!matches) refuse("its patterns take too long to match " + in_quotes(module));
+    if (*matches) return &pattern;
+  }
+  return nullptr;
+}
+
+AdapterConfig::Scaling AdapterConfig::scaling_of(std::string_view module) const {
+  const Pattern* const rank = first_match(ranks_, module);
+  const Pattern* const alpha = first_match(alphas_, module);
+  const std::uint64_t r = rank != nullptr ? static_cast<std::uint64_t>(rank->value) : rank_;
+  return {.rank = r,
+          .alpha = alpha != nullptr ? alpha->value : alpha_,
+          .divisor = is_by_root_ ? std::sqrt(static_cast<double>(r)) : static_cast<double>(r)};
+}
+
+AdapterTensor adapter_tensor(std::string_view name) {
+  using Kind = AdapterTensor::Kind;
+  constexpr std::string_view kWrapper = "base_model.model.";
+  if (name.starts_with(kWrapper)) name.remove_prefix(kWrapper.size());
+  struct Row {
+    std::string_view word, ending;
+    Kind kind;
+  };
+  constexpr std::array<Row, 4> kFactors{{{"lora_A", ".weight", Kind::kA},
+                                         {"lora_B", ".weight", Kind::kB},
+                                         {"lora_embedding_A", "", Kind::kEmbeddingA},
+                                         {"lora_embedding_B", "", Kind::kEmbeddingB}}};
+  for (const Row& row : kFactors) {
+    auto module = module_before(name, row.word, row.ending);
+    if (!module) continue;
+    // A module in a module that is adapted itself: nn.MultiheadAttention.
+    while (replaces(*module, ".base_layer.", ".")) {
+    }
+    return {row.kind, *std::move(module)};
+  }
+  for (const char* const word : {"lora_magnitude_vector", "token_adapter", "lora_B", "lora_"}) {
+    if (name.find("." + std::string(word)) != std::string_view::npos) return {Kind::kRefused, word};
+  }
+  std::string target(name);
+  replaces(target, ".modules_to_save.default.", ".") || replaces(target, ".modules_to_save.", ".");
+  replaces(target, ".base_layer.", ".");
+  return {Kind::kReplacement, std::move(target)};
+}
+
+}  // namespace stfs

@@ -1,0 +1,70 @@
+// A LoRA adapter as PEFT writes it: what adapter_config.json says, and what the names of its tensors
+// mean.
+//
+// Rules: PEFT, tuners/lora/config.py, model.py and layer.py, and utils/save_and_load.py. An adapter
+// that is not W + s·B·A is refused by name: its weights would be other ones.
+//
+// Thread safety: values and pure functions; const members may be called from any thread.
+#pragma once
+
+#include "core/base/name_pattern.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+class AdapterConfig {
+ public:
+  // Reads the text of an adapter_config.json; `file` is its name for messages. Throws Error
+  // kAdapter for a text that breaks the format, and for a kind of adapter that is refused.
+  AdapterConfig(std::string file, std::string_view text);
+
+  // The rank of a module's update, and its s = alpha / divisor.
+  struct Scaling {
+    std::uint64_t rank;
+    double alpha, divisor;
+  };
+  // Throws Error kAdapter when a pattern of the file is too slow to match.
+  Scaling scaling_of(std::string_view module) const;
+
+  // Of a square weight: whether it is stored as [in, out]. Shapes decide of others.
+  bool fan_in_fan_out() const { return fan_in_fan_out_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  [[noreturn]] void refuse(const std::string& rule) const;
+
+ private:
+  struct Pattern {
+    NamePattern expression;  // (.*\.)?(KEY)$
+    double value;
+  };
+  const Pattern* first_match(const std::vector<Pattern>& patterns, std::string_view module) const;
+
+  std::string file_;
+  std::uint64_t rank_ = 0;
+  double alpha_ = 0;
+  bool is_by_root_ = false;  // use_rslora
+  bool fan_in_fan_out_ = false;
+  std::vector<Pattern> ranks_, alphas_;  // in the order of the file
+  std::vector<std::string> warnings_;
+};
+
+// What a tensor of an adapter is.
+struct AdapterTensor {
+  enum class Kind : std::uint8_t {
+    kA,            // lora_A.weight: [rank, in]
+    kB,            // lora_B.weight: [out, rank]
+    kEmbeddingA,   // lora_embedding_A: [rank, vocabulary]
+    kEmbeddingB,   // lora_embedding_B: [size, rank]
+    kReplacement,  // takes the place of a tensor of the base
+    kRefused,
+  };
+  Kind kind;
+  // Of a factor the module, of a replacement the tensor; of what is refused the word for it.
+  std::string subject;
+};
+AdapterTensor adapter_tensor(std::string_view name);
+
+}  // namespace stfs

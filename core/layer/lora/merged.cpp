@@ -1,0 +1,215 @@
+#include "core/layer/lora/merged.h"
+
+#include "core/format/from_f32.h"
+#include "core/format/ieee.h"
+#include "core/layer/lora/product.h"
+#include "core/recipe/elements.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::uint64_t kStep = 256 << 10;   // elements of the weight that are merged at a time
+constexpr std::uint64_t kMostOfFactor = 4 << 20;  // elements of a factor in memory
+
+void keep_f32(const float* in, std::size_t count, std::byte* out) {
+  std::memcpy(out, in, count * sizeof(float));
+}
+
+// A range of rows and of columns of the weight, and the numbers of a factor that belong to them.
+struct Rectangle {
+  std::uint64_t row, rows, column, columns;
+};
+
+struct Work {
+  std::vector<std::byte> bytes;
+  std::vector<float> values, left, other;
+  struct Right {
+    std::uint64_t column = 0, columns = 0;  // of the values; none at first
+    std::vector<float> values;
+  };
+  std::vector<Right> rights;  // by update: the rows of a read share them
+};
+
+class Merged : public Producer {
+ public:
+  Merged(Content base, const MergedShape& shape, std::vector<LoraUpdate> updates)
+      : base_(std::move(base)),
+        shape_(shape),
+        updates_(std::move(updates)),
+        type_(type_info(shape.dtype)),
+        round_(shape.dtype == DType::kF32    ? keep_f32
+               : shape.dtype == DType::kBF16 ? f32_to_bf16
+                                             : f32_to_f16) {}
+
+  std::uint64_t size() const override { return base_.size(); }
+
+  int verify() const override {
+    if (const int error = base_.verify()) return error;
+    const Source* verified = nullptr;
+    for (const LoraUpdate& update : updates_) {
+      for (const Extent& bytes : {update.a.bytes, update.b.bytes}) {
+        if (bytes.source == verified) continue;
+        if (const int error = bytes.source->verify()) return error;
+        verified = bytes.source;
+      }
+    }
+    return 0;
+  }
+
+  void missing(std::uint64_t offset, std::uint64_t length,
+               std::vector<Extent>& missing) const override {
+    const std::uint64_t begin = offset - offset % type_.block_bytes;
+    const std::uint64_t end = (offset + length + type_.block_bytes - 1) / type_.block_bytes *
+                              type_.block_bytes;
+    for (const Extent& extent : base_.missing(begin, end - begin)) missing.push_back(extent);
+    for (const LoraUpdate& update : updates_) {
+      for (const Extent& bytes : {update.a.bytes, update.b.bytes}) {
+        if (!bytes.source->has({bytes.offset, bytes.length})) missing.push_back(bytes);
+      }
+    }
+  }
+
+  int produce(std::uint64_t offset, std::span<std::byte> out) const override {
+    const IeeeArithmetic ieee;
+    return fill(offset, out);
+  }
+
+  // Not inline: the compiler could move the arithmetic out of the life of IeeeArithmetic.
+  [[gnu::noinline]] int fill(std::uint64_t offset, std::span<std::byte> out) const {
+    Work work;
+    work.rights.resize(updates_.size());
+    return fill_elements(offset, out, type_.block_bytes,
+                         [&](std::uint64_t first, std::uint64_t& count, std::byte* to) {
+                           return some(work, first, count, to);
+                         });
+  }
+
+ private:
+  // Whole rows, or a part of one.
+  Rectangle rectangle_at(std::uint64_t first, std::uint64_t most) const {
+    const std::uint64_t columns = shape_.columns;
+    Rectangle part{.row = first / columns, .rows = 1, .column = first % columns, .columns = 0};
+    const bool is_narrow = std::ranges::all_of(updates_, [&](const LoraUpdate& update) {
+      return columns <= kMostOfFactor / std::min(kMostOfFactor, update.rank);
+    });
+    if (part.column == 0 && most >= columns && columns <= kStep && is_narrow) {
+      part.rows = std::min(most, kStep) / columns;
+      part.columns = columns;
+    } else {
+      part.columns = std::min({most, columns - part.column, kStep});
+    }
+    return part;
+  }
+
+  // Writes the first of `count` elements, and sets `count` to their number.
+  int some(Work& work, std::uint64_t first, std::uint64_t& count, std::byte* out) const {
+    const Rectangle part = rectangle_at(first, count);
+    count = part.rows * part.columns;
+    const auto elements = static_cast<std::size_t>(count);
+    work.values.resize(elements);
+    work.bytes.resize(elements * type_.block_bytes);
+    if (const int error = base_.copy_unverified(first * type_.block_bytes, work.bytes)) return error;
+    type_.to_f32(work.bytes.data(), elements, work.values.data());
+    for (std::size_t i = 0; i < updates_.size(); ++i) {
+      if (const int error = add(work, updates_[i], work.rights[i], part)) return error;
+    }
+    round_(work.values.data(), elements, out);
+    return 0;
+  }
+
+  int add(Work& work, const LoraUpdate& update, Work::Right& right, const Rectangle& part) const {
+    if (right.column != part.column || right.columns != part.columns) {
+      const int error = update.is_transposed
+                            ? load_across(work, update.b, update.rank, part.column, part.columns,
+                                          right.values)
+                            : load_along(work, update.a, update.rank, shape_.columns, part.column,
+                                         part.columns, right.values);
+      if (error != 0) return error;
+      right.column = part.column;
+      right.columns = part.columns;
+    }
+    if (const int error = load_left(work, update, part)) return error;
+    add_product({.left = work.left.data(),
+                 .right = right.values.data(),
+                 .rank = static_cast<std::size_t>(update.rank),
+                 .scale = update.scale},
+                static_cast<std::size_t>(part.rows), static_cast<std::size_t>(part.columns),
+                work.values.data());
+    return 0;
+  }
+
+  int load_left(Work& work, const LoraUpdate& update, const Rectangle& part) const {
+    if (!update.is_transposed) {
+      return load(work, update.b, part.row * update.rank, part.rows * update.rank, work.left);
+    }
+    if (const int error = load_along(work, update.a, update.rank, shape_.rows, part.row, part.rows,
+                                     work.other)) {
+      return error;
+    }
+    transpose(work.other, update.rank, part.rows, work.left);
+    return 0;
+  }
+
+  // The columns [column, column + columns) of a matrix [rank, width], row after row.
+  static int load_along(Work& work, const LoraMatrix& matrix, std::uint64_t rank,
+                        std::uint64_t width, std::uint64_t column, std::uint64_t columns,
+                        std::vector<float>& out) {
+    if (columns == width) return load(work, matrix, 0, rank * width, out);
+    std::vector<float> row;
+    out.resize(static_cast<std::size_t>(rank * columns));
+    for (std::uint64_t k = 0; k < rank; ++k) {
+      if (const int error = load(work, matrix, k * width + column, columns, row)) return error;
+      std::ranges::copy(row, out.begin() + static_cast<std::ptrdiff_t>(k * columns));
+    }
+    return 0;
+  }
+
+  // The rows [row, row + rows) of a matrix [height, rank], transposed: [rank, rows].
+  static int load_across(Work& work, const LoraMatrix& matrix, std::uint64_t rank,
+                         std::uint64_t row, std::uint64_t rows, std::vector<float>& out) {
+    if (const int error = load(work, matrix, row * rank, rows * rank, work.other)) return error;
+    transpose(work.other, rows, rank, out);
+    return 0;
+  }
+
+  // Elements of a matrix, one behind the other.
+  static int load(Work& work, const LoraMatrix& matrix, std::uint64_t first, std::uint64_t count,
+                  std::vector<float>& out) {
+    const TypeInfo& type = type_info(matrix.dtype);
+    out.resize(static_cast<std::size_t>(count));
+    work.bytes.resize(static_cast<std::size_t>(count) * type.block_bytes);
+    const std::uint64_t offset = matrix.bytes.offset + first * type.block_bytes;
+    if (const int error = matrix.bytes.source->read_unverified(work.bytes, offset)) return error;
+    type.to_f32(work.bytes.data(), out.size(), out.data());
+    return 0;
+  }
+
+  static void transpose(const std::vector<float>& in, std::uint64_t rows, std::uint64_t columns,
+                        std::vector<float>& out) {
+    out.resize(in.size());
+    for (std::size_t i = 0; i < rows; ++i) {
+      for (std::size_t j = 0; j < columns; ++j) out[j * rows + i] = in[i * columns + j];
+    }
+  }
+
+  Content base_;
+  MergedShape shape_;
+  std::vector<LoraUpdate> updates_;
+  const TypeInfo& type_;
+  Rounding* round_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Producer> merged(Content base, const MergedShape& shape,
+                                       std::vector<LoraUpdate> updates) {
+  return std::make_unique<Merged>(std::move(base), shape, std::move(updates));
+}
+
+}  // namespace stfs
