@@ -43,6 +43,7 @@ constexpr Row kRows[] = {
     {ErrorCode::kGgufSplit, "GgufSplit"},
     {ErrorCode::kQuantized, "Quantized"},
     {ErrorCode::kAdapter, "Adapter"},
+    {ErrorCode::kEdit, "Edit"},
     {ErrorCode::kInvalidIndex, "InvalidIndex"},
     {ErrorCode::kMissingTensor, "MissingTensor"},
     {ErrorCode::kPathCollision, "PathCollision"},

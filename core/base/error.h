@@ -43,6 +43,7 @@ enum class ErrorCode {
 
   kQuantized,      // a quantised tensor that is not complete, contradicts itself or is not known
   kAdapter,        // an adapter that breaks its format, is not supported or does not fit the base
+  kEdit,           // a line of edits that means nothing, touches nothing or does not fit
   kInvalidIndex,   // an index file that breaks its format, or names a shard outside its directory
   kMissingTensor,  // the index maps a tensor to a shard that does not hold it
   kPathCollision,  // two names have the same shortened path (a 64-bit hash collision)

@@ -86,6 +86,9 @@ class Checkpoint {
   // SourceLists::origins.
   const std::vector<Origin>& origins() const { return origins_; }
 
+  // Those of LoadOptions, with resolved arguments.
+  const Layers& layers() const { return layers_; }
+
   // The files for loaders beside the one source, bytewise by name: only with
   // LoadOptions::with_model_files, of safetensors with names of the model's code (not those of
   // MLX), and only where there is a config.json.
@@ -109,6 +112,7 @@ class Checkpoint {
   TensorList list_;
   std::vector<ModelFile> model_files_;
   std::vector<Origin> origins_;
+  Layers layers_;
   std::unique_ptr<const PathTree> tree_;
   std::vector<Metadata::Entry> metadata_;
   std::vector<std::string> metadata_conflicts_;

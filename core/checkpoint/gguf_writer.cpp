@@ -27,6 +27,8 @@ constexpr std::uint32_t kVersion = 3;
 constexpr std::uint64_t kFirstBytesOfFile = 24;  // magic, version, numbers of tensors and keys
 constexpr std::uint64_t kMostOffset = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kDefaultAlignment = 32;
+constexpr std::size_t kMostName = 63;  // bytes: of GGML_MAX_NAME with a NUL
+constexpr std::size_t kMostDims = 4;   // GGML_MAX_DIMS
 
 template <class T>
 std::string_view bytes_of(const T& value) {
@@ -76,15 +78,54 @@ std::uint64_t number_in(std::string_view text) {
   return number;
 }
 
-void write_info(const Header& header, const TensorRecord& tensor, std::uint64_t offset,
+// The shape that a GGUF file stores for a tensor.
+std::span<const std::uint64_t> stored_shape(const Checkpoint& checkpoint, std::uint32_t number,
+                                            const Tensor& tensor) {
+  const Header& header = checkpoint.part_of(number).header;
+  const TensorRecord& record = checkpoint.list().record(number);
+  const bool is_edited = !std::ranges::equal(tensor.shape, header.shape(record));
+  return is_edited ? tensor.shape : header.stored_shape(record);
+}
+
+void write_info(const Checkpoint& checkpoint, std::uint32_t number, std::uint64_t offset,
                 TextWriter& out) {
-  const std::string_view name = header.name(tensor);
-  const std::span shape = header.stored_shape(tensor);
-  out.add(bytes_of(std::uint64_t{name.size()})).add(name);
+  const Tensor tensor = checkpoint.tensor(number);
+  const std::span shape = stored_shape(checkpoint, number, tensor);
+  out.add(bytes_of(std::uint64_t{tensor.name.size()})).add(tensor.name);
   out.add(bytes_of(static_cast<std::uint32_t>(shape.size())));
   for (std::size_t i = shape.size(); i-- > 0;) out.add(bytes_of(shape[i]));
   out.add(bytes_of(std::uint32_t{type_info(tensor.dtype).gguf}));
   out.add(bytes_of(offset));
+}
+
+template <class T>
+void write_number(std::string_view text, std::string& out) {
+  T number{};
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  out += bytes_of(number);
+}
+
+// Appends a key whose value an edit has set.
+void write_key(std::string_view key, std::string_view text, ValueType type, std::string& out) {
+  out.append(bytes_of(std::uint64_t{key.size()})).append(key);
+  out += bytes_of(static_cast<std::uint32_t>(type));
+  switch (type) {
+    case ValueType::kString:
+      out.append(bytes_of(std::uint64_t{text.size()})).append(text);
+      break;
+    case ValueType::kBool: out += text == "true" ? '\1' : '\0'; break;
+    case ValueType::kU8: write_number<std::uint8_t>(text, out); break;
+    case ValueType::kI8: write_number<std::int8_t>(text, out); break;
+    case ValueType::kU16: write_number<std::uint16_t>(text, out); break;
+    case ValueType::kI16: write_number<std::int16_t>(text, out); break;
+    case ValueType::kU32: write_number<std::uint32_t>(text, out); break;
+    case ValueType::kI32: write_number<std::int32_t>(text, out); break;
+    case ValueType::kU64: write_number<std::uint64_t>(text, out); break;
+    case ValueType::kI64: write_number<std::int64_t>(text, out); break;
+    case ValueType::kF32: write_number<float>(text, out); break;
+    case ValueType::kF64: write_number<double>(text, out); break;
+    case ValueType::kArray: break;  // no edit sets one
+  }
 }
 
 // Whether a part's key gives a shape to a tensor of the part `holder`.
@@ -105,7 +146,13 @@ struct GgufFiles::Layout {
 };
 
 bool GgufFiles::can_hold(std::uint32_t number) const {
-  return is_gguf_part(checkpoint_.part_of(number)) && checkpoint_.locator(number).has_value();
+  if (!is_gguf_part(checkpoint_.part_of(number))) return false;
+  const Tensor tensor = checkpoint_.tensor(number);
+  const bool is_named = tensor.name == checkpoint_.part_of(number).header.name(
+                                           checkpoint_.list().record(number)) ||
+                        tensor.name.size() <= kMostName;
+  return tensor.locator.has_value() && is_named &&
+         stored_shape(checkpoint_, number, tensor).size() <= kMostDims;
 }
 
 const GgufFiles::Keys& GgufFiles::keys() const {
@@ -152,6 +199,11 @@ GgufFiles::Keys GgufFiles::find_keys() const {
     for (const std::uint32_t i : order) {
       const std::string_view key = metadata[i].first;
       if (!is_wanted(part, key)) continue;
+      if (metadata.value(i).encoded.length == 0) {
+        write_key(key, metadata[i].second, metadata.value(i).type, keys.added);
+        ++keys.count;
+        continue;
+      }
       const ByteRange range = record_of(key, metadata.value(i));
       const Extent record =
           is_alignment(key) ? *alignment : Extent{part.source.get(), range.offset, range.length};
@@ -165,6 +217,7 @@ GgufFiles::Keys GgufFiles::find_keys() const {
       }
     }
   }
+  keys.bytes += keys.added.size();
   return keys;
 }
 
@@ -175,11 +228,11 @@ int GgufFiles::lay_out(std::span<const std::uint32_t> tensors, Layout& layout) c
   TextWriter counted;
   for (const std::uint32_t number : tensors) {
     if (!can_hold(number)) return ENOTSUP;
-    const TensorRecord& tensor = checkpoint_.list().record(number);
-    write_info(checkpoint_.part_of(number).header, tensor, 0, counted);
+    write_info(checkpoint_, number, 0, counted);
+    const std::uint64_t length = checkpoint_.locator(number)->length;
     std::uint64_t end = layout.begins.back();
-    if (tensor.length > kMostOffset - end) return EFBIG;
-    end += tensor.length;
+    if (length > kMostOffset - end) return EFBIG;
+    end += length;
     if (!pad(end, alignment)) return EFBIG;
     layout.begins.push_back(end);
   }
@@ -211,12 +264,11 @@ int GgufFiles::make(std::span<const std::uint32_t> tensors, Content& content) co
   for (const Extent& record : keys().records) {
     content.extent(*record.source, record.offset, record.length);
   }
+  content.borrowed(keys().added);
   content.production(
       std::make_unique<Table>(tensors.size(), [this, layout](std::uint64_t row, TextWriter& out) {
         const auto i = static_cast<std::size_t>(row);
-        const std::uint32_t number = layout->tensors[i];
-        write_info(checkpoint_.part_of(number).header, checkpoint_.list().record(number),
-                   layout->begins[i], out);
+        write_info(checkpoint_, layout->tensors[i], layout->begins[i], out);
       }));
   add_zeros(layout->data - content.size(), content);
   for (std::size_t i = 0; i < tensors.size(); ++i) {

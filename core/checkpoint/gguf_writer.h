@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace stfs {
@@ -37,7 +38,8 @@ class GgufFiles {
  public:
   explicit GgufFiles(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Whether a file can hold a tensor: its bytes are those of a GGUF file.
+  // Whether a file can hold a tensor: its bytes are those of a GGUF file, and an edited name or
+  // shape is not too long.
   bool can_hold(std::uint32_t number) const;
 
   // The recipe of a file with these tensors, by number: 0, ENOTSUP when it cannot hold one of them,
@@ -49,6 +51,7 @@ class GgufFiles {
  private:
   struct Keys {
     std::vector<Extent> records;  // neighbours are one
+    std::string added;            // keys that edits have set, as the format encodes them
     std::uint64_t count = 0;
     std::uint64_t bytes = 0;
     std::uint64_t alignment = 0;

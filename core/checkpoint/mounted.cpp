@@ -54,8 +54,20 @@ void write_content(const Origin& origin, TextWriter& out) {
     write_origin(source, out);
   }
   out.add("],\"allow_missing\":").add(origin.allow_missing ? "true" : "false");
-  for (const Layer& layer : origin.layers) {
-    out.add(",").json(layer.option).add(":").json(layer.argument);
+  for (auto layer = origin.layers.begin(); layer != origin.layers.end();) {
+    const LayerRow& row = *find_layer(layer->option);
+    out.add(",").json(row.option).add(":");
+    if (!row.repeats) {
+      write_text((layer++)->argument, out);
+      continue;
+    }
+    out.add("[");
+    for (const char* separator = ""; layer != origin.layers.end() && layer->option == row.option;
+         ++layer, separator = ",") {
+      out.add(separator);
+      write_text(layer->argument, out);
+    }
+    out.add("]");
   }
 }
 
@@ -109,17 +121,29 @@ bool parse_text(const Json& json, std::string& text) {
 
 bool parse_origin(const Json& json, unsigned depth, Origin& origin);
 
+// How many different options the layers have.
+std::size_t options_in(const Layers& layers) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (i == 0 || layers[i].option != layers[i - 1].option) ++count;
+  }
+  return count;
+}
+
 bool parse_content(const Json& json, unsigned depth, Origin& origin) {
   const auto* sources = member<Json::array_t>(json, "sources");
   const auto* allow_missing = member<Json::boolean_t>(json, "allow_missing");
   if (sources == nullptr || allow_missing == nullptr || sources->empty()) return false;
   origin.allow_missing = *allow_missing;
   for (const LayerRow& row : layer_table()) {
-    const std::string option(row.option);
-    if (!json.contains(option)) continue;
-    const auto* argument = member<Json::string_t>(json, option.c_str());
-    if (argument == nullptr || !row.accepts(*argument)) return false;
-    origin.layers.push_back({option, *argument});
+    const auto at = json.find(row.option);
+    if (at == json.end()) continue;
+    if (row.repeats && (!at->is_array() || at->empty())) return false;
+    for (const Json& text : row.repeats ? *at : Json::array({*at})) {
+      Layer layer{std::string(row.option), {}};
+      if (!parse_text(text, layer.argument) || !row.accepts(layer.argument)) return false;
+      origin.layers.push_back(std::move(layer));
+    }
   }
   return std::ranges::all_of(*sources, [&](const Json& source) {
     return parse_origin(source, depth + 1, origin.sources.emplace_back());
@@ -133,7 +157,7 @@ bool parse_origin(const Json& json, unsigned depth, Origin& origin) {
   if (json.contains("hex")) return parse_text(json, origin.path) && is_path(origin.path);
   const auto within = json.find("within");
   return within != json.end() && parse_text(*within, origin.within) &&
-         parse_content(json, depth, origin) && json.size() == 3 + origin.layers.size();
+         parse_content(json, depth, origin) && json.size() == 3 + options_in(origin.layers);
 }
 
 // Recognising a path
@@ -255,7 +279,7 @@ std::optional<MountContent> parse_mount_json(std::string_view json) {
   const auto* version = member<Json::string_t>(parsed, "version");
   MountContent content;
   if (version == nullptr || !parse_content(parsed, 0, content.origin)) return std::nullopt;
-  if (parsed.size() != 3 + content.origin.layers.size()) return std::nullopt;
+  if (parsed.size() != 3 + options_in(content.origin.layers)) return std::nullopt;
   content.version = *version;
   return content;
 }
@@ -281,6 +305,7 @@ std::string version_of(const TensorList& list) {
 
 void refuse_unfit_layer(const MountedPath& mounted, const Layer& layer) {
   const LayerRow& row = *find_layer(layer.option);
+  if (row.repeats) return;  // on top of what the mount shows
   const std::string outside = std::string(row.needs) + " may lie outside of it: name the ";
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kUsage, mounted.source, why);

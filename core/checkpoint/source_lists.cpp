@@ -34,11 +34,12 @@ void keep_within(TensorList& list, const std::string& within) {
 class Loader {
  public:
   Loader(const StoredOptions& options, const Layers& layers, Sources& opener)
-      : options_(options), layers_(layers), opener_(opener) {}
+      : options_(options), layers_(resolved(layers, opener)), opener_(opener) {}
 
   SourceLists load(std::span<const std::string> sources) {
     for (const std::string& source : sources) add(source);
     out_.list = apply_layers(std::move(out_.list), layers_, {opener_});
+    out_.layers = layers_;
     return std::move(out_);
   }
 
@@ -114,7 +115,7 @@ class Loader {
   }
 
   StoredOptions options_;
-  const Layers& layers_;
+  Layers layers_;
   Sources& opener_;
   SourceLists out_;
 };

@@ -22,6 +22,7 @@ struct SourceLists {
   // The sources, with absolute paths, or with URLs that are pinned and without secrets. A mount
   // stands as its own sources, so loading them again needs no mount.
   std::vector<Origin> origins;
+  Layers layers;  // with resolved arguments
   // The directory that was read last, and the names in it.
   std::optional<std::pair<std::string, std::vector<std::string>>> listed;
 };

@@ -1,7 +1,9 @@
 #include "core/layer/layer.h"
 
+#include "core/layer/edit/edit_layer.h"
 #include "core/layer/lora/lora_layer.h"
 #include "core/layer/quantised/quantised_layer.h"
+#include "core/remote/http/url.h"
 
 #include <algorithm>
 #include <iterator>
@@ -17,6 +19,8 @@ constexpr LayerRow kTable[] = {
      .needs = "scales",
      .repeats = false,
      .accepts = [](std::string_view argument) { return dequantized_type(argument).has_value(); },
+     .resolve = nullptr,
+     .is_elsewhere = nullptr,
      .apply =
          [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
            return dequantize(std::move(below), *dequantized_type(arguments[0]), context.sources);
@@ -27,9 +31,24 @@ constexpr LayerRow kTable[] = {
      .needs = "",
      .repeats = true,
      .accepts = [](std::string_view argument) { return !adapter_choice(argument).directory.empty(); },
+     .resolve = resolved_adapter,
+     .is_elsewhere =
+         [](const std::string& argument) { return is_url(adapter_choice(argument).directory); },
      .apply =
          [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
            return merge_adapters(std::move(below), arguments, context.sources);
+         }},
+    {.option = kEditOption,
+     .arguments = "FILE",
+     .argument = "edits",
+     .needs = "",
+     .repeats = true,
+     .accepts = [](std::string_view argument) { return !argument.empty(); },
+     .resolve = read_edits,
+     .is_elsewhere = name_url_in_edits,
+     .apply =
+         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+           return edit(std::move(below), arguments, context.sources);
          }},
 };
 
@@ -51,6 +70,21 @@ void choose(Layers& layers, std::string_view option, const std::string& argument
   } else {
     same.front().argument = argument;
   }
+}
+
+Layers resolved(Layers layers, Sources& sources) {
+  for (Layer& layer : layers) {
+    const LayerRow& row = *find_layer(layer.option);
+    if (row.resolve != nullptr) layer.argument = row.resolve(layer.argument, sources);
+  }
+  return layers;
+}
+
+bool are_elsewhere(const Layers& layers) {
+  return std::ranges::any_of(layers, [](const Layer& layer) {
+    const LayerRow& row = *find_layer(layer.option);
+    return row.is_elsewhere != nullptr && row.is_elsewhere(layer.argument);
+  });
 }
 
 TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context) {

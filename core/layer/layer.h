@@ -30,6 +30,11 @@ struct LayerRow {
   std::string_view needs;
   bool repeats;  // it may be given several times, and takes all arguments at once
   bool (*accepts)(std::string_view argument);
+  // The argument in a form that stays true elsewhere and later: with an absolute path or a pinned
+  // URL, or with what a file says now. Null: it is so already. Throws Error.
+  std::string (*resolve)(const std::string& argument, Sources& sources);
+  // Whether applying the layer uses the network. Null: never.
+  bool (*is_elsewhere)(const std::string& argument);
   // `below` has sort_names(). Returns it as it is where there is nothing to do. Throws Error.
   TensorList (*apply)(TensorList below, std::span<const std::string> arguments,
                       LayerContext& context);
@@ -56,6 +61,10 @@ void choose(Layers& layers, std::string_view option, const std::string& argument
 
 // nullptr when no row has this option.
 const LayerRow* find_layer(std::string_view option);
+
+// The layers with resolved arguments. Throws Error.
+Layers resolved(Layers layers, Sources& sources);
+bool are_elsewhere(const Layers& layers);
 
 TensorList apply_layers(TensorList list, const Layers& layers, LayerContext context);
 

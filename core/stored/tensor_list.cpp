@@ -37,23 +37,6 @@ void compact(Header& header) {
   header.by_name.shrink_to_fit();
 }
 
-// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it:
-// a control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
-bool matches_glob(const std::string& glob, const std::string& name) {
-  constexpr std::string_view kSubstitutes = "\x01\x02\x03\x04\x05\x06\x0e\x0f\x10\x7f\xff";
-  constexpr char kNul = '\0';
-  const auto has = [&](char c) {
-    return glob.find(c) != std::string::npos || name.find(c) != std::string::npos;
-  };
-  if (!has(kNul)) return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-  const auto* const free = std::ranges::find_if_not(kSubstitutes, has);
-  if (free == kSubstitutes.end()) return false;
-  std::string seen_glob(glob), seen_name(name);
-  std::ranges::replace(seen_glob, kNul, *free);
-  std::ranges::replace(seen_name, kNul, *free);
-  return ::fnmatch(seen_glob.c_str(), seen_name.c_str(), 0) == 0;
-}
-
 }  // namespace
 
 Tensor Part::tensor(std::uint32_t record) const {
@@ -79,7 +62,9 @@ std::string_view TensorList::name(std::uint32_t number) const {
 }
 
 std::optional<Extent> TensorList::locator(std::uint32_t number) const {
-  if (rows_[number].computed != nullptr) return std::nullopt;
+  if (const ComputedTensor* const computed = rows_[number].computed) {
+    return computed->tensor().locator;
+  }
   const TensorRecord& stored = record(number);
   return Extent{part_of(number).source.get(), stored.offset, stored.length};
 }
@@ -200,6 +185,23 @@ void TensorList::show(std::vector<Row> rows, std::unique_ptr<const ComputedTenso
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     parts_[i]->hidden_keys = std::move(hidden_keys[i]);
   }
+}
+
+// fnmatch(3) sees no more than stands before a NUL. So a byte that neither text has stands for it:
+// a control character, as NUL is, so that `[[:cntrl:]]` means it too. UTF-8 never has the last one.
+bool matches_glob(const std::string& glob, const std::string& name) {
+  constexpr std::string_view kSubstitutes = "\x01\x02\x03\x04\x05\x06\x0e\x0f\x10\x7f\xff";
+  constexpr char kNul = '\0';
+  const auto has = [&](char c) {
+    return glob.find(c) != std::string::npos || name.find(c) != std::string::npos;
+  };
+  if (!has(kNul)) return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+  const auto* const free = std::ranges::find_if_not(kSubstitutes, has);
+  if (free == kSubstitutes.end()) return false;
+  std::string seen_glob(glob), seen_name(name);
+  std::ranges::replace(seen_glob, kNul, *free);
+  std::ranges::replace(seen_name, kNul, *free);
+  return ::fnmatch(seen_glob.c_str(), seen_name.c_str(), 0) == 0;
 }
 
 std::vector<std::string_view> keep_names(Header& header, std::span<const std::string_view> names,

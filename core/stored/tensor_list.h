@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -98,7 +99,9 @@ class TensorList {
   struct Row {
     std::uint32_t part = 0;                    // of a computed tensor: where its first input lies
     std::uint32_t record = 0;                  // in that part's header
-    const ComputedTensor* computed = nullptr;  // null: the tensor stands as it is stored
+    // Null: the tensor stands as it is stored. A layer's tensor may be stored too, under another
+    // name or in another shape: then its tensor() has a locator.
+    const ComputedTensor* computed = nullptr;
   };
 
   // Tensors are numbered in the order of their bytes: by part, then by offset; a computed one by
@@ -146,6 +149,10 @@ class TensorList {
 
   // For layers: other tensors in place of those that there are. `text` is one of texts();
   // `hidden_keys`, for each part, Part::hidden_keys.
+  // A new key of GGUF has a value without encoded bytes. Ends the texts of the part's metadata.
+  void set_metadata(std::size_t part, Metadata metadata) {
+    parts_[part]->header.metadata = std::move(metadata);
+  }
   void show(std::vector<Row> rows, std::unique_ptr<const ComputedTensors> computed,
             std::string text, std::vector<std::vector<std::string>> hidden_keys);
 
@@ -160,6 +167,9 @@ class TensorList {
   std::vector<std::string> warnings_;
   std::vector<std::string> texts_;
 };
+
+// As fnmatch(3) without flags, but that a NUL is a character as others.
+bool matches_glob(const std::string& glob, const std::string& name);
 
 // Removes the tensors of a header whose names are not in `names`, which is sorted; sets `others` to
 // their number. Returns the names that the header lacks.

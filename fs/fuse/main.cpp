@@ -178,7 +178,7 @@ LoadedSources load_elsewhere(const Options& options, bool again = true) {
 }
 
 LoadedSources load(const Options& options) {
-  if (std::ranges::any_of(options.sources, is_elsewhere)) {
+  if (std::ranges::any_of(options.sources, is_elsewhere) || are_elsewhere(options.layers)) {
     refuse_cache_inside(options);
     if (options.supervise) return load_elsewhere(options);
   }
@@ -210,7 +210,7 @@ void serve(const Loaded& loaded, const Worker* worker, const Session::Hooks& hoo
                          .content =
                              [&] {
                                return mount_json(loaded.checkpoint, loaded.options.allow_missing,
-                                                 loaded.options.layers);
+                                                 loaded.checkpoint.layers());
                              },
                          .ledger = loaded.context.ledger,
                          .drop = [&](std::uint64_t inode) { return drop(loaded.mount, inode); },

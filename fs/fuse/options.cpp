@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
 #include "core/layer/quantised/quantised_layer.h"
 
@@ -112,21 +113,6 @@ constexpr std::array kOwnMountOptions = {
                   "part of a split GGUF file. "
                   "Without this option these are errors. "
                   "The file `.stfs/info.json` lists what is missing."},
-    OptionRow{
-        .flags = "dequantize",
-        .argument = kDequantizedWords,
-        .value = Value::kChoice,
-        .set = [](void* to,
-                  const std::string& value) { choose(of(to).layers, kDequantizeOption, value); },
-        .help = "show quantised weights with their values, in this type",
-        .man = "Show each quantised weight as a tensor of its values, under the name that the code "
-               "of the model expects, in BF16, F16 or F32. "
-               "The values are computed as they are read. "
-               "Scales and zero points disappear, and tensors that are not quantised stay as they "
-               "are. "
-               "What is known: the types of GGUF, FP8 with scales, MXFP4, compressed-tensors, "
-               "ModelOpt, GPTQ, AWQ, bitsandbytes and MLX. "
-               "A quantised checkpoint that is not complete or not known is an error."},
     OptionRow{.flags = "supervise",
               .set = set<&Options::supervise>,
               .help = "restart the server if it crashes; open files survive",
@@ -210,8 +196,11 @@ constexpr std::array kOwnMountOptions = {
               .man = "Always set, as are `nosuid` and `nodev`."},
 };
 
+Layers& layers_of(void* arguments) { return of(arguments).layers; }
+
 constexpr std::array kMountOptions =
-    joined(kOwnMountOptions, source_rows<&Options::remote>("", "", true));
+    joined(joined(kOwnMountOptions, layer_rows<layers_of>("", true)),
+           source_rows<&Options::remote>("", "", true));
 
 // Options of mount(8) and fstab(5) without effect: the mount is always read-only, nosuid and nodev,
 // and the rest is for programs that read fstab.

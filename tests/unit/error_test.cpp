@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 36> kRows{{
+constexpr std::array<Row, 38> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -42,6 +42,8 @@ constexpr std::array<Row, 36> kRows{{
     {ErrorCode::kGgufData, "GgufData", 1},
     {ErrorCode::kGgufSplit, "GgufSplit", 1},
     {ErrorCode::kQuantized, "Quantized", 1},
+    {ErrorCode::kAdapter, "Adapter", 1},
+    {ErrorCode::kEdit, "Edit", 1},
     {ErrorCode::kInvalidIndex, "InvalidIndex", 1},
     {ErrorCode::kMissingTensor, "MissingTensor", 1},
     {ErrorCode::kPathCollision, "PathCollision", 1},

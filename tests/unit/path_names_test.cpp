@@ -147,9 +147,9 @@ TEST(PathNames, DecodeNothingThatIsNotWrittenSo) {
 }
 
 // Sets of names with many similar ones; random, but the same in every run.
-class SimilarNames {
+class Names {
  public:
-  explicit SimilarNames(std::uint64_t seed) : random_(seed) {}
+  explicit Names(std::uint64_t seed) : random_(seed) {}
 
   std::string name() {
     static const std::vector<std::string> kParts{"/",    "/",    ".", "..",    "%",   "\0"s,
@@ -255,14 +255,14 @@ void expect_good_paths(const std::vector<std::string>& names) {
 }
 
 TEST(PathNames, OfRandomSetsAreDifferentWellformedAndReadBack) {
-  SimilarNames names(1);
+  Names names(1);
   for (int round = 0; round < 3000 && !::testing::Test::HasFailure(); ++round) {
     expect_good_paths(names.set(12));
   }
 }
 
 TEST(PathNames, OfALargeRandomSetAreDifferentWellformedAndReadBack) {
-  SimilarNames names(2);
+  Names names(2);
   expect_good_paths(names.set(20'000));
 }
 
@@ -296,7 +296,7 @@ TEST(PathNames, OfEverySmallSetOfShortNamesAreDifferent) {
 }
 
 TEST(PathNames, DoNotDependOnTheOrderOfTheTensors) {
-  SimilarNames source(3);
+  Names source(3);
   for (int round = 0; round < 300; ++round) {
     const std::vector<std::string> names = source.set(12);
     const std::vector<std::string> paths = paths_of(names);

@@ -1,3 +1,4 @@
+#include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "tools/info/verbs.h"
@@ -192,18 +193,6 @@ constexpr std::array kOwnOptions = {
               .help = "prune until SIZE bytes are left (default: 0)",
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
-    OptionRow{.flags = "--dequantize",
-              .verbs = "info list show check cat stats hash diff report extract",
-              .argument = kDequantizedWords,
-              .value = Value::kChoice,
-              .set =
-                  [](void* to, const std::string& value) {
-                    choose(static_cast<Arguments*>(to)->layers, kDequantizeOption, value);
-                  },
-              .help = "read quantised weights as their values, in this type",
-              .man =
-                  "Read each quantised weight as a tensor of its values, as `stfs -o dequantize` "
-                  "shows it. `check` then also says whether all of them can be computed."},
     OptionRow{.flags = "--allow-missing",
               .verbs = "info list show cat stats hash diff report extract",
               .set = set<&Arguments::allow_missing>,
@@ -213,8 +202,12 @@ constexpr std::array kOwnOptions = {
                   "split GGUF file."},
 };
 
+Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->layers; }
+
 constexpr std::array kOptions = joined(
-    kOwnOptions, source_rows<&Arguments::sources>(
+    joined(kOwnOptions, layer_rows<layers_of>(
+                            "info list show check cat stats hash diff report extract", false)),
+    source_rows<&Arguments::sources>(
                      "info list show check cat stats hash diff report extract",
                      "info list show check cat stats hash diff report extract cache", false));
 

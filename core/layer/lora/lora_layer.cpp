@@ -15,9 +15,11 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -298,6 +300,15 @@ AdapterChoice adapter_choice(std::string_view argument) {
   const auto result = std::from_chars(argument.data(), end, scale);
   if (result.ec != std::errc() || result.ptr != end || !std::isfinite(scale)) return {1, argument};
   return {scale, argument.substr(at + 1)};
+}
+
+std::string resolved_adapter(const std::string& argument, Sources& sources) {
+  const std::string_view directory = adapter_choice(argument).directory;
+  const std::string scale = argument.substr(0, argument.size() - directory.size());
+  const std::string name(directory);
+  std::error_code error;
+  return scale + (is_url(name) ? sources.pinned(name)
+                               : std::filesystem::absolute(name, error).string());
 }
 
 TensorList merge_adapters(TensorList below, std::span<const std::string> arguments,

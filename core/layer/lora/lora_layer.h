@@ -20,6 +20,8 @@ struct AdapterChoice {
   std::string_view directory;  // a path or a URL
 };
 AdapterChoice adapter_choice(std::string_view argument);
+// The argument with an absolute path, or a pinned URL without secrets.
+std::string resolved_adapter(const std::string& argument, Sources& sources);
 
 // Merges the adapters in their order. `below` has sort_names(). Throws Error kAdapter for an
 // adapter that is refused or does not fit the tensors.

@@ -1,3 +1,4 @@
+#include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
 #include "core/layer/quantised/quantised_layer.h"
 #include "tools/gpu/client/client.h"
@@ -91,21 +92,6 @@ constexpr std::array kOwnOptions = {
                   "Of many tensors, those of other types keep their type, and the command counts "
                   "them. "
                   "For a tensor named alone this is an error."},
-    OptionRow{.flags = "--dequantize",
-              .verbs = "plan load get evict pin unpin run",
-              .argument = kDequantizedWords,
-              .value = Value::kChoice,
-              .set =
-                  [](void* to, const std::string& type) {
-                    choose(of(to).selection.layers, kDequantizeOption, type);
-                  },
-              .help = "quantised weights as their values, in this type",
-              .man =
-                  "Take each quantised weight as a tensor of its values, as `stfs -o dequantize` "
-                  "shows it, computed from the codes and scales while they are copied. "
-                  "A <tensor> then has the name that the mount would show. "
-                  "Tensors of a mount that was made with this option are so without it. "
-                  "With `--as` the values are converted afterwards."},
     OptionRow{.flags = "--shard",
               .verbs = "plan load get evict pin unpin run",
               .argument = "RANK/WORLD@DIM",
@@ -230,8 +216,11 @@ constexpr std::array kOwnOptions = {
               .man = "Print JSON."},
 };
 
+Layers& layers_of(void* arguments) { return of(arguments).selection.layers; }
+
 constexpr std::array kOptions = joined(
-    kOwnOptions, source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
+    joined(kOwnOptions, layer_rows<layers_of>("plan load get evict pin unpin run", false)),
+    source_rows<&GpuArguments::sources>("plan load get evict pin unpin run",
                                                      "plan load get evict pin unpin run", false));
 
 constexpr CommandRow kCommand = {

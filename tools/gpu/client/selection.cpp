@@ -184,6 +184,7 @@ SelectionOptions as_shown(const std::string& path, SelectionOptions options) {
 // Whether a mount has a layer already.
 bool has_layer(const MountedPath& mounted, const Layer& layer) {
   refuse_unfit_layer(mounted, layer);
+  if (find_layer(layer.option)->repeats) return false;  // it comes on top
   return std::ranges::find(mounted.origin.layers, layer) != mounted.origin.layers.end();
 }
 

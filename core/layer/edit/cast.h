@@ -1,0 +1,23 @@
+// The elements of a tensor in another floating type, rounded once from the stored value to nearest,
+// ties to even. What is too large for the type becomes what ml_dtypes makes of it: infinity, or NaN
+// in the types of 8 bits without an infinity.
+//
+// Thread safety: the functions may be called from any thread.
+#pragma once
+
+#include "core/format/types.h"
+#include "core/recipe/content.h"
+
+#include <cstdint>
+#include <memory>
+
+namespace stfs {
+
+// Whether numbers can be rounded to a type: F64, F32, F16, BF16 and the F8 types but F8_E8M0.
+bool can_cast_to(DType type);
+
+// `raw` is a tensor of `elements` elements of `from`, which has a to_f32; `to` is another type, with
+// can_cast_to().
+std::unique_ptr<const Producer> cast(Content raw, DType from, DType to, std::uint64_t elements);
+
+}  // namespace stfs

@@ -1,0 +1,376 @@
+// The commands of edits: a row each.
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/layer/edit/cast.h"
+#include "core/layer/edit/edited.h"
+#include "core/layer/edit/substitution.h"
+#include "core/recipe/elements.h"
+#include "core/recipe/slice.h"
+#include "core/remote/http/url.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+using Item = Edited::Item;
+
+struct Command {
+  std::string_view word, arguments;
+  std::size_t least, most;  // arguments
+  void (*apply)(const EditLine& line, Edited& edited);
+};
+
+Substitution substitution_of(const EditLine& line) {
+  try {
+    return Substitution(line.words[1]);
+  } catch (const std::invalid_argument& error) {
+    line.refuse(in_quotes(line.words[1]) + ": " + error.what());
+  }
+}
+
+void change(Item& item, Tensor tensor) {
+  item.tensor = tensor;
+  item.below.reset();
+}
+
+void rename(const EditLine& line, Edited& edited) {
+  const Substitution substitution = substitution_of(line);
+  bool touches = false;
+  for (Item& item : edited.items) {
+    std::optional<std::string> name = substitution.apply(item.tensor.name);
+    if (!name || *name == item.tensor.name) continue;
+    if (name->empty()) line.refuse(in_quotes(item.tensor.name) + " would have no name");
+    Tensor tensor = item.tensor;
+    tensor.name = edited.keep(*std::move(name));
+    change(item, tensor);
+    touches = true;
+  }
+  if (!touches) line.refuse(in_quotes(line.words[1]) + " changes no name");
+  edited.refuse_same_names(line);
+}
+
+void copy(const EditLine& line, Edited& edited) {
+  const Substitution substitution = substitution_of(line);
+  std::vector<Item> copies;
+  for (const Item& item : edited.items) {
+    std::optional<std::string> name = substitution.apply(item.tensor.name);
+    if (!name) continue;
+    if (name->empty()) line.refuse("a copy of " + in_quotes(item.tensor.name) + " would have no name");
+    Item& added = copies.emplace_back(item);
+    added.tensor.name = edited.keep(*std::move(name));
+    added.below.reset();
+  }
+  if (copies.empty()) line.refuse(in_quotes(line.words[1]) + " matches no name");
+  std::ranges::copy(copies, std::back_inserter(edited.items));
+  edited.refuse_same_names(line);
+}
+
+// The items that match the globs; refuses a glob that matches none.
+std::vector<bool> matching(const EditLine& line, Edited& edited, std::span<const std::string> globs) {
+  std::vector<bool> matches(edited.items.size());
+  for (const std::string& glob : globs) {
+    bool touches = false;
+    for (std::size_t i = 0; i < matches.size(); ++i) {
+      if (!matches_glob(glob, std::string(edited.items[i].tensor.name))) continue;
+      matches[i] = touches = true;
+    }
+    if (!touches) line.refuse(in_quotes(glob) + " matches no name");
+  }
+  return matches;
+}
+
+void leave(Edited& edited, const std::vector<bool>& is_left) {
+  std::size_t i = 0;
+  std::erase_if(edited.items, [&](const Item&) { return !is_left[i++]; });
+}
+
+void keep(const EditLine& line, Edited& edited) {
+  const std::vector<bool> kept = matching(line, edited, std::span(line.words).subspan(1));
+  if (std::ranges::find(kept, false) == kept.end()) {
+    line.refuse("keeps all tensors: leave the line out");
+  }
+  leave(edited, kept);
+}
+
+void drop(const EditLine& line, Edited& edited) {
+  std::vector<bool> dropped = matching(line, edited, std::span(line.words).subspan(1));
+  dropped.flip();
+  leave(edited, dropped);
+}
+
+Item& named(const EditLine& line, Edited& edited, const std::string& name) {
+  Item* const item = edited.find(name);
+  if (item == nullptr) line.refuse("there is no tensor " + in_quotes(name));
+  return *item;
+}
+
+// What FROM names: tensors of another source.
+struct From {
+  Edited::Other other;
+  std::vector<std::uint32_t> numbers;
+};
+
+From from(const EditLine& line, Edited& edited, const std::string& text) {
+  const std::size_t at = text.rfind("::");
+  const bool is_npy = at == std::string::npos && text.ends_with(".npy");
+  if (!is_npy && (at == std::string::npos || at == 0 || at + 2 == text.size())) {
+    line.refuse(in_quotes(text) + ": SOURCE::NAME or a .npy file is expected");
+  }
+  std::string path = text.substr(0, at);
+  if (!is_url(path) && !path.starts_with('/')) path = child_name(line.directory, path);
+  From from{};
+  try {
+    from.other = edited.other(path);
+  } catch (const Error& error) {
+    line.refuse(error.what());
+  }
+  if (is_npy) {
+    from.numbers = {0};
+    return from;
+  }
+  const std::string name = text.substr(at + 2);
+  if (const auto number = from.other.list->find(name)) {
+    from.numbers = {*number};
+  } else {
+    from.numbers = from.other.list->match(std::span(&name, 1));
+  }
+  if (from.numbers.empty()) {
+    line.refuse(in_quotes(path) + " has no tensor " + in_quotes(name));
+  }
+  return from;
+}
+
+Item item_of(const From& from, std::uint32_t number) {
+  const TensorList& list = *from.other.list;
+  return {list.tensor(number), from.other.first_part + list.row(number).part,
+          list.row(number).record, std::nullopt};
+}
+
+void replace(const EditLine& line, Edited& edited) {
+  const bool reshapes = line.words.size() == 4;
+  if (reshapes && line.words[3] != "--reshape") {
+    line.refuse(in_quotes(line.words[3]) + ": --reshape alone may stand here");
+  }
+  Item& item = named(line, edited, line.words[1]);
+  const From by = from(line, edited, line.words[2]);
+  if (by.numbers.size() != 1) {
+    line.refuse(in_quotes(line.words[2]) + " names " + std::to_string(by.numbers.size()) +
+                " tensors, and one is expected");
+  }
+  Item replaced = item_of(by, by.numbers.front());
+  const bool is_same_shape = std::ranges::equal(replaced.tensor.shape, item.tensor.shape);
+  const std::string shapes = in_quotes(line.words[1]) + " is " + shape_json(item.tensor.shape) +
+                             ", and what replaces it is " + shape_json(replaced.tensor.shape);
+  if (reshapes && replaced.tensor.elements() != item.tensor.elements()) {
+    line.refuse(shapes + ": they have other numbers of elements");
+  }
+  if (!reshapes && !is_same_shape) line.refuse(shapes + ": --reshape keeps the first shape");
+  replaced.tensor.name = item.tensor.name;
+  replaced.tensor.shape = item.tensor.shape;
+  item = replaced;
+}
+
+void add(const EditLine& line, Edited& edited) {
+  const bool is_named = line.words.size() == 4;
+  if (line.words.size() == 3 || (is_named && line.words[2] != "as")) {
+    line.refuse("add FROM [as NAME] is expected");
+  }
+  const From added = from(line, edited, line.words[1]);
+  if (is_named && added.numbers.size() != 1) {
+    line.refuse(in_quotes(line.words[1]) + " names " + std::to_string(added.numbers.size()) +
+                " tensors, and \"as\" gives one name");
+  }
+  for (const std::uint32_t number : added.numbers) {
+    Item& item = edited.items.emplace_back(item_of(added, number));
+    if (is_named) item.tensor.name = edited.keep(line.words[3]);
+    if (item.tensor.name.empty()) line.refuse("the tensor would have no name");
+  }
+  edited.refuse_same_names(line);
+}
+
+DType type_named(const EditLine& line, const std::string& word) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto type = static_cast<DType>(i);
+    if (lower_case(dtype_name(type)) == lower_case(word) && can_cast_to(type)) return type;
+  }
+  line.refuse(in_quotes(word) +
+              ": BF16, F16, F32, F64, F8_E4M3, F8_E5M2, F8_E4M3FNUZ or F8_E5M2FNUZ is expected");
+}
+
+void cast_some(const EditLine& line, Edited& edited) {
+  const DType type = type_named(line, line.words[2]);
+  const std::vector<bool> matches = matching(line, edited, std::span(line.words).subspan(1, 1));
+  bool touches = false;
+  for (std::size_t i = 0; i < matches.size(); ++i) {
+    Item& item = edited.items[i];
+    const Tensor& tensor = item.tensor;
+    if (!matches[i] || tensor.dtype == type) continue;
+    if (type_info(tensor.dtype).to_f32 == nullptr) {
+      line.refuse(in_quotes(tensor.name) + " is " + std::string(dtype_name(tensor.dtype)) +
+                  ": floating types alone can be cast; name others");
+    }
+    if (!has_f32(tensor.dtype, tensor.elements())) {
+      line.refuse(in_quotes(tensor.name) + ": its values would be larger than 2^63 bytes");
+    }
+    change(item, edited.computed(tensor, type, tensor.shape, "cast",
+                                 [](const Tensor& in, const Tensor& out, const std::string&) {
+                                   Content content;
+                                   if (in.length == 0) return content;
+                                   content.production(
+                                       cast(in.content(), in.dtype, out.dtype, in.elements()));
+                                   return content;
+                                 }));
+    touches = true;
+  }
+  if (!touches) line.refuse("all that match are " + std::string(dtype_name(type)) + " already");
+}
+
+void reshape(const EditLine& line, Edited& edited) {
+  Item& item = named(line, edited, line.words[1]);
+  std::string_view rest = line.words[2];
+  const bool is_list = rest.size() >= 2 && rest.front() == '[' && rest.back() == ']';
+  std::vector<std::uint64_t> shape;
+  std::uint64_t elements = 1;
+  bool is_good = is_list;
+  if (is_list) rest = rest.substr(1, rest.size() - 2);
+  while (is_good && !rest.empty()) {
+    std::uint64_t dim = 0;
+    const auto result = std::from_chars(rest.data(), rest.data() + rest.size(), dim);
+    rest.remove_prefix(static_cast<std::size_t>(result.ptr - rest.data()));
+    is_good = result.ec == std::errc() && !__builtin_mul_overflow(elements, dim, &elements) &&
+              (rest.empty() || (rest.front() == ',' && rest.size() > 1));
+    if (!rest.empty()) rest.remove_prefix(1);
+    shape.push_back(dim);
+  }
+  if (!is_good) line.refuse(in_quotes(line.words[2]) + ": a shape such as [2,3] is expected");
+  if (elements != item.tensor.elements()) {
+    line.refuse(in_quotes(line.words[1]) + " is " + shape_json(item.tensor.shape) + ": " +
+                std::to_string(item.tensor.elements()) + " elements, and the new shape has " +
+                std::to_string(elements));
+  }
+  if (std::ranges::equal(shape, item.tensor.shape)) line.refuse("it has this shape already");
+  Tensor tensor = item.tensor;
+  tensor.shape = edited.keep(std::move(shape));
+  change(item, tensor);
+}
+
+void slice(const EditLine& line, Edited& edited) {
+  Item& item = named(line, edited, line.words[1]);
+  const Tensor& tensor = item.tensor;
+  std::vector<Range> ranges;
+  Slice of;
+  if (parse_ranges(line.words[2], tensor.shape, ranges) != 0) {
+    line.refuse(in_quotes(line.words[2]) + ": not a slice of " + in_quotes(tensor.name) +
+                ", which is " + shape_json(tensor.shape) + " (as in NumPy, without spaces)");
+  }
+  if (slice_of(ranges, type_info(tensor.dtype), tensor.shape, of) != 0) {
+    line.refuse(in_quotes(line.words[2]) + ": begins or ends inside a block of " +
+                std::to_string(type_info(tensor.dtype).block_elements) + " elements");
+  }
+  if (canonical_expression(ranges, tensor.shape).empty()) line.refuse("it is the whole tensor");
+  change(item, edited.computed(tensor, tensor.dtype, edited.keep(std::move(of.shape)), "slice",
+                               [](const Tensor& in, const Tensor&, const std::string& expression) {
+                                 Slice part;
+                                 parse_slice(expression, in.dtype, in.shape, part);
+                                 return slice_content(part, in.content());
+                               },
+                               line.words[2]));
+}
+
+// Whether a text is a value of a type, as GGUF's metadata have it: of texts, numbers and booleans.
+bool is_text_of(ValueType type, std::string_view text) {
+  const char* const end = text.data() + text.size();
+  const auto is_number = [&](auto number) {
+    const auto result = std::from_chars(text.data(), end, number);
+    return result.ec == std::errc() && result.ptr == end;
+  };
+  switch (type) {
+    case ValueType::kString: return true;
+    case ValueType::kBool: return text == "true" || text == "false";
+    case ValueType::kU8: return is_number(std::uint8_t{});
+    case ValueType::kI8: return is_number(std::int8_t{});
+    case ValueType::kU16: return is_number(std::uint16_t{});
+    case ValueType::kI16: return is_number(std::int16_t{});
+    case ValueType::kU32: return is_number(std::uint32_t{});
+    case ValueType::kI32: return is_number(std::int32_t{});
+    case ValueType::kU64: return is_number(std::uint64_t{});
+    case ValueType::kI64: return is_number(std::int64_t{});
+    case ValueType::kF32: return is_number(float{});
+    case ValueType::kF64: return is_number(double{});
+    case ValueType::kArray: return false;
+  }
+  return false;
+}
+
+// Keys of GGUF that say how the file is laid out.
+void refuse_key_of_layout(const EditLine& line) {
+  const std::string& key = line.words[1];
+  if (key == "general.alignment" || key.starts_with("split.")) {
+    line.refuse(in_quotes(key) + " says how the file is laid out: it cannot be changed");
+  }
+}
+
+void set_key(const EditLine& line, Edited& edited) {
+  if (!is_utf8(line.words[1]) || !is_utf8(line.words[2])) line.refuse("UTF-8 is expected");
+  refuse_key_of_layout(line);
+  const ValueType type = edited.type_of(line.words[1]);
+  if (!is_text_of(type, line.words[2])) {
+    line.refuse(in_quotes(line.words[1]) + " has another type in this file than " +
+                in_quotes(line.words[2]));
+  }
+  edited.metadata[line.words[1]] = line.words[2];
+}
+
+void unset_key(const EditLine& line, Edited& edited) {
+  if (!edited.has_key(line.words[1])) line.refuse("there is no key " + in_quotes(line.words[1]));
+  refuse_key_of_layout(line);
+  edited.metadata[line.words[1]] = std::nullopt;
+}
+
+constexpr std::array<Command, 11> kCommands{{
+    {"rename", "s/REGEX/NEW/", 1, 1, rename},
+    {"keep", "GLOB...", 1, ~std::size_t{0}, keep},
+    {"drop", "GLOB...", 1, ~std::size_t{0}, drop},
+    {"copy", "s/REGEX/NEW/", 1, 1, copy},
+    {"replace", "NAME FROM [--reshape]", 2, 3, replace},
+    {"add", "FROM [as NAME]", 1, 3, add},
+    {"cast", "GLOB TYPE", 2, 2, cast_some},
+    {"reshape", "NAME [2,3]", 2, 2, reshape},
+    {"slice", "NAME EXPR", 2, 2, slice},
+    {"metadata", "KEY VALUE", 2, 2, set_key},
+    {"unset", "KEY", 1, 1, unset_key},
+}};
+
+}  // namespace
+
+void apply_edit(const EditLine& line, Edited& edited) {
+  const std::string& word = line.words.front();
+  const auto* const command = std::ranges::find(kCommands, word, &Command::word);
+  if (command == kCommands.end()) {
+    std::string words;
+    for (const Command& known : kCommands) words.append(" ").append(known.word);
+    line.refuse(in_quotes(word) + ": not a command; the commands are" + words);
+  }
+  const std::size_t arguments = line.words.size() - 1;
+  if (arguments < command->least || arguments > command->most) {
+    line.refuse(std::string(command->word) + " " + std::string(command->arguments) +
+                " is expected");
+  }
+  command->apply(line, edited);
+}
+
+}  // namespace stfs

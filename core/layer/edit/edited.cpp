@@ -1,0 +1,202 @@
+#include "core/layer/edit/edited.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/layer/edit/npy_file.h"
+#include "core/layer/quantised/quantized_layout.h"
+#include "core/remote/http/url.h"
+#include "core/stored/stored_tensors.h"
+
+#include <algorithm>
+#include <functional>
+#include <unordered_set>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+constexpr std::string_view kNpyEnding = ".npy";
+
+}  // namespace
+
+// A tensor whose bytes an edit computes of those of another.
+class DerivedTensor : public ComputedTensor {
+ public:
+  using Make = Content (*)(const Tensor& in, const Tensor& out, const std::string& argument);
+
+  DerivedTensor(const Tensor& in, const Tensor& out, std::string_view scheme, Make make,
+          std::string argument)
+      : in_(in), out_(out), scheme_(scheme), make_(make), argument_(std::move(argument)) {}
+
+  Tensor tensor() const override {
+    Tensor tensor = out_;
+    tensor.computed = this;
+    return tensor;
+  }
+  Content content() const override { return make_(in_, out_, argument_); }
+  std::vector<Tensor> inputs() const override {
+    if (in_.computed != nullptr) return in_.computed->inputs();
+    return {in_};
+  }
+  std::string_view scheme() const override { return scheme_; }
+  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
+
+ private:
+  Tensor in_, out_;
+  std::string_view scheme_;
+  Make make_;
+  std::string argument_;
+};
+
+// Shows a tensor under another name or shape, or one of another source: as a row has it.
+class ShownTensor : public ComputedTensor {
+ public:
+  explicit ShownTensor(const Tensor& tensor) : tensor_(tensor) {}
+
+  Tensor tensor() const override { return tensor_; }
+  Content content() const override { return tensor_.content(); }
+  std::vector<Tensor> inputs() const override {
+    if (tensor_.computed != nullptr) return tensor_.computed->inputs();
+    return {tensor_};
+  }
+  std::string_view scheme() const override { return "edited"; }
+  std::optional<QuantizedRecipe> recipe() const override { return std::nullopt; }
+
+ private:
+  Tensor tensor_;
+};
+
+class EditedTensors : public ComputedTensors {
+ public:
+  std::deque<std::string> texts;
+  std::deque<std::vector<std::uint64_t>> shapes;
+  std::deque<DerivedTensor> derived;
+  std::deque<ShownTensor> shown;
+};
+
+Edited::Edited(const TensorList& list, Sources& sources)
+    : list_(list),
+      sources_(sources),
+      made_(std::make_unique<EditedTensors>()),
+      parts_(static_cast<std::uint32_t>(list.parts().size())) {
+  items.reserve(list.size());
+  for (std::uint32_t i = 0; i < list.size(); ++i) {
+    items.push_back({list.tensor(i), list.row(i).part, list.row(i).record, i});
+  }
+}
+
+Edited::~Edited() = default;
+
+Edited::Item* Edited::find(std::string_view name) {
+  const auto at =
+      std::ranges::find(items, name, [](const Item& item) { return item.tensor.name; });
+  return at == items.end() ? nullptr : &*at;
+}
+
+bool Edited::has_key(std::string_view key) const {
+  if (const auto set = metadata.find(key); set != metadata.end()) return set->second.has_value();
+  return std::ranges::any_of(list_.parts(), [&](const Part& part) {
+    return part.header.metadata.find(key) &&
+           !std::ranges::binary_search(part.hidden_keys, key, std::less<>());
+  });
+}
+
+ValueType Edited::type_of(std::string_view key) const {
+  for (const Part& part : list_.parts()) {
+    const auto at = part.header.metadata.find(key);
+    if (at && !std::ranges::binary_search(part.hidden_keys, key, std::less<>())) {
+      return part.header.metadata.value(*at).type;
+    }
+  }
+  return ValueType::kString;
+}
+
+void Edited::refuse_same_names(const EditLine& line) const {
+  std::unordered_set<std::string_view> names;
+  for (const Item& item : items) {
+    if (names.insert(item.tensor.name).second) continue;
+    line.refuse("two tensors would be " + in_quotes(item.tensor.name));
+  }
+}
+
+std::string_view Edited::keep(std::string text) {
+  return made_->texts.emplace_back(std::move(text));
+}
+
+std::span<const std::uint64_t> Edited::keep(std::vector<std::uint64_t> shape) {
+  return made_->shapes.emplace_back(std::move(shape));
+}
+
+Tensor Edited::computed(const Tensor& of, DType dtype, std::span<const std::uint64_t> shape,
+                        std::string_view scheme, DerivedTensor::Make make, std::string argument) {
+  Tensor out{.name = of.name, .path = {}, .dtype = dtype, .shape = shape, .length = 0,
+             .locator = std::nullopt};
+  const Content content = make(of, out, argument);
+  out.length = content.size();
+  // A part of a stored tensor is one, too.
+  if (const std::optional<Extent> extent = content.extent()) out.locator = *extent;
+  if (!out.locator) out.computed = &made_->derived.emplace_back(of, out, scheme, make, std::move(argument));
+  return out;
+}
+
+Edited::Other Edited::other(const std::string& path) {
+  const auto [at, is_new] = other_at_.try_emplace(path, others_.size());
+  if (is_new) {
+    TensorList list;
+    if (path.ends_with(kNpyEnding)) {
+      list.add(read_npy(path, sources_));
+    } else {
+      list = load_stored(path, {}, sources_).tensors;
+    }
+    list.sort_names();
+    first_parts_.push_back(parts_);
+    parts_ += static_cast<std::uint32_t>(list.parts().size());
+    others_.push_back(std::move(list));
+  }
+  return {&others_[at->second], first_parts_[at->second]};
+}
+
+// The metadata after the edits. The first part gets the keys that are set.
+Metadata Edited::metadata_of(const Part& part, bool is_first) const {
+  Metadata result;
+  const Metadata& before = part.header.metadata;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const auto [key, text] = before[i];
+    if (!metadata.contains(key)) result.add(key, text, before.value(i));
+  }
+  for (const auto& [key, value] : metadata) {
+    if (is_first && value) result.add(key, *value, {.type = type_of(key), .encoded = {}});
+  }
+  result.sort();
+  return result;
+}
+
+void Edited::finish(TensorList& list, std::string text) {
+  std::vector<std::vector<std::string>> hidden_keys;
+  for (const Part& part : list.parts()) {
+    hidden_keys.push_back(part.hidden_keys);
+    std::erase_if(hidden_keys.back(), [&](const auto& key) { return metadata.contains(key); });
+  }
+  for (TensorList& other : others_) {
+    for (const Part& part : other.parts()) {
+      std::vector<std::string>& keys = hidden_keys.emplace_back();
+      const Metadata& of = part.header.metadata;  // sorted
+      for (std::size_t i = 0; i < of.size(); ++i) keys.emplace_back(of[i].first);
+    }
+  }
+  std::ranges::stable_sort(items, {}, [](const Item& item) { return std::pair(item.part, item.record); });
+  std::vector<TensorList::Row> rows;
+  rows.reserve(items.size());
+  for (const Item& item : items) {
+    rows.push_back({item.part, item.record, nullptr});
+    rows.back().computed = item.below ? list.row(*item.below).computed
+                                      : &made_->shown.emplace_back(item.tensor);
+  }
+  for (std::uint32_t i = 0; !metadata.empty() && i < list.parts().size(); ++i) {
+    list.set_metadata(i, metadata_of(list.parts()[i], i == 0));
+  }
+  for (TensorList& other : others_) list.append(std::move(other));
+  list.show(std::move(rows), std::move(made_), std::move(text), std::move(hidden_keys));
+}
+
+}  // namespace stfs

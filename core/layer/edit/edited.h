@@ -1,0 +1,88 @@
+// A list of tensors while lines of edits change it, and the commands.
+//
+//   Edited        the tensors as they are after the lines so far
+//   apply_edit()  one line: a row of the table of commands in edited.cpp
+//
+// Thread safety: one thread at a time. Lifetime: the list and the sources outlive it.
+#pragma once
+
+#include "core/layer/edit/edit_lines.h"
+#include "core/remote/sources.h"
+#include "core/stored/tensor_list.h"
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stfs {
+
+class EditedTensors;
+
+class Edited {
+ public:
+  // A tensor, and where it stands among the others.
+  struct Item {
+    Tensor tensor;        // as it is now
+    std::uint32_t part;   // of the list below, or behind them one of the other sources
+    std::uint32_t record;
+    std::optional<std::uint32_t> below;  // its number there; nullopt once a line has touched it
+  };
+
+  Edited(const TensorList& list, Sources& sources);
+  Edited(const Edited&) = delete;
+  Edited& operator=(const Edited&) = delete;
+  ~Edited();
+
+  std::vector<Item> items;
+  // Set or removed keys: nullopt removes one.
+  std::map<std::string, std::optional<std::string>, std::less<>> metadata;
+
+  // The item with this name; null when there is none.
+  Item* find(std::string_view name);
+  bool has_key(std::string_view key) const;
+  // Of the metadata of GGUF, whose values have types; a string for a key that is new.
+  ValueType type_of(std::string_view key) const;
+  // Throws by `line` when two items have one name.
+  void refuse_same_names(const EditLine& line) const;
+
+  // Texts, shapes and tensors that live as long as the result.
+  std::string_view keep(std::string text);
+  std::span<const std::uint64_t> keep(std::vector<std::uint64_t> shape);
+  // A tensor with the name of another, whose bytes are those of `content`'s producer.
+  Tensor computed(const Tensor& of, DType dtype, std::span<const std::uint64_t> shape,
+                  std::string_view scheme, Content (*make)(const Tensor& in, const Tensor& out,
+                                                           const std::string& argument),
+                  std::string argument = {});
+
+  // The tensors of another source, read without layers, and the number of their first part. A .npy
+  // file is one tensor. Throws Error.
+  struct Other {
+    const TensorList* list;
+    std::uint32_t first_part;
+  };
+  Other other(const std::string& path);
+
+  // Makes `list`, that of the constructor, the result. Call it once.
+  void finish(TensorList& list, std::string text);
+
+ private:
+  Metadata metadata_of(const Part& part, bool is_first) const;
+
+  const TensorList& list_;
+  Sources& sources_;
+  std::unique_ptr<EditedTensors> made_;
+  std::map<std::string, std::size_t, std::less<>> other_at_;  // by path
+  std::deque<TensorList> others_;
+  std::vector<std::uint32_t> first_parts_;
+  std::uint32_t parts_;  // of the list and of others_
+};
+
+// Throws Error kEdit.
+void apply_edit(const EditLine& line, Edited& edited);
+
+}  // namespace stfs
