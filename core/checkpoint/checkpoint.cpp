@@ -64,11 +64,10 @@ void Checkpoint::load(std::span<const std::string> sources, const LoadOptions& o
 }
 
 void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool others_may_read) {
-  const bool is_safetensors = std::ranges::all_of(
-      parts(), [](const Part& part) { return part.format->name == kSafetensorsName; });
   const bool is_one = origins_.size() == 1 && is_one_source(origins_.front());
-  if (parts().empty() || !is_safetensors || !is_one || std::ranges::any_of(parts(), is_of_mlx))
-    return;
+  if (parts().empty() || !is_one || std::ranges::any_of(parts(), is_of_mlx)) return;
+  // The parts behind those of the one source are what layers read.
+  if (parts().front().format->name != kSafetensorsName) return;
   const std::string& directory = parts().front().directory;
   std::optional<std::vector<std::string>> names;
   if (loaded.listed && directory == loaded.listed->first) {

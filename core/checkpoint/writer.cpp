@@ -45,9 +45,10 @@ std::optional<std::uint64_t> stored_bytes(const Tensor& tensor) {
 // The JSON of the header after the metadata: a row for each tensor, and a last row that closes the
 // object.
 struct HeaderRows {
-  HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers)
+  HeaderRows(const Checkpoint& of, bool has_metadata, std::vector<std::uint32_t> numbers,
+             bool is_in_order = false)
       : checkpoint(&of), follows_metadata(has_metadata), tensors(std::move(numbers)) {
-    std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
+    if (!is_in_order) std::ranges::stable_sort(tensors, std::ranges::greater{}, [&](std::uint32_t number) {
       return type_info(type_in_safetensors(checkpoint->tensor(number))).bits();
     });
     begins.reserve(tensors.size() + 1);
@@ -84,10 +85,12 @@ struct HeaderRows {
   std::vector<std::uint64_t> begins;  // offset of each tensor in the data; then the data's length
 };
 
-// The size of a JSON with its padding, in bytes; nullopt when it is over the format's limit.
-std::optional<std::uint64_t> padded(std::uint64_t json) {
+// The size of a JSON with its padding, in bytes, so that what follows begins at `phase` modulo the
+// alignment; nullopt when it is over the format's limit.
+std::optional<std::uint64_t> padded(std::uint64_t json, std::uint64_t phase = 0) {
+  const std::uint64_t least = kLengthBytes + json;
   const std::uint64_t length =
-      (kLengthBytes + json + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes;
+      least + (phase + kAlignment - least % kAlignment) % kAlignment - kLengthBytes;
   return length <= kMaxJsonLength ? std::optional(length) : std::nullopt;
 }
 
@@ -133,14 +136,25 @@ std::optional<std::uint64_t> SafetensorsFiles::size(std::vector<std::uint32_t> t
 }
 
 std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors) const {
+  return make(std::move(tensors), false, 0);
+}
+
+std::optional<Content> SafetensorsFiles::make_placed(std::vector<std::uint32_t> tensors,
+                                                     std::uint64_t phase) const {
+  return make(std::move(tensors), true, phase);
+}
+
+std::optional<Content> SafetensorsFiles::make(std::vector<std::uint32_t> tensors, bool is_in_order,
+                                              std::uint64_t phase) const {
   // Shared: a std::function is copyable, and its copies must not copy the rows.
   const auto rows =
-      std::make_shared<const HeaderRows>(checkpoint_, has_metadata_, std::move(tensors));
+      std::make_shared<const HeaderRows>(checkpoint_, has_metadata_, std::move(tensors),
+                                         is_in_order);
   if (!rows->fits) return std::nullopt;
   auto table = std::make_unique<Table>(
       rows->count(), [rows](std::uint64_t row, TextWriter& out) { rows->write(row, out); });
   const std::uint64_t json = metadata_size_ + table->size();
-  const auto length = padded(json);
+  const auto length = padded(json, phase);
   if (!length) return std::nullopt;
   std::string prefix;
   for (unsigned i = 0; i < kLengthBytes; ++i) {

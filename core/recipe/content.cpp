@@ -94,6 +94,18 @@ std::optional<Extent> Content::extent() const {
   return Extent{position->source, position->offset, size_};
 }
 
+std::vector<Content::Place> Content::places() const {
+  std::vector<Place> places;
+  places.reserve(spans_.size());
+  for (const Span& span : spans_) {
+    Place& place = places.emplace_back(Place{span.begin, span.length, std::nullopt});
+    if (const auto* position = std::get_if<SourcePosition>(&span.kind)) {
+      place.extent = Extent{position->source, position->offset, span.length};
+    }
+  }
+  return places;
+}
+
 Content& Content::production(std::unique_ptr<const Producer> producer) {
   const std::uint64_t length = producer->size();
   add(length, std::move(producer));

@@ -113,6 +113,13 @@ class Content {
   // The extent of a Content of one extent; nullopt for any other.
   std::optional<Extent> extent() const;
 
+  // The spans: bytes of the recipe, and the extent that a span is.
+  struct Place {
+    std::uint64_t begin, length;
+    std::optional<Extent> extent;
+  };
+  std::vector<Place> places() const;
+
   // The extents that a read of [offset, offset+length) needs and that are not on this machine.
   // Empty when all sources are local files. The range is cut at the end.
   std::vector<Extent> missing(std::uint64_t offset, std::uint64_t length) const;

@@ -1,27 +1,20 @@
 // cat, extract
 #include "core/base/error.h"
-#include "core/base/posix.h"
 #include "core/base/text.h"
-#include "core/checkpoint/catalogue.h"
 #include "core/checkpoint/checkpoint.h"
-#include "core/checkpoint/gguf_writer.h"
-#include "core/checkpoint/writer.h"
-#include "core/command/terminal.h"
-#include "core/recipe/arrival.h"
 #include "core/recipe/content.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/npy.h"
 #include "core/recipe/slice.h"
 #include "tools/info/output.h"
+#include "tools/info/saved.h"
 #include "tools/info/select.h"
 #include "tools/info/verbs.h"
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,72 +30,10 @@ void refuse_terminal(const std::string& instead) {
   throw Error(ErrorCode::kUsage, "", "standard output is a terminal: redirect it, or " + instead);
 }
 
-// Throws for a read that failed: with the reason of the source that knows one.
-[[noreturn]] void fail_read_of(const Checkpoint& checkpoint, const std::string& source, int error) {
-  for (const Part& part : checkpoint.parts()) {
-    const std::string why = part.source->failure_text();
-    if (!why.empty()) fail_read(part.source->path(), "", error, why);
-  }
-  fail_read(source, "", error);
-}
-
-// Writes a recipe's bytes to `fd`. A message begins with `source`, or with `to` if write(2) failed.
-void write_content(const Checkpoint& checkpoint, const Content& content, int fd,
-                   const std::string& source, const std::string& to, ProgressBar* bar = nullptr) {
-  constexpr std::uint64_t kChunk = 1 << 20;
-  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, content.size())));
-  ::signal(SIGXFSZ, SIG_IGN);  // write(2) returns EFBIG
-  SequentialReader reader(content);
-  for (std::uint64_t offset = 0; offset < content.size();) {
-    const auto length = static_cast<std::size_t>(std::min(kChunk, content.size() - offset));
-    const std::span<std::byte> chunk = std::span(buffer).first(length);
-    if (const int error = reader.copy(offset, chunk)) fail_read_of(checkpoint, source, error);
-    if (const int error = write_exact(fd, chunk)) {
-      throw_errno(ErrorCode::kUnreadable, to, "", error);
-    }
-    if (bar != nullptr) bar->add(length);
-    offset += length;
-  }
-}
-
 [[noreturn]] void refuse_tensor(const Arguments& arguments, const Tensor& tensor,
                                 const std::string& rule) {
   throw Error(ErrorCode::kUsage, public_name(arguments.source),
               "tensor " + in_quotes(tensor.name) + ": " + rule);
-}
-
-// The new files of `extract`. They throw Error kUsage for what the format cannot hold.
-Content new_safetensors(const Checkpoint& checkpoint, const SafetensorsFiles& files,
-                        const std::vector<std::uint32_t>& tensors, const Arguments& arguments) {
-  for (const std::uint32_t number : tensors) {
-    const Tensor tensor = checkpoint.tensor(number);
-    if (fits_safetensors(tensor)) continue;
-    refuse_tensor(
-        arguments, tensor,
-        std::string(!is_utf8(tensor.name)           ? "its name is not UTF-8, as safetensors needs"
-                    : tensor.name == "__metadata__" ? "in safetensors this names the metadata"
-                                                    : "its dimensions overflow 64 bits, which "
-                                                      "safetensors does not allow") +
-            ": leave it out, or write a .gguf file");
-  }
-  std::optional<Content> content = files.make(tensors);
-  if (content) return *std::move(content);
-  throw Error(
-      ErrorCode::kUsage, arguments.output,
-      "the header would exceed the format's limit of 100000000 bytes: extract fewer tensors");
-}
-
-Content new_gguf(const Checkpoint& checkpoint, const GgufFiles& files,
-                 const std::vector<std::uint32_t>& tensors, const Arguments& arguments) {
-  for (const std::uint32_t number : tensors) {
-    if (files.can_hold(number)) continue;
-    refuse_tensor(arguments, checkpoint.tensor(number),
-                  "not from a GGUF file: write a .safetensors file");
-  }
-  Content content;
-  if (files.make(tensors, content) == 0) return content;
-  throw Error(ErrorCode::kUsage, arguments.output,
-              "the file would have more than 2^63 bytes: extract fewer tensors");
 }
 
 }  // namespace
@@ -159,33 +90,16 @@ int cat(const Arguments& arguments) {
   }
   refuse_terminal("pipe it to od(1)");
   refuse_source_as_output(std::array{&checkpoint}, sources);
-  write_content(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput);
+  const std::string output = kStandardOutput;
+  write_bytes(checkpoint, content, STDOUT_FILENO, {arguments.source, output}, nullptr);
   return 0;
 }
 
 int extract(const Arguments& arguments) {
   VerbSources sources(arguments);
   const Checkpoint checkpoint = open_checkpoint(arguments, sources);
-  const std::vector<std::uint32_t> tensors =
-      select_tensors(checkpoint, arguments.source, arguments.globs);
-  const SafetensorsFiles safetensors_files(checkpoint);
-  const GgufFiles gguf_files(checkpoint);
-  const Content content = arguments.output.ends_with(".gguf")
-                              ? new_gguf(checkpoint, gguf_files, tensors, arguments)
-                              : new_safetensors(checkpoint, safetensors_files, tensors, arguments);
-  Output output(arguments, std::array{&checkpoint}, sources);
-  {
-    ProgressBar bar(content.size());
-    run_beside([&] {
-      write_content(checkpoint, content, output.fd(), arguments.source, output.name(), &bar);
-    });
-  }
-  output.commit();
-  if (output.is_new_file() && Terminal().is_terminal) {
-    print(printable(arguments.output) + ": " + std::to_string(tensors.size()) +
-          (tensors.size() == 1 ? " tensor, " : " tensors, ") + human_bytes(content.size()) + "\n");
-  }
-  return 0;
+  return save(checkpoint, select_tensors(checkpoint, arguments.source, arguments.globs), arguments,
+              sources);
 }
 
 }  // namespace stfs

@@ -1,12 +1,10 @@
 #include "tools/info/new_file.h"
 
 #include "core/base/error.h"
+#include "tools/info/at_signal.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,99 +14,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <thread>
 #include <utility>
 
 namespace stfs {
-namespace {
-
-// A random name. It does not contain the target's name, which may have 255 bytes (NAME_MAX)
-// already.
-std::string temporary_name() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof number, 0) != sizeof number) {
-    throw_errno(ErrorCode::kUnreadable, "", "getrandom", errno);
-  }
-  std::array<char, 32> name{};
-  std::snprintf(name.data(), name.size(), ".stfs-%016llx", static_cast<unsigned long long>(number));
-  return name.data();
-}
-
-// Blocks all signals in this thread while it lives.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
-
-// Unlinks a file when SIGHUP, SIGINT or SIGTERM ends the process. The constructor blocks these
-// signals. The thread that watch() starts reads them, also those that came before it, unlinks the
-// file and raises the signal again.
-class UnlinkAtSignal {
- public:
-  UnlinkAtSignal() : end_(::eventfd(0, EFD_CLOEXEC)) {
-    if (!end_) throw_errno(ErrorCode::kUnreadable, "", "eventfd", errno);
-    pthread_sigmask(SIG_BLOCK, nullptr, &before_);
-    try {
-      signals_ = take_ending_signals(ErrorCode::kUnreadable);
-    } catch (...) {
-      pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-      throw;
-    }
-  }
-  ~UnlinkAtSignal() {
-    ::eventfd_write(end_.get(), 1);
-    if (thread_.joinable()) thread_.join();
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  void watch(int directory, const std::string& name) {
-    directory_ = directory;
-    name_ = name;
-    thread_ = start_thread([this] { wait(); });
-  }
-  UnlinkAtSignal(const UnlinkAtSignal&) = delete;
-  UnlinkAtSignal& operator=(const UnlinkAtSignal&) = delete;
-
- private:
-  void wait() const {
-    std::array<pollfd, 2> polled{{{signals_.get(), POLLIN, 0}, {end_.get(), POLLIN, 0}}};
-    while (::poll(polled.data(), polled.size(), -1) < 0) {
-      if (errno != EINTR) return;
-    }
-    signalfd_siginfo signal{};
-    if ((polled[1].revents & POLLIN) != 0 ||
-        ::read(signals_.get(), &signal, sizeof signal) != sizeof signal) {
-      return;
-    }
-    ::unlinkat(directory_, name_.c_str(), 0);
-    const int number = static_cast<int>(signal.ssi_signo);
-    sigset_t one;
-    sigemptyset(&one);
-    sigaddset(&one, number);
-    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
-    ::raise(number);
-    ::_exit(128 + number);  // process 1 of a container survives raise(3)
-  }
-
-  int directory_ = -1;
-  std::string name_;
-  UniqueFd end_;
-  UniqueFd signals_;
-  sigset_t before_{};
-  std::thread thread_;
-};
-
 NewFile::NewFile(const std::string& path, Existing existing, Begin begin)
     : path_(path), existing_(existing) {
   struct stat status {};
@@ -152,7 +60,7 @@ void NewFile::begin_unnamed() {
 void NewFile::begin_named() {
   // Before the file: no signal may come between the two.
   try {
-    at_signal_ = std::make_unique<UnlinkAtSignal>();
+    at_signal_ = std::make_unique<AtSignal>();
   } catch (const std::exception&) {
     // No descriptor or memory: go on; a signal will leave the temporary file behind.
   }
@@ -166,7 +74,11 @@ void NewFile::begin_named() {
     fail(errno);
   }
   try {
-    if (at_signal_) at_signal_->watch(directory_.get(), temporary_);
+    if (at_signal_) {
+      at_signal_->watch([directory = directory_.get(), name = temporary_] {
+        ::unlinkat(directory, name.c_str(), 0);
+      });
+    };
   } catch (const std::exception&) {
     at_signal_.reset();  // no thread: as above
   }

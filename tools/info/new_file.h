@@ -19,7 +19,7 @@
 
 namespace stfs {
 
-class UnlinkAtSignal;
+class AtSignal;
 
 class NewFile {
  public:
@@ -54,7 +54,7 @@ class NewFile {
   std::string temporary_;  // of our file in the directory; "" while it has no name
   UniqueFd directory_;
   UniqueFd fd_;
-  std::unique_ptr<UnlinkAtSignal> at_signal_;
+  std::unique_ptr<AtSignal> at_signal_;
 };
 
 }  // namespace stfs

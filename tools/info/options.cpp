@@ -1,9 +1,11 @@
 #include "core/command/layer_rows.h"
 #include "core/command/source_rows.h"
-#include "core/layer/quantised/quantised_layer.h"
+#include "core/layer/edit/edit_lines.h"
 #include "tools/info/verbs.h"
 
 #include <array>
+#include <filesystem>
+#include <system_error>
 
 namespace stfs {
 namespace {
@@ -20,13 +22,22 @@ constexpr std::array kVerbs = {
     VerbRow{"diff", "compare two checkpoints; exit status 1 when they differ", run_verb<diff>},
     VerbRow{"report", "write a page that shows what the weights are like", run_verb<report>},
     VerbRow{"extract", "write some tensors to a new safetensors or GGUF file", run_verb<extract>},
+    VerbRow{"edit", "show what edits would change, or write the result", run_verb<edit_verb>},
     VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
 };
 
+Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->layers; }
+
+void add_edit_line(void* arguments, const std::string& line) {
+  std::error_code error;
+  const std::string place = (std::filesystem::current_path(error) / "-e").string();
+  choose(layers_of(arguments), kEditOption, edit_argument(place, line));
+}
+
 constexpr std::array kOwnOptions = {
     OptionRow{.flags = "SOURCE",
-              .verbs = "list! show! cat! stats! hash! extract! complete!",
+              .verbs = "list! show! cat! stats! hash! extract! edit! complete!",
               .value = Value::kSource,
               .set = set<&Arguments::source>,
               .help = "a .safetensors file, an index, a directory, a mount, or a URL"},
@@ -82,6 +93,47 @@ constexpr std::array kOwnOptions = {
                   "file. A device or a pipe is written to as it stands. "
                   "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "-o,--output",
+              .verbs = "edit",
+              .argument = "OUT",
+              .value = Value::kSource,
+              .set = set<&Arguments::output>,
+              .help = "write the result: a .safetensors or .gguf file, or a new directory",
+              .man = "Write the result: a safetensors or a GGUF file by the ending of its name, "
+                     "or a new directory with the files that loaders need. "
+                     "Without it `edit` prints what would change."},
+    OptionRow{.flags = "-f",
+              .verbs = "edit",
+              .argument = "FILE...",
+              .value = Value::kPath,
+              .set =
+                  [](void* to, const std::string& value) {
+                    choose(layers_of(to), kEditOption, value);
+                  },
+              .help = "apply the edits in FILE, as --edit",
+              .man = "Apply the edits in <file>, as `--edit` does."},
+    OptionRow{.flags = "-e",
+              .verbs = "info list show check cat stats hash diff report extract edit",
+              .argument = "LINE...",
+              .set = add_edit_line,
+              .help = "apply one line of edits, such as 'drop *.bias'",
+              .man = "Apply one line of the language of edits. "
+                     "Paths in it are relative to the working directory."},
+    OptionRow{.flags = "--shard-size",
+              .verbs = "extract edit",
+              .argument = "SIZE",
+              .value = Value::kSize,
+              .set = set<&Arguments::shard_size>,
+              .help = "write a directory of shards of this size: 5GB",
+              .man = "Write a new directory with shards of at most <size> bytes, each with one "
+                     "tensor or more, and an index."},
+    OptionRow{.flags = "--dry-run",
+              .verbs = "extract edit",
+              .set = set<&Arguments::dry_run>,
+              .help = "only tell how much would be written, and shared with the source",
+              .man = "Write nothing. "
+                     "Print how many bytes the result would have, and how many of them it would "
+                     "share with the source on this file system."},
+    OptionRow{.flags = "-o,--output",
               .verbs = "report!",
               .argument = "FILE",
               .value = Value::kSource,
@@ -90,7 +142,7 @@ constexpr std::array kOwnOptions = {
               .man = "The page to write. A device or a pipe is written to as it stands. "
                      "`-` writes to standard output; `./-` is a file of that name."},
     OptionRow{.flags = "--force",
-              .verbs = "extract report",
+              .verbs = "extract edit report",
               .set = set<&Arguments::force>,
               .help = "replace an existing file, once the new one is complete",
               .man =
@@ -181,7 +233,7 @@ constexpr std::array kOwnOptions = {
               .least = 1,
               .most = 1024},
     OptionRow{.flags = "--json",
-              .verbs = "info list show check where stats hash diff cache",
+              .verbs = "info list show check where stats hash diff edit cache",
               .set = set<&Arguments::json>,
               .help = "print JSON",
               .man = "Print JSON, as described below."},
@@ -194,7 +246,7 @@ constexpr std::array kOwnOptions = {
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--allow-missing",
-              .verbs = "info list show cat stats hash diff report extract",
+              .verbs = "info list show cat stats hash diff report extract edit",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
               .man =
@@ -202,14 +254,13 @@ constexpr std::array kOwnOptions = {
                   "split GGUF file."},
 };
 
-Layers& layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->layers; }
-
 constexpr std::array kOptions = joined(
     joined(kOwnOptions, layer_rows<layers_of>(
-                            "info list show check cat stats hash diff report extract", false)),
+                            "info list show check cat stats hash diff report extract edit",
+                            false)),
     source_rows<&Arguments::sources>(
-                     "info list show check cat stats hash diff report extract",
-                     "info list show check cat stats hash diff report extract cache", false));
+                     "info list show check cat stats hash diff report extract edit",
+                     "info list show check cat stats hash diff report extract edit cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",

@@ -33,6 +33,9 @@ struct Arguments {
   std::vector<std::string> paths;  // of info, check, report: checkpoints; of where: mounted files
   std::string output;              // of extract and report
   bool force = false;              // of extract and report: an existing file may be replaced
+  std::uint64_t shard_size = 0;    // bytes; 0: one file
+  bool dry_run = false;            // extract, edit: tell what would be written
+  bool shares = false;             // edit: lay the file out so that it shares blocks with SOURCE
   std::string against;             // of report: another checkpoint; "": none
   std::string slice;               // of cat (core/recipe/slice.h); "": the whole tensor
   bool as_f32 = false;
@@ -71,6 +74,7 @@ void print_warning(const std::string& line);  // to standard error
 inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
   return {.allow_missing = arguments.allow_missing,
           .layers = arguments.layers,
+          .with_model_files = arguments.shares || arguments.shard_size != 0,
           .missing_hint = "--allow-missing reads the rest",
           // Warnings of layers are about values; `info` shows the others.
           .warn = arguments.layers.empty() ? nullptr : print_warning,
@@ -110,6 +114,7 @@ int report(const Arguments& arguments);
 // These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
+int edit_verb(const Arguments& arguments);
 
 // Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
 int cache(const Arguments& arguments);

@@ -1,0 +1,28 @@
+// Writes a recipe to a file: what lies in a local file is shared with it where the file system can
+// (FICLONERANGE), else copied in the kernel (copy_file_range(2)); the rest goes through memory.
+//
+// Thread safety: one thread at a time writes to a descriptor.
+#pragma once
+
+#include "core/recipe/content.h"
+
+#include <cstdint>
+#include <functional>
+
+namespace stfs {
+
+struct Written {
+  std::uint64_t shared = 0, copied = 0;  // bytes
+  int error = 0;                         // an errno
+  bool is_of_source = false;             // it came of reading; else of writing
+};
+
+// Writes all of `content` from the beginning of `fd` on: a regular file that is open for writing,
+// and else a stream. Tells `progress` the bytes of each step. The sources are verified at the end.
+Written write_content(const Content& content, int fd,
+                      const std::function<void(std::uint64_t bytes)>& progress);
+
+// Whether the file system of `fd` can share a block of a local file.
+bool can_share(const Extent& extent, int fd);
+
+}  // namespace stfs
