@@ -33,7 +33,7 @@ MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.sa
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
     "stfs": [],
-    "Look": [],
+    "Change": [],
     "Check": ["ok", "lm_head.weight: OK"],
     "Slice": [],
     "Elsewhere": ["hf://org/model@", "s3://bucket/model", "/models/model"],
@@ -87,6 +87,12 @@ def make_checkpoints(work, source):
     write_safetensors(work / "new.safetensors", bad)
     write_safetensors(work / "base.safetensors", good)
     write_safetensors(work / "adapter.safetensors", {"lora.a": ("F32", [4], struct.pack("<4f", 1, 2, 3, 4))})
+    write_safetensors(work / "vlm.safetensors", {**good, "vision_tower.w": ("F32", [1], b"abcd")})
+    (work / "adapter").mkdir()
+    (work / "adapter/adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    up_proj = "base_model.model.model.layers.0.mlp.up_proj."
+    write_safetensors(work / "adapter/adapter_model.safetensors", {
+        up_proj + "lora_A.weight": ("BF16", [2, 64], bf16(2 * 64, 5)), up_proj + "lora_B.weight": ("BF16", [32, 2], bf16(32 * 2, 6))})
     write_safetensors(work / "w.safetensors", {"w": ("F32", [16, 4096], os.urandom(16 * 4096 * 4))})
     write_safetensors(work / "fp8/model.safetensors", {
         "lm_head.weight": ("F8_E4M3", [128, 64], os.urandom(128 * 64)),

@@ -1,0 +1,198 @@
+"""The seven surgeries of README, each beside what NumPy makes of the same tensors, bit for bit."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import unittest
+
+import numpy
+
+import checkpoints
+from checkpoints import from_bf16, plain, read, run, to_bf16, write
+
+RANDOM = numpy.random.default_rng(7)
+
+
+def bf16(*shape):
+    return "BF16", to_bf16(RANDOM.standard_normal(shape, numpy.float32))
+
+
+class Surgeries(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.work = pathlib.Path(directory.name)
+        self.tensors = {
+            "model.embed_tokens.weight": bf16(40, 16),
+            "model.layers.0.q_proj.weight": bf16(24, 16),
+            "model.layers.1.q_proj.weight": bf16(24, 16),
+            "model.norm.weight": ("F32", RANDOM.standard_normal(16, numpy.float32)),
+            "vision_tower.w": bf16(8, 8),
+            "lm_head.weight": bf16(40, 16),
+            "steps": ("I64", numpy.array(7)),
+        }
+        self.source = self.work / "model.safetensors"
+        write(self.source, self.tensors, {"format": "pt", "title": "old"})
+        (self.work / "config.json").write_text('{"model_type": "llama"}')
+        self.out = self.work / "out.safetensors"
+
+    def edited(self, *lines, options=()):
+        arguments = [word for line in lines for word in ("-e", line)]
+        run("edit", self.source, *arguments, *options, "-o", self.out)
+        run("check", self.out)
+        return read(self.out)
+
+    def test_a_prefix_is_renamed(self):
+        expected = {name.removeprefix("model."): each for name, each in self.tensors.items()}
+        self.assertEqual(self.edited(r"rename s/^model\.//"), (plain(expected), {"format": "pt", "title": "old"}))
+
+    def test_lm_head_is_tied(self):
+        expected = dict(self.tensors)
+        expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
+        got, _ = self.edited("drop lm_head.*", "copy s/^model.embed_tokens/lm_head/")
+        self.assertEqual(got, plain(expected))
+
+    def test_a_tower_is_dropped(self):
+        got, _ = self.edited("drop vision_tower.*")
+        expected = plain(self.tensors)
+        del expected["vision_tower.w"]
+        self.assertEqual(got, expected)
+
+    def test_the_title_changes(self):
+        got, metadata = self.edited("metadata title 'a new one'")
+        self.assertEqual((got, metadata), (plain(self.tensors), {"format": "pt", "title": "a new one"}))
+
+    def test_an_adapter_is_merged(self):
+        a = RANDOM.standard_normal((4, 16), numpy.float32)
+        b = RANDOM.standard_normal((24, 4), numpy.float32)
+        adapter = self.work / "adapter"
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+        prefix = "base_model.model.model.layers.1.q_proj."
+        write(adapter / "adapter_model.safetensors",
+              {prefix + "lora_A.weight": ("F32", a), prefix + "lora_B.weight": ("F32", b)})
+        weight = from_bf16(self.tensors["model.layers.1.q_proj.weight"][1])
+        update = numpy.zeros_like(weight)
+        for k in range(4):
+            update = update + b[:, k:k + 1] * a[k:k + 1, :]
+        expected = plain(self.tensors)
+        merged = to_bf16(weight + numpy.float32(0.5 * 8 / 4) * update)
+        expected["model.layers.1.q_proj.weight"] = ("BF16", (24, 16), merged.tobytes())
+        got, _ = self.edited(options=["--lora", f"0.5@{adapter}"])
+        self.assertEqual(got, expected)
+        # The same in a mount, and by its name there.
+        mount = self.work / "mnt"
+        mount.mkdir()
+        if subprocess.run([checkpoints.STFS, "-o", f"lora=0.5@{adapter}", self.source, mount]).returncode != 0:
+            self.assertNotIn("STFS_REQUIRE_MOUNT", os.environ, "cannot mount")
+            self.skipTest("cannot mount")
+        try:
+            self.assertEqual((mount / "model.layers.1.q_proj.weight").read_bytes(), merged.tobytes())
+            run("diff", mount, self.out)
+        finally:
+            subprocess.run([checkpoints.STFS, "-u", mount], check=True)
+
+    def test_shards_are_made_and_merged(self):
+        shards = self.work / "shards"
+        run("edit", self.source, "--shard-size", "1500", "-o", shards)
+        index = json.loads((shards / "model.safetensors.index.json").read_text())
+        self.assertEqual(set(index["weight_map"]), set(self.tensors))
+        total, got = 0, {}
+        for name in sorted(set(index["weight_map"].values())):
+            tensors, metadata = read(shards / name)
+            self.assertEqual(metadata, {"format": "pt", "title": "old"})
+            self.assertEqual(set(tensors), {each for each, file in index["weight_map"].items() if file == name})
+            size = sum(len(each[2]) for each in tensors.values())
+            self.assertTrue(size <= 1500 or len(tensors) == 1)
+            total += size
+            got.update(tensors)
+        self.assertEqual((got, index["metadata"]["total_size"]), (plain(self.tensors), total))
+        self.assertEqual((shards / "config.json").read_bytes(), (self.work / "config.json").read_bytes())
+        self.assertEqual(sorted(os.listdir(self.work)), ["config.json", "model.safetensors", "shards"])
+        run("edit", shards, "-o", self.out)
+        self.assertEqual(read(self.out)[0], plain(self.tensors))
+
+    def test_without_an_output_the_changes_are_printed(self):
+        listed = json.loads(run("edit", self.source, "-e", "rename s/^model.norm/norm/", "-e", "drop steps",
+                                "-e", "cast lm_head.* f32", "-e", "unset title", "--json"))
+        self.assertEqual(listed, [
+            {"change": "renamed", "name": "norm.weight", "from": "model.norm.weight", "dtype": "F32", "shape": [16]},
+            {"change": "cast", "name": "lm_head.weight", "from": "lm_head.weight", "dtype": "F32", "shape": [40, 16]},
+            {"change": "dropped", "from": "steps", "dtype": "I64", "shape": []},
+            {"change": "metadata", "key": "title", "before": "old"}])
+        self.assertIn("renamed", run("edit", self.source, "-e", "rename s/^model.norm/norm/"))
+
+    def test_nothing_is_overwritten_unasked_and_no_source_ever(self):
+        before = self.source.read_bytes()
+        link = self.work / "link.safetensors"
+        link.symlink_to(self.source)
+        hard = self.work / "hard.safetensors"
+        os.link(self.source, hard)
+        for target in (self.source, link, hard):
+            run("edit", self.source, "-e", "drop steps", "-o", target, "--force", status=2)
+        self.out.write_text("mine")
+        run("edit", self.source, "-e", "drop steps", "-o", self.out, status=2)
+        self.assertEqual(self.out.read_text(), "mine")
+        run("edit", self.source, "-e", "drop steps", "-o", self.out, "--force")
+        self.assertNotIn("steps", read(self.out)[0])
+        full = self.work / "full"
+        full.mkdir()
+        (full / "a").touch()
+        run("edit", self.source, "-o", full, status=2)
+        self.assertEqual((os.listdir(full), self.source.read_bytes()), (["a"], before))
+
+    def test_a_wrong_line_writes_nothing(self):
+        self.assertIn("line 1", run("edit", self.source, "-e", "drop nothing.*", "-o", self.out, status=1))
+        self.assertIn("line 1", run("edit", self.source, "-e", "drop nothing.*", "-o", self.work / "d", status=1))
+        self.assertEqual(sorted(os.listdir(self.work)), ["config.json", "model.safetensors"])
+
+    def test_a_signal_leaves_all_or_nothing(self):
+        big = numpy.lib.format.open_memmap(self.work / "big.npy", "w+", "<f4", (100_000_000,))  # sparse
+        del big
+        target = self.work / "d"
+        child = subprocess.Popen([checkpoints.STFS_INFO, "edit", self.source, "-e", "add big.npy", "--shard-size", "1G",
+                                  "-o", target], cwd=self.work, stderr=subprocess.DEVNULL)
+        while child.poll() is None and not any(name.startswith(".stfs-") for name in os.listdir(self.work)):
+            pass
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        left = sorted(os.listdir(self.work))
+        if "d" in left:  # it was done before the signal came
+            run("check", target)
+            left.remove("d")
+        self.assertEqual(left, ["big.npy", "config.json", "model.safetensors"])
+
+    def test_a_full_disk_leaves_nothing_behind(self):
+        limited = ["bash", "-c", 'ulimit -f 1; exec "$0" "$@"', checkpoints.STFS_INFO, "edit", self.source]
+        for target in (self.out, self.work / "d"):
+            done = subprocess.run([*limited, "-o", target], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("File too large", done.stderr)
+        self.assertEqual(sorted(os.listdir(self.work)), ["config.json", "model.safetensors"])
+
+    def test_gguf_keeps_its_types_and_gets_names_and_metadata(self):
+        source = pathlib.Path(__file__).parent.parent / "data/gguf/llama-2-tiny-random.gguf"
+        before = json.loads(run("list", source, "--json"))
+        out = self.work / "out.gguf"
+        run("edit", source, "-e", "rename s/^blk/layer/", "-e", "metadata general.name 'Another name'",
+            "-e", "metadata llama.block_count 9", "-e", "metadata mine text", "-e", "drop output.weight", "-o", out)
+        run("check", out)
+        after = {each["name"]: each for each in json.loads(run("list", out, "--json"))}
+        for each in before:
+            if each["name"] == "output.weight":
+                continue
+            name = each["name"].replace("blk", "layer", 1) if each["name"].startswith("blk") else each["name"]
+            self.assertEqual((after[name]["dtype"], after[name]["shape"]), (each["dtype"], each["shape"]))
+            self.assertEqual(run("hash", out, name).split()[0], run("hash", source, each["name"]).split()[0])
+        metadata = json.loads(run("info", out, "--json"))["metadata"]
+        self.assertEqual((metadata["general.name"], metadata["mine"]), ("Another name", "text"))
+        self.assertEqual(str(metadata["llama.block_count"]), "9")
+        self.assertIn("another type", run("edit", source, "-e", "metadata llama.block_count nine", status=1))
+        self.assertIn("laid out", run("edit", source, "-e", "metadata general.alignment 64", status=1))
+
+
+if __name__ == "__main__":
+    unittest.main()
