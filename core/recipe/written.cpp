@@ -37,8 +37,9 @@ int share(const Extent& from, int fd, std::uint64_t at) {
 
 class Writer {
  public:
-  Writer(const Content& content, int fd, const std::function<void(std::uint64_t)>& progress)
-      : content_(content), reader_(content), fd_(fd), progress_(progress) {
+  Writer(const Content& content, int fd, const std::function<void(std::uint64_t)>& progress,
+         const std::atomic<bool>* stop)
+      : content_(content), reader_(content, stop), stop_(stop), fd_(fd), progress_(progress) {
     struct stat status {};
     is_file_ = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
                (::fcntl(fd, F_GETFL) & O_APPEND) == 0 && ::lseek(fd, 0, SEEK_CUR) == 0;
@@ -52,6 +53,7 @@ class Writer {
       } else {
         through_memory(place.begin, place.length);
       }
+      if (result_.error == 0 && stop_ != nullptr && *stop_) fail(EINTR, true);
       if (result_.error != 0) return result_;
     }
     if (const int error = content_.verify()) fail(error, true);
@@ -121,6 +123,7 @@ class Writer {
 
   const Content& content_;
   SequentialReader reader_;
+  const std::atomic<bool>* stop_;
   int fd_;
   const std::function<void(std::uint64_t)>& progress_;
   bool is_file_ = false;
@@ -133,8 +136,9 @@ class Writer {
 }  // namespace
 
 Written write_content(const Content& content, int fd,
-                      const std::function<void(std::uint64_t bytes)>& progress) {
-  return Writer(content, fd, progress).run();
+                      const std::function<void(std::uint64_t bytes)>& progress,
+                      const std::atomic<bool>* stop) {
+  return Writer(content, fd, progress, stop).run();
 }
 
 bool can_share(const Extent& extent, int fd) {

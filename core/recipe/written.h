@@ -6,6 +6,7 @@
 
 #include "core/recipe/content.h"
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -19,8 +20,10 @@ struct Written {
 
 // Writes all of `content` from the beginning of `fd` on: a regular file that is open for writing,
 // and else a stream. Tells `progress` the bytes of each step. The sources are verified at the end.
+// Gives up with EINTR soon after `stop` is set; null: never.
 Written write_content(const Content& content, int fd,
-                      const std::function<void(std::uint64_t bytes)>& progress);
+                      const std::function<void(std::uint64_t bytes)>& progress,
+                      const std::atomic<bool>* stop = nullptr);
 
 // Whether the file system of `fd` can share a block of a local file.
 bool can_share(const Extent& extent, int fd);

@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as directory:
     tried = failed = 0
     names = [f"stfs.{found.name}" for found in pkgutil.iter_modules(stfs.__path__)]
     for module in map(importlib.import_module, ["stfs", *names]):
-        outcome = doctest.testmod(module, extraglobs={"stfs": stfs, "path": path, "numpy": numpy})
+        outcome = doctest.testmod(module, extraglobs={"stfs": stfs, "path": path, "directory": directory, "numpy": numpy})
         tried, failed = tried + outcome.attempted, failed + outcome.failed
 print(f"{tried} examples, {failed} wrong")
 sys.exit(1 if failed or tried < 5 else 0)

@@ -203,6 +203,54 @@ class CheckpointTest(Base):
         self.assertNotIn("\n", repr(m["ü\n"]))
 
 
+class LayersTest(Base):
+    def test_edits_show_and_save(self):
+        edited = stfs.open(self.path, edits=["rename s/f32/renamed/", "cast renamed f64", "metadata title new"])
+        expected = ARRAYS["f32"][1].astype("<f8")
+        numpy.testing.assert_array_equal(edited["renamed"].numpy(), expected)
+        out = self.at("out.safetensors")
+        self.assertEqual(edited.save(out) % 4096, 0)
+        saved = stfs.open(out)
+        self.assertEqual((set(saved), saved.metadata["title"]), (set(edited), "new"))
+        numpy.testing.assert_array_equal(saved["renamed"].numpy(), expected)
+        with self.assertRaisesRegex(stfs.Error, "there is a file of this name"):
+            edited.save(out)
+        edited.save(out, replace=True)
+        with self.assertRaisesRegex(stfs.Error, "a file of the source"):
+            edited.save(self.path, replace=True)
+        with self.assertRaisesRegex(stfs.Error, "line 1: .*matches no name"):
+            stfs.open(self.path, edits=["drop nothing"])
+
+    def test_shards_are_saved_whole(self):
+        directory = self.at("shards")
+        stfs.open(self.path).save(directory, shard_size=100)
+        self.assertIn("model.safetensors.index.json", os.listdir(directory))
+        again = stfs.open(directory)
+        self.assertEqual({name: bytes(again[name]) for name in again},
+                         {name: bytes(each) for name, each in stfs.open(self.path).items()})
+
+    def test_adapters_are_merged(self):
+        adapter = self.at("adapter")
+        os.mkdir(adapter)
+        with open(os.path.join(adapter, "adapter_config.json"), "w") as file:
+            json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 2}, file)
+        checkpoint = write_checkpoint(self.at("base.safetensors"), {"q.weight": ("F32", numpy.zeros((2, 3), "<f4"))})
+        write_checkpoint(os.path.join(adapter, "adapter_model.safetensors"), {
+            "base_model.model.q.lora_A.weight": ("F32", numpy.array([[1, 2, 3]], "<f4")),
+            "base_model.model.q.lora_B.weight": ("F32", numpy.array([[1], [-1]], "<f4"))})
+        merged = stfs.open(checkpoint, lora=[adapter, "0.5@" + adapter])
+        numpy.testing.assert_array_equal(merged["q.weight"].numpy(), [[3, 6, 9], [-3, -6, -9]])
+        again = pickle.loads(pickle.dumps(merged))
+        numpy.testing.assert_array_equal(again["q.weight"].numpy(), [[3, 6, 9], [-3, -6, -9]])
+
+    def test_a_source_that_changed_is_not_saved(self):
+        opened = stfs.open(self.path)
+        write_checkpoint(self.path, {"other": ARRAYS["u8"]})
+        with self.assertRaises(stfs.Error):
+            opened.save(self.at("out.safetensors"))
+        self.assertFalse(os.path.exists(self.at("out.safetensors")))
+
+
 class TensorTest(Base):
     def setUp(self):
         super().setUp()

@@ -1,5 +1,5 @@
 // A new file appears complete, whether it begins without a name or with a temporary one.
-#include "tools/info/new_file.h"
+#include "core/checkpoint/new_file.h"
 
 #include "core/base/error.h"
 #include "tests/support/files.h"

@@ -2,6 +2,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/saved.h"
 #include "core/recipe/content.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/npy.h"
@@ -90,8 +91,7 @@ int cat(const Arguments& arguments) {
   }
   refuse_terminal("pipe it to od(1)");
   refuse_source_as_output(std::array{&checkpoint}, sources);
-  const std::string output = kStandardOutput;
-  write_bytes(checkpoint, content, STDOUT_FILENO, {arguments.source, output}, nullptr);
+  write_bytes(checkpoint, content, STDOUT_FILENO, arguments.source, kStandardOutput, nullptr);
   return 0;
 }
 

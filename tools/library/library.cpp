@@ -355,6 +355,18 @@ void stfs_python_destroy(void* capsule) {
   }
 }
 
+int stfs_save(stfs_checkpoint* checkpoint, const char* path, const stfs_save_options* options,
+              uint64_t* shared) {
+  return guarded([&] {
+    stfs_checkpoint& handle = checked(checkpoint);
+    if (path == nullptr) refuse("the path: NULL");
+    const stfs_save_options given = stfs::abi::read_sized(options, "the options");
+    const std::uint64_t bytes =
+        handle.opened.save({path, given.shard_bytes, given.replaces != 0});
+    if (shared != nullptr) *shared = bytes;
+  });
+}
+
 int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count) {
   return guarded([&] {
     stfs_checkpoint& handle = checked(checkpoint);

@@ -4,8 +4,11 @@
 #include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/checkpoint/mounted.h"
+#include "core/checkpoint/saved.h"
 #include "core/command/command.h"
 #include "core/command/source_rows.h"
+#include "core/layer/edit/edit_layer.h"
+#include "core/layer/edit/edit_lines.h"
 #include "core/recipe/arrival.h"
 #include "core/recipe/elements.h"
 #include "core/recipe/slice.h"
@@ -21,8 +24,10 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <limits>
 #include <new>
+#include <system_error>
 #include <thread>
 
 namespace stfs {
@@ -40,10 +45,13 @@ constexpr std::array kOwnRows = {
 };
 constexpr auto kRows = joined(kOwnRows, source_rows<&OpenOptions::sources>("", "", true));
 
+constexpr std::string_view kLinesOption = "edits";  // lines of the language of edits
+
 std::string known_words() {
   std::string words;
   const auto add = [&](std::string_view word) { (words += words.empty() ? "" : ", ") += word; };
   for (const LayerRow& row : layer_table()) add(row.option);
+  add(kLinesOption);
   for (const OptionRow& row : kRows) add(row.flags);
   return words;
 }
@@ -139,9 +147,15 @@ OpenOptions::OpenOptions(std::span<const std::string> options) {
     const std::string place = "option " + in_quotes(option) + ": ";
     if (const LayerRow* layer = find_layer(key)) {
       if (!layer->accepts(value)) {
-        refuse(place + "one of " + std::string(layer->arguments) + " is expected");
+        refuse(place + std::string(layer->arguments) + " is expected");
       }
       choose(load.layers, layer->option, value);
+      continue;
+    }
+    if (key == kLinesOption) {
+      std::error_code error;
+      const std::string here = (std::filesystem::current_path(error) / "-e").string();
+      choose(load.layers, kEditOption, edit_argument(here, value));
       continue;
     }
     const auto* const row = std::ranges::find(kRows, key, &OptionRow::flags);
@@ -219,6 +233,7 @@ Opened::Opened(std::vector<std::string> sources, OpenOptions options, Interrupte
   std::unique_ptr<Loaded> first = load_first();
   const Checkpoint& checkpoint = *first->checkpoint;
   version_ = version_of(checkpoint.list());
+  options_.load.layers = checkpoint.layers();  // for children, wherever they are
   pinned_ = pinned_of(checkpoint, names_);
   if (!options_.version.empty() && options_.version != version_) {
     throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
@@ -351,6 +366,33 @@ PartRecipe Opened::recipe_of(const Checkpoint& checkpoint, const PartOfTensor& p
   return {.content = slice_content(slice, tensor.content()),
           .dtype = tensor.dtype,
           .shape = slice.shape};
+}
+
+std::uint64_t Opened::save(const SaveTo& to) {
+  Loaded& from = loaded();
+  std::uint64_t shared = 0;
+  const int error = wait_for(from, [&](const std::atomic<bool>& stop) {
+    LoadOptions how = options_.load;
+    how.sources = from.sources.get();
+    how.with_model_files = true;  // a directory has them too
+    const Checkpoint now(names_, how);
+    if (version_of(now.list()) != version_) return ESTALE;
+    try {
+      shared = stfs::save(now, *from.sources,
+                          {.source = names_.front(),
+                           .output = to.path,
+                           .shard_size = to.shard_size,
+                           .stop = &stop},
+                          to.replaces);
+    } catch (const Error&) {
+      if (!stop) throw;
+      return ECANCELED;
+    }
+    return 0;
+  });
+  if (error == 0) return shared;
+  throw Error(ErrorCode::kUnreadable, public_name(names_.front()),
+              error == ESTALE ? "changed since it was opened: open it again" : "cancelled", error);
 }
 
 int Opened::wait_for(Loaded& from,

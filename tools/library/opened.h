@@ -112,6 +112,15 @@ class Opened {
 
   std::string metadata_text(std::uint32_t entry);
 
+  // Writes all tensors to a file or a directory, by the ending of its name (core/checkpoint/saved.h),
+  // and returns the bytes that are shared with the sources.
+  struct SaveTo {
+    std::string path;
+    std::uint64_t shard_size;  // bytes; 0: one file
+    bool replaces;             // a file that exists
+  };
+  std::uint64_t save(const SaveTo& to);
+
   void prefetch(std::uint32_t tensor);
   void cancel();
 
@@ -146,7 +155,7 @@ class Opened {
   static std::byte* file_of(Loaded& from, std::uint32_t part, int descriptor);
 
   const std::vector<std::string> names_;
-  const OpenOptions options_;
+  OpenOptions options_;
   const Interrupted interrupted_;
   Loaded* first_ = nullptr;             // freed by the process that made it
   std::atomic<Loaded*> own_ = nullptr;  // of the child

@@ -76,7 +76,8 @@ typedef struct stfs_open_extra {
  * directory, a mount of stfs or a path in it, a URL (https://, s3://, hf://).
  *
  * An option is "key=value", or "key" for a switch: the words of `stfs -o` about the content, which
- * are allow_missing and the layers (dequantize=bf16|f16|f32), about remote sources (cache_dir,
+ * are allow_missing and the layers (dequantize=bf16|f16|f32, lora=[SCALE@]ADAPTER, edit=FILE; the
+ * last two may be given several times, as may edits=LINES, lines in place of a file), about remote sources (cache_dir,
  * cache_size, connections, timeout, offline, insecure_http), and
  *   version=HEX   fail with ESTALE unless stfs_version_of() is this
  *
@@ -225,6 +226,20 @@ STFS_API void stfs_python_destroy(void* capsule);
 /* Begins to fetch tensors of remote sources into the cache, behind what is read. Returns at once.
  */
 STFS_API int stfs_prefetch(stfs_checkpoint* checkpoint, const size_t* tensors, size_t count);
+
+typedef struct stfs_save_options {
+  size_t size;          /* sizeof(stfs_save_options) */
+  uint64_t shard_bytes; /* a directory with shards of at most so many bytes; 0: one file */
+  int replaces;         /* nonzero: takes the place of a file that exists */
+} stfs_save_options;
+
+/* Writes all tensors as they are shown, whole or not at all: a safetensors or a GGUF file by the
+ * ending of `path`, else a new directory with model.safetensors or shards, an index, and the files
+ * that loaders look for. Never a file that the checkpoint is read from. Blocks of local files are
+ * shared with them where the file system can; `shared` gets those bytes and may be NULL, as
+ * `options`. */
+STFS_API int stfs_save(stfs_checkpoint* checkpoint, const char* path,
+                       const stfs_save_options* options, uint64_t* shared);
 
 #ifdef __cplusplus
 }

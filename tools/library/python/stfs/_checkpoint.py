@@ -21,7 +21,8 @@ def open(source: Union[Source, Sequence[Source]], *more: Source, **options: Any)
     A source is what the commands take: a safetensors or GGUF file, an index, a directory that holds a
     checkpoint, a mount of stfs, or a URL (https://, s3://, hf://org/model@revision).
 
-    Options are those of `stfs -o`: dequantize="bf16", allow_missing=True, cache_dir=..., cache_size="100G",
+    Options are those of `stfs -o`: dequantize="bf16", lora="0.5@adapter" or a list, edit="file.edits",
+    edits=["drop *.bias"] (lines in place of a file), allow_missing=True, cache_dir=..., cache_size="100G",
     connections=8, timeout=60, offline=True, insecure_http=True; and version=m.version, which fails unless
     the sources are still what they were.
 
@@ -37,8 +38,9 @@ def _words(options: Mapping[str, Any]) -> List[bytes]:
     for key, value in options.items():
         if value is None or value is False:
             continue
-        text = key if value is True else f"{key}={os.fspath(value) if isinstance(value, os.PathLike) else value}"
-        words.append(os.fsencode(text))
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            text = key if each is True else f"{key}={os.fspath(each) if isinstance(each, os.PathLike) else each}"
+            words.append(os.fsencode(text))
     return words
 
 
@@ -72,7 +74,7 @@ class Checkpoint(collections.abc.Mapping):
             if not is_open:
                 library.stfs_close(handle)
 
-        if any("://" in source for source in sources):
+        if any(b"://" in word for word in (*words, *keys)):
             try:
                 interruptibly(opened)
             except BaseException:
@@ -208,6 +210,21 @@ class Checkpoint(collections.abc.Mapping):
         """Begins to fetch tensors of remote sources, all by default, and returns at once."""
         numbers = range(len(self)) if names is None else [self[name]._number for name in names]
         check(library.stfs_prefetch(self._handle, (ctypes.c_size_t * len(numbers))(*numbers), len(numbers)))
+
+    def save(self, path: Source, *, shard_size: int = 0, replace: bool = False) -> int:
+        """Writes all tensors as they are shown, whole or not at all: a .safetensors or .gguf file, else a new
+        directory for loaders, with shards of at most `shard_size` bytes. Returns the bytes that are shared with
+        the sources, where the file system can share blocks (XFS, btrfs).
+
+        >>> m = stfs.open(path, edits=["rename s/weight/w/"])
+        >>> m.save(directory + "/renamed.safetensors") >= 0
+        True
+        """
+        options = _library.SaveOptions(ctypes.sizeof(_library.SaveOptions), shard_size, replace)
+        shared = ctypes.c_uint64()
+        (given,) = _array([os.fsencode(path)])
+        self._call(library.stfs_save, given, ctypes.byref(options), ctypes.byref(shared))
+        return shared.value
 
     def cancel(self) -> None:
         """Ends the calls that wait for a network, in all threads, with stfs.Cancelled."""

@@ -23,6 +23,10 @@ class TensorRow(ctypes.Structure):
                 ("offset", ctypes.c_uint64)]
 
 
+class SaveOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("shard_bytes", ctypes.c_uint64), ("replaces", ctypes.c_int)]
+
+
 class Part(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("tensor", ctypes.c_size_t), ("slice", ctypes.c_char_p),
                 ("as_", ctypes.c_char_p)]
@@ -69,6 +73,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("map_private", ctypes.c_int, Handle, part, out, out), ("unmap", None, Handle),
         ("export", ctypes.c_int, Handle, part, ctypes.c_uint, out),
         ("export_unversioned", ctypes.c_int, Handle, part, ctypes.c_uint, out),
+        ("save", ctypes.c_int, Handle, text, ctypes.POINTER(SaveOptions), ctypes.POINTER(ctypes.c_uint64)),
         ("prefetch", ctypes.c_int, Handle, sizes, size), ("python_destroy", None, ctypes.c_void_p)]
     for name, result, *arguments in functions:
         function = getattr(library, "stfs_" + name)

@@ -1,7 +1,7 @@
 // A directory that gets its name when all files in it are complete.
 //
-//   constructor   creates a directory with a temporary name beside the target; SIGHUP, SIGINT and
-//                 SIGTERM remove it
+//   constructor   creates a directory with a temporary name beside the target; if that is wanted,
+//                 SIGHUP, SIGINT and SIGTERM remove it
 //   commit()      fsync(2) of it, renameat2(2) to its own name, fsync(2) of the directory above
 //   destructor    without commit(): removes it
 //
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "core/base/posix.h"
-#include "tools/info/at_signal.h"
+#include "core/checkpoint/at_signal.h"
 
 #include <memory>
 #include <string>
@@ -18,9 +18,9 @@ namespace stfs {
 
 class NewDirectory {
  public:
-  // Throws Error kUsage when there is something of this name that is no empty directory;
-  // kUnreadable.
-  explicit NewDirectory(const std::string& path);
+  // `cleans_up`: signals remove it; a library must not take them. Throws Error kUsage when there is
+  // something of this name that is no empty directory; kUnreadable.
+  NewDirectory(const std::string& path, bool cleans_up);
   ~NewDirectory();
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;

@@ -1,7 +1,7 @@
-#include "tools/info/new_file.h"
+#include "core/checkpoint/new_file.h"
 
 #include "core/base/error.h"
-#include "tools/info/at_signal.h"
+#include "core/checkpoint/at_signal.h"
 
 #include <fcntl.h>
 #include <sys/random.h>

@@ -1,4 +1,4 @@
-#include "tools/info/new_directory.h"
+#include "core/checkpoint/new_directory.h"
 
 #include "core/base/error.h"
 
@@ -18,7 +18,7 @@ constexpr const char* kInTheWay = "there is something of this name: name a new d
 
 }  // namespace
 
-NewDirectory::NewDirectory(const std::string& path) : path_(path) {
+NewDirectory::NewDirectory(const std::string& path, bool cleans_up) : path_(path) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   const std::size_t slash = path_.rfind('/');
   parent_ = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
@@ -29,7 +29,7 @@ NewDirectory::NewDirectory(const std::string& path) : path_(path) {
                    !std::filesystem::is_empty(path_, error) || error)) {
     throw Error(ErrorCode::kUsage, path_, kInTheWay);
   }
-  at_signal_ = std::make_unique<AtSignal>();
+  if (cleans_up) at_signal_ = std::make_unique<AtSignal>();
   int result = 0;
   std::string temporary;
   do {
@@ -39,10 +39,12 @@ NewDirectory::NewDirectory(const std::string& path) : path_(path) {
   if (result != 0) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
   temporary_ = temporary;
   try {
-    at_signal_->watch([temporary] {
-      std::error_code ignored;
-      std::filesystem::remove_all(temporary, ignored);
-    });
+    if (at_signal_) {
+      at_signal_->watch([temporary] {
+        std::error_code ignored;
+        std::filesystem::remove_all(temporary, ignored);
+      });
+    }
     directory_ = UniqueFd(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!directory_) throw_errno(ErrorCode::kUnreadable, path_, "", errno);
   } catch (...) {

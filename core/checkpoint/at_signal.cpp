@@ -1,4 +1,4 @@
-#include "tools/info/at_signal.h"
+#include "core/checkpoint/at_signal.h"
 
 #include "core/base/error.h"
 
