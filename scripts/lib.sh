@@ -6,7 +6,7 @@
 # shellcheck disable=SC2034  # used by the scripts that source this file
 STFS_BUILD_PACKAGES=(
   g++ cmake ninja-build pkg-config libfuse3-dev fuse3 nlohmann-json3-dev libcli11-dev libssl-dev
-  libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libhwy-dev
+  libcurl4-openssl-dev libpugixml-dev libxxhash-dev libre2-dev libzstd-dev libhwy-dev
   libgtest-dev
 )
 # To run the tests: tools that read the mounts, and tools that build and check the package.

@@ -42,6 +42,7 @@ constexpr Row kRows[] = {
     {ErrorCode::kGgufData, "GgufData"},
     {ErrorCode::kGgufSplit, "GgufSplit"},
     {ErrorCode::kQuantized, "Quantized"},
+    {ErrorCode::kDelta, "Delta"},
     {ErrorCode::kAdapter, "Adapter"},
     {ErrorCode::kEdit, "Edit"},
     {ErrorCode::kInvalidIndex, "InvalidIndex"},

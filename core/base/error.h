@@ -42,6 +42,7 @@ enum class ErrorCode {
   kGgufSplit,   // the parts of a split file do not belong together
 
   kQuantized,      // a quantised tensor that is not complete, contradicts itself or is not known
+  kDelta,          // a delta that breaks its format, is not supported or has another base
   kAdapter,        // an adapter that breaks its format, is not supported or does not fit the base
   kEdit,           // a line of edits that means nothing, touches nothing or does not fit
   kInvalidIndex,   // an index file that breaks its format, or names a shard outside its directory

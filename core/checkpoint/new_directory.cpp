@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 namespace stfs {
 namespace {
@@ -18,7 +19,7 @@ constexpr const char* kInTheWay = "there is something of this name: name a new d
 
 }  // namespace
 
-NewDirectory::NewDirectory(const std::string& path, bool cleans_up) : path_(path) {
+NewDirectory::NewDirectory(std::string path, bool cleans_up) : path_(std::move(path)) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   const std::size_t slash = path_.rfind('/');
   parent_ = slash == std::string::npos ? "." : path_.substr(0, slash + 1);

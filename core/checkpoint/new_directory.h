@@ -20,7 +20,7 @@ class NewDirectory {
  public:
   // `cleans_up`: signals remove it; a library must not take them. Throws Error kUsage when there is
   // something of this name that is no empty directory; kUnreadable.
-  NewDirectory(const std::string& path, bool cleans_up);
+  NewDirectory(std::string path, bool cleans_up);
   ~NewDirectory();
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;

@@ -73,11 +73,12 @@ Placement placement_of(const Checkpoint& checkpoint, std::span<const std::uint32
   const auto commonest = std::ranges::max_element(
       bytes_by_phase, {}, [](const auto& entry) { return entry.second; });
   Placement grouped{in_order.tensors, commonest->first, 0};
-  std::ranges::stable_partition(grouped.tensors, [&](std::uint32_t number) {
+  const auto is_of_group = [&](std::uint32_t number) {
     const std::optional<Extent> extent = shareable(checkpoint, number);
     return extent && extent->offset % kShareBlock == commonest->first &&
            extent->length % kShareBlock == 0;
-  });
+  };
+  std::stable_partition(grouped.tensors.begin(), grouped.tensors.end(), is_of_group);
   grouped.shareable = shared_bytes(checkpoint, grouped.tensors, grouped.phase);
   return grouped.shareable > in_order.shareable ? grouped : in_order;
 }

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint/tree.h"
+#include "core/layer/delta/delta_layer.h"
 #include "core/remote/http/url.h"
 #include "core/stored/absent.h"
 
@@ -46,7 +47,8 @@ class Loader {
  private:
   void add(const std::string& source) {
     if (is_url(source)) {
-      const std::string pinned = opener_.pinned(source);
+      std::string pinned = opener_.pinned(source);
+      take_delta(pinned);
       out_.list.append(stored(pinned, options_));
       out_.origins.push_back({.path = public_name(pinned)});
       return;
@@ -55,9 +57,18 @@ class Loader {
     if (std::optional<MountedPath> mounted = find_mounted(source)) {
       return add_mounted(*std::move(mounted));
     }
-    out_.list.append(stored(source, options_));
+    std::string name = source;
+    take_delta(name);
+    out_.list.append(stored(name, options_));
     std::error_code error;
-    out_.origins.push_back({.path = fs::absolute(source, error).string()});
+    out_.origins.push_back({.path = fs::absolute(name, error).string()});
+  }
+
+  // A source that is a delta is the layer upon the checkpoint that it reaches.
+  void take_delta(std::string& source) {
+    if (const auto delta = delta_as_source(source, opener_)) {
+      choose(layers_, kDeltaOption, resolved_delta(*delta, opener_));
+    }
   }
 
   TensorList stored(const std::string& path, const StoredOptions& options) {

@@ -25,7 +25,16 @@ struct LayerWords {
   std::string_view help, man;
 };
 
-inline constexpr std::array<LayerWords, 3> kLayerWords{{
+inline constexpr std::array<LayerWords, 4> kLayerWords{{
+    {.flag = "--delta",
+     .argument = "VERSION",
+     .value = Value::kPath,
+     .help = "show the checkpoint after the updates of a delta",
+     .man = "Show the checkpoint after an update that a trainer published as what changed: <version> "
+            "is its directory, such as `run/weight_v000012`, its index, or a URL of one. "
+            "The updates before it are found beside it, down to a full checkpoint, which is the "
+            "source, or to one without a directory, for which the source stands. "
+            "No byte of a changed tensor is shown before its checksum held."},
     {.flag = "--dequantize",
      .argument = kDequantizedWords,
      .value = Value::kChoice,
@@ -71,7 +80,8 @@ template <auto kLayersOf>
 constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view verbs,
                                                                bool in_list) {
   constexpr std::array<Setter, kLayerWords.size()> kSetters{
-      set_layer<kLayersOf, 0>, set_layer<kLayersOf, 1>, set_layer<kLayersOf, 2>};
+      set_layer<kLayersOf, 0>, set_layer<kLayersOf, 1>, set_layer<kLayersOf, 2>,
+      set_layer<kLayersOf, 3>};
   std::array<OptionRow, kLayerWords.size()> rows{};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const LayerWords& words = kLayerWords[i];

@@ -17,7 +17,7 @@ namespace stfs {
 // command's arguments that holds the SourceOptions. With `in_list` the rows are those of a list, as
 // of -o: "cache_dir" in place of "--cache-dir".
 template <auto kMember>
-constexpr std::array<OptionRow, 6> source_rows(std::string_view verbs, std::string_view cache_verbs,
+constexpr std::array<OptionRow, 7> source_rows(std::string_view verbs, std::string_view cache_verbs,
                                                bool in_list) {
   using Owner = decltype(owner_of(kMember));
   return {{
@@ -82,6 +82,17 @@ constexpr std::array<OptionRow, 6> source_rows(std::string_view verbs, std::stri
               "A source means the version that it meant when it was last opened. "
               "A read of bytes that were never fetched fails with `EIO`. "
               "The variable `HF_HUB_OFFLINE` means the same."},
+      {.flags = in_list ? "memory" : "--memory",
+       .verbs = verbs,
+       .argument = "SIZE",
+       .value = Value::kSize,
+       .set =
+           [](void* to, const std::string& value) {
+             (static_cast<Owner*>(to)->*kMember).memory = std::stoull(value);
+           },
+       .help = "the most memory for what a delta changes: 1G (default: 256M)",
+       .man = "Keep at most <size> bytes of the positions that a delta changes, 256M by default. "
+              "Tensors whose changes are not kept are decoded again when they are read."},
       {.flags = in_list ? "insecure_http" : "--insecure-http",
        .verbs = verbs,
        .set = [](void* to,

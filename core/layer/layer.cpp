@@ -1,5 +1,6 @@
 #include "core/layer/layer.h"
 
+#include "core/layer/delta/delta_layer.h"
 #include "core/layer/edit/edit_layer.h"
 #include "core/layer/lora/lora_layer.h"
 #include "core/layer/quantised/quantised_layer.h"
@@ -13,6 +14,18 @@ namespace stfs {
 namespace {
 
 constexpr LayerRow kTable[] = {
+    {.option = kDeltaOption,
+     .arguments = "VERSION",
+     .argument = "version",
+     .needs = "tensors that a delta names",
+     .repeats = false,
+     .accepts = [](std::string_view argument) { return !argument.empty(); },
+     .resolve = resolved_delta,
+     .is_elsewhere = [](const std::string& argument) { return is_url(argument); },
+     .apply =
+         [](TensorList below, std::span<const std::string> arguments, LayerContext& context) {
+           return apply_delta(std::move(below), arguments[0], context.sources);
+         }},
     {.option = kDequantizeOption,
      .arguments = kDequantizedWords,
      .argument = "type",
@@ -68,7 +81,7 @@ void choose(Layers& layers, std::string_view option, const std::string& argument
   if (same.empty() || place_of(option)->repeats) {
     layers.insert(same.end(), {std::string(option), argument});
   } else {
-    same.front().argument = argument;
+    same.begin()->argument = argument;
   }
 }
 

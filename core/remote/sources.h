@@ -39,6 +39,7 @@ struct SourceOptions {
   unsigned timeout = 60;  // seconds that a read waits, and an opening for an answer
   bool offline = false;   // HF_HUB_OFFLINE means so too
   bool insecure_http = false;
+  std::uint64_t memory = 256 << 20;  // bytes of changed positions that a delta may keep
   Counters* counters = nullptr;  // null: its own
   // Takes a line for the user, each once: a cache that cannot be used, a version that is told by
   // time and size alone. Called by any thread, one at a time.
@@ -79,6 +80,8 @@ class Sources {
 
   // The files of the Hub's own cache that were looked at for remote sources so far.
   std::vector<std::string> hub_copies() const;
+  std::uint64_t memory() const { return options_.memory; }
+
   // The directory of the cache of remote sources; "" when none was opened.
   std::string cache_directory() const;
 

@@ -148,7 +148,7 @@ TEST_F(LibStfs, RefusesWithWhatIsWrong) {
 
 TEST_F(LibStfs, RefusesOptionsThatItDoesNotKnow) {
   for (const auto& [option, words] :
-       {std::pair{"colour=red", "not known; known are dequantize, lora, edit, edits, allow_missing"},
+       {std::pair{"colour=red", "not known; known are delta, dequantize, lora, edit, edits, allow_missing"},
         std::pair{"dequantize=q4", "bf16|f16|f32"}, std::pair{"timeout", "needs a value"},
         std::pair{"timeout=0", "a number from 1 to 3600"},
         std::pair{"offline=yes", "takes no value"}, std::pair{"", "not known"}}) {

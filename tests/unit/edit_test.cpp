@@ -223,18 +223,18 @@ class EditTest : public ::testing::Test {
   TempDir dir_;
 };
 
-const std::string kA = "model.a.weight F32 [2,2] aaaabbbbccccdddd";
-const std::string kB = "model.b.weight F32 [4] eeeeffffgggghhhh";
-const std::string kHead = "lm_head.weight BF16 [2,1] ijkl";
-const std::string kSteps = "steps I64 [] 12345678";
+const std::string a_line = "model.a.weight F32 [2,2] aaaabbbbccccdddd";
+const std::string b_line = "model.b.weight F32 [4] eeeeffffgggghhhh";
+const std::string head_line = "lm_head.weight BF16 [2,1] ijkl";
+const std::string steps_line = "steps I64 [] 12345678";
 using Lines = std::vector<std::string>;
 
 TEST_F(EditTest, EachCommandShowsWhatItSays) {
   EXPECT_EQ(shown("rename s/model.//"),
             (Lines{"a.weight F32 [2,2] aaaabbbbccccdddd", "b.weight F32 [4] eeeeffffgggghhhh",
-                   kHead, kSteps}));
-  EXPECT_EQ(shown("keep *.weight\ndrop model.*"), Lines{kHead});
-  EXPECT_EQ(shown("keep steps\ncopy s/steps/t/"), (Lines{kSteps, "t I64 [] 12345678"}));
+                   head_line, steps_line}));
+  EXPECT_EQ(shown("keep *.weight\ndrop model.*"), Lines{head_line});
+  EXPECT_EQ(shown("keep steps\ncopy s/steps/t/"), (Lines{steps_line, "t I64 [] 12345678"}));
   EXPECT_EQ(shown("keep model.a* \nslice model.a.weight 1,:"),
             Lines{"model.a.weight F32 [2] ccccdddd"});
   EXPECT_EQ(shown("keep model.a* \nslice model.a.weight :,1"),
@@ -246,10 +246,10 @@ TEST_F(EditTest, EachCommandShowsWhatItSays) {
   EXPECT_EQ(shown("keep *b.weight\nreplace model.b.weight other.safetensors::y --reshape"),
             Lines{"model.b.weight F32 [4] yyyyyyyyyyyyyyyy"});
   EXPECT_EQ(shown("keep steps\nadd other.safetensors::x.*"),
-            (Lines{kSteps, "x.1 F32 [4] 1111111111111111", "x.2 I8 [3] 222"}));
+            (Lines{steps_line, "x.1 F32 [4] 1111111111111111", "x.2 I8 [3] 222"}));
   EXPECT_EQ(shown("keep steps\nadd other.safetensors::x.2 as 'a new name'"),
-            (Lines{"a new name I8 [3] 222", kSteps}));
-  EXPECT_EQ(shown("keep steps\nadd a.npy"), (Lines{"a I16 [3] 112233", kSteps}));
+            (Lines{"a new name I8 [3] 222", steps_line}));
+  EXPECT_EQ(shown("keep steps\nadd a.npy"), (Lines{"a I16 [3] 112233", steps_line}));
 }
 
 TEST_F(EditTest, LinesApplyFromTopToBottomAndNamesOfALineAtOnce) {

@@ -15,7 +15,7 @@ struct Row {
   int status;
 };
 
-constexpr std::array<Row, 38> kRows{{
+constexpr std::array<Row, 39> kRows{{
     {ErrorCode::kHeaderTooSmall, "HeaderTooSmall", 1},
     {ErrorCode::kHeaderTooLarge, "HeaderTooLarge", 1},
     {ErrorCode::kInvalidHeaderLength, "InvalidHeaderLength", 1},
@@ -42,6 +42,7 @@ constexpr std::array<Row, 38> kRows{{
     {ErrorCode::kGgufData, "GgufData", 1},
     {ErrorCode::kGgufSplit, "GgufSplit", 1},
     {ErrorCode::kQuantized, "Quantized", 1},
+    {ErrorCode::kDelta, "Delta", 1},
     {ErrorCode::kAdapter, "Adapter", 1},
     {ErrorCode::kEdit, "Edit", 1},
     {ErrorCode::kInvalidIndex, "InvalidIndex", 1},

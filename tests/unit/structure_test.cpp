@@ -104,7 +104,7 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   const std::set<std::string> core =
       chain({}, {"core/base", "core/source", "core/remote/http", "core/remote/stores",
                  "core/remote/cache", "core/remote", "core/format", "core/recipe", "core/stored",
-                 "core/layer/quantised", "core/layer/lora", "core/layer/edit", "core/layer",
+                 "core/layer/delta", "core/layer/quantised", "core/layer/lora", "core/layer/edit", "core/layer",
                  "core/checkpoint", "core/values", "core/values/picture", "core/report", "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});

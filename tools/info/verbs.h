@@ -114,7 +114,7 @@ int report(const Arguments& arguments);
 // These write bytes.
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
-int edit_verb(const Arguments& arguments);
+int edit_verb(const Arguments& given);
 
 // Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
 int cache(const Arguments& arguments);

@@ -76,7 +76,7 @@ std::optional<std::string> module_before(std::string_view name, std::string_view
   if (!rest.ends_with(ending)) return std::nullopt;
   rest.remove_suffix(ending.size());
   const bool is_plain = rest.empty();
-  const bool is_named = rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == rest.npos;
+  const bool is_named = rest.starts_with('.') && rest.size() > 1 && rest.find('.', 1) == std::string_view::npos;
   if (!is_plain && !is_named) return std::nullopt;
   return std::string(name.substr(0, at));
 }
@@ -87,9 +87,9 @@ AdapterConfig::AdapterConfig(std::string file, std::string_view text) : file_(st
   const OrderedJson json = OrderedJson::parse(is_bounded_json(text) ? text : std::string_view(), nullptr, false);
   if (!json.is_object()) refuse("a JSON object is expected");
   const auto at = [&](const char* key) -> const OrderedJson& {
-    static const OrderedJson kNone;
+    static const OrderedJson none;
     const auto found = json.find(key);
-    return found == json.end() ? kNone : *found;
+    return found == json.end() ? none : *found;
   };
   if (word_of(at("peft_type")) != "LORA") {
     refuse("peft_type is " + in_quotes(word_of(at("peft_type"))) + ": LORA alone is merged");

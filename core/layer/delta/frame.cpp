@@ -1,0 +1,190 @@
+#include "core/layer/delta/frame.h"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <vector>
+
+namespace stfs {
+namespace {
+
+constexpr std::size_t kRead = 128 << 10;  // bytes of a frame that are read at a time
+
+// The content of a frame of zstd, in order.
+class Stream {
+ public:
+  explicit Stream(const Extent& frame) : frame_(frame), context_(ZSTD_createDCtx()) {
+    if (context_ == nullptr) throw std::bad_alloc();
+  }
+  ~Stream() { ZSTD_freeDCtx(context_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Fills `out`: 0, an errno of reading, EBADMSG when the frame ends first or is none.
+  int read(std::span<std::byte> out) {
+    ZSTD_outBuffer to{out.data(), out.size(), 0};
+    while (to.pos < to.size) {
+      if (has_ended_) return EBADMSG;
+      if (const int error = step(to)) return error;
+    }
+    return 0;
+  }
+
+  int skip(std::uint64_t bytes) {
+    std::array<std::byte, 4096> dropped{};
+    while (bytes > 0) {
+      const auto some = static_cast<std::size_t>(std::min<std::uint64_t>(dropped.size(), bytes));
+      if (const int error = read(std::span(dropped).first(some))) return error;
+      bytes -= some;
+    }
+    return 0;
+  }
+
+  // Whether nothing follows, neither content nor bytes behind the frame.
+  int end() {
+    std::byte none{};
+    ZSTD_outBuffer to{&none, 0, 0};
+    while (!has_ended_) {
+      const std::size_t before = input_.pos;
+      const std::uint64_t read_before = read_;
+      if (const int error = step(to)) return error;
+      // Content that does not fit into no room is left.
+      if (!has_ended_ && input_.pos == before && read_ == read_before) return EBADMSG;
+    }
+    return input_.pos == input_.size && read_ == frame_.length ? 0 : EBADMSG;
+  }
+
+ private:
+  int step(ZSTD_outBuffer& to) {
+    if (input_.pos == input_.size && read_ < frame_.length) {
+      const auto some =
+          static_cast<std::size_t>(std::min<std::uint64_t>(kRead, frame_.length - read_));
+      bytes_.resize(some);
+      if (const int error = frame_.source->read_unverified(bytes_, frame_.offset + read_)) {
+        return error;
+      }
+      read_ += some;
+      input_ = {bytes_.data(), some, 0};
+    }
+    const std::size_t before_in = input_.pos, before_out = to.pos;
+    const std::size_t left = ZSTD_decompressStream(context_, &to, &input_);
+    if (ZSTD_isError(left) != 0U) return EBADMSG;
+    has_ended_ = left == 0;
+    const bool is_stuck = !has_ended_ && input_.pos == before_in && to.pos == before_out;
+    if (is_stuck && read_ == frame_.length && input_.pos == input_.size) return EBADMSG;
+    return 0;
+  }
+
+  Extent frame_;
+  ZSTD_DCtx* context_;
+  std::vector<std::byte> bytes_;
+  ZSTD_inBuffer input_{nullptr, 0, 0};
+  std::uint64_t read_ = 0;  // bytes of the frame
+  bool has_ended_ = false;
+};
+
+class XorFrame : public Frame {
+ public:
+  explicit XorFrame(const Extent& frame) : stream_(frame) {}
+
+  int apply(std::span<std::byte> next) override {
+    changes_.resize(next.size());
+    if (const int error = stream_.read(changes_)) return error;
+    for (std::size_t i = 0; i < next.size(); ++i) next[i] ^= changes_[i];
+    return 0;
+  }
+  int skip(std::uint64_t bytes) override { return stream_.skip(bytes); }
+  int end() override { return stream_.end(); }
+
+ private:
+  Stream stream_;
+  std::vector<std::byte> changes_;
+};
+
+class OverwriteFrame : public Frame {
+ public:
+  OverwriteFrame(const Extent& frame, std::uint64_t length)
+      : positions_(frame), values_(frame), length_(length) {}
+
+  int apply(std::span<std::byte> next) override {
+    return walk(next.size(), [&](std::uint64_t at, std::byte value) { next[at] = value; });
+  }
+  int skip(std::uint64_t bytes) override {
+    return walk(bytes, [](std::uint64_t, std::byte) {});
+  }
+  int end() override {
+    if (const int error = begin()) return error;
+    return left_ == 0 && !has_next_ ? values_.end() : EBADMSG;
+  }
+
+ private:
+  int begin() {
+    if (has_begun_) return 0;
+    has_begun_ = true;
+    std::uint32_t count = 0;
+    if (const int error = positions_.read(std::as_writable_bytes(std::span(&count, 1)))) {
+      return error;
+    }
+    if (count > length_) return EBADMSG;
+    left_ = count;
+    if (const int error = values_.skip(sizeof count * (std::uint64_t{count} + 1))) return error;
+    return advance();
+  }
+
+  // Takes the next position and its byte.
+  int advance() {
+    has_next_ = false;
+    if (left_ == 0) return 0;
+    if (taken_ == some_.size()) {
+      some_.resize(std::min<std::uint64_t>(left_, 4096));
+      if (const int error = positions_.read(std::as_writable_bytes(std::span(some_)))) return error;
+      bytes_.resize(some_.size());
+      if (const int error = values_.read(bytes_)) return error;
+      taken_ = 0;
+    }
+    const std::uint32_t position = some_[taken_];
+    if (position >= length_ || (has_last_ && position <= last_)) return EBADMSG;
+    next_ = last_ = position;
+    value_ = bytes_[taken_++];
+    has_last_ = has_next_ = true;
+    --left_;
+    return 0;
+  }
+
+  template <class Use>
+  int walk(std::uint64_t bytes, const Use& use) {
+    if (const int error = begin()) return error;
+    while (has_next_ && next_ < at_ + bytes) {
+      use(next_ - at_, value_);
+      if (const int error = advance()) return error;
+    }
+    at_ += bytes;
+    return 0;
+  }
+
+  Stream positions_, values_;
+  std::uint64_t length_;
+  bool has_begun_ = false;
+  std::uint64_t left_ = 0;  // positions that were not taken
+  std::vector<std::uint32_t> some_;
+  std::vector<std::byte> bytes_;
+  std::size_t taken_ = 0;
+  std::uint64_t at_ = 0;  // of the tensor
+  bool has_next_ = false, has_last_ = false;
+  std::uint64_t next_ = 0, last_ = 0;
+  std::byte value_{};
+};
+
+}  // namespace
+
+std::unique_ptr<Frame> Frame::open(DeltaEncoding encoding, const Extent& frame,
+                                   std::uint64_t length) {
+  if (encoding == DeltaEncoding::kXor) return std::make_unique<XorFrame>(frame);
+  return std::make_unique<OverwriteFrame>(frame, length);
+}
+
+}  // namespace stfs

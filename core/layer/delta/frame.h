@@ -1,0 +1,38 @@
+// The changes of one delta to one tensor, decoded from its frame from the beginning to the end.
+//
+//   xor        a stream as long as the tensor
+//   overwrite  two streams of the same frame: one stands in the positions, one in the bytes
+//
+// Thread safety: one thread at a time. Lifetime: the source of the frame outlives it.
+#pragma once
+
+#include "core/layer/delta/version.h"
+#include "core/recipe/content.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace stfs {
+
+class Frame {
+ public:
+  // `length` is the tensor's, in bytes.
+  static std::unique_ptr<Frame> open(DeltaEncoding encoding, const Extent& frame,
+                                     std::uint64_t length);
+  Frame() = default;
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+  virtual ~Frame() = default;
+
+  // Changes the next bytes of the tensor. Returns 0, an errno of a read, or EBADMSG for a frame that
+  // breaks the format.
+  virtual int apply(std::span<std::byte> next) = 0;
+  // As apply(), for bytes that nobody wants.
+  virtual int skip(std::uint64_t bytes) = 0;
+  // After the last byte: whether the frame ends there. 0 or EBADMSG.
+  virtual int end() = 0;
+};
+
+}  // namespace stfs

@@ -1,0 +1,219 @@
+#include "core/layer/delta/version.h"
+
+#include "core/base/error.h"
+#include "core/base/json_text.h"
+#include "core/base/text.h"
+#include "core/remote/http/url.h"
+#include "core/stored/directory.h"
+
+#include <nlohmann/json.hpp>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <new>
+#include <system_error>
+#include <utility>
+
+namespace stfs {
+namespace {
+
+using IndexJson = nlohmann::json;
+
+constexpr std::string_view kIndexName = "model.safetensors.index.json";
+constexpr std::uint64_t kMostIndex = 512 << 20;  // bytes
+constexpr std::size_t kMostLinks = 256;
+
+constexpr std::array<std::pair<std::string_view, DeltaEncoding>, 2> kEncodings{
+    {{"xor", DeltaEncoding::kXor}, {"overwrite", DeltaEncoding::kOverwrite}}};
+constexpr std::array<std::pair<std::string_view, DeltaChecksum>, 2> kChecksums{
+    {{"xxh3-128", DeltaChecksum::kXxh3}, {"adler32", DeltaChecksum::kAdler32}}};
+
+template <class Rows>
+auto value_of(const Rows& rows, std::string_view word) {
+  const auto* const row = std::ranges::find(rows, word, [](const auto& r) { return r.first; });
+  return row == rows.end() ? std::nullopt : std::optional(row->second);
+}
+
+[[noreturn]] void refuse(const std::string& index, const std::string& rule) {
+  throw Error(ErrorCode::kDelta, public_name(index), rule);
+}
+
+// "000012", "v12" or 12.
+std::optional<std::uint64_t> number_in_json(const IndexJson& json) {
+  if (json.is_number_unsigned()) return json.get<std::uint64_t>();
+  if (!json.is_string()) return std::nullopt;
+  std::string text = json.get<std::string>();
+  if (text.starts_with('v')) text.erase(0, 1);
+  std::uint64_t number = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// The text of the index; nullopt: there is none.
+std::optional<std::string> text_of_index(const std::string& index, Sources& sources) {
+  std::error_code error;
+  if (!is_url(index) && !std::filesystem::exists(index, error) && !error) return std::nullopt;
+  try {
+    return sources.read_file(index, kMostIndex);
+  } catch (const Error& refusal) {
+    if (refusal.code() == ErrorCode::kAbsent || refusal.code() == ErrorCode::kHidden) {
+      return std::nullopt;
+    }
+    throw;
+  }
+}
+
+// The directory of the version with this number, beside another: with as many digits.
+std::optional<std::string> sibling(const std::string& directory, std::uint64_t number) {
+  std::string trimmed = directory;
+  while (trimmed.size() > 1 && trimmed.ends_with('/')) trimmed.pop_back();
+  const std::string name = last_component(trimmed);
+  const std::size_t digits = name.size() - (name.find_last_not_of("0123456789") + 1);
+  if (digits == 0) return std::nullopt;
+  std::string text = std::to_string(number);
+  if (text.size() < digits) text.insert(0, digits - text.size(), '0');
+  return child_name(parent_name(trimmed), name.substr(0, name.size() - digits) + text);
+}
+
+}  // namespace
+
+std::optional<DeltaEncoding> delta_encoding(std::string_view word) {
+  return value_of(kEncodings, word);
+}
+std::string_view word_of(DeltaEncoding encoding) {
+  return kEncodings[static_cast<std::size_t>(encoding)].first;
+}
+std::optional<DeltaChecksum> delta_checksum(std::string_view word) {
+  return value_of(kChecksums, word);
+}
+std::string_view word_of(DeltaChecksum checksum) {
+  return kChecksums[static_cast<std::size_t>(checksum)].first;
+}
+
+DeltaDigest::DeltaDigest(DeltaChecksum checksum) : checksum_(checksum) {
+  if (checksum != DeltaChecksum::kXxh3) return;
+  XXH3_state_t* const state = XXH3_createState();
+  if (state == nullptr) throw std::bad_alloc();
+  XXH3_128bits_reset(state);
+  xxh3_ = state;
+}
+
+DeltaDigest::~DeltaDigest() { XXH3_freeState(static_cast<XXH3_state_t*>(xxh3_)); }
+
+void DeltaDigest::add(std::span<const std::byte> bytes) {
+  if (checksum_ == DeltaChecksum::kXxh3) {
+    XXH3_128bits_update(static_cast<XXH3_state_t*>(xxh3_), bytes.data(), bytes.size());
+    return;
+  }
+  constexpr std::size_t kSome = 5552;  // the sums of so many bytes fit 32 bits (RFC 1950, zlib)
+  constexpr std::uint32_t kModulus = 65521;
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kSome, bytes.size()))) {
+    for (const std::byte byte : bytes.first(std::min(kSome, bytes.size()))) {
+      a_ += static_cast<std::uint8_t>(byte);
+      b_ += a_;
+    }
+    a_ %= kModulus;
+    b_ %= kModulus;
+  }
+}
+
+std::string DeltaDigest::hex() const {
+  std::array<char, 40> text{};
+  if (checksum_ == DeltaChecksum::kXxh3) {
+    const XXH128_hash_t hash = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(xxh3_));
+    std::snprintf(text.data(), text.size(), "%016llx%016llx",
+                  static_cast<unsigned long long>(hash.high64),
+                  static_cast<unsigned long long>(hash.low64));
+  } else {
+    std::snprintf(text.data(), text.size(), "%08x", b_ << 16 | a_);
+  }
+  return text.data();
+}
+
+std::optional<DeltaVersion> read_delta(const std::string& place, Sources& sources) {
+  DeltaVersion out;
+  out.index = place.ends_with(kIndexSuffix) ? place : child_name(place, std::string(kIndexName));
+  const std::optional<std::string> text = text_of_index(out.index, sources);
+  // Of a full checkpoint the index may be long, and is not looked at.
+  if (!text || text->find("\"delta_encoding\"") == std::string::npos) return std::nullopt;
+  const IndexJson json = IndexJson::parse(*text, nullptr, false);
+  if (!json.is_object()) return std::nullopt;
+  const auto metadata = json.find("metadata");
+  if (metadata == json.end() || !metadata->is_object()) return std::nullopt;
+  const auto word = [&](const char* key) -> std::string {
+    const auto at = metadata->find(key);
+    return at != metadata->end() && at->is_string() ? at->get<std::string>() : "";
+  };
+  const std::string encoding = word("delta_encoding");
+  if (encoding.empty()) return std::nullopt;
+  out.directory = parent_name(out.index);
+  const auto known_encoding = delta_encoding(encoding);
+  if (!known_encoding) {
+    refuse(out.index, "delta_encoding " + in_quotes(encoding) + ": xor and overwrite are known");
+  }
+  out.encoding = *known_encoding;
+  if (word("compression_format") != "zstd") {
+    refuse(out.index,
+           "compression_format " + in_quotes(word("compression_format")) + ": zstd is known");
+  }
+  const auto known_checksum = delta_checksum(word("checksum_format"));
+  if (!known_checksum) {
+    refuse(out.index, "checksum_format " + in_quotes(word("checksum_format")) +
+                          ": xxh3-128 and adler32 are known");
+  }
+  out.checksum = *known_checksum;
+  const auto number = [&](const char* key) {
+    const auto at = metadata->find(key);
+    const auto value = at == metadata->end() ? std::nullopt : number_in_json(*at);
+    if (!value) refuse(out.index, in_quotes(key) + " is no number");
+    return *value;
+  };
+  out.version = number("version");
+  out.base = number("base_version");
+  if (out.base >= out.version) {
+    refuse(out.index, "base_version " + std::to_string(out.base) + " does not come before version " +
+                          std::to_string(out.version));
+  }
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !map->is_object()) refuse(out.index, "it has no weight_map");
+  out.is_empty = map->empty();
+  return out;
+}
+
+DeltaChain delta_chain(DeltaVersion newest, Sources& sources) {
+  DeltaChain chain;
+  chain.links.push_back(std::move(newest));
+  for (;;) {
+    const DeltaVersion& oldest = chain.links.back();
+    const auto directory = sibling(oldest.directory, oldest.base);
+    if (!directory) break;
+    std::optional<DeltaVersion> below = read_delta(*directory, sources);
+    if (!below) {
+      const std::string index = child_name(*directory, std::string(kIndexName));
+      if (text_of_index(index, sources) ||
+          text_of_index(child_name(*directory, "model.safetensors"), sources)) {
+        chain.base = *directory;
+      }
+      break;
+    }
+    if (below->version != oldest.base) {
+      refuse(below->index, "version " + std::to_string(below->version) + " in the directory of " +
+                               std::to_string(oldest.base));
+    }
+    if (chain.links.size() == kMostLinks) {
+      refuse(chain.links.front().index, "more than " + std::to_string(kMostLinks) +
+                                            " links: fold some with stfs-info delta");
+    }
+    chain.links.push_back(*std::move(below));
+  }
+  std::ranges::reverse(chain.links);
+  return chain;
+}
+
+}  // namespace stfs

@@ -1,0 +1,305 @@
+"""Deltas: chains of both encodings beside the tensors that they stand for, and everything that can be wrong with one.
+
+The frames are those of python3-zstandard, the checksums those of python3-xxhash and zlib.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import functools
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import tempfile
+import threading
+import unittest
+
+import numpy
+import zstandard
+
+import versions
+
+STFS, STFS_INFO = os.environ["STFS_BINARY"], os.environ["STFS_INFO_BINARY"]
+SHAPES = {"model.0.w": (300, 64), "model.1.w": (50, 8), "model.2.w": (70000, 4), "norm": (64,)}
+COMPRESS = zstandard.ZstdCompressor(level=1).compress
+
+
+def info(*words, status=0):
+    done = subprocess.run([STFS_INFO, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == status, f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.work = pathlib.Path(directory.name)
+        self.run_ = self.work / "run"
+        self.random = numpy.random.default_rng(5)
+        self.states = [{name: self.random.integers(0, 1 << 16, rows * (columns[0] if columns else 1), numpy.uint16).tobytes()
+                        for name, (rows, *columns) in SHAPES.items()}]
+        self.base = self.full(self.states[0], self.work / "base.safetensors")
+
+    @staticmethod
+    def full(tensors, path):
+        versions.write_file(path, {name: ("BF16", SHAPES[name], data) for name, data in tensors.items()}, {"format": "pt"})
+        return path
+
+    def step(self, names=None, **options):
+        """Publishes the next version."""
+        old = self.states[-1]
+        new = versions.step(self.random, old)
+        new = {name: new[name] if names is None or name in names else old[name] for name in old}
+        self.states.append(new)
+        return versions.write_version(self.run_, len(self.states) - 1, old, new, **options)
+
+    def digests(self, *words):
+        return info("hash", *words)
+
+    def assert_shows(self, number, *words):
+        self.assertEqual(self.digests(*words), self.digests(self.full(self.states[number], self.work / "expected.safetensors")))
+
+    @contextlib.contextmanager
+    def mount(self, options, source=None):
+        path = self.work / f"mnt{len(os.listdir(self.work))}"
+        path.mkdir()
+        done = subprocess.run([STFS, "-o", options, source or self.base, path], capture_output=True, text=True)
+        if done.returncode == 4 and "STFS_REQUIRE_MOUNT" not in os.environ:
+            self.skipTest(f"cannot mount: {done.stderr}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        try:
+            yield path
+        finally:
+            subprocess.run([STFS, "-u", path], check=True)
+
+    def refused(self, delta, words, base=None):
+        text = info("list", base or self.base, f"--delta={delta}", status=1)
+        self.assertIn(words, text)
+
+
+class Chains(Base):
+    def test_a_chain_of_both_encodings_and_checksums_shows_each_version(self):
+        for number in range(1, 6):
+            self.step(encoding=("xor", "overwrite")[number % 2], checksum=("xxh3-128", "adler32")[number % 3 == 0],
+                      shards=number % 3 + 1, names=None if number % 2 else ["model.2.w"])
+        for number in range(1, 6):
+            delta = self.run_ / f"weight_v{number:06d}"
+            self.assert_shows(number, self.base, f"--delta={delta}")
+            self.assert_shows(number, self.base, f"--delta={delta / 'model.safetensors.index.json'}", "--memory=1")
+
+    def test_a_mount_gives_any_range_with_and_without_memory(self):
+        self.step(), self.step(encoding="overwrite"), self.step()
+        expected = self.states[3]
+        for memory in ("256M", "1", "30000"):
+            with self.mount(f"delta={self.run_ / 'weight_v000003'},memory={memory}") as mnt:
+                for name, data in expected.items():
+                    with open(mnt / name, "rb") as file:
+                        for begin in sorted(self.random.integers(0, len(data), 12), key=lambda at: at % 7):
+                            file.seek(begin)
+                            self.assertEqual(file.read(70000), data[begin:begin + 70000])
+                    self.assertEqual((mnt / name).read_bytes(), data)
+                self.assert_shows(3, mnt)
+
+    def test_a_tensor_that_no_delta_names_keeps_its_place(self):
+        delta = self.step(names=["model.0.w"])
+        listed = {each["name"]: each for each in json.loads(info("list", self.base, f"--delta={delta}", "--json"))}
+        plain = {each["name"]: each for each in json.loads(info("list", self.base, "--json"))}
+        self.assertEqual(listed["norm"]["offset"], plain["norm"]["offset"])
+        self.assertIsNone(listed["model.0.w"]["offset"])
+
+    def test_an_empty_version_changes_nothing(self):
+        self.step()
+        delta = self.step(names=[])
+        self.assertFalse(list(delta.glob("*.safetensors")))
+        self.assert_shows(2, self.base, f"--delta={delta}")
+
+    def test_the_chain_ends_at_a_full_checkpoint_beside_it(self):
+        first = self.run_ / "weight_v000000"
+        first.mkdir(parents=True)
+        self.full(self.states[0], first / "model.safetensors")
+        delta = self.step()
+        self.assert_shows(1, delta)
+        self.assert_shows(1, first, f"--delta={delta}")
+        self.refused(delta, "name that one as the source")
+        self.step()
+        with self.mount("threads=4", self.run_ / "weight_v000002") as mnt:
+            self.assertEqual((mnt / "norm").read_bytes(), self.states[2]["norm"])
+            self.assert_shows(2, mnt)
+
+    def test_a_version_whose_base_was_deleted_stands_on_the_source(self):
+        self.step()
+        delta = self.step()
+        shutil.rmtree(self.run_ / "weight_v000001")
+        one = self.full(self.states[1], self.work / "one.safetensors")
+        text = info("stats", one, f"--delta={delta}", "norm")
+        self.assertIn("stands for version 1", text)
+        self.refused(delta, "is not the base of this delta")
+        self.assertIn("name that checkpoint as the source", info("list", delta, status=1))
+
+    def test_a_shard_is_no_checkpoint(self):
+        delta = self.step()
+        self.assertIn("one shard of a delta", info("list", next(delta.glob("*.safetensors")), status=1))
+
+    def test_deltas_lie_below_dequantising_and_edits(self):
+        delta = self.step()
+        text = info("list", self.base, f"--delta={delta}", "-e", "drop model.*", "--json")
+        self.assertEqual([each["name"] for each in json.loads(text)], ["norm"])
+
+    def test_versions_are_read_from_a_server(self):
+        self.step(), self.step(encoding="overwrite")
+        handler = functools.partial(Ranges, directory=str(self.work))
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        url = f"http://127.0.0.1:{server.server_port}"
+        os.environ["STFS_CACHE"] = str(self.work / "cache")
+        self.addCleanup(os.environ.pop, "STFS_CACHE")
+        self.assert_shows(2, f"{url}/base.safetensors", f"--delta={url}/run/weight_v000002")
+        self.assert_shows(2, self.base, f"--delta={url}/run/weight_v000002")
+        with self.mount(f"supervise,delta={url}/run/weight_v000002") as mnt:
+            self.assert_shows(2, mnt)
+
+    def test_many_readers_and_many_versions_at_once(self):
+        for _ in range(4):
+            self.step()
+        with contextlib.ExitStack() as stack:
+            mounts = {number: stack.enter_context(self.mount(f"delta={self.run_ / f'weight_v{number:06d}'}"))
+                      for number in range(1, 5)}
+            read = lambda number: (mounts[number] / "model.2.w").read_bytes() == self.states[number]["model.2.w"]
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                self.assertTrue(all(pool.map(read, [1, 2, 3, 4] * 8)))
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        path = pathlib.Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        content = path.read_bytes()
+        begin, end = 0, len(content)
+        if "Range" in self.headers:
+            first, last = self.headers["Range"][len("bytes="):].split("-")
+            begin, end = int(first), min(len(content), int(last) + 1)
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("ETag", f'"{hash(content)}"')
+        self.end_headers()
+        self.wfile.write(content[begin:end])
+
+    def log_message(self, *words):
+        pass
+
+
+class Faults(Base):
+    """The smallest tensor is checked when the command starts, so that each fault in it is an exit status of 1."""
+
+    def test_words_that_are_not_known_are_refused_by_name(self):
+        for number, (key, value, words) in enumerate([
+                ("delta_encoding", "rle", '"rle"'), ("compression_format", "lz4", '"lz4"'),
+                ("checksum_format", "blake3", '"blake3"'), ("version", "x", "is no number"),
+                ("base_version", None, "is no number"), ("base_version", 1, "does not come before"),
+                ("base_version", 7, "does not come before")]):
+            run = self.work / f"run{number}"
+            new = versions.step(self.random, self.states[0])
+            delta = versions.write_version(run, 1, self.states[0], new, **{key: value})
+            self.refused(delta, words)
+        self.refused(self.work, "no delta")
+        self.refused(self.work / "nowhere", "no delta")
+
+    def test_frames_that_break_the_format_never_become_bytes(self):
+        old, new = self.states[0], versions.step(self.random, self.states[0])
+        size = len(old["norm"])
+        good = COMPRESS(versions.xor(old["norm"], new["norm"]))
+        positions = lambda *at, values=None: COMPRESS(struct.pack(f"<I{len(at)}I", len(at), *at) + bytes(values or len(at)))
+        frames = {
+            "xor": [b"", b"x", good[:-1], good + b"x", good + good, good[:len(good) // 2], COMPRESS(b""), COMPRESS(bytes(size - 1)),
+                    COMPRESS(bytes(size + 1)), COMPRESS(bytes(size)), COMPRESS(bytes(1 << 20)),
+                    good[:4] + bytes([good[4] ^ 0xC0]) + good[5:]],
+            "overwrite": [COMPRESS(b""), COMPRESS(struct.pack("<I", 1 << 31)), COMPRESS(struct.pack("<II", 1, 0)),
+                          positions(5, 4), positions(4, 4), positions(size), positions(0, values=2), positions(), good],
+        }
+        for encoding, made in frames.items():
+            for i, frame in enumerate(made):
+                delta = versions.write_version(self.work / f"{encoding}{i}", 1, old, new, encoding=encoding, frames={"norm": frame})
+                with self.subTest(encoding=encoding, frame=i):
+                    self.refused(delta, "its checksum does not hold")
+
+    def test_each_damaged_byte_of_a_frame_is_seen(self):
+        old, new = self.states[0], dict(self.states[0])
+        new["norm"] = versions.step(self.random, {"norm": old["norm"]}, share=0.1)["norm"]
+        good = COMPRESS(versions.xor(old["norm"], new["norm"]))
+        for at in range(len(good)):
+            frame = good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1:]
+            delta = versions.write_version(self.work / f"at{at}", 1, old, new, frames={"norm": frame})
+            done = subprocess.run([STFS_INFO, "hash", self.base, f"--delta={delta}", "norm"], capture_output=True, text=True)
+            if done.returncode == 0:  # the change means the same
+                self.assertIn(versions.hashlib_sha256(new["norm"]), done.stdout)
+            else:
+                self.assertEqual(done.returncode, 1, done.stderr)
+
+    def test_names_and_checksums_that_are_missing(self):
+        delta = self.step()
+        shard = next(delta.glob("*.safetensors"))
+        content = shard.read_bytes()
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8:8 + length])
+        del header["__metadata__"]["norm"]
+        text = json.dumps(header).encode()
+        shard.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length:])
+        self.refused(delta, "its checksum is missing")
+        versions.write_file(self.work / "less.safetensors", {"norm": ("BF16", (64,), self.states[0]["norm"])})
+        self.refused(delta, "the base lacks it", self.work / "less.safetensors")
+        shard.unlink()
+        self.assertIn("missing", info("list", self.base, f"--delta={delta}", status=3))
+
+    def test_another_base_is_refused_when_the_command_starts(self):
+        delta = self.step()
+        other = self.full(versions.step(self.random, self.states[0]), self.work / "other.safetensors")
+        self.refused(delta, "is not the base of this delta", other)
+        self.refused(delta, "is not the base of this delta", self.full(self.states[1], self.work / "twice.safetensors"))
+
+    def test_a_version_in_the_directory_of_another_and_too_long_a_chain(self):
+        self.step()
+        (self.run_ / "weight_v000001").rename(self.run_ / "weight_v000002")
+        third = versions.write_version(self.run_, 3, self.states[0], self.states[1])
+        self.refused(third, "version 1 in the directory of 2")
+        long = self.work / "long"
+        empty = {"norm": b""}
+        for number in range(1, 258):
+            last = versions.write_version(long, number, empty, empty)
+        self.refused(last, "more than 256 links")
+        self.assert_shows(0, self.base, f"--delta={long / 'weight_v000256'}")
+
+    def test_damage_in_a_large_tensor_makes_the_whole_mount_stale(self):
+        old, new = self.states[0], versions.step(self.random, self.states[0])
+        frame = COMPRESS(versions.xor(old["model.2.w"], new["model.0.w"] + bytes(len(old["model.2.w"]) - len(new["model.0.w"]))))
+        delta = versions.write_version(self.run_, 1, old, new, frames={"model.2.w": frame})
+        with self.mount(f"delta={delta}") as mnt:
+            self.assertEqual((mnt / "model.0.w").read_bytes(), new["model.0.w"])
+            for name in ("model.2.w", "model.0.w", "model.1.w"):
+                with self.assertRaises(OSError) as caught:
+                    with open(mnt / name, "rb", buffering=0) as file:
+                        os.pread(file.fileno(), 10, 3)
+                self.assertEqual(caught.exception.errno, errno.ESTALE, name)
+
+    def test_a_delta_that_changes_makes_the_mount_stale(self):
+        delta = self.step()
+        with self.mount(f"delta={delta}") as mnt:
+            shard = next(delta.glob("*.safetensors"))
+            with open(shard, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"x")
+            with self.assertRaises(OSError) as caught:
+                (mnt / "model.2.w").read_bytes()
+            self.assertEqual(caught.exception.errno, errno.ESTALE)
+
+
+if __name__ == "__main__":
+    unittest.main()
