@@ -72,6 +72,18 @@ void NewDirectory::finish(const UniqueFd& file, const std::string& name) const {
   }
 }
 
+UniqueFd NewDirectory::open(const std::string& name) const {
+  UniqueFd file(::openat(directory_.get(), name.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  return file;
+}
+
+void NewDirectory::remove(const std::string& name) const {
+  if (::unlinkat(directory_.get(), name.c_str(), 0) != 0) {
+    throw_errno(ErrorCode::kUnreadable, path_ + "/" + name, "", errno);
+  }
+}
+
 void NewDirectory::commit() {
   if (::fsync(directory_.get()) != 0 && errno != EINVAL) {
     throw_errno(ErrorCode::kUnreadable, path_, "", errno);

@@ -29,6 +29,9 @@ class NewDirectory {
   UniqueFd create(const std::string& name) const;
   // fsync(2) of such a file, and mode 0666 less the umask. Throws Error kUnreadable.
   void finish(const UniqueFd& file, const std::string& name) const;
+  // A file in it for reading; without it. Throw Error kUnreadable.
+  UniqueFd open(const std::string& name) const;
+  void remove(const std::string& name) const;
   void commit();  // throws as the constructor does
 
  private:

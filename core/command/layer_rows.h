@@ -20,6 +20,7 @@ namespace stfs {
 
 struct LayerWords {
   std::string_view flag;  // "--" and the option
+  std::string_view old_flag, new_flag;  // of one of two checkpoints
   std::string_view argument;
   Value value;
   std::string_view help, man;
@@ -27,6 +28,8 @@ struct LayerWords {
 
 inline constexpr std::array<LayerWords, 4> kLayerWords{{
     {.flag = "--delta",
+     .old_flag = "--old-delta",
+     .new_flag = "--new-delta",
      .argument = "VERSION",
      .value = Value::kPath,
      .help = "show the checkpoint after the updates of a delta",
@@ -36,6 +39,8 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
             "source, or to one without a directory, for which the source stands. "
             "No byte of a changed tensor is shown before its checksum held."},
     {.flag = "--dequantize",
+     .old_flag = "--old-dequantize",
+     .new_flag = "--new-dequantize",
      .argument = kDequantizedWords,
      .value = Value::kChoice,
      .help = "show quantised weights with their values, in this type",
@@ -48,6 +53,8 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
             "ModelOpt, GPTQ, AWQ, bitsandbytes and MLX. "
             "A quantised checkpoint that is not complete or not known is an error."},
     {.flag = "--lora",
+     .old_flag = "--old-lora",
+     .new_flag = "--new-lora",
      .argument = "[SCALE@]ADAPTER...",
      .value = Value::kPath,
      .help = "merge a LoRA adapter into the weights",
@@ -57,6 +64,8 @@ inline constexpr std::array<LayerWords, 4> kLayerWords{{
             "Given several times, adapters are merged in their order. "
             "A quantised base needs `dequantize`."},
     {.flag = "--edit",
+     .old_flag = "--old-edit",
+     .new_flag = "--new-edit",
      .argument = "FILE...",
      .value = Value::kPath,
      .help = "show the checkpoint after the edits in FILE",
@@ -74,17 +83,20 @@ void set_layer(void* to, const std::string& value) {
   choose(kLayersOf(to), row.option, value);
 }
 
+enum class LayersOf { kAll, kOld, kNew };
+
 // `verbs` take the rows, and kLayersOf(arguments) returns the Layers of a command's arguments. With
 // `in_list` the rows are those of a list, as of -o: "lora" in place of "--lora".
 template <auto kLayersOf>
-constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view verbs,
-                                                               bool in_list) {
+constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view verbs, bool in_list,
+                                                               LayersOf of = LayersOf::kAll) {
   constexpr std::array<Setter, kLayerWords.size()> kSetters{
       set_layer<kLayersOf, 0>, set_layer<kLayersOf, 1>, set_layer<kLayersOf, 2>,
       set_layer<kLayersOf, 3>};
   std::array<OptionRow, kLayerWords.size()> rows{};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const LayerWords& words = kLayerWords[i];
+    const bool is_old = of == LayersOf::kOld;
     rows[i] = {.flags = in_list ? words.flag.substr(2) : words.flag,
                .verbs = verbs,
                .argument = words.argument,
@@ -92,6 +104,11 @@ constexpr std::array<OptionRow, kLayerWords.size()> layer_rows(std::string_view 
                .set = kSetters[i],
                .help = words.help,
                .man = words.man};
+    if (of == LayersOf::kAll) continue;
+    rows[i].flags = is_old ? words.old_flag : words.new_flag;
+    rows[i].help = is_old ? "the same for the first checkpoint alone" : "for the second one alone";
+    rows[i].man = is_old ? "The same, for the first of two checkpoints alone."
+                         : "The same, for the second of two checkpoints alone.";
   }
   return rows;
 }

@@ -23,6 +23,7 @@ constexpr std::array kVerbs = {
     VerbRow{"report", "write a page that shows what the weights are like", run_verb<report>},
     VerbRow{"extract", "write some tensors to a new safetensors or GGUF file", run_verb<extract>},
     VerbRow{"edit", "show what edits would change, or write the result", run_verb<edit_verb>},
+    VerbRow{"delta", "write what changed between two checkpoints", run_verb<delta>},
     VerbRow{"cache", "list, prune or verify what is kept of sources elsewhere", run_verb<cache>},
     VerbRow{"complete", "", run_verb<complete>},
 };
@@ -61,6 +62,16 @@ constexpr std::array kOwnOptions = {
               .value = Value::kPath,
               .set = set<&Arguments::paths>,
               .help = "files in a mount of stfs"},
+    OptionRow{.flags = "OLD",
+              .verbs = "delta!",
+              .value = Value::kSource,
+              .set = set<&Arguments::source>,
+              .help = "the checkpoint before"},
+    OptionRow{.flags = "NEW",
+              .verbs = "delta!",
+              .value = Value::kSource,
+              .set = set<&Arguments::other>,
+              .help = "the checkpoint after"},
     OptionRow{.flags = "A",
               .verbs = "diff!",
               .value = Value::kSource,
@@ -101,6 +112,53 @@ constexpr std::array kOwnOptions = {
               .man = "Write the result: a safetensors or a GGUF file by the ending of its name, "
                      "or a new directory with the files that loaders need. "
                      "Without it `edit` prints what would change."},
+    OptionRow{.flags = "-o,--output",
+              .verbs = "delta!",
+              .argument = "DIR",
+              .value = Value::kPath,
+              .set = set<&Arguments::output>,
+              .help = "the directory to write, such as weight_v000012",
+              .man = "The new directory, whose name ends in the number of the version, as "
+                     "`weight_v000012` does."},
+    OptionRow{.flags = "--encoding",
+              .verbs = "delta",
+              .argument = "xor|overwrite",
+              .value = Value::kChoice,
+              .set = set<&Arguments::encoding>,
+              .help = "how changes are written (default: xor)",
+              .man = "How changes are written: `xor`, the default, as differences of all bytes, or "
+                     "`overwrite`, as positions and new bytes."},
+    OptionRow{.flags = "--checksum",
+              .verbs = "delta",
+              .argument = "xxh3-128|adler32",
+              .value = Value::kChoice,
+              .set = set<&Arguments::checksum>,
+              .help = "the checksum of each tensor (default: xxh3-128)",
+              .man = "The checksum of each changed tensor; `xxh3-128` by default."},
+    OptionRow{.flags = "--version",
+              .verbs = "delta",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<Arguments*>(to)->version_number = std::stoull(value);
+                  },
+              .help = "the number of the version (default: from the name of DIR)",
+              .man = "The number of the version, in place of that in the name of <dir>.",
+              .least = 1,
+              .most = 999999999},
+    OptionRow{.flags = "--base",
+              .verbs = "delta",
+              .argument = "N",
+              .value = Value::kNumber,
+              .set =
+                  [](void* to, const std::string& value) {
+                    static_cast<Arguments*>(to)->base_number = std::stoull(value);
+                  },
+              .help = "the number of OLD (default: one less)",
+              .man = "The number of <old>; by default one less than that of the version.",
+              .least = 0,
+              .most = 999999999},
     OptionRow{.flags = "-f",
               .verbs = "edit",
               .argument = "FILE...",
@@ -112,14 +170,14 @@ constexpr std::array kOwnOptions = {
               .help = "apply the edits in FILE, as --edit",
               .man = "Apply the edits in <file>, as `--edit` does."},
     OptionRow{.flags = "-e",
-              .verbs = "info list show check cat stats hash diff report extract edit",
+              .verbs = "info list show check cat stats hash diff report extract edit delta",
               .argument = "LINE...",
               .set = add_edit_line,
               .help = "apply one line of edits, such as 'drop *.bias'",
               .man = "Apply one line of the language of edits. "
                      "Paths in it are relative to the working directory."},
     OptionRow{.flags = "--shard-size",
-              .verbs = "extract edit",
+              .verbs = "extract edit delta",
               .argument = "SIZE",
               .value = Value::kSize,
               .set = set<&Arguments::shard_size>,
@@ -246,7 +304,7 @@ constexpr std::array kOwnOptions = {
               .man = "Remove entries until at most <size> is left; 0 by default. "
                      "It is in bytes, or has a unit of powers of 1024: `16G`, `512MiB`."},
     OptionRow{.flags = "--allow-missing",
-              .verbs = "info list show cat stats hash diff report extract edit",
+              .verbs = "info list show cat stats hash diff report extract edit delta",
               .set = set<&Arguments::allow_missing>,
               .help = "go on without missing shards and tensors",
               .man =
@@ -254,13 +312,20 @@ constexpr std::array kOwnOptions = {
                   "split GGUF file."},
 };
 
+Layers& old_layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->old_layers; }
+Layers& new_layers_of(void* arguments) { return static_cast<Arguments*>(arguments)->new_layers; }
+
+constexpr std::array kLayerOptions =
+    joined(layer_rows<layers_of>(
+               "info list show check cat stats hash diff report extract edit delta", false),
+           joined(layer_rows<old_layers_of>("diff report delta", false, LayersOf::kOld),
+                  layer_rows<new_layers_of>("diff report delta", false, LayersOf::kNew)));
+
 constexpr std::array kOptions = joined(
-    joined(kOwnOptions, layer_rows<layers_of>(
-                            "info list show check cat stats hash diff report extract edit",
-                            false)),
+    joined(kOwnOptions, kLayerOptions),
     source_rows<&Arguments::sources>(
-                     "info list show check cat stats hash diff report extract edit",
-                     "info list show check cat stats hash diff report extract edit cache", false));
+                     "info list show check cat stats hash diff report extract edit delta",
+                     "info list show check cat stats hash diff report extract edit delta cache", false));
 
 constexpr CommandRow kCommand = {
     .name = "stfs-info",

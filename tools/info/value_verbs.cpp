@@ -446,8 +446,10 @@ int hash(const Arguments& arguments) {
 
 int diff(const Arguments& arguments) {
   VerbSources sources(arguments);
-  const Checkpoint a(std::span(&arguments.source, 1), load_options(arguments, sources));
-  const Checkpoint b(std::span(&arguments.other, 1), load_options(arguments, sources));
+  const Checkpoint a(std::span(&arguments.source, 1),
+                     load_options(arguments, sources, arguments.old_layers));
+  const Checkpoint b(std::span(&arguments.other, 1),
+                     load_options(arguments, sources, arguments.new_layers));
   const bool for_people = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const std::vector<Pair> pairs = for_people ? pairs_of(a, b,
                                                         [](std::string_view x, std::string_view y) {

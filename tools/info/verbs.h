@@ -47,6 +47,10 @@ struct Arguments {
   unsigned top = 0;        // stats: only so many; 0: all
   bool allow_missing = false;
   Layers layers;
+  Layers old_layers, new_layers;  // of one of two checkpoints
+  std::string encoding = "xor";   // of delta, as is what follows
+  std::string checksum = "xxh3-128";
+  std::optional<std::uint64_t> version_number, base_number;
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
@@ -71,13 +75,17 @@ class VerbSources : public Sources {
 void print_warning(const std::string& line);  // to standard error
 
 // How a verb loads its checkpoints.
-inline LoadOptions load_options(const Arguments& arguments, Sources& sources) {
+// `more` are the layers of one of two checkpoints.
+inline LoadOptions load_options(const Arguments& arguments, Sources& sources,
+                                const Layers& more = {}) {
+  Layers layers = arguments.layers;
+  for (const Layer& layer : more) choose(layers, layer.option, layer.argument);
   return {.allow_missing = arguments.allow_missing,
-          .layers = arguments.layers,
+          .layers = layers,
           .with_model_files = arguments.shares || arguments.shard_size != 0,
           .missing_hint = "--allow-missing reads the rest",
           // Warnings of layers are about values; `info` shows the others.
-          .warn = arguments.layers.empty() ? nullptr : print_warning,
+          .warn = layers.empty() ? nullptr : print_warning,
           .sources = &sources};
 }
 
@@ -115,6 +123,7 @@ int report(const Arguments& arguments);
 int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
 int edit_verb(const Arguments& given);
+int delta(const Arguments& given);
 
 // Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
 int cache(const Arguments& arguments);
