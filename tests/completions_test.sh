@@ -77,7 +77,7 @@ expect 'stfs-info show hf://org/model lm'
 expect 'stfs-info show s3://bucket/model lm'
 expect 'stfs -uz ch'
 
-expect 'stfs-info ' info list show check cat where stats hash diff report extract edit delta cache
+expect 'stfs-info ' info list show check cat where stats hash diff report extract edit delta follow cache
 expect 'stfs-info cache ' list prune verify
 expect 'stfs-info cache pr' prune
 expect 'stfs-info s' show stats

@@ -77,10 +77,13 @@ void print_findings(const Arguments& arguments, const Report& report, std::size_
 
 int report(const Arguments& arguments) {
   VerbSources sources(arguments);
-  const LoadOptions options = load_options(arguments, sources);
-  const Checkpoint checkpoint(arguments.paths, options);
+  const Checkpoint checkpoint(arguments.paths,
+                              load_options(arguments, sources, arguments.new_layers));
   std::optional<Checkpoint> against;
-  if (!arguments.against.empty()) against.emplace(std::span(&arguments.against, 1), options);
+  if (!arguments.against.empty()) {
+    against.emplace(std::span(&arguments.against, 1),
+                    load_options(arguments, sources, arguments.old_layers));
+  }
   std::vector<const Checkpoint*> read{&checkpoint};
   if (against) read.push_back(&*against);
   // Before hours of reading: a directory without permission is found here.

@@ -51,6 +51,8 @@ struct Arguments {
   std::string encoding = "xor";   // of delta, as is what follows
   std::string checksum = "xxh3-128";
   std::optional<std::uint64_t> version_number, base_number;
+  bool latest = false;  // of follow, as is what follows
+  std::string marker;   // a file; "": none
   Sort sort = Sort::kName;
   unsigned jobs = 0;  // threads; 0: one a processor
   SourceOptions sources = {};
@@ -124,6 +126,8 @@ int cat(const Arguments& arguments);
 int extract(const Arguments& arguments);
 int edit_verb(const Arguments& given);
 int delta(const Arguments& given);
+// Prints the versions in a directory as they become complete.
+int follow(const Arguments& arguments);
 
 // Prints the entries of the cache of sources elsewhere, removes them, or reads and checks them.
 int cache(const Arguments& arguments);
