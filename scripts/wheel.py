@@ -1,4 +1,6 @@
-"""wheel.py TREE SOURCE VERSION OUT: makes stfs-VERSION-py3-none-manylinux_2_31_x86_64.whl of an installed tree.
+"""wheel.py TREE BINARIES SOURCE VERSION OUT: makes stfs-VERSION-py3-none-manylinux_2_31_x86_64.whl.
+
+TREE is an installed stfs; BINARIES has bin/ and lib/ of tools/wheel, which share one library.
 
 The same tree gives the same bytes. Every file has the time of $SOURCE_DATE_EPOCH.
 """
@@ -15,7 +17,6 @@ import zipfile
 
 TAG = "py3-none-manylinux_2_31_x86_64"
 OLDEST_PYTHON = (3, 8)
-LIBRARIES = ("libstfs.so.0", "libstfs_gpu.so.0")
 COMMANDS = ("stfs", "stfs-gpu", "stfs-info")
 
 
@@ -40,7 +41,8 @@ def modules_of(tree: pathlib.Path) -> pathlib.Path:
     return found[0]
 
 
-def contents(tree: pathlib.Path, source: pathlib.Path, version: str) -> "dict[str, tuple[bytes, int]]":
+def contents(tree: pathlib.Path, binaries: pathlib.Path, source: pathlib.Path,
+             version: str) -> "dict[str, tuple[bytes, int]]":
     """Path in the wheel -> (bytes, mode)."""
     files = {}
     modules, data, info = modules_of(tree), f"stfs-{version}.data", f"stfs-{version}.dist-info"
@@ -49,10 +51,10 @@ def contents(tree: pathlib.Path, source: pathlib.Path, version: str) -> "dict[st
             files[str(path.relative_to(modules))] = (path.read_bytes(), 0o644)
         if path.suffix == ".py":
             ast.parse(path.read_bytes(), str(path), feature_version=OLDEST_PYTHON)
-    for name in LIBRARIES:
-        files[f"stfs/{name}"] = ((tree / "lib" / name).read_bytes(), 0o755)
+    library = "lib/stfs/libstfs.so.0"  # where the programs look, from bin/
+    files[f"{data}/data/{library}"] = ((binaries / "lib/libstfs.so.0").read_bytes(), 0o755)
     for name in COMMANDS:
-        files[f"{data}/scripts/{name}"] = ((tree / "bin" / name).read_bytes(), 0o755)
+        files[f"{data}/scripts/{name}"] = ((binaries / "bin" / name).read_bytes(), 0o755)
         files[f"{data}/data/share/man/man1/{name}.1"] = ((tree / f"share/man/man1/{name}.1").read_bytes(), 0o644)
     for path in [source / "LICENSE", source / "NOTICE", *sorted((tree / "share/doc/stfs/licences").glob("*"))]:
         files[f"{info}/licenses/{path.name}"] = (path.read_bytes(), 0o644)
@@ -71,8 +73,9 @@ def record(files: "dict[str, tuple[bytes, int]]", name: str) -> bytes:
 
 
 def main() -> None:
-    tree, source, version, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3], pathlib.Path(sys.argv[4])
-    files = contents(tree, source, version)
+    tree, binaries, source = map(pathlib.Path, sys.argv[1:4])
+    version, out = sys.argv[4], pathlib.Path(sys.argv[5])
+    files = contents(tree, binaries, source, version)
     name = f"stfs-{version}.dist-info/RECORD"
     files[name] = (record(files, name), 0o644)
     earliest = 315532800  # a zip knows no time before 1980

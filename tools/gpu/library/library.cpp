@@ -75,15 +75,14 @@ stfs::gpu::ExportAs export_as(unsigned flags) {
           .is_bytes = (flags & STFS_GPU_EXPORT_BYTES) != 0};
 }
 
-// The stfs-gpu built or installed with this library, else the one in $PATH. A wheel has the library
-// in lib/pythonX.Y/site-packages/stfs.
+// The stfs-gpu built or installed with this library, else the one in $PATH.
 std::string program() {
   namespace fs = std::filesystem;
   Dl_info self;
   if (::dladdr(reinterpret_cast<const void*>(&stfs_gpu_connect), &self) != 0) {
     std::error_code ignored;
     const fs::path directory = fs::weakly_canonical(self.dli_fname, ignored).parent_path();
-    for (const char* relative : {".", STFS_BINDIR_FROM_LIBDIR, "../../../../bin"}) {
+    for (const char* relative : {".", STFS_BINDIR_FROM_LIBDIR}) {
       fs::path candidate = directory / relative / "stfs-gpu";
       if (fs::is_regular_file(candidate, ignored)) return candidate.lexically_normal();
     }

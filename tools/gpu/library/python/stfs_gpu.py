@@ -130,10 +130,11 @@ def _load_library():
     if chosen:
         return _open_library(chosen)
     here = os.path.dirname(os.path.realpath(__file__))
-    in_wheel = os.path.join(here, "stfs", "libstfs_gpu.so.0")
-    if os.path.exists(in_wheel):
-        return _open_library(in_wheel)
     prefix = os.path.normpath(os.path.join(here, *[".."] * 3))  # PREFIX/lib/python3/dist-packages/stfs_gpu.py
+    for root in (prefix, here):  # a wheel has one library for both modules; `here` after pip --target
+        path = os.path.join(root, "lib", "stfs", "libstfs.so.0")
+        if os.path.exists(path):
+            return _open_library(path)
     for directory in ("lib", "lib64", "lib/*"):
         for path in glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs_gpu.so.0")):
             return _open_library(path)
