@@ -51,7 +51,7 @@ def contents(tree: pathlib.Path, binaries: pathlib.Path, source: pathlib.Path,
             files[str(path.relative_to(modules))] = (path.read_bytes(), 0o644)
         if path.suffix == ".py":
             ast.parse(path.read_bytes(), str(path), feature_version=OLDEST_PYTHON)
-    library = "lib/stfs/libstfs.so.0"  # where the programs look, from bin/
+    library = "libexec/stfs/libstfs.so.0"  # where the programs look; pip --target drops what is in lib/
     files[f"{data}/data/{library}"] = ((binaries / "lib/libstfs.so.0").read_bytes(), 0o755)
     for name in COMMANDS:
         files[f"{data}/scripts/{name}"] = ((binaries / "bin" / name).read_bytes(), 0o755)

@@ -111,7 +111,7 @@ import json, struct, sys
 header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [128, 64], "data_offsets": [0, 16384]}}).encode()
 sys.stdout.buffer.write(struct.pack("<Q", len(header)) + header + b"\x80\x3f" * 8192)' >"$home/model.safetensors"
   readme_block >"$home/readme.py"
-  expect 1 '' sh -c 'command -v cc || command -v gcc || command -v fusermount3'
+  expect 0 '' sh -c '! { command -v cc || command -v gcc || command -v fusermount3; }'
   expect 0 '' "${as_user[@]}" python3 -m venv /home/user/venv
   expect 0 '' "${as_user[@]}" pip install --quiet --no-index "/home/user/${wheel[0]##*/}"
   expect 0 'No broken requirements' "${as_user[@]}" pip check

@@ -132,7 +132,7 @@ def _load_library():
     here = os.path.dirname(os.path.realpath(__file__))
     prefix = os.path.normpath(os.path.join(here, *[".."] * 3))  # PREFIX/lib/python3/dist-packages/stfs_gpu.py
     for root in (prefix, here):  # a wheel has one library for both modules; `here` after pip --target
-        path = os.path.join(root, "lib", "stfs", "libstfs.so.0")
+        path = os.path.join(root, "libexec", "stfs", "libstfs.so.0")
         if os.path.exists(path):
             return _open_library(path)
     for directory in ("lib", "lib64", "lib/*"):
