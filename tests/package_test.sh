@@ -75,6 +75,8 @@ share/doc/stfs/examples/kubernetes/memory.yaml
 share/doc/stfs/examples/kubernetes/secret.yaml
 share/doc/stfs/examples/kubernetes/sidecar.yaml
 share/doc/stfs/examples/sum.c
+share/doc/stfs/examples/sum.go
+share/doc/stfs/examples/sum.rs
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
