@@ -99,7 +99,7 @@ end_holder() {
 # The wheel, in a fresh venv of an ordinary user: the programs, the modules, README's block for Python,
 # and what is said where fusermount3 is not.
 try_wheel() {
-  local as_user=(setpriv --reuid 1000 --regid 1000 --clear-groups --) home
+  local as_user=(setpriv --reuid 1000 --regid 1000 --clear-groups --) home visible
   make_root wheel python3-venv,python3-numpy
   home=$rootfs/home/user
   printf 'user:x:1000:1000::/home/user:/bin/sh\n' >>"$rootfs/etc/passwd"
@@ -118,6 +118,9 @@ sys.stdout.buffer.write(struct.pack("<Q", len(header)) + header + b"\x80\x3f" * 
   for program in stfs stfs-info stfs-gpu; do
     expect 0 'carried, built with GCC 12' "${as_user[@]}" "$program" --version
   done
+  visible=$(nm -D --defined-only "$home/venv/libexec/stfs/libstfs.so.0" |
+    awk '$2 != "A" && $3 !~ /^(stfs_[a-z0-9_]+|_Z[0-9]+stfs(_info|_gpu)?_mainiPPc)@/ { print $3 }')
+  [[ -z $visible ]] || fail "$release: programs see $visible"
   expect 0 'BF16' "${as_user[@]}" stfs-info list /home/user/model.safetensors
   # Without NumPy; then with Debian's beside the venv.
   expect 0 '803f' "${as_user[@]}" python -c '
@@ -132,7 +135,7 @@ import stfs, stfs_gpu
 assert stfs.gpu.acquire is stfs_gpu.acquire
 print([t.name for t in stfs_gpu.acquire("/home/user/model.safetensors", device="cpu", load_if_missing=True)])'
   end_holder "${as_user[@]}" /home/user/venv/bin/stfs-gpu
-  expect 3 'install the package fuse3' "${as_user[@]}" /home/user/venv/bin/stfs /home/user/model.safetensors /home/user/mnt
+  expect 4 'install the package fuse3' "${as_user[@]}" /home/user/venv/bin/stfs /home/user/model.safetensors /home/user/mnt
 }
 
 # readme_block: the lines for Python under README's "In a program".
