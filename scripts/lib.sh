@@ -35,7 +35,7 @@ command -v node >/dev/null || STFS_BROWSER_PACKAGES+=(nodejs)
 
 # To make the build to carry with `package`. Its compiler and libraries are downloaded beside these.
 # shellcheck disable=SC2034
-STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring)
+STFS_CARRY_PACKAGES=(binutils cmake ninja-build pkg-config dpkg-dev g++ debian-archive-keyring python3)
 
 # To build the fuzz preset.
 # shellcheck disable=SC2034

@@ -75,6 +75,8 @@ share/doc/stfs/examples/kubernetes/memory.yaml
 share/doc/stfs/examples/kubernetes/secret.yaml
 share/doc/stfs/examples/kubernetes/sidecar.yaml
 share/doc/stfs/examples/sum.c
+share/doc/stfs/examples/sum.go
+share/doc/stfs/examples/sum.rs
 share/man/man1/stfs-gpu.1
 share/man/man1/stfs-info.1
 share/man/man1/stfs.1
@@ -143,6 +145,25 @@ PYTHONPATH=$prefix/lib/$python_dir PYTHONDONTWRITEBYTECODE=1 "$prefix/bin/stfs-g
 import stfs_gpu
 print(stfs_gpu.acquire()[0].numpy().shape)' | has -x '(64,)' ||
   fail 'the Python module does not find its library'
+
+# A wheel of this tree: equal trees give equal wheels, and its record is right.
+version=${library#libstfs_gpu.so.}
+for out in first second; do
+  mkdir "$work/$out"
+  python3 -B "$root/scripts/wheel.py" "$prefix" "$prefix" "$root" "$version" "$work/$out" || fail 'wheel.py fails'
+  touch "$prefix"/bin/* "$prefix"/lib/*
+done
+cmp "$work"/{first,second}/*.whl || fail 'a second wheel is another'
+python3 -c '
+import base64, csv, hashlib, sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+rows = {row[0]: row[1:] for row in csv.reader(wheel.read(f"stfs-{sys.argv[2]}.dist-info/RECORD").decode().splitlines())}
+assert rows.keys() == set(wheel.namelist()), rows.keys() ^ set(wheel.namelist())
+for name, (digest, size) in rows.items():
+    content = wheel.read(name)
+    right = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode(), str(len(content))
+    assert name.endswith("/RECORD") or (digest, size) == right, name' \
+  "$work"/first/*.whl "$version" || fail 'the wheel is not what its record says'
 
 # libstfs, likewise.
 read -ra flags < <(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags --libs stfs)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # packages_test.sh DIRECTORY ROOTS MIRROR FAKE_DRIVER: what scripts/package made works in clean
-# chroots: the build to carry in Debian 11 and 12 with nothing installed, the .deb (if it is there) in
-# Debian 12. They mount, serve a mount that was handed over, read, and fetch over TLS. The script
+# chroots: the build to carry in Debian 11 and 12 with nothing installed, the wheel (if it is there) in
+# a venv there, the .deb (if it is there) in Debian 12. They mount, serve a mount that was handed over, read, and fetch over TLS. The script
 # on_device runs beside Python alone, on the fake driver (if it is there). As root, with /dev/fuse.
 # ROOTS keeps the chroots' archives. scripts/package --test runs it.
 set -euo pipefail
@@ -19,6 +19,7 @@ fail() {
 [[ -c /dev/fuse ]] || fail 'there is no /dev/fuse'
 shopt -s nullglob
 tarball=("$directory"/stfs-*-linux-x86_64.tar.gz) deb=("$directory"/stfs_*_amd64.deb)
+wheel=("$directory"/stfs-*.whl)
 ((${#tarball[@]} == 1)) || fail "no .tar.gz in $directory: make it with scripts/package carried"
 # All mounts made here end with the namespace.
 if [[ ${STFS_PACKAGES_TEST:-} != inside ]]; then
@@ -88,7 +89,63 @@ make_root() {
   cp "$model" "$rootfs/model.safetensors"
 }
 
+# end_holder STFS_GPU...: ends the holder that was started, if it runs.
+end_holder() {
+  in_root "$@" doctor >"$work/doctor" 2>&1 || true
+  holder=$(sed -n 's/.*runs as process \([0-9]*\).*/\1/p' "$work/doctor")
+  if [[ $holder ]]; then kill "$holder"; fi
+}
+
+# The wheel, in a fresh venv of an ordinary user: the programs, the modules, README's block for Python,
+# and what is said where fusermount3 is not.
+try_wheel() {
+  local as_user=(setpriv --reuid 1000 --regid 1000 --clear-groups --) home visible
+  make_root wheel python3-venv,python3-numpy
+  home=$rootfs/home/user
+  printf 'user:x:1000:1000::/home/user:/bin/sh\n' >>"$rootfs/etc/passwd"
+  install -d -o 1000 -g 1000 "$home" "$home/mnt"
+  variables=(HOME=/home/user PATH=/home/user/venv/bin:/usr/bin:/bin XDG_RUNTIME_DIR=/home/user)
+  cp "${wheel[0]}" "$home"
+  python3 -c '
+import json, struct, sys
+header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [128, 64], "data_offsets": [0, 16384]}}).encode()
+sys.stdout.buffer.write(struct.pack("<Q", len(header)) + header + b"\x80\x3f" * 8192)' >"$home/model.safetensors"
+  readme_block >"$home/readme.py"
+  expect 0 '' sh -c '! { command -v cc || command -v gcc || command -v fusermount3; }'
+  expect 0 '' "${as_user[@]}" python3 -m venv /home/user/venv
+  expect 0 '' "${as_user[@]}" pip install --quiet --no-index "/home/user/${wheel[0]##*/}"
+  expect 0 'No broken requirements' "${as_user[@]}" pip check
+  for program in stfs stfs-info stfs-gpu; do
+    expect 0 'carried, built with GCC 12' "${as_user[@]}" "$program" --version
+  done
+  visible=$(nm -D --defined-only "$home/venv/libexec/stfs/libstfs.so.0" |
+    awk '$2 != "A" && $3 !~ /^(stfs_[a-z0-9_]+|_Z[0-9]+stfs(_info|_gpu)?_mainiPPc)@/ { print $3 }')
+  [[ -z $visible ]] || fail "$release: programs see $visible"
+  expect 0 'BF16' "${as_user[@]}" stfs-info list /home/user/model.safetensors
+  # Without NumPy; then with Debian's beside the venv.
+  expect 0 '803f' "${as_user[@]}" python -c '
+import stfs
+print(bytes(stfs.open("/home/user/model.safetensors")["lm_head.weight"][0, 0]).hex())'
+  variables+=(PYTHONPATH=/usr/lib/python3/dist-packages)
+  expect 0 '(4, 64)' "${as_user[@]}" sh -c 'cd && python readme.py'
+  # The library starts the stfs-gpu of the venv, also where $PATH does not name it.
+  variables+=(PATH=/usr/bin:/bin)
+  expect 0 "'lm_head.weight'" "${as_user[@]}" /home/user/venv/bin/python -c '
+import stfs, stfs_gpu
+assert stfs.gpu.acquire is stfs_gpu.acquire
+print([t.name for t in stfs_gpu.acquire("/home/user/model.safetensors", device="cpu", load_if_missing=True)])'
+  end_holder "${as_user[@]}" /home/user/venv/bin/stfs-gpu
+  expect 4 'install the package fuse3' "${as_user[@]}" /home/user/venv/bin/stfs /home/user/model.safetensors /home/user/mnt
+}
+
+# readme_block: the lines for Python under README's "In a program".
+readme_block() {
+  awk '/^## / { here = $0 == "## In a program" } here && /^```/ { inside = $0 == "```python"; next } here && inside' \
+    "$tests/../README.md"
+}
+
 for release in bullseye bookworm; do
+  if ((${#wheel[@]} == 1)); then try_wheel; fi
   make_root carried
   tar -C "$rootfs/opt/stfs" --strip-components=1 -xzf "${tarball[0]}"
 
@@ -122,9 +179,7 @@ for release in bullseye bookworm; do
   expect 0 '' stfs-gpu load --device cpu /model.safetensors
   expect 0 "$tensor" stfs-gpu ls
   expect 0 '' stfs-gpu evict --all
-  in_root stfs-gpu doctor >"$work/doctor" 2>&1 || true
-  holder=$(sed -n 's/.*runs as process \([0-9]*\).*/\1/p' "$work/doctor")
-  if [[ $holder ]]; then kill "$holder"; fi
+  end_holder stfs-gpu
 
   # The certificates are the system's.
   variables=(STFS_CACHE=/var/cache/stfs)

@@ -30,6 +30,9 @@ STATUS = [
 # What is mounted at /mnt/w under a heading, if not model.safetensors.
 MOUNTED = {"Convert": "model.safetensors.index.json", "From any language": "w.safetensors"}
 
+# README's block for Python: any source can stand there.
+ANY_SOURCE = 'stfs.open("model.safetensors", dequantize="bf16")["lm_head.weight"]'
+
 # What each block must print: it shows that the command did its work.
 EXPECTED = {
     "stfs": [],
@@ -93,6 +96,9 @@ def make_checkpoints(work, source):
     up_proj = "base_model.model.model.layers.0.mlp.up_proj."
     write_safetensors(work / "adapter/adapter_model.safetensors", {
         up_proj + "lora_A.weight": ("BF16", [2, 64], bf16(2 * 64, 5)), up_proj + "lora_B.weight": ("BF16", [32, 2], bf16(32 * 2, 6))})
+    (work / "run/weight_v000001").mkdir(parents=True)
+    (work / "run/weight_v000001/model.safetensors.index.json").write_text(json.dumps({"weight_map": {}, "metadata": {
+        "version": "000001", "base_version": "000000", "delta_encoding": "xor", "compression_format": "zstd", "checksum_format": "adler32"}}))
     write_safetensors(work / "w.safetensors", {"w": ("F32", [16, 4096], os.urandom(16 * 4096 * 4))})
     write_safetensors(work / "fp8/model.safetensors", {
         "lm_head.weight": ("F8_E4M3", [128, 64], os.urandom(128 * 64)),
@@ -180,6 +186,7 @@ class Readme:
         )
         self.environment.pop("STFS_GPU_SOCKET", None)
         self.web = ""
+        self.any_source = False
         self.failures = 0
 
     def call(self, command, status=0):
@@ -209,6 +216,15 @@ class Readme:
         if language == "sh":
             return "".join(self.paste(line) for line in lines)
         text = "\n".join(lines).replace("/mnt/", f"{self.mnt}/")
+        if ANY_SOURCE in text:
+            for source in ("model.safetensors", "hf://org/model-FP8", "s3://bucket/model",
+                           f"{self.web}/models/model.safetensors.index.json"):
+                output = self.call(["python3", "-c", text.replace("model.safetensors", source)])
+                if not output.startswith("(4, 64) b'"):
+                    self.failures += 1
+                    print(f"FAILED: {source}: {output[-3000:]}")
+            self.any_source = True
+            return ""
         if language == "python":
             return self.call(["python3", "-c", text])
         if language == "perl":
@@ -264,6 +280,9 @@ class Readme:
                 continue
             seen.add(heading)
             self.expect(heading, output)
+        if not self.any_source:
+            self.failures += 1
+            print(f"FAILED: no block has {ANY_SOURCE}")
         for heading in EXPECTED.keys() - seen:
             self.failures += 1
             print(f"FAILED: there is no block under {heading!r}")

@@ -129,8 +129,12 @@ def _load_library():
     chosen = os.environ.get("STFS_GPU_LIBRARY")
     if chosen:
         return _open_library(chosen)
-    # PREFIX/lib/python3/dist-packages/stfs_gpu.py, or one like it
-    prefix = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 3))
+    here = os.path.dirname(os.path.realpath(__file__))
+    prefix = os.path.normpath(os.path.join(here, *[".."] * 3))  # PREFIX/lib/python3/dist-packages/stfs_gpu.py
+    for root in (prefix, here):  # a wheel has one library for both modules; `here` after pip --target
+        path = os.path.join(root, "libexec", "stfs", "libstfs.so.0")
+        if os.path.exists(path):
+            return _open_library(path)
     for directory in ("lib", "lib64", "lib/*"):
         for path in glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs_gpu.so.0")):
             return _open_library(path)

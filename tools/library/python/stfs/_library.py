@@ -40,7 +40,9 @@ def _load() -> ctypes.CDLL:
     """$STFS_LIBRARY, else the library beside this file or installed with it, else the dynamic linker's."""
     here = os.path.dirname(os.path.realpath(__file__))
     prefix = os.path.normpath(os.path.join(here, *[".."] * 4))  # PREFIX/lib/python3/dist-packages/stfs
-    places = [os.path.join(here, "libstfs.so.0")]
+    # A wheel has it in libexec/stfs, which pip --target puts beside the modules.
+    places = [os.path.join(root, "libexec", "stfs", "libstfs.so.0") for root in (prefix, os.path.dirname(here))]
+    places += [os.path.join(here, "libstfs.so.0")]
     for directory in ("lib", "lib64", "lib/*"):
         places += glob.glob(os.path.join(glob.escape(prefix), directory, "libstfs.so.0"))
     found = [place for place in places if os.path.exists(place)]
