@@ -13,7 +13,7 @@ STFS_BUILD_PACKAGES=(
 # shellcheck disable=SC2034
 STFS_TEST_PACKAGES=(
   attr python3 python3-numpy python3-pil perl-base tar findutils diffutils coreutils man-db
-  dpkg-dev file e2fsprogs mount util-linux bash zsh
+  dpkg-dev file e2fsprogs mount util-linux bash zsh python3-zstandard python3-xxhash
 )
 
 # To run the tests of real servers, which `test --all` runs.
@@ -22,10 +22,10 @@ STFS_SERVER_PACKAGES=(
   ceph-mon ceph-osd ceph-common radosgw nginx-light python3-boto3 curl openssl
 )
 
-# To compare with others' values, also for `test --all`: PyTorch, and what npm gets (ggml's library,
+# To compare with others' values, also for `test --all`: PyTorch, file systems that share blocks, and what npm gets (ggml's library,
 # Kubernetes' schemas).
 # shellcheck disable=SC2034
-STFS_ORACLE_PACKAGES=(python3-torch)
+STFS_ORACLE_PACKAGES=(python3-torch xfsprogs btrfs-progs)
 command -v npm >/dev/null || STFS_ORACLE_PACKAGES+=(npm)
 
 # To open the report's page in a browser, also for `test --all`; npm gets puppeteer-core, which drives it.

@@ -104,11 +104,12 @@ const std::map<std::string, std::set<std::string>> kArrows = [] {
   const std::set<std::string> core =
       chain({}, {"core/base", "core/source", "core/remote/http", "core/remote/stores",
                  "core/remote/cache", "core/remote", "core/format", "core/recipe", "core/stored",
-                 "core/layer/delta", "core/layer/quantised", "core/layer/lora", "core/layer/edit", "core/layer",
+                 "core/layer/quantised", "core/layer/delta", "core/layer/lora", "core/layer/edit", "core/layer",
                  "core/checkpoint", "core/values", "core/values/picture", "core/report", "core/command"});
   chain(core, {"fs/view", "fs/mount", "fs/fuse"});
   chain(core, {"tools/info"});
   chain(core, {"tools/library"});
+  chain({}, {"tools/wheel"});
   chain(core, {"tools/gpu/device", "tools/gpu/protocol", "tools/gpu/copier", "tools/gpu/holder",
                "tools/gpu/client", "tools/gpu/library"});
   return arrows;
@@ -206,6 +207,16 @@ TEST(Structure, OneFileIncludesTheLibraryOfCommandLines) {
     if (file == "core/command/command_parser.cpp") continue;
     for (const auto& include : includes_of(file)) {
       EXPECT_FALSE(include.target.starts_with("CLI/")) << file;
+    }
+  }
+}
+
+TEST(Structure, ZstdAndRe2AreIncludedInTheFoldersOfTheirLayersAlone) {
+  for (const fs::path& file : code_in({"core", "fs", "tools"})) {
+    const std::string folder = folder_of(file.string());
+    for (const auto& [is_quoted, target] : includes_of(file)) {
+      EXPECT_TRUE(folder == "core/layer/delta" || !target.starts_with("zstd")) << file;
+      EXPECT_TRUE(folder == "core/layer/edit" || !target.starts_with("re2/")) << file;
     }
   }
 }
