@@ -75,13 +75,14 @@ const LayerRow* find_layer(std::string_view option) {
 }
 
 void choose(Layers& layers, std::string_view option, const std::string& argument) {
-  const auto place_of = [](std::string_view of) { return find_layer(of); };  // rows lie in order
-  const auto same = std::ranges::equal_range(
-      layers, place_of(option), {}, [&](const Layer& layer) { return place_of(layer.option); });
-  if (same.empty() || place_of(option)->repeats) {
-    layers.insert(same.end(), {std::string(option), argument});
+  const LayerRow* const row = find_layer(option);
+  const auto of = [](const Layer& layer) { return find_layer(layer.option); };  // rows lie in order
+  const auto first = std::ranges::lower_bound(layers, row, {}, of);
+  const auto last = std::ranges::upper_bound(layers, row, {}, of);
+  if (first == last || row->repeats) {
+    layers.insert(last, {std::string(option), argument});
   } else {
-    same.begin()->argument = argument;
+    first->argument = argument;
   }
 }
 

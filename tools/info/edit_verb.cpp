@@ -75,13 +75,12 @@ std::vector<Change> changes(const Checkpoint& before, const Checkpoint& after) {
       change.what = word_for(old, tensor);
       change.from = change.name;
     } else {
-      const auto place = stored_place(tensor);
-      const auto at = place ? by_place.find(*place) : by_place.end();
       change.what = "added";
-      if (at != by_place.end()) {
-        change.from = before.name(at->second);
+      if (const auto place = stored_place(tensor); place && by_place.contains(*place)) {
+        const std::uint32_t origin = by_place.find(*place)->second;
+        change.from = before.name(origin);
         change.what = after.find(change.from) ? "copied" : "renamed";
-        is_left[at->second] = true;
+        is_left[origin] = true;
       }
     }
     found.push_back(std::move(change));
