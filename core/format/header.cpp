@@ -18,6 +18,13 @@ void Metadata::add(std::string_view key, std::string_view text, const MetadataVa
   values_.push_back(value);
 }
 
+std::vector<std::string> Metadata::keys() const {
+  std::vector<std::string> keys;
+  keys.reserve(size());
+  for (std::size_t i = 0; i < size(); ++i) keys.emplace_back((*this)[i].first);
+  return keys;
+}
+
 std::size_t Metadata::lower_bound(std::string_view key) const {
   std::size_t begin = 0;
   std::size_t end = size();

@@ -78,6 +78,8 @@ class Metadata {
     return values_.empty() ? MetadataValue{} : values_[i];
   }
 
+  std::vector<std::string> keys() const;
+
   // The first entry whose key is not less. Needs sort().
   std::size_t lower_bound(std::string_view key) const;
   // The entry with this key; nullopt when there is none. Needs sort().

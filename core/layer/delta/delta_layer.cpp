@@ -107,11 +107,8 @@ class Patcher {
     std::vector<std::vector<std::string>> hidden_keys;
     for (const Part& part : list.parts()) hidden_keys.push_back(part.hidden_keys);
     for (TensorList& delta : deltas_) {
-      for (const Part& part : delta.parts()) {  // checksums are not the checkpoint's metadata
-        std::vector<std::string>& keys = hidden_keys.emplace_back();
-        const Metadata& metadata = part.header.metadata;  // sorted
-        for (std::size_t i = 0; i < metadata.size(); ++i) keys.emplace_back(metadata[i].first);
-      }
+      // Checksums are not the checkpoint's metadata.
+      for (const Part& part : delta.parts()) hidden_keys.push_back(part.header.metadata.keys());
       list.append(std::move(delta));
     }
     list.show(std::move(rows), std::move(made), std::move(text), std::move(hidden_keys));

@@ -89,7 +89,7 @@ class Patches {
 // One tensor of them.
 class Patches::Tensor {
  public:
-  Tensor(const Patches& all, stfs::Tensor base, Patch patch)
+  Tensor(const Patches& all, const stfs::Tensor& base, Patch patch)
       : all_(all), base_(base), patch_(std::move(patch)) {}
 
   const stfs::Tensor& base() const { return base_; }

@@ -42,7 +42,7 @@ Substitution substitution_of(const EditLine& line) {
   }
 }
 
-void change(Item& item, Tensor tensor) {
+void change(Item& item, const Tensor& tensor) {
   item.tensor = tensor;
   item.below.reset();
 }

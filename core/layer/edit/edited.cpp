@@ -178,11 +178,7 @@ void Edited::finish(TensorList& list, std::string text) {
     std::erase_if(hidden_keys.back(), [&](const auto& key) { return metadata.contains(key); });
   }
   for (TensorList& other : others_) {
-    for (const Part& part : other.parts()) {
-      std::vector<std::string>& keys = hidden_keys.emplace_back();
-      const Metadata& of = part.header.metadata;  // sorted
-      for (std::size_t i = 0; i < of.size(); ++i) keys.emplace_back(of[i].first);
-    }
+    for (const Part& part : other.parts()) hidden_keys.push_back(part.header.metadata.keys());
   }
   std::ranges::stable_sort(items, {}, [](const Item& item) { return std::pair(item.part, item.record); });
   std::vector<TensorList::Row> rows;

@@ -130,11 +130,7 @@ class Merger {
     for (const Part& part : list.parts()) hidden_keys.push_back(part.hidden_keys);
     for (TensorList& adapter : adapters_) {
       // What an adapter's file says of itself is not said of the checkpoint.
-      for (const Part& part : adapter.parts()) {
-        std::vector<std::string>& keys = hidden_keys.emplace_back();
-        const Metadata& metadata = part.header.metadata;  // sorted
-        for (std::size_t i = 0; i < metadata.size(); ++i) keys.emplace_back(metadata[i].first);
-      }
+      for (const Part& part : adapter.parts()) hidden_keys.push_back(part.header.metadata.keys());
       list.append(std::move(adapter));
     }
     list.show(std::move(rows), std::move(tensors), std::move(text_), std::move(hidden_keys));
