@@ -48,22 +48,36 @@ void Patches::break_all() const {
   for (const Source* const source : sources_) source->mark_changed();
 }
 
-void Patches::keep(const Tensor& tensor, std::shared_ptr<const Changes> changes) const {
+bool Patches::reserve(std::uint64_t bytes) const {
   const std::lock_guard lock(mutex_);
-  memory_ += changes->memory();
-  kept_.push_front({&tensor, std::move(changes)});
-  while (memory_ > most_) {
-    memory_ -= kept_.back().changes->memory();
+  while (memory_ + bytes > most_ && !kept_.empty()) {
+    memory_ -= kept_.back().memory;
+    by_tensor_.erase(kept_.back().tensor);
     kept_.pop_back();
   }
+  if (memory_ + bytes > most_) return false;
+  memory_ += bytes;
+  return true;
+}
+
+void Patches::release(std::uint64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  memory_ -= bytes;
+}
+
+void Patches::keep(const Tensor& tensor, std::shared_ptr<const Changes> changes,
+                   std::uint64_t reserved) const {
+  const std::lock_guard lock(mutex_);
+  kept_.push_front({&tensor, std::move(changes), reserved});
+  by_tensor_[&tensor] = kept_.begin();
 }
 
 std::shared_ptr<const Changes> Patches::kept(const Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(kept_, &tensor, &Kept::tensor);
-  if (found == kept_.end()) return nullptr;
-  kept_.splice(kept_.begin(), kept_, found);
-  return found->changes;
+  const auto found = by_tensor_.find(&tensor);
+  if (found == by_tensor_.end()) return nullptr;
+  kept_.splice(kept_.begin(), kept_, found->second);
+  return found->second->changes;
 }
 
 // The bytes of a patched tensor.
@@ -148,28 +162,54 @@ int Patches::Tensor::check() const {
   return ESTALE;
 }
 
+// The changes of a tensor while they are collected, within the room of all.
+class Patches::Collected {
+ public:
+  explicit Collected(const Patches& all) : all_(all) {}
+  ~Collected() { all_.release(reserved_); }
+  Collected(const Collected&) = delete;
+  Collected& operator=(const Collected&) = delete;
+
+  void add(std::uint64_t at, std::span<const std::byte> before, std::span<const std::byte> after) {
+    if (!changes_) return;
+    changes_->add(at, before, after);
+    const std::uint64_t memory = changes_->memory();
+    if (memory <= reserved_) return;
+    if (all_.reserve(memory - reserved_)) {
+      reserved_ = memory;
+    } else {
+      changes_.reset();
+      all_.release(std::exchange(reserved_, 0));
+    }
+  }
+
+  void keep(const Tensor& tensor) {
+    if (changes_) all_.keep(tensor, std::move(changes_), std::exchange(reserved_, 0));
+  }
+
+ private:
+  const Patches& all_;
+  std::uint64_t reserved_ = 0;
+  std::shared_ptr<Changes> changes_ = std::make_shared<Changes>();
+};
+
 // 0, an errno, or EBADMSG when the bytes are not those that the newest delta promises.
 int Patches::Tensor::check_now() const {
   const Content base = base_.content();
   const std::vector<std::unique_ptr<Frame>> frames = open_frames();
   DeltaDigest digest(patch_.checksum);
-  auto changes = std::make_shared<Changes>();
-  bool keeps = true;
-  std::vector<std::byte> before(static_cast<std::size_t>(std::min<std::uint64_t>(kDecodedAtOnce, base_.length)));
-  std::vector<std::byte> after;
+  Collected collected(all_);
+  std::vector<std::byte> before, after;
   for (std::uint64_t at = 0; at < base_.length;) {
-    before.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kDecodedAtOnce, base_.length - at)));
+    before.resize(
+        static_cast<std::size_t>(std::min<std::uint64_t>(kDecodedAtOnce, base_.length - at)));
     if (const int error = base.copy_unverified(at, before)) return error;
     after = before;
     for (const auto& frame : frames) {
       if (const int error = frame->apply(after)) return error;
     }
     digest.add(after);
-    if (keeps) {
-      changes->add(at, before, after);
-      keeps = changes->memory() <= all_.most_;
-      if (!keeps) changes = std::make_shared<Changes>();
-    }
+    collected.add(at, before, after);
     at += before.size();
   }
   for (const auto& frame : frames) {
@@ -181,7 +221,7 @@ int Patches::Tensor::check_now() const {
   }
   if (const int error = base.verify()) return error;
   if (digest.hex() != patch_.digest) return EBADMSG;
-  if (keeps) all_.keep(*this, std::move(changes));
+  collected.keep(*this);
   return 0;
 }
 

@@ -4,8 +4,8 @@
 //                          └──────mismatch──────────> broken: all of the checkpoint is ESTALE
 //
 // The first read of a tensor goes through all of it once: it applies the frames to the base's bytes,
-// takes the checksum, and keeps what differs from the base (Changes) while all that is kept fits
-// into Patches::kMost bytes. Later reads, in any order, apply kept changes alone. Of a tensor whose
+// takes the checksum, and keeps what differs from the base (Changes) while all that is kept, and
+// collected by other readers, fits into the bytes that the user gave. Later reads, in any order, apply kept changes alone. Of a tensor whose
 // changes are not kept a read decodes from the beginning of the frames, and a reader in sequence
 // goes on where the last read ended.
 //
@@ -26,6 +26,8 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace stfs {
@@ -71,8 +73,15 @@ class Patches {
 
  private:
   friend class Tensor;
+  class Collected;
   void break_all() const;
-  void keep(const Tensor& tensor, std::shared_ptr<const Changes> changes) const;
+  // Takes room for changes that are being collected; what was used least recently makes it. False:
+  // there is none. What is not given to keep() is given back by release().
+  bool reserve(std::uint64_t bytes) const;
+  void release(std::uint64_t bytes) const;
+  // Keeps changes in the room of `reserved` bytes, which they had.
+  void keep(const Tensor& tensor, std::shared_ptr<const Changes> changes,
+            std::uint64_t reserved) const;
   std::shared_ptr<const Changes> kept(const Tensor& tensor) const;
 
   std::uint64_t most_;
@@ -80,10 +89,12 @@ class Patches {
   struct Kept {
     const Tensor* tensor;
     std::shared_ptr<const Changes> changes;
+    std::uint64_t memory;
   };
-  mutable std::mutex mutex_;  // of the rest
+  mutable std::mutex mutex_;      // of the rest
   mutable std::list<Kept> kept_;  // used last, first
-  mutable std::uint64_t memory_ = 0;
+  mutable std::unordered_map<const Tensor*, std::list<Kept>::iterator> by_tensor_;
+  mutable std::uint64_t memory_ = 0;  // of what is kept, and of what is being collected
 };
 
 // One tensor of them.

@@ -2,14 +2,13 @@
 
 #include "core/base/error.h"
 #include "core/base/json_text.h"
+#include "core/base/posix.h"
 #include "core/base/text.h"
 #include "core/layer/edit/edited.h"
 #include "core/layer/edit/edit_lines.h"
 #include "core/remote/http/url.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -17,9 +16,11 @@ namespace stfs {
 
 bool name_url_in_edits(const std::string& argument) {
   if (is_edit_text(argument) || is_url(argument)) return argument.find("://") != std::string::npos;
-  std::ifstream file(argument);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return text.find("://") != std::string::npos;
+  try {
+    return read_file(argument, kMostJson).find("://") != std::string::npos;
+  } catch (const Error&) {
+    return false;  // loading says why
+  }
 }
 
 std::string read_edits(const std::string& argument, Sources& sources) {
