@@ -140,7 +140,7 @@ class Network : public Http {
     allowed_ = requests;
     changed_.notify_all();
   }
-  // Ends the transfers that stall, and begins no more stalls.
+  // Ends the transfers that stall.
   void end_stalls(int error) {
     std::deque<Pending> stalled;
     {
@@ -192,7 +192,13 @@ class Network : public Http {
       lock.unlock();
       const bool has_stalled = answer(pending, range, reply);
       lock.lock();
-      if (has_stalled) {
+      // Abandoned while it was answered: look() has not found it.
+      const bool is_abandoned = pending.request.is_abandoned && *pending.request.is_abandoned;
+      if (has_stalled && is_abandoned) {
+        lock.unlock();
+        pending.callbacks.end({ECANCELED, "abandoned"});
+        lock.lock();
+      } else if (has_stalled) {
         stalled_.push_back(std::move(pending));
         ++stalls_;
       }
@@ -485,6 +491,7 @@ TEST_F(CacheFileTest, ReadersAreAnsweredBlockByBlock) {
   EXPECT_FALSE(all.is_there());
   EXPECT_EQ(to_text(network.seen()), "0+32 ");
   network.script({});
+  network.wait_for_stalls(1);
   network.end_stalls(ETIMEDOUT);
 }
 
