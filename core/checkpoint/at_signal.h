@@ -1,5 +1,5 @@
-// What a new file or directory needs that must not stay behind: cleaning up at a signal, names that
-// nobody else has, and steps that no signal interrupts.
+// A new file or directory must not stay behind when its command ends early. These clean up at a
+// signal, make names that nobody else has, and keep signals out of a step.
 //
 // Thread safety: one thread constructs, uses and destroys an object.
 #pragma once

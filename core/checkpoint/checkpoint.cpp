@@ -6,6 +6,8 @@
 #include "core/format/format.h"
 #include "core/format/gguf.h"
 #include "core/format/gguf_split.h"
+#include "core/layer/quantised/quantised_layer.h"
+#include "core/layer/quantised/quantized_layout.h"
 #include "core/remote/http/url.h"
 
 #include <algorithm>
@@ -77,9 +79,15 @@ void Checkpoint::open_model_files(SourceLists& loaded, Sources& opener, bool oth
   } else if (scheme_of(directory) == "hf") {  // has told all names already
     names = opener.names_in(directory);
   }
+  // The type of dequantised weights, by this layer or by that of a mount. What other layers compute
+  // is as quantised as it was.
   std::optional<DType> computed;
+  for (const Layer& layer : layers_) {
+    if (layer.option == kDequantizeOption) computed = dequantized_type(layer.argument);
+  }
   for (std::uint32_t i = 0; list_.is_layered() && !computed && i < tensor_count(); ++i) {
-    if (tensor(i).computed != nullptr) computed = tensor(i).dtype;
+    const Tensor tensor = list_.tensor(i);
+    if (tensor.computed != nullptr && tensor.computed->recipe()) computed = tensor.dtype;
   }
   ModelFiles found = stfs::open_model_files(directory, names, computed, others_may_read, opener);
   model_files_ = std::move(found.files);

@@ -86,7 +86,7 @@ class Checkpoint {
   // SourceLists::origins.
   const std::vector<Origin>& origins() const { return origins_; }
 
-  // Those of LoadOptions, with resolved arguments.
+  // The layers of LoadOptions, with resolved arguments.
   const Layers& layers() const { return layers_; }
 
   // The files for loaders beside the one source, bytewise by name: only with

@@ -23,13 +23,10 @@ std::optional<Extent> shareable(const Checkpoint& checkpoint, std::uint32_t numb
 std::uint64_t shared_bytes(const Checkpoint& checkpoint, std::span<const std::uint32_t> tensors,
                            std::uint64_t phase) {
   std::uint64_t shared = 0;
-  Extent run;             // neighbours in the source
+  Extent run;  // neighbours in the source
   std::uint64_t at = phase, run_at = phase;
   const auto end_run = [&] {
-    if (run.source == nullptr || run_at % kShareBlock != run.offset % kShareBlock) return;
-    const std::uint64_t begin = (run_at + kShareBlock - 1) / kShareBlock;
-    const std::uint64_t end = (run_at + run.length) / kShareBlock;
-    if (end > begin) shared += (end - begin) * kShareBlock;
+    if (run.source != nullptr) shared += shareable_part(run_at, run).length;
   };
   for (const std::uint32_t number : tensors) {
     const std::uint64_t length = checkpoint.tensor(number).length;
@@ -62,7 +59,7 @@ Placement placement_of(const Checkpoint& checkpoint, std::span<const std::uint32
   }
   Placement in_order{{tensors.begin(), tensors.end()}, first.value_or(0), 0};
   if (!first) return in_order;
-  // What stands before it and is not shared moves it.
+  // Tensors before it that are not shared move it.
   for (const std::uint32_t number : tensors) {
     if (shareable(checkpoint, number)) break;
     in_order.phase = (in_order.phase + kShareBlock - checkpoint.tensor(number).length % kShareBlock) %

@@ -6,14 +6,13 @@
 #pragma once
 
 #include "core/checkpoint/checkpoint.h"
+#include "core/recipe/written.h"
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace stfs {
-
-inline constexpr std::uint64_t kShareBlock = 4096;  // of XFS and btrfs
 
 struct Placement {
   std::vector<std::uint32_t> tensors;  // in the order of their bytes

@@ -64,10 +64,7 @@ std::uint64_t shareable_bytes(const Content& content) {
   std::uint64_t shareable = 0;
   for (const Content::Place& place : content.places()) {
     if (!place.extent || place.extent->source->local_file() == nullptr) continue;
-    if (place.begin % kShareBlock != place.extent->offset % kShareBlock) continue;
-    const std::uint64_t begin = (place.begin + kShareBlock - 1) / kShareBlock;
-    const std::uint64_t end = (place.begin + place.length) / kShareBlock;
-    if (end > begin) shareable += (end - begin) * kShareBlock;
+    shareable += shareable_part(place.begin, *place.extent).length;
   }
   return shareable;
 }

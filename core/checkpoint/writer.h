@@ -38,7 +38,7 @@ class SafetensorsFiles {
   // The recipe of a file with these tensors, by number; each fits_safetensors(). Returns nullopt
   // when the header would exceed the format's limit of 100,000,000 bytes, or the file 2^63.
   std::optional<Content> make(std::vector<std::uint32_t> tensors) const;
-  // The same, with the tensors in this order, and data that begin at `phase` modulo 4096 bytes.
+  // As make(), with the tensors in this order, and data that begin at `phase` modulo 4096 bytes.
   std::optional<Content> make_placed(std::vector<std::uint32_t> tensors, std::uint64_t phase) const;
   // The size of that file in bytes; makes no text.
   std::optional<std::uint64_t> size(std::vector<std::uint32_t> tensors) const;

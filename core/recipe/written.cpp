@@ -21,7 +21,6 @@
 namespace stfs {
 namespace {
 
-constexpr std::uint64_t kShared = 4096;   // bytes of a block that files share
 constexpr std::uint64_t kCallBytes = 64 << 20;  // bytes of a call in the kernel
 constexpr std::uint64_t kMemoryBytes = 1 << 20;  // bytes in memory
 
@@ -67,9 +66,7 @@ class Writer {
   }
 
   void place_extent(std::uint64_t at, const Extent& extent) {
-    const std::uint64_t lead = (kShared - at % kShared) % kShared;
-    const bool fits = at % kShared == extent.offset % kShared && extent.length > lead;
-    const std::uint64_t whole = fits ? (extent.length - lead) / kShared * kShared : 0;
+    const auto [lead, whole] = shareable_part(at, extent);
     if (!may_share_ || whole == 0) return copy(at, extent);
     copy(at, extent.part(0, lead));
     if (result_.error != 0) return;
@@ -135,6 +132,12 @@ class Writer {
 
 }  // namespace
 
+ByteRange shareable_part(std::uint64_t at, const Extent& extent) {
+  const std::uint64_t lead = (kShareBlock - at % kShareBlock) % kShareBlock;
+  if (at % kShareBlock != extent.offset % kShareBlock || extent.length <= lead) return {lead, 0};
+  return {lead, (extent.length - lead) / kShareBlock * kShareBlock};
+}
+
 Written write_content(const Content& content, int fd,
                       const std::function<void(std::uint64_t bytes)>& progress,
                       const std::atomic<bool>* stop) {
@@ -143,8 +146,8 @@ Written write_content(const Content& content, int fd,
 
 bool can_share(const Extent& extent, int fd) {
   if (extent.source == nullptr || extent.source->local_file() == nullptr) return false;
-  const std::uint64_t lead = (kShared - extent.offset % kShared) % kShared;
-  return extent.length >= lead + kShared && share(extent.part(lead, kShared), fd, 0) == 0;
+  const ByteRange part = shareable_part(extent.offset, extent);
+  return part.length > 0 && share(extent.part(part.offset, kShareBlock), fd, 0) == 0;
 }
 
 }  // namespace stfs

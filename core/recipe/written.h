@@ -12,6 +12,12 @@
 
 namespace stfs {
 
+inline constexpr std::uint64_t kShareBlock = 4096;  // bytes that files share at a time: XFS, btrfs
+
+// The part of an extent, in whole blocks, that a file with the extent at `at` can share with its
+// source: bytes of the extent; a length of 0 where the two lie at different places in their blocks.
+ByteRange shareable_part(std::uint64_t at, const Extent& extent);
+
 struct Written {
   std::uint64_t shared = 0, copied = 0;  // bytes
   int error = 0;                         // an errno

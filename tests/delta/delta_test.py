@@ -150,6 +150,23 @@ class Chains(Base):
         text = info("list", self.base, f"--delta={delta}", "-e", "drop model.*", "--json")
         self.assertEqual([each["name"] for each in json.loads(text)], ["norm"])
 
+    def test_a_quantised_checkpoint_stays_one(self):
+        model = self.work / "model"
+        model.mkdir()
+        old = {"a.weight": bytes(range(64)), "a.weight_scale_inv": numpy.float32(0.5).tobytes()}
+        new = {**old, "a.weight": bytes(range(1, 65))}
+        made = {name: ("F8_E4M3" if name == "a.weight" else "F32", (8, 8) if name == "a.weight" else (1, 1), data)
+                for name, data in old.items()}
+        versions.write_file(model / "model.safetensors", made)
+        config = '{"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}'
+        (model / "config.json").write_text(config)
+        delta = versions.write_version(self.run_, 1, old, new)
+        info("edit", model, f"--delta={delta}", "-o", self.work / "stored")
+        self.assertEqual((self.work / "stored/config.json").read_text(), config)
+        info("edit", model, f"--delta={delta}", "--dequantize=f32", "-o", self.work / "values")
+        self.assertNotIn("quant", (self.work / "values/config.json").read_text())
+        self.assertEqual(self.digests(model, f"--delta={delta}", "--dequantize=f32"), self.digests(self.work / "values"))
+
     def test_versions_are_read_from_a_server(self):
         self.step(), self.step(encoding="overwrite")
         handler = functools.partial(Ranges, directory=str(self.work))

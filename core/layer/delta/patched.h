@@ -61,7 +61,7 @@ struct Patch {
   std::string digest;  // of the new bytes
 };
 
-// What the patched tensors of a checkpoint share.
+// The patched tensors of a checkpoint share this: the room for changes, and the end of the version.
 class Patches {
  public:
   // `most` bytes of changes are kept. `sources` are those of the checkpoint: once a checksum does not
@@ -75,8 +75,8 @@ class Patches {
   friend class Tensor;
   class Collected;
   void break_all() const;
-  // Takes room for changes that are being collected; what was used least recently makes it. False:
-  // there is none. What is not given to keep() is given back by release().
+  // Takes room for changes that a reader collects; changes that were used least recently give way.
+  // False: there is no room. The reader gives the room to keep() or to release().
   bool reserve(std::uint64_t bytes) const;
   void release(std::uint64_t bytes) const;
   // Keeps changes in the room of `reserved` bytes, which they had.

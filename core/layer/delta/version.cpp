@@ -140,7 +140,7 @@ std::optional<DeltaVersion> read_delta(const std::string& place, Sources& source
   DeltaVersion out;
   out.index = place.ends_with(kIndexSuffix) ? place : child_name(place, std::string(kIndexName));
   const std::optional<std::string> text = text_of_index(out.index, sources);
-  // Of a full checkpoint the index may be long, and is not looked at.
+  // The index of a full checkpoint may be long: it is not parsed here.
   if (!text || text->find("\"delta_encoding\"") == std::string::npos) return std::nullopt;
   const IndexJson json = IndexJson::parse(*text, nullptr, false);
   if (!json.is_object()) return std::nullopt;

@@ -1,5 +1,5 @@
 // The elements of a tensor in another floating type, rounded once from the stored value to nearest,
-// ties to even. What is too large for the type becomes what ml_dtypes makes of it: infinity, or NaN
+// ties to even. A value that is too large becomes what ml_dtypes makes of it: infinity, or NaN
 // in the types of 8 bits without an infinity.
 //
 // Thread safety: the functions may be called from any thread.

@@ -118,7 +118,7 @@ Item& named(const EditLine& line, Edited& edited, const std::string& name) {
   return *item;
 }
 
-// What FROM names: tensors of another source.
+// The tensors of another source that FROM names.
 struct From {
   Edited::Other other;
   std::vector<std::uint32_t> numbers;

@@ -45,7 +45,7 @@ class Edited {
   // The item with this name; null when there is none.
   Item* find(std::string_view name);
   bool has_key(std::string_view key) const;
-  // Of the metadata of GGUF, whose values have types; a string for a key that is new.
+  // The type of a key's value, which GGUF has; a string for a key that is new.
   ValueType type_of(std::string_view key) const;
   // Throws by `line` when two items have one name.
   void refuse_same_names(const EditLine& line) const;

@@ -73,7 +73,7 @@ class Reader {
     return text;
   }
 
-  // What stands behind a key of the dictionary, which NumPy writes in one way.
+  // The text behind a key of the dictionary, which NumPy writes in one way.
   std::string_view behind(std::string_view key) const {
     const std::size_t at = dict_.find("'" + std::string(key) + "':");
     if (at == std::string::npos) refuse("its header has no " + in_quotes(key));
