@@ -5,9 +5,9 @@
 //
 // The first read of a tensor goes through all of it once: it applies the frames to the base's bytes,
 // takes the checksum, and keeps what differs from the base (Changes) while all that is kept, and
-// collected by other readers, fits into the bytes that the user gave. Later reads, in any order, apply kept changes alone. Of a tensor whose
-// changes are not kept a read decodes from the beginning of the frames, and a reader in sequence
-// goes on where the last read ended.
+// collected by other readers, fits into the bytes that the user gave. Later reads, in any order,
+// apply kept changes alone. A read of a tensor without kept changes decodes from the beginning of
+// the frames, and a reader in sequence goes on where the last read ended.
 //
 // Thread safety: const members may be called from any thread. Lifetime: Patches outlives its
 // tensors' producers; sources outlive both.

@@ -146,6 +146,7 @@ class Dequantizer {
       const bool is_needed = !vanishing(*missing.name) || missing.name->ends_with(".comfy_quant");
       if (is_needed) lost_.emplace(base_of_part(*missing.name));
     }
+    refuse_computed_codes();
     fetch_ahead();
     refuse_known();
     finder_.refuse_unknown_methods();
@@ -177,6 +178,17 @@ class Dequantizer {
       if (!is_stored(list_.tensor(i))) return true;
     }
     return false;
+  }
+
+  // Codes that another layer has computed are in no source, and a weight is decoded from sources.
+  void refuse_computed_codes() const {
+    for (std::uint32_t i = 0; i < list_.size(); ++i) {
+      const Tensor tensor = list_.tensor(i);
+      if (is_stored(tensor) || tensor.computed->recipe() || !may_hold_codes(tensor.dtype)) continue;
+      Finder::refuse(tensor, "its codes are " + std::string(tensor.computed->scheme()) +
+                                 ": write that checkpoint first (stfs-info edit -o DIRECTORY), and "
+                                 "dequantize what was written");
+    }
   }
 
   // The texts that bitsandbytes stores as tensors are read one after the other.
